@@ -1,0 +1,49 @@
+"""What can go wrong, as one tree:
+
+    BaffleError
+    ├── PlanError        a setting is unknown, of the wrong type, or out of range
+    ├── DataError        a data set is missing or a file of it is damaged
+    ├── RunFolderError   a run folder cannot be used: it holds another run, is in use, or cannot be written
+    ├── JournalError     a journal is damaged, or belongs to another plan or version
+    │   └── ChainError   a round of the journal does not follow from the one before
+    ├── MessageError     a message between client and server is malformed or does not fit the round
+    └── NotFiniteError   a client's loss is not a finite number, so it has nothing to contribute
+
+Every message says what was expected, what came, and what to do.
+"""
+
+
+class BaffleError(Exception):
+    """Anything that this package reports instead of a result."""
+
+
+class PlanError(BaffleError):
+    """A setting is unknown, of the wrong type, or out of range."""
+
+
+class DataError(BaffleError):
+    """A data set is missing, or a file of it is damaged."""
+
+
+class RunFolderError(BaffleError):
+    """A run folder holds another run, is in use, or cannot be written."""
+
+
+class JournalError(BaffleError):
+    """A journal is damaged, or belongs to another plan or version."""
+
+
+class ChainError(JournalError):
+    """A round of the journal does not follow from the one before."""
+
+    def __init__(self, message: str, round_number: int) -> None:
+        super().__init__(message)
+        self.round_number = round_number
+
+
+class MessageError(BaffleError):
+    """A message between client and server is malformed or does not fit the round."""
+
+
+class NotFiniteError(BaffleError):
+    """A client's loss is not a finite number, so it has nothing to contribute."""
