@@ -1,0 +1,121 @@
+"""What goes over the wire and into the journal: frozen structs as msgpack.
+
+Integers and byte strings are written in their widest msgpack form, so that a message's size depends on how much it
+carries and not on the values: 4 bytes a scalar plus a constant, in every round. Any msgpack reader reads them.
+"""
+
+from typing import Any, Literal, TypeVar, cast
+
+import msgspec
+import numpy as np
+
+from baffle.core.arrays import I32
+from baffle.core.ring import ELEMENT, RingVector
+from baffle.errors import MessageError
+
+Bytes32 = bytes
+"""A SHA-256 hash."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An immutable record, encoded as an array that begins with its type's name."""
+
+
+class Group(Message, frozen=True, tag="group"):
+    """One sum of a round: the number of the key of its directions, the totals, and ΣN_c."""
+
+    key: int
+    totals: bytes
+    weight: int
+
+    def numbers(self) -> I32:
+        return np.frombuffer(self.totals, dtype="<i4").astype(np.int32)
+
+
+class Outcome(Message, frozen=True, tag="outcome"):
+    """One round's durable result. A skipped round has no groups and changes nothing."""
+
+    round: int
+    kind: Literal["scalars", "vector", "skipped"]
+    groups: tuple[Group, ...] = ()
+
+
+class CatchUp(Message, frozen=True, tag="catch-up"):
+    """How a client that holds the weights before round `since` gets to the present ones.
+
+    `outcomes`: encoded outcomes to replay, in order. `delta`: the difference of the weights' bit patterns, modulo 2³²
+    (a difference of floats would not add up to the same bits). `weights`: all of them. `snapshot`: the whole state.
+    """
+
+    kind: Literal["outcomes", "delta", "weights", "snapshot"]
+    since: int
+    items: tuple[bytes, ...]
+
+
+class RoundRequest(Message, frozen=True, tag="request"):
+    """From server to client: probe these weights along the directions of this key."""
+
+    round: int
+    key: int
+    trajectory: Bytes32
+    weights_hash: Bytes32
+    catch_up: CatchUp
+
+
+class Contribution(Message, frozen=True, tag="contribution"):
+    """From client to server: a ring vector."""
+
+    round: int
+    vector: bytes
+
+    def elements(self) -> RingVector:
+        if len(self.vector) % ELEMENT.itemsize:
+            raise MessageError(f"a vector of {len(self.vector)} bytes is not whole 4-byte elements")
+        return np.frombuffer(self.vector, dtype=ELEMENT)
+
+
+class Abstention(Message, frozen=True, tag="abstention"):
+    """From client to server: nothing this round, and why."""
+
+    round: int
+    reason: str
+
+
+Reply = Contribution | Abstention
+
+M = TypeVar("M", bound=Message)
+
+
+def encode(message: Message) -> bytes:
+    return msgspec.msgpack.encode(_fixed_width(message))
+
+
+def decode(data: bytes, kind: type[M]) -> M:
+    """Read one message of the given type; anything else is refused."""
+    return cast(M, _read(data, kind, kind.__name__))
+
+
+def decode_reply(data: bytes) -> Reply:
+    return cast(Reply, _read(data, Reply, "Reply"))
+
+
+def _read(data: bytes, kind: Any, name: str) -> Any:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as fault:
+        raise MessageError(f"expected a message of type {name}: {fault}") from None
+
+
+def _fixed_width(value: Any) -> Any:
+    match value:
+        case Message():
+            fields = (getattr(value, name) for name in value.__struct_fields__)
+            return [value.__struct_config__.tag, *map(_fixed_width, fields)]
+        case tuple():
+            return [_fixed_width(item) for item in value]
+        case int():
+            return msgspec.Raw(b"\xd3" + value.to_bytes(8, "big", signed=True))
+        case bytes():
+            return msgspec.Raw(b"\xc6" + len(value).to_bytes(4, "big") + value)
+        case _:
+            return value

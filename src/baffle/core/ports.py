@@ -1,0 +1,47 @@
+"""The seams of the system: each takes one value and returns one."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from baffle.core.arrays import F32, I64
+from baffle.core.messages import RoundRequest
+from baffle.core.probe import Loss
+from baffle.core.ring import Sum
+
+
+class Batch(NamedTuple):
+    """Samples and their labels."""
+
+    x: F32
+    y: I64
+
+
+class Runtime(Protocol):
+    """A model and its loss. `on` prepares a batch once; the loss it gives is then called for many weights."""
+
+    def on(self, batch: Batch) -> Loss: ...
+
+
+class GradientRuntime(Runtime, Protocol):
+    """A runtime that can also backpropagate: needed for the baseline only."""
+
+    def gradient_on(self, batch: Batch) -> Callable[[F32], tuple[float, F32]]: ...
+
+
+class Transport(Protocol):
+    """Carries one message to each client and brings replies back; who does not answer is not in the result."""
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]: ...
+
+
+class Closed(NamedTuple):
+    """How a round's replies ended: their sum (or none), and who could not be counted and why."""
+
+    sum: Sum | None
+    refusals: Mapping[int, str]
+
+
+class Aggregation(Protocol):
+    """Replies → their sum over clients. Plain or secure."""
+
+    def close(self, request: RoundRequest, replies: Mapping[int, bytes]) -> Closed: ...

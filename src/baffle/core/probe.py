@@ -1,0 +1,68 @@
+"""The client's half of a round: directional derivatives of a loss, by forward passes alone."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from baffle.core.arrays import F32, F64
+from baffle.core.directions import Directions, Support, blocks
+from baffle.errors import NotFiniteError
+
+Loss = Callable[[F32], float]
+"""Weights → loss on some fixed batch. All that an inference runtime must supply."""
+
+
+class Probed(NamedTuple):
+    """What a client found out about its loss at one point."""
+
+    scalars: F64  # D_k ≈ z_k · ∇L, independent of σ
+    base: float  # the loss itself
+    forwards: int
+
+
+Scheme = Callable[[Loss, F32, Directions, Sequence[Support], float], Probed]
+
+
+def forward_difference(
+    loss: Loss, weights: F32, directions: Directions, supports: Sequence[Support], sigma: float
+) -> Probed:
+    """D_k = (L(W + σz_k) − L(W)) / σ with K + 1 forwards (eq. 1). With twice the K it is the paper's twice-FD."""
+    base = _finite(loss(weights))
+    moved = _losses_along(loss, weights, directions, supports, sigma)
+    return Probed((moved - base) / sigma, base, len(supports) + 1)
+
+
+def central_difference(
+    loss: Loss, weights: F32, directions: Directions, supports: Sequence[Support], sigma: float
+) -> Probed:
+    """D_k = (L(W + σz_k) − L(W − σz_k)) / 2σ with 2K forwards (eq. 2)."""
+    ahead = _losses_along(loss, weights, directions, supports, sigma)
+    behind = _losses_along(loss, weights, directions, supports, -sigma)
+    base = float(np.mean(ahead) + np.mean(behind)) / 2
+    return Probed((ahead - behind) / (2 * sigma), base, 2 * len(supports))
+
+
+SCHEMES: Mapping[str, Scheme] = {"forward": forward_difference, "central": central_difference}
+
+
+def _losses_along(loss: Loss, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
+    """L(W + step · z_k) for every k. The weights are moved in a scratch copy and put back exactly."""
+    losses = np.empty(len(supports))
+    scratch = weights.copy()
+    scale = np.float32(step * directions.distribution.unit)
+    for numbers, (start, stop) in blocks(supports):
+        touched, home = scratch[start:stop], weights[start:stop]
+        for k, z in zip(numbers, directions.draw(numbers, 0, stop - start), strict=True):
+            np.multiply(z, scale, out=touched, dtype=touched.dtype)
+            np.add(touched, home, out=touched)
+            losses[k] = _finite(loss(scratch))
+        touched[:] = home
+    return losses
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise NotFiniteError(f"the loss is {value}, expected a finite number; a smaller update.rate may help")
+    return value

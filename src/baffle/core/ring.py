@@ -1,0 +1,112 @@
+"""From real numbers to integers and back: fixed point in the integers modulo 2³².
+
+A sum of ring elements does not depend on its order, so every client order gives the same bits, and masks (which live
+in the same ring) cancel without a trace.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baffle.core.arrays import F64, I32
+from baffle.errors import MessageError
+
+GUARD = 2**29
+"""No sum may exceed this: two bits below the ring's edge."""
+
+EXTRAS = 4
+"""Coordinates that travel behind the values: sample weight, the constant 1, clipped values, base loss."""
+
+LOSS_MAX = 64.0
+"""The base loss is clipped to ± this before it is summed. It is only reported, never trained on."""
+
+ELEMENT = np.dtype("<u4")
+"""A ring element on the wire."""
+
+RingVector = NDArray[np.uint32]
+
+
+class Sum(NamedTuple):
+    """What the server learns from one round: sums over the contributing clients, and nothing else."""
+
+    totals: I32
+    weight: int  # ΣN_c
+    contributors: int
+    clipped: int
+    loss: float  # ΣN_c·L_c / ΣN_c
+
+
+@dataclass(frozen=True)
+class Ring:
+    """How clients and server agree on a scale that no sum can overflow. Derived on every side, never sent.
+
+    `clients` is the size of the roster, `n_max` caps a client's sample weight, `clip` bounds a value, and `stretch`
+    (K / K_min) makes room for clients that answer fewer directions with a larger weight each.
+    """
+
+    clients: int
+    n_max: int
+    clip: float
+    stretch: Fraction = Fraction(1)
+
+    @property
+    def exponent(self) -> int:
+        """log₂ of the scale S; may be negative."""
+        return _exponent(self.clients, self.n_max, Fraction(self.clip) * self.stretch)
+
+    @property
+    def scale(self) -> float:
+        return 2.0**self.exponent
+
+    @property
+    def _loss_scale(self) -> float:
+        return 2.0 ** _exponent(self.clients, self.n_max, Fraction(LOSS_MAX))
+
+    def encode(self, values: F64, length: int, weight: int, loss: float, clipped_before: int = 0) -> RingVector:
+        """One client's contribution: `values`, zeros up to `length`, and the extra coordinates.
+
+        A client that evaluated only a prefix of the directions counts each of them more, which keeps the estimate
+        unbiased whatever the shares of slow and fast clients are. `clipped_before` counts values that were clipped on
+        the way to these.
+        """
+        if not 0 < weight <= self.n_max:
+            raise MessageError(f"a sample weight must be 1 to {self.n_max}, got {weight}")
+        bounded = np.clip(values, -self.clip, self.clip)
+        clipped = min(length, int(np.count_nonzero(bounded != values)) + clipped_before)
+        vector = np.zeros(length + EXTRAS, dtype=np.int64)
+        vector[: len(values)] = np.rint(bounded * (weight * (length / len(values)) * self.scale))
+        vector[length:] = weight, 1, clipped, round(weight * min(max(loss, -LOSS_MAX), LOSS_MAX) * self._loss_scale)
+        return vector.astype(np.uint32)  # modulo 2³²
+
+    def decode(self, total: RingVector, contributors: int) -> Sum:
+        """Read the sum of so many contributions, and refuse one that honest clients cannot have made."""
+        signed = total.view(np.int32)
+        weight, ones, clipped, loss = (int(extra) for extra in signed[-EXTRAS:])
+        values = signed[:-EXTRAS]
+        if ones != contributors or not contributors <= weight <= contributors * self.n_max:
+            raise MessageError(
+                f"the sum claims {ones} contributors of sample weight {weight}, expected {contributors} with at most "
+                f"{self.n_max} each"
+            )
+        largest = int(np.max(np.abs(values.astype(np.int64)), initial=0))
+        if largest * self.clients > GUARD * contributors:
+            raise MessageError(f"a total of {largest} is more than {contributors} clients can send within their bounds")
+        if not 0 <= clipped <= contributors * len(values):
+            raise MessageError(f"the sum claims {clipped} clipped values of {contributors * len(values)}")
+        return Sum(values, weight, contributors, clipped, loss / (weight * self._loss_scale))
+
+
+def add(vectors: list[RingVector]) -> RingVector:
+    """The sum in the ring."""
+    total: RingVector = np.add.reduce(vectors, dtype=np.uint32)
+    return total
+
+
+def _exponent(clients: int, n_max: int, bound: Fraction) -> int:
+    """⌊log₂((2²⁹ − C) / (B·C·N_max))⌋, in exact arithmetic; −C leaves room for one rounding per client."""
+    room = Fraction(GUARD - clients) / (bound * clients * n_max)
+    guess = room.numerator.bit_length() - room.denominator.bit_length()
+    return guess if Fraction(2) ** guess <= room else guess - 1

@@ -1,0 +1,75 @@
+"""Keys for every random choice of a run, derived by hashing from its root seed, and the stream that a key gives.
+
+Whoever knows the root seed can repeat all of it. Nothing that must stay secret may come from here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import ECB
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from baffle.core.arrays import I64, U8
+
+Purpose = Literal["directions", "local", "batches", "init", "partition", "participation", "tiers"]
+"""What a key is for. Two purposes never share a key."""
+
+OF_THE_TRAJECTORY: frozenset[Purpose] = frozenset({"directions", "local"})
+"""Purposes whose keys change with anything that changes the weights. The others depend on the root seed alone, so two
+plans with one seed start from the same weights, on the same clients, with the same batches, and can be compared."""
+
+BLOCK = 16
+"""Bytes in one block of the stream."""
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The root of all keys of one run: its seed, and the digest of what determines its weights."""
+
+    root: int
+    digest: bytes
+
+    def key(self, purpose: Purpose, *numbers: int) -> bytes:
+        """32 bytes for one purpose and, say, one round and group."""
+        info = f"baffle/{purpose}/1".encode() + b"".join(number.to_bytes(8, "big") for number in numbers)
+        salt = self.digest if purpose in OF_THE_TRAJECTORY else None
+        return HKDF(SHA256(), length=32, salt=salt, info=info).derive(self.root.to_bytes(8, "big"))
+
+
+def keystream(key: bytes, lanes: range, first: int, blocks: int) -> U8:
+    """AES-256 in counter mode: for each lane (a row of the result), `blocks` blocks from block number `first` on.
+
+    The counter block is the lane and the block number, both big-endian uint64. The counters are written out and
+    encrypted block by block, so that one call serves many short lanes.
+    """
+    counters = np.empty((len(lanes), blocks, 2), dtype=">u8")
+    counters[:, :, 0] = np.arange(lanes.start, lanes.stop, dtype=np.uint64)[:, None]
+    counters[:, :, 1] = np.arange(first, first + blocks, dtype=np.uint64)
+    # ECB of distinct counter blocks is the key stream of CTR mode; nothing is encrypted with it.
+    encryptor = Cipher(AES256(key), ECB()).encryptor()
+    stream = np.empty(counters.nbytes + BLOCK - 1, dtype=np.uint8)
+    written = encryptor.update_into(counters.data.cast("B"), stream.data)
+    return stream[:written].reshape(len(lanes), blocks * BLOCK)
+
+
+def permutation(key: bytes, n: int) -> I64:
+    """A random order of n things: their positions, sorted by one random uint64 each."""
+    tickets = keystream(key, range(1), 0, -(-n // 2)).view("<u8")[0, :n]
+    return np.argsort(tickets, kind="stable")
+
+
+def batch_indices(key_of: Callable[[int], bytes], n: int, size: int, turn: int) -> I64:
+    """The samples of batch number `turn`, for someone who goes through n samples in random order, again and again.
+
+    `key_of(lap)` gives the key for one lap, so any batch is found without going through those before it. Every sample
+    is used once before any is used twice.
+    """
+    start, stop = turn * size, (turn + 1) * size
+    laps = range(start // n, -(-stop // n))
+    order = np.concatenate([permutation(key_of(lap), n) for lap in laps])
+    return order[start - laps.start * n : stop - laps.start * n]

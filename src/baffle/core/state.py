@@ -1,0 +1,103 @@
+"""The weights are a fold over the journal: `apply` is the only code that changes them.
+
+A live server, a client that catches up, a recovery after a crash and an audit all call it and get the same bits.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+
+import msgspec
+import numpy as np
+
+from baffle.core.arrays import F32
+from baffle.core.messages import Outcome
+from baffle.core.update import State, Transform
+from baffle.errors import BaffleError, JournalError
+
+FLOAT = np.dtype("<f4")
+"""A weight as bytes."""
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Everything that one round hands to the next."""
+
+    weights: F32
+    optimizer: State
+    average: State
+
+    def vectors(self) -> tuple[F32, ...]:
+        return (self.weights, *self.optimizer, *self.average)
+
+    def digest(self) -> bytes:
+        """SHA-256 of weights, optimizer state and average as little-endian float32."""
+        return _hash(*self.vectors())
+
+    def weights_hash(self) -> bytes:
+        return _hash(self.weights)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How an outcome changes a state."""
+
+    gradient: Callable[[Outcome], F32]
+    optimizer: Transform
+    average: Transform
+
+    def start(self, weights: F32) -> ServerState:
+        return ServerState(weights, self.optimizer.init(weights), self.average.init(weights))
+
+    def smooth_weights(self, state: ServerState) -> F32:
+        """The averaged weights; without an average, the weights themselves."""
+        return state.average[0] if state.average else state.weights
+
+
+def apply(rule: Rule, state: ServerState, outcome: Outcome) -> ServerState:
+    """The state after a round. A skipped round changes nothing, not even a step count."""
+    if outcome.kind == "skipped":
+        return state
+    require_denormals()
+    gradient = rule.gradient(outcome)
+    optimizer, step = rule.optimizer.update(state.optimizer, gradient, state.weights)
+    weights = state.weights + step
+    average, _ = rule.average.update(state.average, gradient, weights)
+    return ServerState(weights, optimizer, average)
+
+
+def require_denormals() -> None:
+    """Refuse a thread whose floating-point unit rounds tiny numbers to zero: it would compute other bits."""
+    tiny = np.full(1, 2.0**-140, dtype=np.float32)
+    if (tiny * np.float32(0.5))[0] == 0:
+        raise BaffleError(
+            "this thread flushes denormal numbers to zero, so its weights would differ from everybody else's; "
+            "call torch.set_flush_denormal(False) in it"
+        )
+
+
+def pack(state: ServerState) -> bytes:
+    return msgspec.msgpack.encode([v.astype(FLOAT, copy=False).tobytes() for v in state.vectors()])
+
+
+def unpack(rule: Rule, data: bytes) -> ServerState:
+    """Read a packed state; its form follows from the rule."""
+    try:
+        vectors = [
+            np.frombuffer(v, dtype=FLOAT).astype(np.float32) for v in msgspec.msgpack.decode(data, type=list[bytes])
+        ]
+        weights, *rest = vectors
+        shape = rule.start(weights)
+        if [len(v) for v in vectors] != [len(v) for v in shape.vectors()]:
+            raise ValueError("vectors of other lengths")
+    except (msgspec.MsgspecError, ValueError) as fault:
+        raise JournalError(f"a snapshot cannot be read ({fault}); it is damaged or belongs to another plan") from None
+    split = len(shape.optimizer)
+    return ServerState(weights, tuple(rest[:split]), tuple(rest[split:]))
+
+
+def _hash(*vectors: F32) -> bytes:
+    digest = sha256()
+    for vector in vectors:
+        digest.update(np.ascontiguousarray(vector, dtype=FLOAT).data)
+    return digest.digest()

@@ -1,0 +1,120 @@
+"""Optimizers as pairs of pure functions, composed instead of flagged.
+
+Every operation is an elementwise IEEE float32 operation in a fixed order (sum, product, quotient, square root, and a
+maximum, which has no order), so that a replay on another machine gives the same bits. Running products stand in for
+powers. State is a flat tuple of float32 vectors, so that it can be hashed and stored without knowing what it means.
+"""
+
+from collections.abc import Callable
+from itertools import islice
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from baffle.core.arrays import F32
+
+State: TypeAlias = tuple[F32, ...]
+
+Init: TypeAlias = Callable[[F32], State]
+"""Weights → the state before the first step."""
+
+Update: TypeAlias = Callable[[State, F32, F32], tuple[State, F32]]
+"""State, gradient, weights → the next state, and the gradient transformed (at the end of a chain: the step)."""
+
+
+class Transform(NamedTuple):
+    init: Init
+    update: Update
+
+
+def chain(*transforms: Transform) -> Transform:
+    """One after the other; the state is all their states in a row."""
+
+    def init(weights: F32) -> State:
+        return tuple(part for transform in transforms for part in transform.init(weights))
+
+    def update(state: State, gradient: F32, weights: F32) -> tuple[State, F32]:
+        remaining, after = iter(state), list[F32]()
+        for transform in transforms:
+            mine = tuple(islice(remaining, len(transform.init(weights[:0]))))
+            mine, gradient = transform.update(mine, gradient, weights)
+            after.extend(mine)
+        return tuple(after), gradient
+
+    return Transform(init, update)
+
+
+def _stateless(f: Callable[[F32, F32], F32]) -> Transform:
+    return Transform(lambda _: (), lambda _, gradient, weights: ((), f(gradient, weights)))
+
+
+def clip(bound: float) -> Transform:
+    """Rescale the whole gradient so that no entry exceeds `bound`; its direction stays."""
+    c = np.float32(bound)
+
+    def rescale(gradient: F32, _: F32) -> F32:
+        largest = np.max(np.abs(gradient), initial=np.float32(0))
+        return gradient * (c / largest) if largest > c else gradient
+
+    return _stateless(rescale)
+
+
+def weight_decay(factor: float) -> Transform:
+    c = np.float32(factor)
+    return _stateless(lambda gradient, weights: gradient + c * weights)
+
+
+def sgd(rate: float) -> Transform:
+    c = np.float32(-rate)
+    return _stateless(lambda gradient, _: c * gradient)
+
+
+def momentum(rate: float, beta: float = 0.9) -> Transform:
+    """Heavy ball: the velocity is the running sum of gradients, each older one weighted down by β."""
+    b, c = np.float32(beta), np.float32(-rate)
+
+    def update(state: State, gradient: F32, _: F32) -> tuple[State, F32]:
+        velocity = b * state[0] + gradient
+        return (velocity,), c * velocity
+
+    return Transform(lambda weights: (np.zeros_like(weights),), update)
+
+
+def adam(rate: float, beta1: float = 0.9, beta2: float = 0.99, epsilon: float = 1e-8) -> Transform:
+    b1, b2, eps, c = np.float32(beta1), np.float32(beta2), np.float32(epsilon), np.float32(-rate)
+    one = np.float32(1)
+
+    def init(weights: F32) -> State:
+        return np.zeros_like(weights), np.zeros_like(weights), np.ones(1, np.float32), np.ones(1, np.float32)
+
+    def update(state: State, gradient: F32, _: F32) -> tuple[State, F32]:
+        mean, square, power1, power2 = state
+        mean = b1 * mean + (one - b1) * gradient
+        square = b2 * square + (one - b2) * (gradient * gradient)
+        power1, power2 = b1 * power1, b2 * power2
+        root: F32 = np.sqrt(square / (one - power2))
+        step: F32 = c * ((mean / (one - power1)) / (root + eps))
+        return (mean, square, power1, power2), step
+
+    return Transform(init, update)
+
+
+def average(decay: float) -> Transform:
+    """Exponential moving average of the weights with warm-up: decay min(d, (1 + t) / (10 + t)).
+
+    It stands beside the optimizer and only watches: its state holds the average and the number of steps, and what it
+    gives back is the average.
+    """
+    most, one, ten = np.float32(decay), np.float32(1), np.float32(10)
+
+    def update(state: State, _: F32, weights: F32) -> tuple[State, F32]:
+        smooth, steps = state
+        d = np.minimum(most, (one + steps) / (ten + steps))
+        smooth = d * smooth + (one - d) * weights
+        return (smooth, steps + one), smooth
+
+    return Transform(lambda weights: (weights.copy(), np.zeros(1, np.float32)), update)
+
+
+def no_average() -> Transform:
+    return Transform(lambda _: (), lambda _, __, weights: ((), weights))

@@ -1,0 +1,107 @@
+"""Messages read back, stay readable by any msgpack reader, and refuse what they are not."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from baffle.core.messages import (
+    Abstention,
+    CatchUp,
+    Contribution,
+    Group,
+    Message,
+    Outcome,
+    RoundRequest,
+    decode,
+    decode_reply,
+    encode,
+)
+from baffle.errors import MessageError
+
+CATCH_UP = CatchUp("outcomes", 3, (b"one", b"", b"three"))
+GROUP = Group(5, b"\1\0\0\0\xff\xff\xff\xff", 40)
+EVERY: list[Message] = [
+    GROUP,
+    Outcome(0, "skipped"),
+    Outcome(2**40, "scalars", (GROUP,)),
+    Outcome(7, "vector", (GROUP, GROUP)),
+    CATCH_UP,
+    RoundRequest(4, 4, bytes(32), b"\xff" * 32, CATCH_UP),
+    Contribution(4, b"\0" * 12),
+    Abstention(4, "the loss is nan — too large a σ"),
+]
+NAMES = [f"{type(message).__name__}-{i}" for i, message in enumerate(EVERY)]
+
+
+@pytest.mark.parametrize("message", EVERY, ids=NAMES)
+def test_a_message_reads_back(message: Message) -> None:
+    assert decode(encode(message), type(message)) == message
+
+
+@pytest.mark.parametrize("message", EVERY, ids=NAMES)
+def test_a_message_is_refused_as_any_other_type(message: Message) -> None:
+    for kind in {type(other) for other in EVERY} - {type(message)}:
+        with pytest.raises(MessageError, match=f"expected a message of type {kind.__name__}"):
+            decode(encode(message), kind)
+
+
+def test_any_msgpack_reader_reads_them() -> None:
+    assert msgspec.msgpack.decode(encode(Outcome(9, "scalars", (GROUP,)))) == [
+        "outcome",
+        9,
+        "scalars",
+        [["group", 5, GROUP.totals, 40]],
+    ]
+
+
+def test_a_reply_is_a_contribution_or_an_abstention() -> None:
+    for reply in (Contribution(1, b"\0\0\0\0"), Abstention(1, "why")):
+        assert decode_reply(encode(reply)) == reply
+    with pytest.raises(MessageError, match="type Reply"):
+        decode_reply(encode(GROUP))
+
+
+@pytest.mark.parametrize("message", EVERY, ids=NAMES)
+def test_a_message_cannot_be_changed(message: Message) -> None:
+    with pytest.raises(AttributeError, match="immutable"):
+        setattr(message, message.__struct_fields__[0], 0)
+
+
+def test_totals_are_little_endian_signed_numbers() -> None:
+    numbers = GROUP.numbers()
+    assert numbers.dtype == np.int32
+    assert numbers.tolist() == [1, -1]
+
+
+def test_elements_are_little_endian_ring_elements() -> None:
+    assert Contribution(0, GROUP.totals).elements().tolist() == [1, 2**32 - 1]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_a_vector_of_broken_elements_is_refused(size: int) -> None:
+    with pytest.raises(MessageError, match=f"a vector of {size} bytes"):
+        Contribution(0, bytes(size)).elements()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ["outcome", 1, "other", []],
+        ["outcome", 1.0, "skipped", []],
+        ["outcome", True, "skipped", []],
+        ["outcome", None, "skipped", []],
+        ["outcome", "1", "skipped", []],
+        ["outcome", 1, "skipped", [["outcome", 1, b"", 1]]],
+        ["outcome", 1, "skipped", [["group", 1, "text", 1]]],
+        ["outcome", 1, "skipped", [], "more"],
+        ["outcome", 1],
+        ["Outcome", 1, "skipped", []],
+        [1, "skipped", []],
+        {"type": "outcome", "round": 1, "kind": "skipped"},
+        "outcome",
+        None,
+    ],
+)
+def test_a_malformed_outcome_is_refused(data: object) -> None:
+    with pytest.raises(MessageError, match="expected a message of type Outcome"):
+        decode(msgspec.msgpack.encode(data), Outcome)

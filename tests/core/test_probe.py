@@ -1,0 +1,112 @@
+"""The probe moves exactly what it should, counts its forwards, and refuses a loss that is no number."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from baffle.core.arrays import F32
+from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, RADEMACHER, Directions, Distribution, Support, dense
+from baffle.core.probe import SCHEMES, Scheme, central_difference, forward_difference
+from baffle.errors import NotFiniteError
+
+KEY = bytes(range(32))
+N = 11
+BOTH_SCHEMES = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+BOTH_DISTRIBUTIONS = pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+
+
+def some_weights(n: int = N) -> F32:
+    weights = np.linspace(-1.3, 1.7, n, dtype=np.float32)
+    weights.flags.writeable = False
+    return weights
+
+
+def remembering(seen: list[F32]) -> Callable[[F32], float]:
+    def loss(weights: F32) -> float:
+        seen.append(weights.copy())
+        return float(len(seen))
+
+    return loss
+
+
+@BOTH_DISTRIBUTIONS
+def test_a_linear_loss_gives_its_slope_along_every_direction(distribution: Distribution) -> None:
+    slope = np.arange(-5, 6) / 8
+    directions = Directions(KEY, distribution)
+    expected = directions.draw(range(20), 0, N) * distribution.unit @ slope
+    for scheme in SCHEMES.values():
+        probed = scheme(
+            lambda w: float(w.astype(np.float64) @ slope), some_weights(), directions, dense(N, 20), 2.0**-6
+        )
+        assert probed.scalars == pytest.approx(expected, abs=2e-4)
+        assert probed.scalars.dtype == np.float64
+
+
+def test_scalars_do_not_depend_on_sigma_when_the_loss_is_linear() -> None:
+    slope, weights = np.ones(N), np.zeros(N, np.float32)
+    found = [
+        forward_difference(lambda w: float(w @ slope), weights, Directions(KEY, GAUSSIAN), dense(N, 5), sigma).scalars
+        for sigma in (2.0**-2, 2.0**-12)
+    ]
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_forward_difference_asks_at_the_weights_and_once_along_each_direction() -> None:
+    seen: list[F32] = []
+    probed = forward_difference(remembering(seen), some_weights(), Directions(KEY, RADEMACHER), dense(N, 3), 0.5)
+    assert probed.forwards == len(seen) == 4
+    assert probed.base == 1.0
+    assert probed.scalars.tolist() == [(2 - 1) / 0.5, (3 - 1) / 0.5, (4 - 1) / 0.5]
+    assert seen[0].tobytes() == some_weights().tobytes()
+
+
+def test_central_difference_asks_on_both_sides_of_the_weights() -> None:
+    seen: list[F32] = []
+    probed = central_difference(remembering(seen), some_weights(), Directions(KEY, RADEMACHER), dense(N, 3), 0.5)
+    assert probed.forwards == len(seen) == 6
+    assert probed.base == pytest.approx(3.5)
+    assert probed.scalars.tolist() == [-3.0, -3.0, -3.0]
+    for ahead, behind in zip(seen[:3], seen[3:], strict=True):
+        assert ahead + behind == pytest.approx(2 * some_weights(), abs=1e-6)
+
+
+@BOTH_DISTRIBUTIONS
+def test_the_loss_sees_exactly_the_weights_plus_one_direction(distribution: Distribution) -> None:
+    seen: list[F32] = []
+    supports = [*dense(N, 40), Support(3, 8), Support(3, 8), Support(0, 2), *dense(N, 2)]
+    weights, directions, sigma = some_weights(), Directions(KEY, distribution), 1e-3
+    forward_difference(remembering(seen), weights, directions, supports, sigma)
+    scale = np.float32(sigma * distribution.unit)
+    for k, (start, stop) in enumerate(supports):
+        expected = weights.copy()
+        (z,) = directions.draw(range(k, k + 1), 0, stop - start)
+        expected[start:stop] += z.astype(np.float32) * scale
+        assert seen[1 + k].dtype == np.float32
+        assert seen[1 + k].tobytes() == expected.tobytes()
+
+
+@BOTH_SCHEMES
+def test_a_prefix_of_the_directions_gives_a_prefix_of_the_scalars(scheme: Scheme) -> None:
+    def loss(weights: F32) -> float:
+        return float(np.sum(np.cos(weights.astype(np.float64))))
+
+    whole, part = (scheme(loss, some_weights(), Directions(KEY, GAUSSIAN), dense(N, k), 0.1).scalars for k in (30, 7))
+    assert np.array_equal(whole[:7], part)
+
+
+@BOTH_SCHEMES
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("when", [1, 2, 5])
+def test_a_loss_that_is_not_finite_is_refused_whenever_it_comes(scheme: Scheme, bad: float, when: int) -> None:
+    calls = 0
+
+    def loss(_: F32) -> float:
+        nonlocal calls
+        calls += 1
+        return bad if calls == when else 0.0
+
+    with pytest.raises(NotFiniteError, match=f"the loss is {bad}"):
+        scheme(loss, some_weights(), Directions(KEY, GAUSSIAN), dense(N, 4), 0.1)
+    assert calls == when

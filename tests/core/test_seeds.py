@@ -1,0 +1,87 @@
+"""Keys differ where they must, the stream is AES in counter mode, and random orders use everything once."""
+
+import struct
+from typing import get_args
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baffle.core.seeds import BLOCK, OF_THE_TRAJECTORY, Purpose, Seeds, batch_indices, keystream, permutation
+
+KEY = bytes(range(32))
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
+
+
+def counter_mode(key: bytes, lane: int, first: int, blocks: int) -> bytes:
+    return Cipher(AES256(key), CTR(struct.pack(">QQ", lane, first))).encryptor().update(bytes(BLOCK * blocks))
+
+
+def test_no_two_purposes_rounds_groups_or_seeds_share_a_key() -> None:
+    keys = [
+        Seeds(root, digest).key(purpose, *numbers)
+        for root in (0, 1, 256)
+        for digest in (bytes(32), b"\1" * 32)
+        for purpose in sorted(OF_THE_TRAJECTORY)
+        for numbers in [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (256, 0), (0, 0, 0)]
+    ]
+    assert all(len(key) == 32 for key in keys)
+    assert len(set(keys)) == len(keys)
+
+
+def test_purposes_have_keys_of_their_own() -> None:
+    assert len({Seeds(0, bytes(32)).key(purpose, 1, 2) for purpose in PURPOSES}) == len(PURPOSES)
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_only_keys_that_make_the_trajectory_depend_on_its_digest(purpose: Purpose) -> None:
+    same = Seeds(3, b"\1" * 32).key(purpose, 5) == Seeds(3, b"\2" * 32).key(purpose, 5)
+    assert same == (purpose not in {"directions", "local"})
+
+
+def test_a_number_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(OverflowError):
+        Seeds(0, bytes(32)).key("directions", -1)
+    with pytest.raises(OverflowError):
+        Seeds(0, bytes(32)).key("directions", 2**64)
+
+
+@settings(deadline=None, max_examples=50)
+@given(lane=st.integers(0, 2**64 - 3), first=st.integers(0, 2**40), lanes=st.integers(1, 3), blocks=st.integers(1, 20))
+def test_the_stream_is_aes_in_counter_mode(lane: int, first: int, lanes: int, blocks: int) -> None:
+    rows = keystream(KEY, range(lane, lane + lanes), first, blocks)
+    assert [row.tobytes() for row in rows] == [counter_mode(KEY, lane + i, first, blocks) for i in range(lanes)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 100, 1797])
+def test_a_permutation_sorts_positions_by_their_tickets(n: int) -> None:
+    tickets = struct.unpack(f"<{n}Q", counter_mode(KEY, 0, 0, n)[: 8 * n])
+    assert permutation(KEY, n).tolist() == sorted(range(n), key=tickets.__getitem__)
+
+
+def test_every_position_is_as_likely_as_any_other() -> None:
+    seeds, n, draws = Seeds(0, b""), 6, 1200
+    counts = np.zeros((n, n))
+    for number in range(draws):
+        counts[np.arange(n), permutation(seeds.key("participation", number), n)] += 1
+    expected = draws / n
+    # 25 degrees of freedom: 60 is exceeded once in ten thousand keys.
+    assert np.sum((counts - expected) ** 2) / expected < 60
+
+
+@settings(deadline=None, max_examples=100)
+@given(n=st.integers(1, 40), size=st.integers(1, 100), turns=st.integers(1, 12))
+def test_batches_follow_each_other_through_one_lap_after_the_other(n: int, size: int, turns: int) -> None:
+    seeds = Seeds(0, b"")
+
+    def key_of(lap: int) -> bytes:
+        return seeds.key("batches", lap)
+
+    batches = [batch_indices(key_of, n, size, turn) for turn in range(turns)]
+    assert all(len(batch) == size for batch in batches)
+    laps = np.concatenate([permutation(key_of(lap), n) for lap in range(-(-turns * size // n))])
+    assert np.concatenate(batches).tolist() == laps[: turns * size].tolist()

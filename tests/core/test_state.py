@@ -1,0 +1,170 @@
+"""`apply` steps the optimizer, then the average; a state reads back from its bytes and is named by its hash."""
+
+import threading
+from dataclasses import replace
+from hashlib import sha256
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from baffle.core.arrays import F32
+from baffle.core.messages import Group, Outcome
+from baffle.core.rebuild import gradient_from_vector
+from baffle.core.ring import Ring
+from baffle.core.state import Rule, ServerState, apply, pack, require_denormals, unpack
+from baffle.core.update import adam, average, chain, clip, momentum, no_average, sgd, weight_decay
+from baffle.errors import BaffleError, JournalError
+
+RING = Ring(clients=1, n_max=4, clip=1.0)
+N = 5
+
+
+def gradient(outcome: Outcome) -> F32:
+    (group,) = outcome.groups
+    return gradient_from_vector(group.numbers(), group.weight, RING)
+
+
+def vector_of(values: list[float], number: int = 0) -> Outcome:
+    total = RING.decode(RING.encode(np.array(values), len(values), 2, 0.0), 1)
+    return Outcome(number, "vector", (Group(number, total.totals.astype("<i4").tobytes(), total.weight),))
+
+
+PLAIN = Rule(gradient, sgd(0.5), no_average())
+FULL = Rule(gradient, chain(clip(0.3), adam(0.01)), average(0.995))
+
+
+def start() -> F32:
+    return np.arange(N, dtype=np.float32)
+
+
+def frozen(state: ServerState) -> ServerState:
+    for vector in state.vectors():
+        vector.flags.writeable = False
+    return state
+
+
+def test_a_step_is_added_to_the_weights() -> None:
+    after = apply(PLAIN, PLAIN.start(start()), vector_of([0.5, -0.5, 1.0, 0.0, -1.0]))
+    assert after.weights.tolist() == [-0.25, 1.25, 1.5, 3.0, 4.5]
+    assert after.weights.dtype == np.float32
+    assert (after.optimizer, after.average) == ((), ())
+
+
+def test_the_optimizer_sees_the_weights_before_and_the_average_those_after() -> None:
+    rule = replace(PLAIN, optimizer=chain(weight_decay(1.0), sgd(1.0)), average=average(0.0))
+    after = apply(rule, rule.start(start()), vector_of([1.0] * N))
+    assert after.weights.tolist() == [-1.0] * N
+    assert after.average[0].tolist() == [-1.0] * N
+
+
+def test_the_average_is_never_fed_back() -> None:
+    alone, watched = PLAIN.start(start()), replace(PLAIN, average=average(0.9)).start(start())
+    for number in range(5):
+        outcome = vector_of([0.1, 0.2, -0.3, 0.4, 1.0], number)
+        alone = apply(PLAIN, alone, outcome)
+        watched = apply(replace(PLAIN, average=average(0.9)), watched, outcome)
+    assert alone.weights_hash() == watched.weights_hash()
+    assert watched.average[0].tobytes() != watched.weights.tobytes()
+
+
+@pytest.mark.parametrize("rule", [PLAIN, FULL])
+def test_a_skipped_round_gives_the_very_same_state(rule: Rule) -> None:
+    state = apply(rule, rule.start(start()), vector_of([0.5] * N))
+    assert apply(rule, state, Outcome(1, "skipped")) is state
+
+
+def test_apply_changes_nothing_that_it_was_given() -> None:
+    state = frozen(FULL.start(start().copy()))
+    first = frozen(apply(FULL, state, vector_of([0.5, 0.1, 0.9, 0.0, -1.0])))
+    again = apply(FULL, state, vector_of([0.5, 0.1, 0.9, 0.0, -1.0]))
+    assert first.digest() == again.digest() != state.digest()
+    assert state.weights.tobytes() == start().tobytes()
+
+
+def test_smooth_weights_are_the_average_where_there_is_one() -> None:
+    state = apply(FULL, FULL.start(start()), vector_of([0.5] * N))
+    assert FULL.smooth_weights(state) is state.average[0]
+    state = apply(PLAIN, PLAIN.start(start()), vector_of([0.5] * N))
+    assert PLAIN.smooth_weights(state) is state.weights
+
+
+def test_the_digest_covers_weights_optimizer_and_average_as_little_endian_float32() -> None:
+    state = apply(FULL, FULL.start(start()), vector_of([0.5, 0.1, 0.9, 0.0, -1.0]))
+    mean, square, power1, power2 = state.optimizer
+    smooth, steps = state.average
+    parts = [state.weights, mean, square, power1, power2, smooth, steps]
+    assert state.digest() == sha256(b"".join(part.astype("<f4").tobytes() for part in parts)).digest()
+    assert state.weights_hash() == sha256(state.weights.astype("<f4").tobytes()).digest()
+
+
+def test_every_bit_of_a_state_counts_in_its_digest() -> None:
+    state = apply(FULL, FULL.start(start()), vector_of([0.5, 0.1, 0.9, 0.0, -1.0]))
+    digests = {state.digest()}
+    for i in range(7):
+        other = [part.copy() for part in state.vectors()]
+        other[i].view(np.uint32)[-1] ^= 1
+        digests.add(ServerState(other[0], tuple(other[1:5]), tuple(other[5:])).digest())
+    assert len(digests) == 8
+
+
+@pytest.mark.parametrize("rule", [PLAIN, FULL, replace(FULL, optimizer=momentum(0.1))])
+def test_a_state_reads_back_bit_for_bit(rule: Rule) -> None:
+    state = apply(rule, rule.start(start()), vector_of([0.5, 1e-7, 0.9, -0.0, -1.0]))
+    again = unpack(rule, pack(state))
+    assert again.digest() == state.digest()
+    assert [len(part) for part in (again.optimizer, again.average)] == [len(state.optimizer), len(state.average)]
+    assert all(vector.dtype == np.float32 for vector in again.vectors())
+    later = vector_of([0.3] * N, 1)
+    assert apply(rule, again, later).digest() == apply(rule, state, later).digest()
+
+
+PACKED = pack(FULL.start(start()))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        PACKED[:-1],
+        PACKED + b"\0",
+        pack(PLAIN.start(start())),
+        msgspec.msgpack.encode([]),
+        msgspec.msgpack.encode([1, 2]),
+        msgspec.msgpack.encode([b"abc"]),
+        msgspec.msgpack.encode([b""]),
+        msgspec.msgpack.encode([bytes(20)] * 7),
+    ],
+)
+def test_a_damaged_snapshot_is_refused(data: bytes) -> None:
+    with pytest.raises(JournalError, match="a snapshot cannot be read"):
+        unpack(FULL, data)
+
+
+def test_this_thread_keeps_denormals() -> None:
+    require_denormals()
+
+
+def test_a_thread_that_flushes_denormals_is_refused() -> None:
+    supported, faults = list[bool](), list[BaseException]()
+    state = PLAIN.start(start())
+
+    def flush_and_apply() -> None:
+        supported.append(torch.set_flush_denormal(True))
+        try:
+            assert apply(PLAIN, state, Outcome(0, "skipped")) is state
+            apply(PLAIN, state, vector_of([0.5] * N))
+        except BaseException as fault:
+            faults.append(fault)
+
+    thread = threading.Thread(target=flush_and_apply)
+    thread.start()
+    thread.join()
+    if not supported[0]:
+        pytest.skip("this processor cannot flush denormals")
+    (fault,) = faults
+    assert isinstance(fault, BaffleError)
+    assert "flushes denormal numbers" in str(fault)
+    require_denormals()
