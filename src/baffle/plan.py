@@ -1,0 +1,291 @@
+"""A plan: everything that determines a run, frozen, read from TOML.
+
+The sections `task`, `federation`, `probe`, `update` and `ring` with `seed` and `estimator` determine the weights; their
+digest names the trajectory. `rounds` and `run` say how far and how a run goes, and may change when it is resumed.
+"""
+
+import difflib
+import importlib
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from baffle.errors import PlanError
+
+Count = Annotated[int, Meta(ge=1)]
+OptionalCount = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]
+
+Activation = Literal["hardswish", "relu", "selu", "gelu"]
+Norm = Literal["none", "group", "batch"]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of a plan; an unknown key in it is an error."""
+
+
+class LeNet(Section, frozen=True, tag_field="name", tag="lenet"):
+    """The paper's LeNet. `head`: average over positions, or flatten them."""
+
+    channels: tuple[Count, Count] = (16, 64)
+    head: Literal["average", "flatten"] = "average"
+    activation: Activation = "hardswish"
+    norm: Norm = "none"
+
+
+class Softmax(Section, frozen=True, tag_field="name", tag="softmax"):
+    """Softmax regression: one linear layer."""
+
+
+class Custom(Section, frozen=True, tag_field="name", tag="custom"):
+    """A model of your own: `factory = "package.module:function"` gives an nn.Module."""
+
+    factory: str
+
+
+Model = LeNet | Softmax | Custom
+
+
+class Task(Section, frozen=True):
+    """`data` is a data set that comes with BAFFLE, or "package.module:function" for one of your own."""
+
+    data: str = "digits"
+    model: Model = LeNet(channels=(8, 16), head="flatten")
+
+
+class Tier(Section, frozen=True):
+    """Slower clients: a share of them evaluates only the first k directions."""
+
+    k: Count
+    share: Share
+
+
+class Federation(Section, frozen=True):
+    """Who takes part and how. `batch = 0`: a client probes on all its samples at once."""
+
+    clients: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
+    participation: Share = 1.0
+    partition: Literal["iid"] = "iid"
+    level: Literal["batch", "epoch"] = "batch"
+    batch: OptionalCount = 32
+    epochs: Count = 1
+    weighting: Literal["samples", "uniform"] = "samples"
+    tiers: tuple[Tier, ...] = ()
+
+
+class Probe(Section, frozen=True):
+    """The estimator's settings. `micro_batch = 0`: chosen when the run starts and written into its own plan."""
+
+    k: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
+    sigma: Positive = 1e-3
+    scheme: Literal["forward", "central"] = "forward"
+    distribution: Literal["gaussian", "rademacher"] = "gaussian"
+    micro_batch: OptionalCount = 0
+
+
+class Update(Section, frozen=True):
+    """The optimizer's settings. `clip = 0` and `ema = 0` turn these off."""
+
+    optimizer: Literal["adam", "momentum", "sgd"] = "adam"
+    rate: Positive = 0.01
+    betas: tuple[Decay, Decay] = (0.9, 0.99)
+    momentum: Decay = 0.9
+    weight_decay: NonNegative = 0.0
+    clip: NonNegative = 0.0
+    ema: Decay = 0.995
+
+
+class Bounds(Section, frozen=True):
+    """What the ring must hold. `n_max = 0`: the largest client's number of samples."""
+
+    d_max: Positive = 100.0
+    update_max: Positive = 4.0
+    n_max: OptionalCount = 0
+
+
+class Run(Section, frozen=True):
+    """How a run is carried out; none of it is part of the trajectory. `workers = 0`: a thread per core."""
+
+    downlink: Literal["scalars", "delta", "weights"] = "scalars"
+    workers: OptionalCount = 0
+    device: str = "cpu"
+    evaluate_every: Count = 20
+    snapshot_every: Count = 100
+    commit_seconds: NonNegative = 1.0
+
+
+class Plan(Section, frozen=True):
+    name: str = "run"
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    rounds: Count = 400
+    estimator: Literal["probe", "backprop"] = "probe"
+    task: Task = Task()
+    federation: Federation = Federation()
+    probe: Probe = Probe()
+    update: Update = Update()
+    ring: Bounds = Bounds()
+    run: Run = Run()
+
+    @property
+    def per_round(self) -> int:
+        """How many clients take part in a round."""
+        return max(1, round(self.federation.clients * self.federation.participation))
+
+    @property
+    def outcome_kind(self) -> Literal["scalars", "vector"]:
+        """Scalars where the server rebuilds the gradient; a vector where clients send weight changes or gradients."""
+        return "scalars" if self.estimator == "probe" and self.federation.level == "batch" else "vector"
+
+    def trajectory_digest(self) -> bytes:
+        """Names what determines the weights."""
+        parts = ("seed", "estimator", "task", "federation", "probe", "update", "ring")
+        return _digest("baffle/trajectory/1", {part: getattr(self, part) for part in parts})
+
+    def digest(self) -> bytes:
+        return _digest("baffle/plan/1", self)
+
+    def to_toml(self) -> str:
+        return msgspec.toml.encode(self).decode()
+
+
+def presets() -> list[str]:
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in _preset_folder().iterdir() if entry.name.endswith(".toml")
+    )
+
+
+def load(source: str = "digits", settings: Iterable[str] = ()) -> Plan:
+    """A plan from a TOML file or a preset's name, with dotted settings such as "probe.k=50" laid over it."""
+    if source in presets():
+        text = (_preset_folder() / f"{source}.toml").read_text()
+    else:
+        path = Path(source)
+        if path.suffix != ".toml":
+            raise PlanError(
+                f"no plan is called {source!r}{_nearest(source, presets())}; "
+                f"name a .toml file or one of: {', '.join(presets())}"
+            )
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as fault:
+            raise PlanError(f"the plan {source} cannot be read: {fault}") from None
+    return parse(text, settings, source)
+
+
+def parse(text: str, settings: Iterable[str] = (), source: str = "plan") -> Plan:
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise PlanError(f"{source} is not valid TOML: {fault}") from None
+    for setting in settings:
+        _lay_over(raw, setting)
+    return build(raw)
+
+
+def change(plan: Plan, settings: Iterable[str]) -> Plan:
+    """The plan with dotted settings laid over it."""
+    return parse(plan.to_toml(), settings)
+
+
+def build(raw: Mapping[str, Any]) -> Plan:
+    """A validated plan from plain tables."""
+    _refuse_unknown_keys(raw, Plan, "")
+    try:
+        plan = msgspec.convert(raw, Plan)
+    except msgspec.ValidationError as fault:
+        raise PlanError(_explain(str(fault), raw)) from None
+    _check_tiers(plan)
+    return plan
+
+
+def imported(name: str) -> Callable[..., Any]:
+    """The function that "package.module:function" names."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+    except (ImportError, AttributeError, ValueError) as fault:
+        raise PlanError(f"{name} cannot be imported: {fault}") from None
+
+
+def _check_tiers(plan: Plan) -> None:
+    tiers = plan.federation.tiers
+    if tiers and plan.outcome_kind != "scalars":
+        raise PlanError('federation.tiers need level = "batch" and estimator = "probe": only scalars can be fewer')
+    for tier in tiers:
+        if tier.k >= plan.probe.k:
+            raise PlanError(f"federation.tiers: a tier's k must be below probe.k = {plan.probe.k}, got {tier.k}")
+    if sum(tier.share for tier in tiers) > 1:
+        raise PlanError(f"federation.tiers: shares must add up to at most 1, got {sum(tier.share for tier in tiers):g}")
+
+
+def _lay_over(raw: dict[str, Any], setting: str) -> None:
+    path, equals, text = setting.partition("=")
+    if not equals or not path.strip():
+        raise PlanError(f"a setting has the form section.key=value, got {setting!r}")
+    *tables, key = path.strip().split(".")
+    table = raw
+    for name in tables:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise PlanError(f"{path.strip()}: {name} is a value, not a table; expected section.key=value")
+    try:
+        table[key] = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        table[key] = text.strip()
+
+
+def _refuse_unknown_keys(raw: Mapping[str, Any], struct: type[Section], path: str) -> None:
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+    allowed = [*fields, *([struct.__struct_config__.tag_field] if struct.__struct_config__.tag_field else [])]
+    for key, value in raw.items():
+        if key not in allowed:
+            known = ", ".join(allowed)
+            raise PlanError(f"unknown key {path}{key}{_nearest(key, allowed, path)}; known here: {known}")
+        if isinstance(value, Mapping) and (inner := _struct_for(fields.get(key), value)):
+            _refuse_unknown_keys(value, inner, f"{path}{key}.")
+
+
+def _struct_for(kind: Any, value: Mapping[str, Any]) -> Any:
+    """The struct that a table of a plan becomes, or none where the table is no struct."""
+    if kind == Model:
+        return {"lenet": LeNet, "softmax": Softmax, "custom": Custom}.get(str(value.get("name")))
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def _explain(fault: str, raw: Mapping[str, Any]) -> str:
+    """Turn msgspec's "Expected `int` >= 1 - at `$.probe.k`" into a line that names key and value."""
+    expected, _, place = fault.partition(" - at `$")
+    keys = place.strip("`.").replace("[", ".").replace("]", "").split(".") if place else []
+    value: Any = raw
+    for key in keys:
+        value = (
+            value[int(key)]
+            if isinstance(value, list) and key.isdigit()
+            else value.get(key)
+            if isinstance(value, Mapping)
+            else None
+        )
+    got = f", got {value!r}" if keys and not isinstance(value, Mapping) else ""
+    return f"{'.'.join(keys) or 'plan'}: {expected[:1].lower()}{expected[1:]}{got}".replace("`", "")
+
+
+def _nearest(word: str, known: Iterable[str], path: str = "") -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {path}{close[0]}?)" if close else ""
+
+
+def _digest(tag: str, value: Any) -> bytes:
+    return sha256(tag.encode() + b"\0" + msgspec.json.encode(value, order="sorted")).digest()
+
+
+def _preset_folder() -> Any:
+    return resources.files("baffle") / "plans"
