@@ -1,0 +1,1 @@
+"""Models that the paper trains, with the choices it compares as options."""

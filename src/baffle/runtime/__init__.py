@@ -1,0 +1,1 @@
+"""What runs a model: anything that turns weights and a batch into a loss."""

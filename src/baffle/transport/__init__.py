@@ -1,0 +1,1 @@
+"""Ways for messages to reach clients and for replies to come back."""

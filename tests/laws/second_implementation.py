@@ -1,0 +1,185 @@
+"""Directions, version 1, a second time: the standard library alone, AES-256 and HKDF written out by hand.
+
+Run it to print the test vectors, as they stand in direction_vectors.json.
+"""
+
+import hashlib
+import hmac
+import json
+import math
+import struct
+import sys
+from functools import cache
+from statistics import NormalDist
+from typing import Any
+
+
+def times(a: int, b: int) -> int:
+    """The product in GF(2⁸) modulo x⁸ + x⁴ + x³ + x + 1."""
+    product = 0
+    while b:
+        if b & 1:
+            product ^= a
+        a = a << 1 ^ (0x11B if a & 0x80 else 0)
+        b >>= 1
+    return product
+
+
+def substitute(byte: int) -> int:
+    """An entry of the S-box: the inverse in GF(2⁸) (0 for 0), then the affine map of FIPS-197, section 5.1.1."""
+    inverse = next((other for other in range(256) if times(byte, other) == 1), 0)
+    return inverse ^ rotate(inverse, 1) ^ rotate(inverse, 2) ^ rotate(inverse, 3) ^ rotate(inverse, 4) ^ 0x63
+
+
+def rotate(byte: int, by: int) -> int:
+    return (byte << by | byte >> 8 - by) & 0xFF
+
+
+S_BOX = [substitute(byte) for byte in range(256)]
+DOUBLE = [times(byte, 2) for byte in range(256)]
+ROUNDS = 14
+
+
+@cache
+def round_keys(key: bytes) -> list[bytes]:
+    """FIPS-197, section 5.2, for keys of eight words: a key of 16 bytes for every round and one before them."""
+    words, constant = [key[i : i + 4] for i in range(0, 32, 4)], 1
+    for i in range(8, 4 * (ROUNDS + 1)):
+        word = words[-1]
+        if i % 8 == 0:
+            word = bytes(S_BOX[b] for b in word[1:] + word[:1])
+            word = bytes([word[0] ^ constant]) + word[1:]
+            constant = times(constant, 2)
+        elif i % 8 == 4:
+            word = bytes(S_BOX[b] for b in word)
+        words.append(xor(word, words[i - 8]))
+    return [b"".join(words[i : i + 4]) for i in range(0, len(words), 4)]
+
+
+def xor(a: bytes, b: bytes) -> bytes:
+    return bytes(x ^ y for x, y in zip(a, b, strict=True))
+
+
+def shift_rows(state: bytes) -> bytes:
+    """Byte i of a block stands in row i mod 4 and column ⌊i/4⌋; row r turns left by r columns."""
+    return bytes(state[(i + 4 * (i % 4)) % 16] for i in range(16))
+
+
+def mix_column(a: int, b: int, c: int, d: int) -> tuple[int, ...]:
+    everything = a ^ b ^ c ^ d
+    return tuple(x ^ everything ^ DOUBLE[x ^ following] for x, following in ((a, b), (b, c), (c, d), (d, a)))
+
+
+def encrypt(key: bytes, block: bytes) -> bytes:
+    """AES-256 of one block."""
+    first, *middle, last = round_keys(key)
+    state = xor(block, first)
+    for round_key in middle:
+        state = shift_rows(bytes(S_BOX[b] for b in state))
+        mixed = b"".join(bytes(mix_column(*state[i : i + 4])) for i in range(0, 16, 4))
+        state = xor(mixed, round_key)
+    return xor(shift_rows(bytes(S_BOX[b] for b in state)), last)
+
+
+def hkdf(ikm: bytes, salt: bytes, info: bytes) -> bytes:
+    """RFC 5869 with SHA-256 for 32 bytes, which are one step of its expansion."""
+    return hmac.digest(hmac.digest(salt or bytes(32), ikm, "sha256"), info + b"\x01", "sha256")
+
+
+def key_of(root: int, salt: bytes, purpose: str, *numbers: int) -> bytes:
+    info = f"baffle/{purpose}/1".encode() + struct.pack(f">{len(numbers)}Q", *numbers)
+    return hkdf(struct.pack(">Q", root), salt, info)
+
+
+@cache
+def gaussian_table() -> list[int]:
+    quantiles = [NormalDist().inv_cdf((2 * i + 1) / 131072) for i in range(65536)]
+    deviation = math.sqrt(math.fsum(q * q for q in quantiles) / 65536)
+    return [round(q / deviation * 4096) for q in quantiles]
+
+
+def stream_byte_range(key: bytes, k: int, start: int, stop: int) -> bytes:
+    """Bytes `start` to `stop` of stream k."""
+    first = start // 16
+    blocks = b"".join(encrypt(key, struct.pack(">QQ", k, block)) for block in range(first, (stop + 15) // 16))
+    return blocks[start - 16 * first : stop - 16 * first]
+
+
+def gaussian(key: bytes, k: int, start: int, stop: int) -> list[int]:
+    numbers = struct.unpack(f"<{stop - start}H", stream_byte_range(key, k, 2 * start, 2 * stop))
+    return [gaussian_table()[number] for number in numbers]
+
+
+def rademacher(key: bytes, k: int, start: int, stop: int) -> list[int]:
+    first = start // 8
+    stream = stream_byte_range(key, k, first, (stop + 7) // 8)
+    return [2 * (stream[i // 8 - first] >> i % 8 & 1) - 1 for i in range(start, stop)]
+
+
+DRAW = {"gaussian": gaussian, "rademacher": rademacher}
+
+KEYS: list[tuple[int, bytes, str, tuple[int, ...]]] = [
+    (0, bytes(32), "directions", (0, 0)),
+    (0, bytes(32), "directions", (1, 0)),
+    (0, bytes(32), "directions", (0, 1)),
+    (2**63 - 1, hashlib.sha256(b"a plan").digest(), "directions", (2**64 - 1, 3)),
+    (20, hashlib.sha256(b"a plan").digest(), "local", (7, 11, 13)),
+    (20, b"", "batches", (7, 11, 13)),
+    (20, b"", "batches", (7, 11)),
+    (20, b"", "init", ()),
+    (20, b"", "partition", ()),
+    (20, b"", "participation", (5,)),
+    (20, b"", "tiers", ()),
+]
+
+SLICES = [(0, 12), (1, 9), (5, 29), (7, 8), (121, 139), (1000, 1017), (2**40 + 3, 2**40 + 20)]
+NUMBERS = [0, 1, 255, 65537, 2**40, 2**64 - 1]
+
+
+def vectors() -> dict[str, list[dict[str, Any]]]:
+    """Integers that a reader of JSON may lose digits of are written as text."""
+    keys = [key_of(root, salt, purpose, *numbers) for root, salt, purpose, numbers in KEYS]
+    return {
+        "tables": [
+            {
+                "distribution": "gaussian",
+                "sha256": hashlib.sha256(struct.pack("<65536h", *gaussian_table())).hexdigest(),
+            }
+        ],
+        "keys": [
+            {
+                "root": str(root),
+                "salt": salt.hex(),
+                "purpose": purpose,
+                "numbers": [str(number) for number in numbers],
+                "key": key.hex(),
+            }
+            for (root, salt, purpose, numbers), key in zip(KEYS, keys, strict=True)
+        ],
+        "directions": [
+            {
+                "key": keys[(i + j) % 4].hex(),
+                "distribution": name,
+                "k": str(k),
+                "start": str(start),
+                "stop": str(stop),
+                "z": draw(keys[(i + j) % 4], k, start, stop),
+            }
+            for name, draw in DRAW.items()
+            for i, k in enumerate(NUMBERS)
+            for j, (start, stop) in enumerate(SLICES)
+        ],
+    }
+
+
+def main() -> None:
+    """Print the vectors, one to a line."""
+    parts = [
+        f"  {json.dumps(name)}: [\n" + ",\n".join(f"    {json.dumps(row)}" for row in rows) + "\n  ]"
+        for name, rows in vectors().items()
+    ]
+    sys.stdout.write("{\n" + ",\n".join(parts) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Directions, version 1: two implementations that share no code give the published numbers."""
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baffle.core.directions import DISTRIBUTIONS, Directions, gaussian_table
+from baffle.core.seeds import OF_THE_TRAJECTORY, Purpose, Seeds, keystream
+
+HERE = Path(__file__).parent
+SECOND = HERE / "second_implementation.py"
+PUBLISHED = (HERE / "direction_vectors.json").read_text(encoding="ascii")
+VECTORS: dict[str, list[dict[str, Any]]] = json.loads(PUBLISHED)
+SPEC = spec_from_file_location("second_implementation", SECOND)
+assert SPEC
+assert SPEC.loader
+second = module_from_spec(SPEC)
+SPEC.loader.exec_module(second)
+
+Draw = Callable[[bytes, str, int, int, int], list[int]]
+
+
+def draw_first(key: bytes, distribution: str, k: int, start: int, stop: int) -> list[int]:
+    (row,) = Directions(key, DISTRIBUTIONS[distribution]).draw(range(k, k + 1), start, stop)
+    return [int(z) for z in row]
+
+
+def draw_second(key: bytes, distribution: str, k: int, start: int, stop: int) -> list[int]:
+    numbers: list[int] = second.DRAW[distribution](key, k, start, stop)
+    return numbers
+
+
+def test_the_second_implementation_needs_nothing_but_the_standard_library_and_prints_the_published_vectors() -> None:
+    printed = subprocess.run([sys.executable, "-I", "-S", SECOND], check=True, capture_output=True, text=True).stdout
+    assert printed == PUBLISHED
+
+
+def test_aes_256_gives_the_known_answer_of_fips_197() -> None:
+    key, plain = bytes(range(32)), bytes.fromhex("00112233445566778899aabbccddeeff")
+    assert second.encrypt(key, plain).hex() == "8ea2b7ca516745bfeafc49904b496089"
+    lane, block = struct.unpack(">QQ", plain)
+    assert keystream(key, range(lane, lane + 1), block, 1).tobytes().hex() == "8ea2b7ca516745bfeafc49904b496089"
+
+
+def test_the_s_box_is_the_one_of_fips_197() -> None:
+    assert bytes(second.S_BOX[:16]).hex() == "637c777bf26b6fc53001672bfed7ab76"
+    assert sorted(second.S_BOX) == list(range(256))
+
+
+@pytest.mark.parametrize(
+    ("ikm", "salt", "info", "expected"),
+    [
+        (
+            "0b" * 22,
+            "000102030405060708090a0b0c",
+            "f0f1f2f3f4f5f6f7f8f9",
+            "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf",
+        ),
+        ("0b" * 22, "", "", "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d"),
+    ],
+)
+def test_hkdf_gives_the_known_answers_of_rfc_5869(ikm: str, salt: str, info: str, expected: str) -> None:
+    assert second.hkdf(bytes.fromhex(ikm), bytes.fromhex(salt), bytes.fromhex(info)).hex() == expected
+
+
+def test_the_gaussian_table_is_the_published_one() -> None:
+    (published,) = VECTORS["tables"]
+    assert sha256(gaussian_table().astype("<i2").tobytes()).hexdigest() == published["sha256"]
+    assert gaussian_table().tolist() == second.gaussian_table()
+
+
+@pytest.mark.parametrize("vector", VECTORS["keys"], ids=lambda v: f"{v['purpose']}-{'-'.join(v['numbers'])}")
+def test_a_key_is_the_published_one(vector: dict[str, Any]) -> None:
+    root, salt = int(vector["root"]), bytes.fromhex(vector["salt"])
+    numbers = [int(number) for number in vector["numbers"]]
+    assert Seeds(root, salt).key(vector["purpose"], *numbers).hex() == vector["key"]
+    assert second.key_of(root, salt, vector["purpose"], *numbers).hex() == vector["key"]
+
+
+def test_every_purpose_has_a_published_key() -> None:
+    assert {vector["purpose"] for vector in VECTORS["keys"]} == set(get_args(Purpose))
+    assert {vector["purpose"] for vector in VECTORS["keys"] if vector["salt"]} == OF_THE_TRAJECTORY
+
+
+@pytest.mark.parametrize("draw", [draw_first, draw_second])
+def test_directions_are_the_published_ones(draw: Draw) -> None:
+    for vector in VECTORS["directions"]:
+        place = int(vector["k"]), int(vector["start"]), int(vector["stop"])
+        assert draw(bytes.fromhex(vector["key"]), vector["distribution"], *place) == vector["z"], vector
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    key=st.binary(min_size=32, max_size=32),
+    distribution=st.sampled_from(sorted(DISTRIBUTIONS)),
+    k=st.integers(0, 2**64 - 1),
+    start=st.integers(0, 300) | st.integers(0, 2**48),
+    size=st.integers(1, 60),
+)
+def test_both_implementations_agree_everywhere(key: bytes, distribution: str, k: int, start: int, size: int) -> None:
+    first = draw_first(key, distribution, k, start, start + size)
+    assert first == draw_second(key, distribution, k, start, start + size)

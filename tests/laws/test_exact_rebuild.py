@@ -1,0 +1,303 @@
+"""The weights are a fold over the journal: the same bits for any chunk, thread, order, library setting or language."""
+
+import math
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baffle.core.arrays import F32, I32
+from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, Directions, Distribution, Support, dense
+from baffle.core.messages import Group, Outcome
+from baffle.core.rebuild import EXACT_DIRECTIONS, gradient_from_scalars, rebuild
+from baffle.core.ring import Ring, add
+from baffle.core.seeds import Seeds
+from baffle.core.state import Rule, ServerState, apply, pack, unpack
+from baffle.core.update import adam, average, chain, clip, weight_decay
+
+KEY = bytes(range(32))
+SEEDS = Seeds(5, bytes(32))
+LARGEST = 2**31 - 1
+FOLD = Path(__file__).with_name("fold.py")
+
+Extreme = Literal["random", "largest", "smallest", "aligned"]
+distributions = st.sampled_from(list(DISTRIBUTIONS.values()))
+extremes = st.sampled_from(["random", "largest", "smallest", "aligned"])
+
+
+def some_totals(extreme: Extreme, k: int, directions: Directions, seed: int = 0) -> I32:
+    """Totals at the ring's edge; `aligned` ones add up as far as they can at weight 0."""
+    match extreme:
+        case "random":
+            return np.random.default_rng(seed).integers(-(2**31), 2**31, k).astype(np.int32)
+        case "largest":
+            return np.full(k, LARGEST, np.int32)
+        case "smallest":
+            return np.full(k, -LARGEST - 1, np.int32)
+        case "aligned":
+            signs = np.where(directions.draw(range(k), 0, 1)[:, 0] < 0, -1, 1)
+            return (signs * LARGEST).astype(np.int32)
+
+
+def rebuild_in_python(totals: I32, directions: Directions, supports: Sequence[Support], n: int) -> list[int]:
+    """G = Σ_k T_k · z_k in integers without bounds."""
+    gradient = [0] * n
+    for k, (total, (start, stop)) in enumerate(zip(totals.tolist(), supports, strict=True)):
+        (row,) = directions.draw(range(k, k + 1), 0, stop - start).tolist()
+        for i, z in enumerate(row, start):
+            gradient[i] += total * z
+    return gradient
+
+
+@st.composite
+def random_supports(draw: st.DrawFn, n: int = 30) -> list[Support]:
+    """Slices that overlap, repeat and leave gaps."""
+    edges = st.tuples(st.integers(0, n), st.integers(0, n)).filter(lambda ends: ends[0] != ends[1])
+    runs = draw(st.lists(st.tuples(edges, st.integers(1, 40)), min_size=1, max_size=15))
+    return [Support(min(ends), max(ends)) for ends, count in runs for _ in range(count)]
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    distribution=distributions,
+    extreme=extremes,
+    k=st.integers(1, 400) | st.integers(1, 5000),
+    n=st.integers(1, 9),
+    chunk=st.integers(1, EXACT_DIRECTIONS),
+    threads=st.integers(1, 4),
+)
+def test_the_rebuilt_sum_is_the_integers_own_sum(
+    distribution: Distribution, extreme: Extreme, k: int, n: int, chunk: int, threads: int
+) -> None:
+    directions = Directions(KEY, distribution)
+    totals = some_totals(extreme, k, directions)
+    expected = rebuild_in_python(totals, directions, dense(n, k), n)
+    assert rebuild(totals, directions, dense(n, k), n, chunk=chunk, threads=threads).tolist() == expected
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+def test_five_thousand_directions_beyond_the_integers_of_float64_are_exact(distribution: Distribution) -> None:
+    directions, k = Directions(KEY, distribution), 5000
+    totals = some_totals("aligned", k, directions)
+    expected = rebuild_in_python(totals, directions, dense(3, k), 3)
+    if distribution is GAUSSIAN:
+        assert expected[0] > 2**54
+    assert rebuild(totals, directions, dense(3, k), 3).tolist() == expected
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+def test_no_chunk_size_changes_a_bit(distribution: Distribution) -> None:
+    directions, k, n = Directions(KEY, distribution), 300, 50
+    totals = some_totals("aligned", k, directions)
+    expected = rebuild(totals, directions, dense(n, k), n, chunk=1).tobytes()
+    for chunk in range(2, EXACT_DIRECTIONS + 1):
+        assert rebuild(totals, directions, dense(n, k), n, chunk=chunk).tobytes() == expected, chunk
+
+
+@pytest.mark.parametrize("n", [1, 1000, 300_000])
+def test_no_number_of_threads_changes_a_bit(n: int) -> None:
+    directions, k = Directions(KEY, GAUSSIAN), 6 if n > 1000 else 1500
+    totals = some_totals("random", k, directions)
+    expected = rebuild(totals, directions, dense(n, k), n).tobytes()
+    for threads in (2, 3, 8):
+        assert rebuild(totals, directions, dense(n, k), n, threads=threads).tobytes() == expected
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    distribution=distributions,
+    supports=random_supports(),
+    extreme=extremes,
+    chunk=st.integers(1, EXACT_DIRECTIONS),
+    threads=st.integers(1, 4),
+)
+def test_overlapping_supports_are_exact_too(
+    distribution: Distribution, supports: list[Support], extreme: Extreme, chunk: int, threads: int
+) -> None:
+    directions = Directions(KEY, distribution)
+    totals = some_totals(extreme, len(supports), directions)
+    expected = rebuild_in_python(totals, directions, supports, 30)
+    assert rebuild(totals, directions, supports, 30, chunk=chunk, threads=threads).tolist() == expected
+
+
+@settings(deadline=None, max_examples=40)
+@given(supports=random_supports(), cut=st.integers(0, 600), seed=st.integers(0, 100))
+def test_directions_may_be_rebuilt_in_parts(supports: list[Support], cut: int, seed: int) -> None:
+    directions = Directions(KEY, GAUSSIAN)
+    totals = some_totals("random", len(supports), directions, seed)
+    head, tail = totals.copy(), totals.copy()
+    head[cut:] = 0
+    tail[:cut] = 0
+    parts = [rebuild(part, directions, supports, 30) for part in (head, tail)]
+    assert np.array_equal(rebuild(totals, directions, supports, 30), parts[0] + parts[1])
+
+
+@settings(deadline=None, max_examples=40)
+@given(n=st.integers(1, 100), wide=st.integers(1, 100), offset=st.integers(0, 20), distribution=distributions)
+def test_where_a_support_lies_and_ends_changes_no_number_in_it(
+    n: int, wide: int, offset: int, distribution: Distribution
+) -> None:
+    directions, k = Directions(KEY, distribution), 140
+    totals = some_totals("random", k, directions)
+    short = rebuild(totals, directions, [Support(offset, offset + n)] * k, offset + n)
+    long = rebuild(totals, directions, dense(n + wide, k), n + wide)
+    assert np.array_equal(short[offset:], long[:n])
+    assert not short[:offset].any()
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**32), order=st.permutations(range(7)))
+def test_the_order_of_clients_changes_no_bit(seed: int, order: list[int]) -> None:
+    k, n, generator = 150, 40, np.random.default_rng(seed)
+    ring, directions = Ring(clients=7, n_max=90, clip=5.0), Directions(KEY, GAUSSIAN)
+    vectors = [ring.encode(generator.normal(size=k) * 3, k, int(generator.integers(1, 91)), 1.0) for _ in order]
+    one = ring.decode(add(vectors), 7)
+    other = ring.decode(add([vectors[i] for i in order]), 7)
+    assert one[1:] == other[1:]
+    gradients = [
+        gradient_from_scalars(total.totals, total.weight, directions, dense(n, k), n, ring) for total in (one, other)
+    ]
+    assert gradients[0].tobytes() == gradients[1].tobytes()
+
+
+def single(x: float) -> float:
+    """The nearest float32. A sum, product, quotient or root in float64, then rounded so, is the float32 operation."""
+    (rounded,) = struct.unpack("<f", struct.pack("<f", x))
+    return float(rounded)
+
+
+@settings(deadline=None, max_examples=40)
+@given(supports=random_supports(), distribution=distributions, extreme=extremes, weight=st.integers(1, 10**6))
+def test_a_weights_gradient_is_divided_by_its_own_number_of_directions(
+    supports: list[Support], distribution: Distribution, extreme: Extreme, weight: int
+) -> None:
+    directions, ring = Directions(KEY, distribution), Ring(clients=100, n_max=10**6, clip=3.0)
+    totals = some_totals(extreme, len(supports), directions)
+    exact = rebuild_in_python(totals, directions, supports, 30)
+    covering = [max(1, sum(start <= i < stop for start, stop in supports)) for i in range(30)]
+    scale = 2.0 ** (ring.exponent + distribution.unit_bits)
+    expected = [single(g / (count * weight * scale)) for g, count in zip(exact, covering, strict=True)]
+    assert gradient_from_scalars(totals, weight, directions, supports, 30, ring).tolist() == expected
+
+
+N, K, ROUNDS = 23, 150, 25
+RING = Ring(clients=5, n_max=100, clip=2.0)
+CLIP, DECAY, RATE, BETA1, BETA2, EPSILON, EMA = 0.02, 0.01, 0.05, 0.9, 0.99, 1e-8, 0.5
+
+
+def gradient_of(outcome: Outcome) -> F32:
+    (group,) = outcome.groups
+    directions = Directions(SEEDS.key("directions", group.key), GAUSSIAN)
+    return gradient_from_scalars(group.numbers(), group.weight, directions, dense(N, K), N, RING)
+
+
+RULE = Rule(gradient_of, chain(clip(CLIP), weight_decay(DECAY), adam(RATE, BETA1, BETA2, EPSILON)), average(EMA))
+
+
+def start() -> F32:
+    return np.linspace(-0.7, 1.1, N, dtype=np.float32)
+
+
+def journal(seed: int | None = None) -> list[Outcome]:
+    """A journal with some skipped rounds and one of tiny totals; with a seed, its clients come in another order."""
+    rounds, order = list[Outcome](), np.random.default_rng(seed)
+    for number in range(ROUNDS):
+        values = np.random.default_rng(number)
+        size = 1e-6 if number == 3 else 1.0
+        vectors = [RING.encode(values.normal(size=K) * size, K, int(values.integers(1, 101)), 1.0) for _ in range(5)]
+        if seed is not None:
+            order.shuffle(vectors)
+        total = RING.decode(add(vectors), 5)
+        group = Group(number, total.totals.astype("<i4").tobytes(), total.weight)
+        rounds.append(Outcome(number, "skipped") if number % 7 == 5 else Outcome(number, "scalars", (group,)))
+    return rounds
+
+
+def folded(outcomes: list[Outcome]) -> ServerState:
+    state = RULE.start(start())
+    for outcome in outcomes:
+        state = apply(RULE, state, outcome)
+    return state
+
+
+def test_a_reader_in_plain_python_folds_the_journal_to_the_same_bits() -> None:
+    clip_, decay, rate, b1, b2, eps, ema = map(single, (CLIP, DECAY, -RATE, BETA1, BETA2, EPSILON, EMA))
+    w = [float(x) for x in start()]
+    mean, square, smooth = [0.0] * N, [0.0] * N, list(w)
+    power1, power2, steps = 1.0, 1.0, 0.0
+    for outcome in journal():
+        for group in outcome.groups:
+            totals = np.array(struct.unpack(f"<{K}i", group.totals), np.int32)
+            directions = Directions(SEEDS.key("directions", group.key), GAUSSIAN)
+            exact = rebuild_in_python(totals, directions, dense(N, K), N)
+            g = [single(x / (K * group.weight * 2.0 ** (RING.exponent + 12))) for x in exact]
+            largest = max(map(abs, g))
+            if largest > clip_:
+                g = [single(x * single(clip_ / largest)) for x in g]
+            g = [single(x + single(decay * y)) for x, y in zip(g, w, strict=True)]
+            power1, power2 = single(b1 * power1), single(b2 * power2)
+            d = min(ema, single(single(1 + steps) / single(10 + steps)))
+            for i, x in enumerate(g):
+                mean[i] = single(single(b1 * mean[i]) + single(single(1 - b1) * x))
+                square[i] = single(single(b2 * square[i]) + single(single(1 - b2) * single(x * x)))
+                root = single(math.sqrt(single(square[i] / single(1 - power2))))
+                step = single(single(mean[i] / single(1 - power1)) / single(root + eps))
+                w[i] = single(w[i] + single(rate * step))
+                smooth[i] = single(single(d * smooth[i]) + single(single(1 - d) * w[i]))
+            steps += 1
+    state = folded(journal())
+    assert state.weights.tolist() == w
+    assert [part.tolist() for part in state.optimizer] == [mean, square, [power1], [power2]]
+    assert [part.tolist() for part in state.average] == [smooth, [steps]]
+
+
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(0, 2**32), stop=st.integers(0, ROUNDS))
+def test_order_of_clients_and_a_restart_change_no_digest(seed: int, stop: int) -> None:
+    outcomes = journal(seed)
+    state = unpack(RULE, pack(folded(outcomes[:stop])))
+    for outcome in outcomes[stop:]:
+        state = apply(RULE, state, outcome)
+    assert state.digest() == folded(journal()).digest()
+
+
+def test_threads_that_fold_at_once_get_one_digest() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        assert len({state.digest() for state in pool.map(lambda _: folded(journal()), range(8))}) == 1
+
+
+def test_skipped_rounds_leave_no_trace() -> None:
+    outcomes = journal()
+    kept = [outcome for outcome in outcomes if outcome.kind != "skipped"]
+    assert len(kept) < len(outcomes)
+    assert folded(kept).digest() == folded(outcomes).digest()
+
+
+def printed_digests(**environment: str) -> str:
+    run = [sys.executable, str(FOLD)]
+    return subprocess.run(run, check=True, capture_output=True, text=True, env=os.environ | environment).stdout
+
+
+def test_no_setting_of_blas_or_numpy_changes_the_digest() -> None:
+    digests = {
+        printed_digests(OPENBLAS_NUM_THREADS="1"),
+        printed_digests(OPENBLAS_NUM_THREADS="2"),
+        printed_digests(OPENBLAS_CORETYPE="Prescott"),
+        printed_digests(NPY_DISABLE_CPU_FEATURES=" ".join(_optional_features())),
+    }
+    assert len(digests) == 1
+
+
+def _optional_features() -> list[str]:
+    """What NumPy was built to use here beyond its baseline."""
+    found = np.show_config(mode="dicts")
+    return list(found["SIMD Extensions"].get("found", [])) if found else []
