@@ -1,0 +1,35 @@
+"""Federated learning for clients that can only run inference."""
+
+from typing import TYPE_CHECKING, Any
+
+from baffle.data.sources import Dataset, Source
+from baffle.errors import BaffleError
+from baffle.journal.replay import Verified, verify
+from baffle.plan import Plan
+from baffle.plan import load as load_plan
+from baffle.version import __version__
+
+if TYPE_CHECKING:
+    from baffle.app.simulate import resume, simulate
+
+__all__ = [
+    "BaffleError",
+    "Dataset",
+    "Plan",
+    "Source",
+    "Verified",
+    "__version__",
+    "load_plan",
+    "resume",
+    "simulate",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # These need PyTorch; reading plans and checking journals must not.
+    if name in ("resume", "simulate"):
+        from baffle.app import simulate as module
+
+        return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Whole activities, put together from the parts below: a round, a run, its costs."""

@@ -1,0 +1,131 @@
+"""What a client does in a round: its weights, its data, forward passes, one reply."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from baffle.app.replica import Replica
+from baffle.core.arrays import F32, F64, I64
+from baffle.core.directions import DISTRIBUTIONS, Directions
+from baffle.core.messages import Abstention, Contribution, RoundRequest, decode, encode
+from baffle.core.ports import Batch, GradientRuntime
+from baffle.core.probe import SCHEMES
+from baffle.core.rebuild import gradient_from_scalars
+from baffle.core.ring import ELEMENT, EXTRAS, Ring
+from baffle.core.seeds import batch_indices, permutation
+from baffle.data.sources import Dataset
+from baffle.errors import BaffleError
+from baffle.trajectory import Trajectory, optimizer
+
+BorrowRuntime = Callable[[], AbstractContextManager[GradientRuntime]]
+"""Lends a runtime for the time of one reply, so that there are as many as threads and not as many as clients."""
+
+
+class Work(NamedTuple):
+    """The result of a client's work, before it becomes integers."""
+
+    values: F64
+    loss: float
+    clipped: int = 0
+
+
+@dataclass(frozen=True)
+class Client:
+    """One participant: its number, its samples (indices into a data set), and how many directions it can afford."""
+
+    number: int
+    k: int
+    course: Trajectory
+    data: Dataset
+    indices: I64
+    replica: Replica
+    borrow: BorrowRuntime
+
+    def answer(self, data: bytes) -> bytes:
+        """Request in, reply out. Whatever keeps this client from contributing is said in the reply."""
+        request = decode(data, RoundRequest)
+        try:
+            weights = self.replica.weights_for(request)
+            with self.borrow() as runtime:
+                work = self._work(request, weights, runtime)
+        except BaffleError as fault:
+            return encode(Abstention(request.round, str(fault)))
+        vector = self.course.ring.encode(work.values, self.course.length, self._weight(), work.loss, work.clipped)
+        return encode(Contribution(request.round, vector.astype(ELEMENT, copy=False).tobytes()))
+
+    def _work(self, request: RoundRequest, weights: F32, runtime: GradientRuntime) -> Work:
+        plan = self.course.plan
+        if plan.federation.level == "epoch":
+            return self._train_locally(request.round, weights, runtime)
+        batch = self._batch_of_round(request.round)
+        if plan.estimator == "backprop":
+            loss, gradient = runtime.gradient_on(batch)(weights)
+            return Work(gradient.astype(np.float64), loss)
+        probe = SCHEMES[plan.probe.scheme]
+        supports = self.course.supports[: self.k]
+        probed = probe(runtime.on(batch), weights, self.course.directions(request.key), supports, plan.probe.sigma)
+        return Work(probed.scalars, probed.base)
+
+    def _train_locally(self, round_number: int, weights: F32, runtime: GradientRuntime) -> Work:
+        """Epoch level: the same probe with this client's own keys, and an optimizer that starts fresh every round."""
+        plan, seeds = self.course.plan, self.course.seeds
+        step = optimizer(plan.update)
+        here, state, losses, clipped = weights, step.init(weights), list[float](), 0
+        for lap in range(plan.federation.epochs):
+            order = permutation(seeds.key("batches", round_number, self.number, lap), len(self.indices))
+            for indices in _split(order, plan.federation.batch):
+                key = seeds.key("local", round_number, self.number, len(losses))
+                work, gradient = self._estimate(here, self.data.batch(self.indices[indices]), key, runtime)
+                state, change = step.update(state, gradient, here)
+                here = here + change
+                losses.append(work.loss)
+                clipped += work.clipped
+        return Work(weights.astype(np.float64) - here, float(np.mean(losses)), clipped)
+
+    def _estimate(self, weights: F32, batch: Batch, key: bytes, runtime: GradientRuntime) -> tuple[Work, F32]:
+        """The gradient at one local step. The scalars pass through a ring of one, so they rebuild exactly."""
+        plan, course = self.course.plan, self.course
+        if plan.estimator == "backprop":
+            loss, gradient = runtime.gradient_on(batch)(weights)
+            return Work(np.empty(0), loss), gradient
+        directions = Directions(key, DISTRIBUTIONS[plan.probe.distribution])
+        probed = SCHEMES[plan.probe.scheme](runtime.on(batch), weights, directions, course.supports, plan.probe.sigma)
+        alone = Ring(clients=1, n_max=1, clip=plan.ring.d_max)
+        total = alone.decode(alone.encode(probed.scalars, len(probed.scalars), 1, probed.base), 1)
+        gradient = gradient_from_scalars(total.totals, 1, directions, course.supports, course.n, alone)
+        return Work(probed.scalars, probed.base, total.clipped), gradient
+
+    def _batch_of_round(self, round_number: int) -> Batch:
+        n, size = len(self.indices), self.course.plan.federation.batch
+        if not 0 < size < n:
+            return self.data.batch(self.indices)
+        seeds = self.course.seeds
+        return self.data.batch(
+            self.indices[batch_indices(lambda lap: seeds.key("batches", lap, self.number), n, size, round_number)]
+        )
+
+    def _weight(self) -> int:
+        """N_c: what this client counts for."""
+        plan = self.course.plan
+        return 1 if plan.federation.weighting == "uniform" else min(len(self.indices), plan.ring.n_max)
+
+
+def _split(order: I64, size: int) -> list[I64]:
+    return [order[i : i + size] for i in range(0, len(order), size)] if size else [order]
+
+
+def forwards_of(course: Trajectory, k: int, samples: int) -> int:
+    """Forward passes of one client in one round (a backpropagation counts as one forward)."""
+    plan = course.plan
+    each = {"forward": k + 1, "central": 2 * k}[plan.probe.scheme] if plan.estimator == "probe" else 1
+    if plan.federation.level == "batch":
+        return each
+    return each * plan.federation.epochs * -(-samples // (plan.federation.batch or samples))
+
+
+def contribution_bytes(course: Trajectory) -> int:
+    """The size of a reply: 4 bytes a value, and a constant."""
+    return len(encode(Contribution(0, bytes(ELEMENT.itemsize * (course.length + EXTRAS)))))

@@ -1,0 +1,103 @@
+"""What a run will cost, before it starts."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor, nn
+
+from baffle.app.client import contribution_bytes, forwards_of
+from baffle.app.precision import Precision, judge, measure
+from baffle.app.task import Task
+from baffle.core.directions import NUMBERS_AT_ONCE
+from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
+from baffle.core.state import pack
+from baffle.runtime.torch_loss import TorchLoss, weights_of
+from baffle.trajectory import Trajectory, trajectory
+
+
+@dataclass(frozen=True)
+class Costs:
+    """For one client and one round, unless it says otherwise."""
+
+    n_weights: int
+    clients_per_round: int
+    samples_per_client: int
+    forwards: int
+    forwards_in_all: int
+    uplink_bytes: int
+    downlink_bytes: int
+    join_bytes: int
+    weights_bytes: int
+    memory_bytes: int
+    alignment: float | None  # expected cosine of estimate and gradient; none for backpropagation
+    precision: Precision | None
+    advice: list[str]
+
+
+def costs(task: Task) -> Costs:
+    plan = task.plan
+    initial = task.initial_weights()
+    course = trajectory(plan, len(initial))
+    median = int(np.median([len(share) for share in task.shares]))
+    forwards = [forwards_of(course, k, len(share)) for k, share in zip(task.tiers, task.shares, strict=True)]
+    precision = measure(task) if plan.estimator == "probe" else None
+    return Costs(
+        n_weights=course.n,
+        clients_per_round=plan.per_round,
+        samples_per_client=median,
+        forwards=max(forwards),
+        forwards_in_all=round(plan.rounds * plan.per_round * float(np.mean(forwards))),
+        uplink_bytes=contribution_bytes(course),
+        downlink_bytes=downlink_bytes(course),
+        join_bytes=_request_bytes(CatchUp("snapshot", 0, (pack(course.rule.start(initial)),))),
+        weights_bytes=4 * course.n,
+        memory_bytes=_memory(task, course),
+        alignment=math.sqrt(plan.probe.k / (plan.probe.k + course.n + 1)) if precision else None,
+        precision=precision,
+        advice=judge(task, precision) if precision else [],
+    )
+
+
+def downlink_bytes(course: Trajectory) -> int:
+    """The size of a request to a client that took part in the round before."""
+    if course.plan.run.downlink == "scalars":
+        outcome = Outcome(0, course.plan.outcome_kind, (Group(0, bytes(4 * course.length), 1),))
+        return _request_bytes(CatchUp("outcomes", 0, (encode(outcome),)))
+    return _request_bytes(CatchUp(course.plan.run.downlink, 0, (bytes(4 * course.n),)))
+
+
+def _request_bytes(catch_up: CatchUp) -> int:
+    return len(encode(RoundRequest(0, 0, bytes(32), bytes(32), catch_up)))
+
+
+def _memory(task: Task, course: Trajectory) -> int:
+    """Arrays that a client holds at once, without its runtime's own code: weights, directions, activations.
+
+    Weights stand in the replica, in the probe's scratch copy and in the runtime; a replaying client keeps the
+    optimizer's state too. A forward pass holds one layer's input and output, a backpropagation all of them.
+    """
+    plan, n = task.plan, course.n
+    probing = plan.estimator == "probe"
+    replica = course.rule.start(np.zeros(n, np.float32)).vectors() if plan.run.downlink == "scalars" else ()
+    copies = 4 * n * 3 + sum(vector.nbytes for vector in replica)
+    rows = max(1, min(NUMBERS_AT_ONCE // n, plan.probe.k))
+    drawn = rows * n * (2 if plan.probe.distribution == "gaussian" else 1) if probing else 4 * n
+    layers = _layer_bytes(task)
+    return copies + drawn + (max(layers) if probing else sum(layers))
+
+
+def _layer_bytes(task: Task) -> list[int]:
+    """For each layer, the bytes of its input and output on one micro-batch."""
+    sizes: list[int] = []
+
+    def note(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        sizes.append(sum(t.numel() * t.element_size() for t in (*inputs, output)))
+
+    module = task.module().eval()
+    hooks = [layer.register_forward_hook(note) for layer in module.modules() if not list(layer.children())]
+    count = min(task.plan.probe.micro_batch, len(task.source.train))
+    TorchLoss(module).outputs(weights_of(module), task.source.train.batch(np.arange(count)))
+    for hook in hooks:
+        hook.remove()
+    return sizes

@@ -1,0 +1,174 @@
+"""What is written down and shown of a run: metrics after every round, a summary at the end."""
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from baffle.app.client import forwards_of
+from baffle.app.round import Played
+from baffle.app.task import Runtimes, Task
+from baffle.core.state import ServerState
+from baffle.errors import BaffleError
+from baffle.journal.folder import RunFolder
+from baffle.journal.store import Journal
+from baffle.runtime.torch_loss import accuracy
+from baffle.trajectory import Trajectory
+
+MOST_SKIPPED = 10
+"""A run stops after so many skipped rounds in a row: something is wrong that more rounds will not mend."""
+
+SOON = 1.0
+"""Seconds after which a watcher of a long round hears something."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come."""
+
+    rounds_done: float
+    rounds: int
+    loss: float | None = None
+    accuracy: float | None = None
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+    seconds_left: float | None = None
+
+
+Watch = Callable[[Progress], None]
+Record = dict[str, Any]
+Summary = dict[str, Any]
+
+
+class Recorder:
+    """Keeps the metrics of one run in its journal and folder, and tells a watcher."""
+
+    def __init__(
+        self, folder: RunFolder, journal: Journal, task: Task, course: Trajectory, runtimes: Runtimes, watch: Watch
+    ) -> None:
+        self._folder, self._journal, self._task, self._course = folder, journal, task, course
+        self._runtimes, self._watch = runtimes, watch
+        self._test = task.source.test.batch(np.arange(len(task.source.test)))
+        self._records: list[Record] = list(journal.metrics())
+        folder.write_metrics(self._records)
+        self._began = time.perf_counter()
+        self._seconds_before = float(self._records[-1]["seconds"]) if self._records else 0.0
+        self._rounds_before = len(self._records)
+        self._told = self._began
+        self._record_seconds = 0.0
+        self._progress = Progress(len(self._records), course.plan.rounds)
+
+    def tick(self, done: int, of: int) -> None:
+        """So many replies of the present round have come."""
+        if done < of and time.perf_counter() - self._told > SOON:
+            self._tell(replace(self._progress, rounds_done=len(self._records) + done / of))
+
+    def record(self, played: Played) -> None:
+        number, plan = played.present.round - 1, self._course.plan
+        total = played.sum
+        record: Record = {
+            "round": number,
+            "loss": total.loss if total else None,
+            "contributors": total.contributors if total else 0,
+            "clipped": total.clipped if total else 0,
+            "forwards": sum(self._forwards(c) for c, event in played.participation.items() if event == "contributed"),
+            "uplink_bytes": sum(played.uplink.values()),
+            "replies": len(played.uplink),
+            "downlink_bytes": sum(size for c, size in played.downlink.items() if c not in played.joined),
+            "requests": len(played.downlink) - len(played.joined),
+            "join_bytes": sum(played.downlink[c] for c in played.joined),
+            "joins": len(played.joined),
+        }
+        if played.present.round % plan.run.evaluate_every == 0 or played.present.round == plan.rounds:
+            record |= self._evaluate(played.present.state)
+        began = time.perf_counter()
+        record["seconds"] = round(self._seconds(), 3)
+        self._journal.record(number, record, played.participation)
+        self._folder.add_metrics(record)
+        self._records.append(record)
+        self._progress = replace(
+            self._progress,
+            rounds_done=played.present.round,
+            loss=record["loss"],
+            accuracy=record.get("test_accuracy", self._progress.accuracy),
+            uplink_bytes=self._progress.uplink_bytes + record["uplink_bytes"],
+            downlink_bytes=self._progress.downlink_bytes + record["downlink_bytes"] + record["join_bytes"],
+        )
+        self._tell(self._progress)
+        self._record_seconds += time.perf_counter() - began
+        self._stop_if_stuck(played)
+
+    def finish(self, state: ServerState) -> Summary:
+        """The summary of a run that has reached its last round, also written to its folder."""
+        plan, records = self._course.plan, self._records
+
+        def total(name: str) -> int:
+            return sum(int(record[name]) for record in records)
+
+        summary: Summary = {
+            "name": plan.name,
+            **self._evaluate(state),
+            "train_loss": next((r["loss"] for r in reversed(records) if r["loss"] is not None), None),
+            "rounds": len(records),
+            "skipped_rounds": sum(1 for r in records if not r["contributors"]),
+            "seconds": round(self._seconds(), 2),
+            "forwards": total("forwards"),
+            "uplink_bytes_per_client_round": _ratio(total("uplink_bytes"), total("replies")),
+            "downlink_bytes_per_client_round": _ratio(total("downlink_bytes"), total("requests")),
+            "join_bytes_per_client": _ratio(total("join_bytes"), total("joins")),
+            "clipped": total("clipped"),
+            "peak_rss_mb": round(_peak_rss_mb(), 1),
+            "bookkeeping_seconds": round(self._journal.append_seconds + self._record_seconds, 3),
+            "n_weights": self._course.n,
+            "weights_sha256": state.weights_hash().hex(),
+            "plan_digest": plan.digest().hex(),
+            "trajectory_digest": self._course.digest.hex(),
+            "estimator": plan.estimator,
+            "secure": "off",
+        }
+        self._folder.write_summary(summary)
+        return summary
+
+    def _evaluate(self, state: ServerState) -> Record:
+        """Accuracy on the test set, of the averaged weights (where there is an average) and of the weights."""
+        with self._runtimes.borrow() as runtime:
+            raw = accuracy(runtime, state.weights, self._test)
+            smooth = self._course.rule.smooth_weights(state)
+            averaged = raw if smooth is state.weights else accuracy(runtime, smooth, self._test)
+        return {"test_accuracy": round(averaged, 6), "test_accuracy_last": round(raw, 6)}
+
+    def _forwards(self, client: int) -> int:
+        return forwards_of(self._course, self._task.tiers[client], len(self._task.shares[client]))
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.perf_counter() - self._began
+
+    def _tell(self, progress: Progress) -> None:
+        self._told = time.perf_counter()
+        done = progress.rounds_done - self._rounds_before
+        left = (self._told - self._began) / done * (progress.rounds - progress.rounds_done) if done else None
+        self._watch(replace(progress, seconds_left=left))
+
+    def _stop_if_stuck(self, played: Played) -> None:
+        recent = self._records[-MOST_SKIPPED:]
+        if len(recent) == MOST_SKIPPED and not any(record["contributors"] for record in recent):
+            reason = next(iter(played.participation.values()))
+            raise BaffleError(
+                f"{MOST_SKIPPED} rounds in a row had no contribution; the last reason was: {reason}. "
+                f"The run is kept in {self._folder.path}"
+            )
+
+
+def _ratio(total: int, count: int) -> float:
+    mean = total / count if count else 0.0
+    return int(mean) if mean == int(mean) else round(mean, 1)
+
+
+def _peak_rss_mb() -> float:
+    """The process's high-water mark; macOS counts bytes, Linux kilobytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

@@ -1,0 +1,127 @@
+"""A whole federation in one process: run it, stop it, go on with it."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from baffle.app.client import Client
+from baffle.app.downlink import Downlink
+from baffle.app.precision import require_precision
+from baffle.app.recorder import Recorder, Summary, Watch
+from baffle.app.replica import Replica
+from baffle.app.round import play_round
+from baffle.app.task import Runtimes, Task, load_task, versions
+from baffle.core.arrays import F32
+from baffle.errors import JournalError, PlanError
+from baffle.journal.folder import RunFolder
+from baffle.journal.replay import catch_up
+from baffle.journal.store import Journal
+from baffle.plan import Plan, change, parse
+from baffle.secure.plain import PlainSum
+from baffle.trajectory import Trajectory, trajectory
+from baffle.transport.local import LocalTransport
+
+Warn = Callable[[str], None]
+"""Takes one line of advice."""
+
+
+def _nothing(_: object) -> None:
+    """A watcher who does not look."""
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Parallelism is over clients: every worker runs its operators on one thread, so sums have one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def simulate(
+    plan: Plan, out: Path, *, data: Path | None = None, watch: Watch = _nothing, warn: Warn = _nothing
+) -> Summary:
+    """Run a plan into a new folder."""
+    folder = RunFolder.new(out)
+    task = load_task(plan, data)
+    with one_thread_each():
+        for advice in require_precision(task):
+            warn(advice)
+        with folder:
+            folder.write_plan(task.plan.to_toml())
+            return _run(folder, task, watch)
+
+
+def resume(path: Path, settings: Iterable[str] = (), *, data: Path | None = None, watch: Watch = _nothing) -> Summary:
+    """Go on with a run. Settings may change how far and how it goes, not what determines its weights."""
+    with RunFolder.existing(path) as folder, one_thread_each():
+        old = parse(folder.plan.read_text(), source=str(folder.plan))
+        new = change(old, settings)
+        if new.trajectory_digest() != old.trajectory_digest():
+            raise PlanError("a run that goes on may change rounds and run.*, nothing else; start a new one with --out")
+        task = load_task(new, data)
+        if task.plan != new:
+            raise JournalError(f"{folder.plan} is not a resolved plan; expected the one that the run wrote itself")
+        folder.write_plan(new.to_toml())
+        return _run(folder, task, watch)
+
+
+def add_baseline(path: Path, *, data: Path | None = None, watch: Watch = _nothing) -> Summary:
+    """Train the plan of a finished run by backpropagation too, in its subfolder, and add that to the run's summary."""
+    with RunFolder.existing(path) as folder:
+        where = path / "baseline"
+        if (where / "plan.toml").exists():
+            other = resume(where, data=data, watch=watch)
+        else:
+            plan = change(parse(folder.plan.read_text()), ['estimator = "backprop"'])
+            other = simulate(plan, where, data=data, watch=watch)
+        compared = ("test_accuracy", "rounds", "seconds", "uplink_bytes_per_client_round")
+        summary: Summary = json.loads(folder.summary.read_text())
+        summary |= {f"baseline_{name}": other[name] for name in compared}
+        folder.write_summary(summary)
+        return summary
+
+
+def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
+    plan = task.plan
+    initial = task.initial_weights()
+    course = trajectory(plan, len(initial))
+    journal = _open_journal(folder, course, initial)
+    workers = plan.run.workers or os.cpu_count() or 1
+    runtimes, replica = Runtimes(task, workers), Replica(course)
+    clients = [
+        Client(number, k, course, task.source.train, share, replica, runtimes.borrow)
+        for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
+    ]
+    recorder = Recorder(folder, journal, task, course, runtimes, watch)
+    downlink, aggregation = Downlink(plan.run.downlink, journal), PlainSum(course.ring, course.length)
+    present = catch_up(journal, course)
+    try:
+        with LocalTransport(
+            lambda number, message: clients[number].answer(message), workers, recorder.tick
+        ) as transport:
+            while present.round < plan.rounds:
+                played = play_round(course, present, transport, aggregation, journal, downlink)
+                recorder.record(played)
+                present = played.present
+    finally:
+        journal.close()
+    return recorder.finish(present.state)
+
+
+def _open_journal(folder: RunFolder, course: Trajectory, initial: F32) -> Journal:
+    """The run's journal; a new one where there is none, or where a process was killed while making it."""
+    plan = course.plan
+    if not Journal.begun(folder.journal):
+        return Journal.create(folder.journal, plan, course.rule.start(initial), versions())
+    journal = Journal.open(folder.journal, commit_seconds=plan.run.commit_seconds)
+    if journal.plan().trajectory_digest() != course.digest:
+        raise JournalError(f"{folder.journal} belongs to another plan than {folder.plan}; put the right file back")
+    journal.extend(plan)
+    return journal

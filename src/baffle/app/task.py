@@ -1,0 +1,124 @@
+"""From a plan to what a run works on: data, clients' shares, models, initial weights."""
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from queue import SimpleQueue
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from baffle.core.arrays import F32, I64
+from baffle.core.seeds import Seeds, permutation
+from baffle.data.partition import iid
+from baffle.data.sources import Source, load
+from baffle.errors import PlanError
+from baffle.models.build import build
+from baffle.plan import Plan
+from baffle.runtime.torch_loss import TorchLoss, weights_of
+
+MICRO_BATCH = 64
+"""Samples that go through a model at once unless the plan says otherwise: few enough to stay in cache."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a plan's [task] and [federation] name, loaded."""
+
+    plan: Plan
+    source: Source
+    shares: list[I64]
+    """Each client's samples, as indices into the training set."""
+    tiers: list[int]
+    """How many directions each client evaluates."""
+
+    def module(self) -> nn.Module:
+        """A new model with the run's initial weights."""
+        key = Seeds(self.plan.seed, b"").key("init")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int.from_bytes(key[:8], "big") >> 1)
+            return build(self.plan.task.model, self.source.shape, self.source.classes)
+
+    def initial_weights(self) -> F32:
+        return weights_of(self.module())
+
+    def runtime(self, dtype: torch.dtype = torch.float32) -> TorchLoss:
+        micro_batch, device = self.plan.probe.micro_batch, self.plan.run.device
+        return TorchLoss(self.module(), micro_batch=micro_batch, dtype=dtype, device=device)
+
+
+class Runtimes:
+    """As many runtimes as threads, lent out one at a time."""
+
+    def __init__(self, task: Task, count: int) -> None:
+        self._free: SimpleQueue[TorchLoss] = SimpleQueue()
+        for _ in range(count):
+            self._free.put(task.runtime())
+
+    @contextmanager
+    def borrow(self) -> Iterator[TorchLoss]:
+        runtime = self._free.get()
+        try:
+            yield runtime
+        finally:
+            self._free.put(runtime)
+
+
+def load_task(plan: Plan, folder: Path | None = None) -> Task:
+    """Load what the plan names and resolve what it leaves open; the task's plan is the run's own."""
+    _require_device(plan.run.device)
+    source = load(plan.task.data, folder)
+    seeds = Seeds(plan.seed, b"")
+    shares = iid(seeds.key("partition"), len(source.train), plan.federation.clients)
+    return Task(resolve(plan, shares), source, shares, _tiers(plan, seeds))
+
+
+def resolve(plan: Plan, shares: list[I64]) -> Plan:
+    """Fill in what a plan leaves to be chosen (0), so that the run's own plan says everything."""
+    largest = max(len(share) for share in shares)
+    n_max = plan.ring.n_max or (1 if plan.federation.weighting == "uniform" else largest)
+    micro_batch = plan.probe.micro_batch or min(MICRO_BATCH, plan.federation.batch or largest)
+    plan = msgspec.structs.replace(
+        plan,
+        ring=msgspec.structs.replace(plan.ring, n_max=n_max),
+        probe=msgspec.structs.replace(plan.probe, micro_batch=micro_batch),
+    )
+    if plan.per_round * n_max >= 2**29:
+        raise PlanError(
+            f"ring.n_max: {plan.per_round} clients of up to {n_max} samples overflow the ring; set ring.n_max to "
+            f'at most {(2**29 - 1) // plan.per_round} (larger clients count as that much), or weighting = "uniform"'
+        )
+    return plan
+
+
+def _require_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as fault:  # what torch raises for a device that is not there
+        raise PlanError(f"run.device: {name!r} cannot be used: {str(fault).splitlines()[0]}") from None
+
+
+def _tiers(plan: Plan, seeds: Seeds) -> list[int]:
+    """K for each client: shares of the clients, in random order, go to the slower tiers."""
+    clients = plan.federation.clients
+    order = permutation(seeds.key("tiers"), clients)
+    k, start, upto = np.full(clients, plan.probe.k), 0, Fraction(0)
+    for tier in plan.federation.tiers:
+        upto += Fraction(tier.share)
+        stop = round(upto * clients)
+        k[order[start:stop]] = tier.k
+        start = stop
+    return [int(one) for one in k]
+
+
+def versions() -> dict[str, str]:
+    """What a run was computed with."""
+    from importlib.metadata import version
+
+    packages = {name: version(name) for name in ("baffle", "numpy", "torch", "msgspec", "cryptography")}
+    return packages | {"python": platform.python_version(), "machine": platform.machine()}

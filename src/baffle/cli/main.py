@@ -1,0 +1,172 @@
+"""The commands: run, verify, plan."""
+
+import json
+import sys
+from dataclasses import asdict
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+
+import click
+
+from baffle.cli import show
+from baffle.errors import BaffleError
+from baffle.plan import load, presets
+from baffle.version import __version__
+
+INTERRUPTED = 130
+"""The exit code of a process that Ctrl-C stopped."""
+
+
+def main() -> None:
+    """Run the command line; an error is one line on stderr and exit code 2."""
+    try:
+        code = commands.main(standalone_mode=False)
+    except click.ClickException as fault:
+        sys.exit(_error(f"{fault.format_message()} (see baffle --help)"))
+    except BaffleError as fault:
+        sys.exit(_error(str(fault)))
+    except ModuleNotFoundError as fault:
+        if fault.name != "torch":
+            raise
+        sys.exit(_error("this command needs PyTorch: pip install 'baffle[demo]'"))
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(INTERRUPTED)
+    sys.exit(code or 0)
+
+
+def _error(message: str) -> int:
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    return 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="baffle")
+def commands() -> None:
+    """Federated learning for clients that can only run inference."""
+
+
+set_option = click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. probe.k=50."
+)
+data_option = click.option(
+    "--data", type=click.Path(path_type=Path), help="Folder of data sets (default: $BAFFLE_DATA)."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+
+
+@commands.command()
+@click.argument("plan", required=False)
+@set_option
+@click.option("--out", type=click.Path(path_type=Path), help="The run's folder (default: a new one under runs/).")
+@click.option("--resume", "resumed", type=click.Path(path_type=Path), metavar="DIR", help="Go on with the run in DIR.")
+@data_option
+@click.option("--baseline", is_flag=True, help="Also train by backpropagation, into DIR/baseline, and compare.")
+@json_option
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+def run(
+    plan: str | None,
+    settings: tuple[str, ...],
+    out: Path | None,
+    resumed: Path | None,
+    data: Path | None,
+    baseline: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Simulate a federation. PLAN is a TOML file or a preset's name (default: digits, ten clients, under a minute)."""
+    if resumed and (plan or out):
+        raise click.UsageError(
+            "--resume DIR goes on with the plan and folder of a run; give no PLAN and no --out with it"
+        )
+    chosen = None if resumed else load(plan or "digits", settings)
+    folder = resumed or out or _new_folder(chosen.name if chosen else "run")
+    from baffle.app.simulate import add_baseline, resume, simulate
+
+    console, remarks = show.consoles()
+    console.quiet = quiet or as_json
+
+    def warn(advice: str) -> None:
+        if not quiet:
+            remarks.print(f"note: {advice}", soft_wrap=True)
+
+    try:
+        with show.watching(console, "probing") as watch:
+            if chosen is None:
+                summary = resume(folder, settings, data=data, watch=watch)
+            else:
+                summary = simulate(chosen, folder, data=data, watch=watch, warn=warn)
+        if baseline:
+            with show.watching(console, "backpropagation") as watch:
+                summary = add_baseline(folder, data=data, watch=watch)
+    except KeyboardInterrupt:
+        if not quiet:
+            remarks.print(f"stopped; go on with: baffle run --resume {folder}", soft_wrap=True)
+        sys.exit(INTERRUPTED)
+    if as_json:
+        click.echo(json.dumps(summary))
+    console.print(show.summary_table(summary, folder))
+
+
+@commands.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@json_option
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+def verify(folder: Path, as_json: bool, quiet: bool) -> None:
+    """Replay the journal of the run in FOLDER and check every hash. Needs NumPy alone."""
+    from baffle.journal.replay import verify as replay
+
+    console, _ = show.consoles()
+    console.quiet = quiet or as_json
+    with show.counting(console, "replaying") as progress:
+        found = replay(folder, progress)
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+    console.print(
+        f"{found.rounds:,} rounds replayed, every hash right; "
+        f"{found.n_weights:,} weights, sha256 {found.weights_sha256}",
+        soft_wrap=True,
+    )
+
+
+@commands.command("plan")
+@click.argument("plan", required=False)
+@set_option
+@data_option
+@click.option("--list", "list_presets", is_flag=True, help="List the plans that come with BAFFLE.")
+@click.option("--toml", is_flag=True, help="Print the whole resolved plan, to start one of your own from.")
+@json_option
+def plan_command(
+    plan: str | None, settings: tuple[str, ...], data: Path | None, list_presets: bool, toml: bool, as_json: bool
+) -> None:
+    """What a run of PLAN will cost: bytes, forward passes, memory, expected alignment, advice on σ."""
+    console, remarks = show.consoles()
+    if list_presets:
+        for name in presets():
+            click.echo(name)
+        return
+    chosen = load(plan or "digits", settings)
+    from baffle.app.costs import costs
+    from baffle.app.task import load_task
+
+    task = load_task(chosen, data)
+    if toml:
+        click.echo(task.plan.to_toml(), nl=False)
+        return
+    found = costs(task)
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+        return
+    console.print(show.costs_table(found))
+    for advice in found.advice:
+        remarks.print(f"note: {advice}", soft_wrap=True)
+
+
+def _new_folder(name: str) -> Path:
+    stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    candidates = (Path("runs") / (f"{stem}-{i}" if i else stem) for i in count())
+    return next(path for path in candidates if not path.exists())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What a person sees: progress while a run goes on, tables when it is over."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from baffle.app.costs import Costs
+    from baffle.app.recorder import Progress, Summary, Watch
+
+EVERY = 5.0
+"""Seconds between two lines of progress where the output is not a terminal."""
+
+
+@contextmanager
+def watching(console: Console, label: str) -> Iterator["Watch"]:
+    """A live line on a terminal; elsewhere a plain line every few seconds."""
+    if not console.is_terminal:
+        yield _lines(console)
+        return
+    columns = (TextColumn(label), BarColumn(bar_width=24), TextColumn("{task.description}"))
+    with Bar(*columns, console=console, refresh_per_second=8) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def watch(progress: "Progress") -> None:
+            bar.update(task, total=progress.rounds, completed=progress.rounds_done, description=line(progress))
+
+        yield watch
+
+
+@contextmanager
+def counting(console: Console, label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for something that goes through so many rounds."""
+    with Bar(
+        TextColumn(label),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed}/{task.total} rounds"),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+def _lines(console: Console) -> "Watch":
+    told = time.monotonic()
+
+    def watch(progress: "Progress") -> None:
+        nonlocal told
+        if time.monotonic() - told >= EVERY or progress.rounds_done == progress.rounds:
+            console.print(line(progress), soft_wrap=True)
+            told = time.monotonic()
+
+    return watch
+
+
+def line(progress: "Progress") -> str:
+    """Round, loss, accuracy, bytes, time left."""
+    done = (
+        f"{progress.rounds_done:.0f}"
+        if progress.rounds_done == int(progress.rounds_done)
+        else f"{progress.rounds_done:.1f}"
+    )
+    loss = f"{progress.loss:.3f}" if progress.loss is not None else "–"
+    right = f"{progress.accuracy:.1%}" if progress.accuracy is not None else "–"
+    left = duration(progress.seconds_left) if progress.seconds_left is not None else "–"
+    return (
+        f"round {done}/{progress.rounds}  loss {loss}  accuracy {right}  "
+        f"up {size(progress.uplink_bytes)}  down {size(progress.downlink_bytes)}  {left} left"
+    )
+
+
+def summary_table(summary: "Summary", folder: Path) -> Table:
+    """A finished run in a few lines."""
+    weights = 4 * summary["n_weights"]
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    rows = {
+        "test accuracy": f"{summary['test_accuracy']:.2%}  (without averaging: {summary['test_accuracy_last']:.2%})",
+        "rounds": f"{summary['rounds']:,} in {duration(summary['seconds'])}" + _skipped(summary),
+        "forward passes": f"{summary['forwards']:,}",
+        "up": f"{summary['uplink_bytes_per_client_round']:,} bytes per client and round",
+        "down": f"{summary['downlink_bytes_per_client_round']:,} bytes per client and round"
+        f"  (all {summary['n_weights']:,} weights: {weights:,})",
+        "clipped": f"{summary['clipped']:,} values",
+        "secure sum": summary["secure"],
+        "peak memory": f"{summary['peak_rss_mb']:,.0f} MB, whole process",
+        "weights": f"sha256 {summary['weights_sha256'][:16]}…",
+    }
+    if "baseline_test_accuracy" in summary:
+        rows["backpropagation"] = (
+            f"{summary['baseline_test_accuracy']:.2%} in {duration(summary['baseline_seconds'])}, "
+            f"{summary['baseline_uplink_bytes_per_client_round']:,} bytes up"
+        )
+    for name, value in rows.items():
+        if name != "clipped" or summary["clipped"]:
+            table.add_row(name, value)
+    table.add_row("folder", str(folder))
+    return table
+
+
+def costs_table(costs: "Costs") -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    share = costs.uplink_bytes / costs.weights_bytes
+    rows = {
+        "weights": f"{costs.n_weights:,}  ({size(costs.weights_bytes)})",
+        "clients": f"{costs.clients_per_round:,} a round, {costs.samples_per_client:,} samples each (median)",
+        "forward passes": f"{costs.forwards:,} per client and round, {costs.forwards_in_all:,} in all",
+        "up": f"{costs.uplink_bytes:,} bytes per client and round  ({share:.1%} of the weights)",
+        "down": f"{costs.downlink_bytes:,} bytes per client and round; {costs.join_bytes:,} once to join",
+        "memory": f"about {size(costs.memory_bytes)} of arrays on a client, beside its runtime",
+    }
+    if costs.alignment is not None and costs.precision is not None:
+        rows["alignment"] = f"cos {costs.alignment:.3f} expected between estimate and gradient: √(K/(K+n+1))"
+        rows["scalar"] = (
+            f"{costs.precision.typical:.3g} typical; {costs.precision.noise:.2%} of it rounding at this σ, "
+            f"{costs.precision.quantum:.3%} one step of the ring"
+        )
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def consoles() -> tuple[Console, Console]:
+    """For results and for remarks."""
+    return Console(highlight=False), Console(file=sys.stderr, highlight=False)
+
+
+def _skipped(summary: "Summary") -> str:
+    return f", {summary['skipped_rounds']:,} skipped" if summary["skipped_rounds"] else ""

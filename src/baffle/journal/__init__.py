@@ -1,0 +1,1 @@
+"""The record of a run, from which its weights can be rebuilt and checked."""

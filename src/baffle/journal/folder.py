@@ -1,0 +1,94 @@
+"""A run's folder: `plan.toml`, `journal.sqlite`, `metrics.jsonl` and `summary.json`, used by one process at a time."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from baffle.errors import RunFolderError
+
+
+class RunFolder:
+    """Holds a lock on the folder while it is open. Files are replaced whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.plan = path / "plan.toml"
+        self.journal = path / "journal.sqlite"
+        self.metrics = path / "metrics.jsonl"
+        self.summary = path / "summary.json"
+        self._lock = -1
+
+    @classmethod
+    def new(cls, path: Path) -> "RunFolder":
+        """A folder for a new run: it must be missing or empty. It is made when it is entered."""
+        try:
+            taken = sorted(entry.name for entry in path.iterdir()) if path.exists() else []
+        except OSError as fault:
+            raise RunFolderError(
+                f"{path} cannot be used for a run: {fault.strerror or fault}; give another --out"
+            ) from None
+        if (path / "plan.toml").exists():
+            raise RunFolderError(f"{path} holds another run; go on with it by --resume {path}, or give another --out")
+        if taken:
+            raise RunFolderError(f"{path} is not empty (it holds {taken[0]}); give another --out")
+        return cls(path)
+
+    @classmethod
+    def existing(cls, path: Path) -> "RunFolder":
+        if not (path / "plan.toml").is_file():
+            raise RunFolderError(f"{path} holds no run: expected a folder with plan.toml that `baffle run --out` made")
+        return cls(path)
+
+    def __enter__(self) -> "RunFolder":
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path, os.O_RDONLY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise RunFolderError(f"{self.path} is in use by another process; wait for it or stop it") from None
+        except OSError as fault:
+            raise RunFolderError(f"{self.path} cannot be used for a run: {fault.strerror or fault}") from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
+
+    def write_plan(self, text: str) -> None:
+        self._replace(self.plan, text)
+
+    def write_metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
+        self._replace(self.metrics, "".join(json.dumps(record) + "\n" for record in records))
+
+    def add_metrics(self, record: Mapping[str, Any]) -> None:
+        with self._translated(self.metrics), self.metrics.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        self._replace(self.summary, json.dumps(summary, indent=2) + "\n")
+
+    def _replace(self, path: Path, text: str) -> None:
+        new = path.with_name(f".{path.name}.new")
+        with self._translated(path):
+            with new.open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(path)
+
+    @contextmanager
+    def _translated(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as fault:
+            raise RunFolderError(
+                f"{path} cannot be written: {fault.strerror or fault}; free some space or mend the disk, "
+                f"then go on with: baffle run --resume {self.path}"
+            ) from None

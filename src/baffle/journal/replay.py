@@ -1,0 +1,141 @@
+"""Replay: from a journal back to the weights, for going on with a run and for auditing it. Needs NumPy alone."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baffle.core.state import ServerState, apply
+from baffle.errors import BaffleError, ChainError, JournalError
+from baffle.journal.folder import RunFolder
+from baffle.journal.store import Entry, Journal, chain_next, chain_start
+from baffle.plan import parse
+from baffle.trajectory import Trajectory, trajectory
+
+
+@dataclass(frozen=True)
+class Present:
+    """Where a run stands: its state after `round` rounds and the hash that leads there."""
+
+    round: int
+    state: ServerState
+    chain: bytes
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What an audit found in order."""
+
+    rounds: int
+    skipped: int
+    n_weights: int
+    weights_sha256: str
+    trajectory_digest: str
+    chain: str
+
+
+def beginning(course: Trajectory, state: ServerState) -> Present:
+    return Present(0, state, chain_start(course.digest, state))
+
+
+def follow(course: Trajectory, present: Present, entry: Entry) -> Present:
+    """One round further, or an error that names the round that does not follow."""
+    number = present.round
+    if entry.round != number:
+        raise ChainError(f"round {number} is missing from the journal; the next one is {entry.round}", number)
+    try:
+        outcome = entry.outcome()
+        if outcome.round != number:
+            raise ChainError(f"round {number} holds the outcome of round {outcome.round}", number)
+        state = apply(course.rule, present.state, outcome)
+    except ChainError:
+        raise
+    except BaffleError as fault:
+        raise ChainError(f"round {number} cannot be replayed: {fault}", number) from None
+    chain = chain_next(present.chain, entry.outcome_bytes, state)
+    if chain != entry.chain:
+        raise ChainError(
+            f"round {number} does not follow: its totals, key or hash were changed, or a state before it", number
+        )
+    return Present(number + 1, state, chain)
+
+
+def catch_up(journal: Journal, course: Trajectory) -> Present:
+    """The present of a run: its newest sound snapshot, and replay from there."""
+    for number in reversed(journal.snapshot_numbers()):
+        try:
+            present = _at_snapshot(journal, course, number)
+        except JournalError:
+            if number == 0:
+                raise
+            continue
+        for entry in journal.entries(number):
+            present = follow(course, present, entry)
+        return present
+    raise JournalError("the journal has no snapshot, not even of the initial weights; it is damaged")
+
+
+def _at_snapshot(journal: Journal, course: Trajectory, number: int) -> Present:
+    state = journal.snapshot(course.rule, number)
+    if number == 0:
+        return beginning(course, state)
+    entry = journal.entry(number - 1)
+    before = (
+        journal.entry(number - 2).chain if number > 1 else beginning(course, journal.snapshot(course.rule, 0)).chain
+    )
+    if chain_next(before, entry.outcome_bytes, state) != entry.chain:
+        raise ChainError(f"snapshot {number} does not fit round {number - 1}", number - 1)
+    return Present(number, state, entry.chain)
+
+
+def verify(path: Path, progress: Callable[[int, int], None] = lambda _done, _of: None) -> Verified:
+    """Replay a run from its initial weights and check every hash, snapshot and file on the way."""
+    folder = RunFolder.existing(path)
+    journal = Journal.open(folder.journal)
+    plan = journal.plan()
+    shown = parse(folder.plan.read_text(), source=str(folder.plan))
+    if shown.trajectory_digest() != plan.trajectory_digest():
+        raise JournalError(f"{folder.plan} describes another run than the journal beside it")
+    course = trajectory(plan, journal.n_weights())
+    total, snapshots, skipped = journal.length(), journal.snapshot_numbers(), 0
+    present = beginning(course, journal.snapshot(course.rule, 0))
+    for entry in journal.entries():
+        after = follow(course, present, entry)
+        skipped += after.state is present.state
+        present = after
+        if (
+            present.round in snapshots
+            and journal.snapshot(course.rule, present.round).digest() != present.state.digest()
+        ):
+            raise ChainError(f"snapshot {present.round} is not the state after round {present.round - 1}", entry.round)
+        progress(present.round, total)
+    if max(snapshots) > present.round:
+        raise ChainError(f"the journal ends before its snapshot {max(snapshots)}", total)
+    verified = Verified(
+        rounds=present.round,
+        skipped=skipped,
+        n_weights=course.n,
+        weights_sha256=present.state.weights_hash().hex(),
+        trajectory_digest=course.digest.hex(),
+        chain=present.chain.hex(),
+    )
+    _check_summary(folder, verified)
+    return verified
+
+
+def _check_summary(folder: RunFolder, verified: Verified) -> None:
+    """A finished run's summary must name the weights that the journal leads to."""
+    if not folder.summary.exists():
+        return
+    try:
+        summary: dict[str, Any] = json.loads(folder.summary.read_text())
+        claimed, rounds = summary["weights_sha256"], summary["rounds"]
+    except (ValueError, KeyError, TypeError) as fault:
+        raise JournalError(f"{folder.summary} cannot be read: {fault!r}") from None
+    if rounds > verified.rounds:
+        raise ChainError(
+            f"{folder.summary} tells of {rounds} rounds, the journal holds {verified.rounds}", verified.rounds
+        )
+    if rounds == verified.rounds and claimed != verified.weights_sha256:
+        raise JournalError(f"{folder.summary} claims other weights ({claimed}) than the journal leads to")

@@ -1,0 +1,233 @@
+"""The journal: outcomes, their chained hashes, snapshots and metrics in one SQLite file.
+
+h_0 covers the trajectory's digest and the initial state; h_t covers h_{t−1}, the outcome's bytes and the state after
+it. The chain proves that a model follows from its totals, not that the totals were honest.
+"""
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from baffle.core.messages import Outcome, decode, encode
+from baffle.core.state import Rule, ServerState, pack, unpack
+from baffle.errors import ChainError, JournalError, RunFolderError
+from baffle.plan import Plan, parse
+
+FORMAT = "baffle-journal/1"
+TAG = b"baffle/chain/1"
+KEPT_SNAPSHOTS = 2
+
+SCHEMA = """
+CREATE TABLE run (format TEXT, plan TEXT, trajectory_digest BLOB, n_weights INTEGER, versions TEXT);
+CREATE TABLE rounds (round INTEGER PRIMARY KEY, outcome BLOB NOT NULL, chain BLOB NOT NULL);
+CREATE TABLE metrics (round INTEGER PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE snapshots (round INTEGER PRIMARY KEY, state BLOB NOT NULL);
+CREATE TABLE participation (round INTEGER, client INTEGER, event TEXT, PRIMARY KEY (round, client)) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One round as it is stored."""
+
+    round: int
+    outcome_bytes: bytes
+    chain: bytes
+
+    def outcome(self) -> Outcome:
+        return decode(self.outcome_bytes, Outcome)
+
+
+def chain_start(trajectory_digest: bytes, state: ServerState) -> bytes:
+    return sha256(TAG + trajectory_digest + state.digest()).digest()
+
+
+def chain_next(previous: bytes, outcome_bytes: bytes, state: ServerState) -> bytes:
+    return sha256(TAG + previous + outcome_bytes + state.digest()).digest()
+
+
+class Journal:
+    """One run's journal, open for writing by its server or for reading by anybody.
+
+    Rounds are committed in groups: a simulation can compute a lost round again, so it commits about once a second;
+    with `commit_seconds = 0` every round is durable when `append` returns.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, commit_seconds: float) -> None:
+        self._db = connection
+        self._path = path
+        self._commit_seconds = commit_seconds
+        self._committed = time.monotonic()
+        self.append_seconds = 0.0
+
+    @classmethod
+    def create(cls, path: Path, plan: Plan, initial: ServerState, versions: Mapping[str, str]) -> "Journal":
+        """A new journal with its plan and snapshot 0, or nothing at all: one transaction."""
+        journal = cls(_connect(path), path, plan.run.commit_seconds)
+        with journal._writing():
+            journal._db.executescript(f"BEGIN; {SCHEMA}")
+            journal._db.execute(
+                "INSERT INTO run VALUES (?, ?, ?, ?, ?)",
+                (FORMAT, plan.to_toml(), plan.trajectory_digest(), len(initial.weights), json.dumps(dict(versions))),
+            )
+            journal._db.execute("INSERT INTO snapshots VALUES (0, ?)", (pack(initial),))
+            journal._db.commit()
+        return journal
+
+    @classmethod
+    def open(cls, path: Path, *, commit_seconds: float | None = None) -> "Journal":
+        """An existing journal; without `commit_seconds`, for reading only."""
+        if not path.is_file():
+            raise JournalError(f"{path} is missing: expected the folder of a run that `baffle run --out` made")
+        journal = cls(_connect(path, read_only=commit_seconds is None), path, commit_seconds or 0.0)
+        with journal._reading():
+            row = journal._db.execute("SELECT format FROM run").fetchone()
+        if row is None or row[0] != FORMAT:
+            raise JournalError(
+                f"{path} has format {row[0] if row else None!r}, expected {FORMAT!r}: made by another version of baffle"
+            )
+        return journal
+
+    @classmethod
+    def begun(cls, path: Path) -> bool:
+        """Whether the journal was created in full; a process killed while it did so leaves an empty file or none."""
+        if not path.is_file():
+            return False
+        try:
+            with closing(sqlite3.connect(path)) as db:
+                return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'run'").fetchone() is not None
+        except sqlite3.DatabaseError as fault:
+            raise JournalError(f"{path} cannot be read: {fault}; it is damaged or not a journal") from None
+
+    def commit(self) -> None:
+        with self._writing():
+            self._db.commit()
+            self._committed = time.monotonic()
+
+    def close(self) -> None:
+        """Commit and leave one plain file behind, without its write-ahead log."""
+        self.commit()
+        with suppress(sqlite3.OperationalError):  # somebody is reading: the log stays until they are done
+            self._db.execute("PRAGMA journal_mode = DELETE")
+        self._db.close()
+
+    def plan(self) -> Plan:
+        with self._reading():
+            text, stored = self._db.execute("SELECT plan, trajectory_digest FROM run").fetchone()
+        plan = parse(text, source=f"the plan in {self._path}")
+        if plan.trajectory_digest() != stored:
+            raise ChainError(f"{self._path}: the plan was changed after the run began (before round 0)", 0)
+        return plan
+
+    def extend(self, plan: Plan) -> None:
+        """Write down a plan that differs in how far or how the run goes, not in its trajectory."""
+        with self._writing():
+            self._db.execute("UPDATE run SET plan = ?", (plan.to_toml(),))
+            self._db.commit()
+
+    def append(self, previous: bytes, outcome: Outcome, state: ServerState, *, snapshot: bool) -> bytes:
+        """Record a round, before anybody builds on it; gives the hash that leads to it."""
+        began = time.perf_counter()
+        data = encode(outcome)
+        chain = chain_next(previous, data, state)
+        with self._writing():
+            self._db.execute("INSERT INTO rounds VALUES (?, ?, ?)", (outcome.round, data, chain))
+            if snapshot:
+                self._db.execute("INSERT INTO snapshots VALUES (?, ?)", (outcome.round + 1, pack(state)))
+                self._db.execute(
+                    "DELETE FROM snapshots WHERE round != 0 AND round NOT IN "
+                    "(SELECT round FROM snapshots ORDER BY round DESC LIMIT ?)",
+                    (KEPT_SNAPSHOTS,),
+                )
+        if not self._commit_seconds:
+            self.commit()
+        self.append_seconds += time.perf_counter() - began
+        return chain
+
+    def record(self, round_number: int, metrics: Mapping[str, Any], participation: Mapping[int, str]) -> None:
+        """Metrics of a round and who took part: outside the chain, for people."""
+        with self._writing():
+            self._db.execute("INSERT INTO metrics VALUES (?, ?)", (round_number, json.dumps(metrics)))
+            self._db.executemany(
+                "INSERT INTO participation VALUES (?, ?, ?)",
+                [(round_number, client, event) for client, event in participation.items()],
+            )
+        if time.monotonic() - self._committed >= self._commit_seconds:
+            self.commit()
+
+    def length(self) -> int:
+        with self._reading():
+            return int(self._db.execute("SELECT count(*) FROM rounds").fetchone()[0])
+
+    def entries(self, first: int = 0) -> Iterator[Entry]:
+        """Rounds in order, from `first` on."""
+        with self._reading():
+            for row in self._db.execute(
+                "SELECT round, outcome, chain FROM rounds WHERE round >= ? ORDER BY round", (first,)
+            ):
+                yield Entry(*row)
+
+    def entry(self, round_number: int) -> Entry:
+        with self._reading():
+            row = self._db.execute(
+                "SELECT round, outcome, chain FROM rounds WHERE round = ?", (round_number,)
+            ).fetchone()
+        if row is None:
+            raise ChainError(f"{self._path}: round {round_number} is missing", round_number)
+        return Entry(*row)
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        with self._reading():
+            for (record,) in self._db.execute("SELECT record FROM metrics ORDER BY round"):
+                yield json.loads(record)
+
+    def snapshot_numbers(self) -> list[int]:
+        with self._reading():
+            return [row[0] for row in self._db.execute("SELECT round FROM snapshots ORDER BY round")]
+
+    def snapshot(self, rule: Rule, number: int) -> ServerState:
+        """The state after `number` rounds."""
+        with self._reading():
+            row = self._db.execute("SELECT state FROM snapshots WHERE round = ?", (number,)).fetchone()
+        if row is None:
+            raise JournalError(f"{self._path} has no snapshot {number}; it has {self.snapshot_numbers()}")
+        return unpack(rule, row[0])
+
+    def n_weights(self) -> int:
+        with self._reading():
+            return int(self._db.execute("SELECT n_weights FROM run").fetchone()[0])
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as fault:
+            raise JournalError(f"{self._path} cannot be read: {fault}; it is damaged or not a journal") from None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.OperationalError, sqlite3.DatabaseError) as fault:
+            raise RunFolderError(
+                f"{self._path} cannot be written: {fault}; free some space or mend the disk, "
+                f"then go on with: baffle run --resume {self._path.parent}"
+            ) from None
+
+
+def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    try:
+        if read_only:
+            return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        db = sqlite3.connect(path, isolation_level="DEFERRED")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+    except sqlite3.Error as fault:
+        raise RunFolderError(f"{path} cannot be opened: {fault}") from None
+    return db
