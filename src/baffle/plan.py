@@ -6,12 +6,14 @@ digest names the trajectory. `rounds` and `run` say how far and how a run goes, 
 
 import difflib
 import importlib
+import math
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
 from msgspec import Meta
@@ -20,8 +22,8 @@ from baffle.errors import PlanError
 
 Count = Annotated[int, Meta(ge=1)]
 OptionalCount = Annotated[int, Meta(ge=0)]
-Positive = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+NonNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 
@@ -211,9 +213,12 @@ def imported(name: str) -> Callable[..., Any]:
     """The function that "package.module:function" names."""
     module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+        found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as fault:
         raise PlanError(f"{name} cannot be imported: {fault}") from None
+    if not callable(found):
+        raise PlanError(f"{name} must be a function, got {type(found).__name__}")
+    return cast(Callable[..., Any], found)
 
 
 def _check_tiers(plan: Plan) -> None:
@@ -223,8 +228,9 @@ def _check_tiers(plan: Plan) -> None:
     for tier in tiers:
         if tier.k >= plan.probe.k:
             raise PlanError(f"federation.tiers: a tier's k must be below probe.k = {plan.probe.k}, got {tier.k}")
-    if sum(tier.share for tier in tiers) > 1:
-        raise PlanError(f"federation.tiers: shares must add up to at most 1, got {sum(tier.share for tier in tiers):g}")
+    shares = math.fsum(tier.share for tier in tiers)
+    if shares > 1 + 1e-9:
+        raise PlanError(f"federation.tiers: shares must add up to at most 1, got {shares:g}")
 
 
 def _lay_over(raw: dict[str, Any], setting: str) -> None:
@@ -250,14 +256,17 @@ def _refuse_unknown_keys(raw: Mapping[str, Any], struct: type[Section], path: st
         if key not in allowed:
             known = ", ".join(allowed)
             raise PlanError(f"unknown key {path}{key}{_nearest(key, allowed, path)}; known here: {known}")
-        if isinstance(value, Mapping) and (inner := _struct_for(fields.get(key), value)):
-            _refuse_unknown_keys(value, inner, f"{path}{key}.")
+        tables = value if isinstance(value, list) else [value]
+        for table in tables:
+            if isinstance(table, Mapping) and (inner := _struct_for(fields.get(key), table)):
+                _refuse_unknown_keys(table, inner, f"{path}{key}.")
 
 
 def _struct_for(kind: Any, value: Mapping[str, Any]) -> Any:
     """The struct that a table of a plan becomes, or none where the table is no struct."""
     if kind == Model:
         return {"lenet": LeNet, "softmax": Softmax, "custom": Custom}.get(str(value.get("name")))
+    kind = get_args(kind)[0] if get_args(kind) else kind
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 

@@ -28,6 +28,10 @@ class Trajectory:
     ring: Ring
     rule: Rule
 
+    def weight_of(self, samples: int) -> int:
+        """N_c: what a client of so many samples counts for."""
+        return 1 if self.plan.federation.weighting == "uniform" else min(samples, self.plan.ring.n_max)
+
     def directions(self, key_number: int) -> Directions:
         """The directions of a round, by the number of its key."""
         return _directions(self.plan, self.seeds, key_number)

@@ -22,7 +22,7 @@ CATCH_UP = CatchUp("outcomes", 3, (b"one", b"", b"three"))
 GROUP = Group(5, b"\1\0\0\0\xff\xff\xff\xff", 40)
 EVERY: list[Message] = [
     GROUP,
-    Outcome(0, "skipped"),
+    Outcome(0, "skipped", ()),
     Outcome(2**40, "scalars", (GROUP,)),
     Outcome(7, "vector", (GROUP, GROUP)),
     CATCH_UP,
@@ -79,14 +79,19 @@ def test_elements_are_little_endian_ring_elements() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_a_vector_of_broken_elements_is_refused(size: int) -> None:
-    with pytest.raises(MessageError, match=f"a vector of {size} bytes"):
+    with pytest.raises(MessageError, match=f"{size} bytes are not whole elements"):
         Contribution(0, bytes(size)).elements()
+    with pytest.raises(MessageError, match=f"{size} bytes are not whole elements"):
+        Group(0, bytes(size), 1).numbers()
 
 
 @pytest.mark.parametrize(
     "data",
     [
         ["outcome", 1, "other", []],
+        ["outcome", 1, "skipped"],
+        ["outcome", -1, "skipped", []],
+        ["outcome", 2**63, "skipped", []],
         ["outcome", 1.0, "skipped", []],
         ["outcome", True, "skipped", []],
         ["outcome", None, "skipped", []],

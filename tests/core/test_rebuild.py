@@ -75,9 +75,8 @@ def test_each_weight_is_divided_by_the_directions_that_touch_it() -> None:
     assert found[5] == 0
 
 
-def test_a_vector_is_the_weighted_mean() -> None:
-    ring = Ring(clients=2, n_max=30, clip=1.0)
-    found = gradient_from_vector(np.array([3, -(2**31), 2**31 - 1, 0], np.int32), 25, ring)
+def test_a_vector_is_the_weighted_mean_rounded_once() -> None:
+    ring, totals = Ring(clients=2, n_max=30, clip=1.0), [3, -(2**31), 2**31 - 1, 0, *range(2**24, 2**24 + 40)]
+    found = gradient_from_vector(np.array(totals, np.int32), 25, ring)
     assert found.dtype == np.float32
-    exact = [total / (25 * 2**ring.exponent) for total in (3, -(2**31), 2**31 - 1, 0)]
-    assert found.tolist() == [float(np.float32(x)) for x in exact]
+    assert found.tolist() == [float(np.float32(total / (25 * 2**ring.exponent))) for total in totals]

@@ -7,7 +7,7 @@ import pytest
 
 from baffle.core.arrays import I32
 from baffle.core.ring import ELEMENT, EXTRAS, GUARD, LOSS_MAX, Ring, RingVector, Sum, add
-from baffle.errors import MessageError
+from baffle.errors import MessageError, NotFiniteError
 
 RING = Ring(clients=10, n_max=100, clip=4.0)
 
@@ -46,6 +46,11 @@ def test_a_contribution_holds_values_weight_one_clipped_and_loss() -> None:
     assert signed(vector)[6] == 7 * 2 * 2**13  # the loss's own scale: ⌊log₂((2²⁹ − 10) / (64 · 10 · 100))⌋ = 13
 
 
+def test_the_losss_scale_does_not_depend_on_what_bounds_the_values() -> None:
+    for ring in (Ring(10, 100, 4.0), Ring(10, 100, 1000.0), Ring(10, 100, 4.0, Fraction(16))):
+        assert signed(ring.encode(np.zeros(2), 2, weight=3, loss=-1.0))[-1] == -3 * 2**13
+
+
 def test_a_contribution_reads_back() -> None:
     total = RING.decode(RING.encode(np.array([0.5, -1.0, 4.0]), 3, weight=7, loss=2.0), 1)
     assert (total.totals / (RING.scale * total.weight)).tolist() == [0.5, -1.0, 4.0]
@@ -69,9 +74,17 @@ def test_a_slow_client_counts_each_direction_more_and_leaves_the_rest_at_zero() 
 
 
 def test_clipped_values_are_bounded_and_counted() -> None:
-    vector = RING.encode(np.array([4.0, 4.001, -9.0, np.inf, -np.inf]), 5, 1, 0.0)
+    vector = RING.encode(np.array([4.0, 4.001, -9.0, 1e300, -1e300]), 5, 1, 0.0)
     assert signed(vector)[:5] == [2**19, 2**19, -(2**19), 2**19, -(2**19)]
     assert RING.decode(vector, 1).clipped == 4
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_refused(bad: float) -> None:
+    with pytest.raises(NotFiniteError, match="not finite"):
+        RING.encode(np.array([1.0, bad]), 2, 1, 0.0)
+    with pytest.raises(NotFiniteError, match="not finite"):
+        RING.encode(np.array([1.0, 1.0]), 2, 1, bad)
 
 
 def test_values_clipped_on_the_way_are_counted_too_up_to_the_length() -> None:
@@ -79,7 +92,7 @@ def test_values_clipped_on_the_way_are_counted_too_up_to_the_length() -> None:
     assert RING.decode(RING.encode(np.array([9.0, 0.0, 0.0]), 3, 1, 0.0, clipped_before=40), 1).clipped == 3
 
 
-@pytest.mark.parametrize(("loss", "told"), [(1e9, LOSS_MAX), (-1e9, -LOSS_MAX), (np.inf, LOSS_MAX), (-0.25, -0.25)])
+@pytest.mark.parametrize(("loss", "told"), [(1e9, LOSS_MAX), (-1e9, -LOSS_MAX), (-0.25, -0.25)])
 def test_the_reported_loss_is_bounded(loss: float, told: float) -> None:
     assert RING.decode(RING.encode(np.zeros(2), 2, 100, loss), 1).loss == told
 
@@ -147,3 +160,23 @@ def test_what_honest_clients_can_make_is_read(vector: RingVector) -> None:
 def test_totals_are_read_as_signed_numbers() -> None:
     totals: I32 = RING.decode(GOOD, 1).totals
     assert totals.tolist() == [50 * 2**17, -50 * 2**17]
+
+
+@pytest.mark.parametrize(("values", "length"), [(0, 8), (1, 8), (9, 8)])
+def test_more_or_fewer_values_than_a_tier_holds_are_refused(values: int, length: int) -> None:
+    ring = Ring(3, 10, 1.0, Fraction(4))
+    with pytest.raises(MessageError, match=f"expected 2 to 8 values, got {values}"):
+        ring.encode(np.zeros(values), length, 1, 0.0)
+
+
+@pytest.mark.parametrize(("size", "contributors"), [(6, 0), (3, 1), (6, -1)])
+def test_what_is_no_sum_is_refused(size: int, contributors: int) -> None:
+    with pytest.raises(MessageError, match="not a sum"):
+        RING.decode(np.zeros(size, np.uint32), contributors)
+
+
+def test_a_loss_that_nobody_can_have_is_refused() -> None:
+    vector = RING.encode(np.zeros(2), 2, 5, 0.0)
+    vector[-1] = 2**31 - 1
+    with pytest.raises(MessageError, match="mean loss"):
+        RING.decode(vector, 1)

@@ -85,3 +85,9 @@ def test_batches_follow_each_other_through_one_lap_after_the_other(n: int, size:
     assert all(len(batch) == size for batch in batches)
     laps = np.concatenate([permutation(key_of(lap), n) for lap in range(-(-turns * size // n))])
     assert np.concatenate(batches).tolist() == laps[: turns * size].tolist()
+
+
+def test_nothing_can_be_asked_of_the_stream() -> None:
+    assert keystream(bytes(32), range(3), 5, 0).shape == (3, 0)
+    assert keystream(bytes(32), range(0), 0, 2).shape == (0, 2 * BLOCK)
+    assert permutation(bytes(32), 0).tolist() == []

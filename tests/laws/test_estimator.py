@@ -1,7 +1,7 @@
 """The estimator's laws: what it estimates, how well, and with how many forward passes."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -43,7 +43,7 @@ def estimate(probed: Probed, directions: Directions, n: int) -> F32:
     return gradient_from_scalars(total.totals, 1, directions, dense(n, k), n, ALONE)
 
 
-def slope(x: list[float], y: list[float]) -> float:
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """The exponent of y ∝ xᵖ."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
@@ -111,17 +111,7 @@ def images(count: int) -> Batch:
     return Batch(generator.normal(size=(count, 1, 8, 8)).astype(np.float32), generator.integers(0, 10, count))
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Small operators are slower on several threads than on one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @BOTH_DISTRIBUTIONS
-@pytest.mark.usefixtures("one_thread")
 def test_alignment_with_lenets_gradient_is_the_root_of_k_over_k_plus_n_plus_one(distribution: Distribution) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -146,12 +136,12 @@ def test_the_error_of_a_scalar_falls_with_sigma_by_the_schemes_order(
 ) -> None:
     n, k, directions = len(WAVES), 60, directions_of(0, distribution)
     exact = directions.draw(range(k), 0, n) * distribution.unit @ (-WAVES * np.sin(WAVES * WAVE_POINT))
-    sigmas = [2.0**-e for e in range(5, 11)]
+    sigmas = [2.0**-e for e in range(6, 12)]
     errors = [
         float(np.sqrt(np.mean((scheme(waves, double(WAVE_POINT), directions, dense(n, k), s).scalars - exact) ** 2)))
         for s in sigmas
     ]
-    assert slope(sigmas, errors) == pytest.approx(order, abs=0.02)
+    assert slope(sigmas, errors) == pytest.approx(order, abs=0.05)
 
 
 class DeepLinear:
@@ -242,14 +232,14 @@ def covariance_error(distribution: Distribution, n: int, k: int) -> float:
 
 @BOTH_DISTRIBUTIONS
 def test_the_covariance_of_directions_nears_the_identity_like_the_root_of_n_over_k(distribution: Distribution) -> None:
-    counts, sizes = [2**e for e in range(9, 14)], [20, 40, 80, 160, 320]
+    counts, sizes = [512, 1024, 2048, 4096, 8192], [40, 80, 160]
     by_k = [covariance_error(distribution, 40, k) for k in counts]
-    by_n = [covariance_error(distribution, n, 4096) for n in sizes]
-    assert slope([float(k) for k in counts], by_k) == pytest.approx(-0.5, abs=0.1)
-    assert slope([float(n) for n in sizes], by_n) == pytest.approx(0.5, abs=0.1)
-    constants = [e / math.sqrt(40 / k) for e, k in zip(by_k, counts, strict=True)]
-    assert min(constants) > 1.5
-    assert max(constants) < 3
+    at_one_ratio = [covariance_error(distribution, n, 64 * n) for n in sizes]
+    assert slope(counts, by_k) == pytest.approx(-0.5, abs=0.1)
+    assert slope(sizes, at_one_ratio) == pytest.approx(0, abs=0.15)
+    # For large n the constant is 2 (Bai and Yin), with corrections of order √(n/K) and n^(−2/3).
+    errors = [e / math.sqrt(40 / k) for e, k in zip(by_k, counts, strict=True)]
+    assert errors == pytest.approx([2.0] * len(counts), rel=0.2)
 
 
 @pytest.mark.parametrize("k", [1, 2, 17])

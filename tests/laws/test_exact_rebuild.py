@@ -218,7 +218,7 @@ def journal(seed: int | None = None) -> list[Outcome]:
             order.shuffle(vectors)
         total = RING.decode(add(vectors), 5)
         group = Group(number, total.totals.astype("<i4").tobytes(), total.weight)
-        rounds.append(Outcome(number, "skipped") if number % 7 == 5 else Outcome(number, "scalars", (group,)))
+        rounds.append(Outcome(number, "skipped", ()) if number % 7 == 5 else Outcome(number, "scalars", (group,)))
     return rounds
 
 

@@ -24,7 +24,7 @@ from baffle.errors import MessageError
 
 Kind = Literal["scalars", "vector"]
 KINDS: list[type[Message]] = [Group, Outcome, CatchUp, RoundRequest, Contribution, Abstention]
-integers = st.integers(-(2**63), 2**63 - 1)
+integers = st.integers(0, 2**63 - 1)
 payloads = st.integers(0, 60).flatmap(lambda k: st.binary(min_size=4 * k, max_size=4 * k))
 hashes = st.binary(min_size=32, max_size=32)
 groups = st.builds(Group, integers, payloads, integers)

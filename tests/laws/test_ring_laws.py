@@ -93,7 +93,7 @@ def test_another_number_of_contributors_is_refused(
 ) -> None:
     ring, values, _, _ = case
     assume(claimed != len(values))
-    with pytest.raises(MessageError, match=f"expected {claimed} with at most"):
+    with pytest.raises(MessageError, match=f"(expected|from) {claimed} "):
         ring.decode(add(encoded(case)), claimed)
 
 

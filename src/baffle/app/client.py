@@ -51,9 +51,10 @@ class Client:
             weights = self.replica.weights_for(request)
             with self.borrow() as runtime:
                 work = self._work(request, weights, runtime)
+            weight = self.course.weight_of(len(self.indices))
+            vector = self.course.ring.encode(work.values, self.course.length, weight, work.loss, work.clipped)
         except BaffleError as fault:
             return encode(Abstention(request.round, str(fault)))
-        vector = self.course.ring.encode(work.values, self.course.length, self._weight(), work.loss, work.clipped)
         return encode(Contribution(request.round, vector.astype(ELEMENT, copy=False).tobytes()))
 
     def _work(self, request: RoundRequest, weights: F32, runtime: GradientRuntime) -> Work:
@@ -106,11 +107,6 @@ class Client:
         return self.data.batch(
             self.indices[batch_indices(lambda lap: seeds.key("batches", lap, self.number), n, size, round_number)]
         )
-
-    def _weight(self) -> int:
-        """N_c: what this client counts for."""
-        plan = self.course.plan
-        return 1 if plan.federation.weighting == "uniform" else min(len(self.indices), plan.ring.n_max)
 
 
 def _split(order: I64, size: int) -> list[I64]:

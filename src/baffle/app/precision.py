@@ -10,7 +10,7 @@ from baffle.app.task import Task
 from baffle.core.arrays import F32
 from baffle.core.directions import DISTRIBUTIONS, Directions, dense
 from baffle.core.probe import SCHEMES
-from baffle.errors import PlanError
+from baffle.errors import NotFiniteError, PlanError
 from baffle.trajectory import trajectory
 
 DIRECTIONS = 8
@@ -48,7 +48,7 @@ def measure(task: Task) -> Precision:
     exact = scalars(torch.float64, cast(F32, weights.astype(np.float64)))
     error = float(np.sqrt(np.mean((scalars(torch.float32, weights) - exact) ** 2)))
     typical = max(float(np.sqrt(np.mean(exact**2))), 1e-30)
-    weight = min(int(np.median([len(share) for share in task.shares])), plan.ring.n_max)
+    weight = course.weight_of(int(np.median([len(share) for share in task.shares])))
     return Precision(
         typical,
         error / typical,
@@ -61,7 +61,11 @@ def require_precision(task: Task) -> list[str]:
     """Refuse a plan whose scalars would be noise; give advice where they are merely noisy."""
     if task.plan.estimator == "backprop":
         return []
-    return judge(task, measure(task))
+    try:
+        found = measure(task)
+    except NotFiniteError as fault:
+        return [f"the precision of σ could not be measured: {fault}"]
+    return judge(task, found)
 
 
 def judge(task: Task, found: Precision) -> list[str]:

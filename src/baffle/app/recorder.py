@@ -4,6 +4,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,15 +13,20 @@ import numpy as np
 from baffle.app.client import forwards_of
 from baffle.app.round import Played
 from baffle.app.task import Runtimes, Task
+from baffle.core.arrays import F32
 from baffle.core.state import ServerState
 from baffle.errors import BaffleError
 from baffle.journal.folder import RunFolder
+from baffle.journal.replay import Present
 from baffle.journal.store import Journal
 from baffle.runtime.torch_loss import accuracy
 from baffle.trajectory import Trajectory
 
 MOST_SKIPPED = 10
 """A run stops after so many skipped rounds in a row: something is wrong that more rounds will not mend."""
+
+EVALUATED = ("test_accuracy", "test_accuracy_last")
+"""Accuracy of the averaged weights (where there is an average), and of the weights."""
 
 SOON = 1.0
 """Seconds after which a watcher of a long round hears something."""
@@ -56,43 +62,31 @@ class Recorder:
         self._records: list[Record] = list(journal.metrics())
         folder.write_metrics(self._records)
         self._began = time.perf_counter()
-        self._seconds_before = float(self._records[-1]["seconds"]) if self._records else 0.0
-        self._rounds_before = len(self._records)
+        self._seconds_before = max((float(record.get("seconds", 0)) for record in self._records), default=0.0)
+        self._rounds_before = journal.length()
         self._told = self._began
         self._record_seconds = 0.0
-        self._progress = Progress(len(self._records), course.plan.rounds)
+        self._progress = Progress(self._rounds_before, course.plan.rounds)
 
     def tick(self, done: int, of: int) -> None:
         """So many replies of the present round have come."""
         if done < of and time.perf_counter() - self._told > SOON:
-            self._tell(replace(self._progress, rounds_done=len(self._records) + done / of))
+            self._tell(replace(self._progress, rounds_done=self._progress.rounds_done + done / of))
 
     def record(self, played: Played) -> None:
-        number, plan = played.present.round - 1, self._course.plan
-        total = played.sum
-        record: Record = {
-            "round": number,
-            "loss": total.loss if total else None,
-            "contributors": total.contributors if total else 0,
-            "clipped": total.clipped if total else 0,
-            "forwards": sum(self._forwards(c) for c, event in played.participation.items() if event == "contributed"),
-            "uplink_bytes": sum(played.uplink.values()),
-            "replies": len(played.uplink),
-            "downlink_bytes": sum(size for c, size in played.downlink.items() if c not in played.joined),
-            "requests": len(played.downlink) - len(played.joined),
-            "join_bytes": sum(played.downlink[c] for c in played.joined),
-            "joins": len(played.joined),
-        }
-        if played.present.round % plan.run.evaluate_every == 0 or played.present.round == plan.rounds:
+        """Evaluate where it is time to, and tell of the round."""
+        plan, done = self._course.plan, played.present.round
+        record: Record = {"round": done - 1, **played.metrics}
+        if done % plan.run.evaluate_every == 0 or done == plan.rounds:
             record |= self._evaluate(played.present.state)
         began = time.perf_counter()
         record["seconds"] = round(self._seconds(), 3)
-        self._journal.record(number, record, played.participation)
+        self._journal.amend(record)
         self._folder.add_metrics(record)
         self._records.append(record)
         self._progress = replace(
             self._progress,
-            rounds_done=played.present.round,
+            rounds_done=done,
             loss=record["loss"],
             accuracy=record.get("test_accuracy", self._progress.accuracy),
             uplink_bytes=self._progress.uplink_bytes + record["uplink_bytes"],
@@ -102,21 +96,24 @@ class Recorder:
         self._record_seconds += time.perf_counter() - began
         self._stop_if_stuck(played)
 
-    def finish(self, state: ServerState) -> Summary:
+    def finish(self, present: Present) -> Summary:
         """The summary of a run that has reached its last round, also written to its folder."""
         plan, records = self._course.plan, self._records
+        self._journal.commit()
 
         def total(name: str) -> int:
             return sum(int(record[name]) for record in records)
 
         summary: Summary = {
             "name": plan.name,
-            **self._evaluate(state),
+            **self._last_evaluation(present),
             "train_loss": next((r["loss"] for r in reversed(records) if r["loss"] is not None), None),
-            "rounds": len(records),
+            "rounds": present.round,
             "skipped_rounds": sum(1 for r in records if not r["contributors"]),
             "seconds": round(self._seconds(), 2),
-            "forwards": total("forwards"),
+            "forwards": sum(
+                self._forwards(client) * rounds for client, rounds in self._journal.contributions().items()
+            ),
             "uplink_bytes_per_client_round": _ratio(total("uplink_bytes"), total("replies")),
             "downlink_bytes_per_client_round": _ratio(total("downlink_bytes"), total("requests")),
             "join_bytes_per_client": _ratio(total("join_bytes"), total("joins")),
@@ -124,7 +121,7 @@ class Recorder:
             "peak_rss_mb": round(_peak_rss_mb(), 1),
             "bookkeeping_seconds": round(self._journal.append_seconds + self._record_seconds, 3),
             "n_weights": self._course.n,
-            "weights_sha256": state.weights_hash().hex(),
+            "weights_sha256": present.state.weights_hash().hex(),
             "plan_digest": plan.digest().hex(),
             "trajectory_digest": self._course.digest.hex(),
             "estimator": plan.estimator,
@@ -133,13 +130,22 @@ class Recorder:
         self._folder.write_summary(summary)
         return summary
 
+    def _last_evaluation(self, present: Present) -> Record:
+        last = self._records[-1] if self._records else {}
+        known = last.get("round") == present.round - 1 and EVALUATED[0] in last
+        return {name: last[name] for name in EVALUATED} if known else self._evaluate(present.state)
+
     def _evaluate(self, state: ServerState) -> Record:
-        """Accuracy on the test set, of the averaged weights (where there is an average) and of the weights."""
+        """Accuracy on the test set."""
+        smooth = self._course.rule.smooth_weights(state)
+        candidates = [smooth] if smooth is state.weights else [smooth, state.weights]
+        with ThreadPoolExecutor(len(candidates)) as pool:
+            found = list(pool.map(self._accuracy, candidates))
+        return dict(zip(EVALUATED, (found[0], found[-1]), strict=True))
+
+    def _accuracy(self, weights: F32) -> float:
         with self._runtimes.borrow() as runtime:
-            raw = accuracy(runtime, state.weights, self._test)
-            smooth = self._course.rule.smooth_weights(state)
-            averaged = raw if smooth is state.weights else accuracy(runtime, smooth, self._test)
-        return {"test_accuracy": round(averaged, 6), "test_accuracy_last": round(raw, 6)}
+            return round(accuracy(runtime, weights, self._test), 6)
 
     def _forwards(self, client: int) -> int:
         return forwards_of(self._course, self._task.tiers[client], len(self._task.shares[client]))

@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from baffle.app.downlink import Downlink
 from baffle.core.messages import Group, Outcome, RoundRequest, encode
 from baffle.core.ports import Aggregation, Closed, Transport
-from baffle.core.ring import Sum
 from baffle.core.seeds import permutation
 from baffle.core.state import apply
 from baffle.journal.replay import Present
-from baffle.journal.store import Journal
+from baffle.journal.store import CONTRIBUTED, Journal
 from baffle.trajectory import Trajectory
 
 
@@ -21,11 +21,8 @@ class Played:
     """A round that is over: the present after it, and what is worth telling."""
 
     present: Present
-    sum: Sum | None
+    metrics: Mapping[str, Any]
     participation: Mapping[int, str]
-    uplink: Mapping[int, int]  # bytes from each client
-    downlink: Mapping[int, int]  # bytes to each client
-    joined: Set[int]  # clients that held no weights before
 
 
 def play_round(
@@ -43,17 +40,14 @@ def play_round(
     closed = aggregation.close(request, replies)
     outcome = outcome_of(course, request, closed)
     state = apply(course.rule, present.state, outcome)
-    snapshot = (present.round + 1) % course.plan.run.snapshot_every == 0
-    chain = journal.append(present.chain, outcome, state, snapshot=snapshot)
     joined = downlink.delivered(list(replies), present)
-    return Played(
-        Present(present.round + 1, state, chain),
-        closed.sum,
-        {client: _event(client, replies, closed) for client in roster},
-        {client: len(reply) for client, reply in replies.items()},
-        {client: len(message) for client, message in messages.items()},
-        joined,
+    metrics = tell(closed, messages, replies, joined)
+    participation = {client: _event(client, replies, closed) for client in roster}
+    snapshot = (present.round + 1) % course.plan.run.snapshot_every == 0
+    chain = journal.append(
+        present.chain, outcome, state, snapshot=snapshot, metrics=metrics, participation=participation
     )
+    return Played(Present(present.round + 1, state, chain), metrics, participation)
 
 
 def choose_clients(course: Trajectory, round_number: int) -> list[int]:
@@ -82,12 +76,30 @@ def open_round(
 def outcome_of(course: Trajectory, request: RoundRequest, closed: Closed) -> Outcome:
     """What the journal keeps of a round. Without a sum the round is skipped, and the run goes on."""
     if closed.sum is None:
-        return Outcome(request.round, "skipped")
+        return Outcome(request.round, "skipped", ())
     totals = closed.sum.totals.astype(np.dtype("<i4")).tobytes()
     return Outcome(request.round, course.plan.outcome_kind, (Group(request.key, totals, closed.sum.weight),))
+
+
+def tell(
+    closed: Closed, messages: Mapping[int, bytes], replies: Mapping[int, bytes], joined: Set[int]
+) -> dict[str, Any]:
+    """A round in numbers. What a client needs once, to join, is counted apart from what it needs every round."""
+    total = closed.sum
+    return {
+        "loss": total.loss if total else None,
+        "contributors": total.contributors if total else 0,
+        "clipped": total.clipped if total else 0,
+        "uplink_bytes": sum(len(reply) for reply in replies.values()),
+        "replies": len(replies),
+        "downlink_bytes": sum(len(message) for client, message in messages.items() if client not in joined),
+        "requests": len(messages.keys() - joined),
+        "join_bytes": sum(len(messages[client]) for client in joined),
+        "joins": len(joined),
+    }
 
 
 def _event(client: int, replies: Mapping[int, bytes], closed: Closed) -> str:
     if client not in replies:
         return "missing"
-    return closed.refusals.get(client, "contributed")
+    return closed.refusals.get(client, CONTRIBUTED)

@@ -20,7 +20,7 @@ from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up
 from baffle.journal.store import Journal
-from baffle.plan import Plan, change, parse
+from baffle.plan import Plan, change, load
 from baffle.secure.plain import PlainSum
 from baffle.trajectory import Trajectory, trajectory
 from baffle.transport.local import LocalTransport
@@ -61,7 +61,7 @@ def simulate(
 def resume(path: Path, settings: Iterable[str] = (), *, data: Path | None = None, watch: Watch = _nothing) -> Summary:
     """Go on with a run. Settings may change how far and how it goes, not what determines its weights."""
     with RunFolder.existing(path) as folder, one_thread_each():
-        old = parse(folder.plan.read_text(), source=str(folder.plan))
+        old = load(str(folder.plan))
         new = change(old, settings)
         if new.trajectory_digest() != old.trajectory_digest():
             raise PlanError("a run that goes on may change rounds and run.*, nothing else; start a new one with --out")
@@ -72,15 +72,19 @@ def resume(path: Path, settings: Iterable[str] = (), *, data: Path | None = None
         return _run(folder, task, watch)
 
 
+def baseline_of(plan: Plan) -> Plan:
+    """The same plan, trained by backpropagation."""
+    return change(plan, ['estimator = "backprop"'])
+
+
 def add_baseline(path: Path, *, data: Path | None = None, watch: Watch = _nothing) -> Summary:
     """Train the plan of a finished run by backpropagation too, in its subfolder, and add that to the run's summary."""
     with RunFolder.existing(path) as folder:
-        where = path / "baseline"
+        plan, where = load(str(folder.plan)), path / "baseline"
         if (where / "plan.toml").exists():
-            other = resume(where, data=data, watch=watch)
+            other = resume(where, [f"rounds={plan.rounds}"], data=data, watch=watch)
         else:
-            plan = change(parse(folder.plan.read_text()), ['estimator = "backprop"'])
-            other = simulate(plan, where, data=data, watch=watch)
+            other = simulate(baseline_of(plan), where, data=data, watch=watch)
         compared = ("test_accuracy", "rounds", "seconds", "uplink_bytes_per_client_round")
         summary: Summary = json.loads(folder.summary.read_text())
         summary |= {f"baseline_{name}": other[name] for name in compared}
@@ -89,30 +93,30 @@ def add_baseline(path: Path, *, data: Path | None = None, watch: Watch = _nothin
 
 
 def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
-    plan = task.plan
-    initial = task.initial_weights()
+    plan, initial = task.plan, task.initial_weights()
     course = trajectory(plan, len(initial))
-    journal = _open_journal(folder, course, initial)
     workers = plan.run.workers or os.cpu_count() or 1
     runtimes, replica = Runtimes(task, workers), Replica(course)
     clients = [
         Client(number, k, course, task.source.train, share, replica, runtimes.borrow)
         for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
     ]
-    recorder = Recorder(folder, journal, task, course, runtimes, watch)
-    downlink, aggregation = Downlink(plan.run.downlink, journal), PlainSum(course.ring, course.length)
-    present = catch_up(journal, course)
-    try:
-        with LocalTransport(
-            lambda number, message: clients[number].answer(message), workers, recorder.tick
-        ) as transport:
+
+    def answer(number: int, message: bytes) -> bytes:
+        return clients[number].answer(message)
+
+    with _open_journal(folder, course, initial) as journal:
+        present = catch_up(journal, course)
+        if present.round < plan.rounds:
+            folder.remove_summary()
+        recorder = Recorder(folder, journal, task, course, runtimes, watch)
+        downlink, aggregation = Downlink(plan.run.downlink, journal), PlainSum(course.ring, course.length)
+        with LocalTransport(answer, workers, recorder.tick) as transport:
             while present.round < plan.rounds:
                 played = play_round(course, present, transport, aggregation, journal, downlink)
                 recorder.record(played)
                 present = played.present
-    finally:
-        journal.close()
-    return recorder.finish(present.state)
+        return recorder.finish(present)
 
 
 def _open_journal(folder: RunFolder, course: Trajectory, initial: F32) -> Journal:

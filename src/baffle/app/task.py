@@ -17,7 +17,7 @@ from baffle.core.arrays import F32, I64
 from baffle.core.seeds import Seeds, permutation
 from baffle.data.partition import iid
 from baffle.data.sources import Source, load
-from baffle.errors import PlanError
+from baffle.errors import BaffleError, PlanError
 from baffle.models.build import build
 from baffle.plan import Plan
 from baffle.runtime.torch_loss import TorchLoss, weights_of
@@ -45,7 +45,10 @@ class Task:
             return build(self.plan.task.model, self.source.shape, self.source.classes)
 
     def initial_weights(self) -> F32:
-        return weights_of(self.module())
+        weights = weights_of(self.module())
+        if not len(weights):
+            raise PlanError("task.model has no trainable weights; expected at least one")
+        return weights
 
     def runtime(self, dtype: torch.dtype = torch.float32) -> TorchLoss:
         micro_batch, device = self.plan.probe.micro_batch, self.plan.run.device
@@ -75,7 +78,9 @@ def load_task(plan: Plan, folder: Path | None = None) -> Task:
     source = load(plan.task.data, folder)
     seeds = Seeds(plan.seed, b"")
     shares = iid(seeds.key("partition"), len(source.train), plan.federation.clients)
-    return Task(resolve(plan, shares), source, shares, _tiers(plan, seeds))
+    task = Task(resolve(plan, shares), source, shares, _tiers(plan, seeds))
+    _require_fit(task)
+    return task
 
 
 def resolve(plan: Plan, shares: list[I64]) -> Plan:
@@ -94,6 +99,18 @@ def resolve(plan: Plan, shares: list[I64]) -> Plan:
             f'at most {(2**29 - 1) // plan.per_round} (larger clients count as that much), or weighting = "uniform"'
         )
     return plan
+
+
+def _require_fit(task: Task) -> None:
+    """Try the model on two samples: whatever it cannot do is said here, before a run has a folder."""
+    batch = task.source.train.batch(task.shares[0][:2])
+    try:
+        task.runtime().on(batch)(task.initial_weights())
+    except BaffleError:
+        raise
+    except Exception as fault:
+        reason = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
+        raise PlanError(f"task.model cannot run on samples of shape {batch.x.shape[1:]}: {reason}") from fault
 
 
 def _require_device(name: str) -> None:

@@ -22,6 +22,9 @@ def main() -> None:
     """Run the command line; an error is one line on stderr and exit code 2."""
     try:
         code = commands.main(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as fault:
+        click.echo(fault.format_message(), err=True)
+        sys.exit(2)
     except click.ClickException as fault:
         sys.exit(_error(f"{fault.format_message()} (see baffle --help)"))
     except BaffleError as fault:
@@ -81,7 +84,10 @@ def run(
         )
     chosen = None if resumed else load(plan or "digits", settings)
     folder = resumed or out or _new_folder(chosen.name if chosen else "run")
-    from baffle.app.simulate import add_baseline, resume, simulate
+    from baffle.app.simulate import add_baseline, baseline_of, resume, simulate
+
+    if baseline and chosen:
+        baseline_of(chosen)  # a plan that has no baseline is refused before it is run
 
     console, remarks = show.consoles()
     console.quiet = quiet or as_json
@@ -101,11 +107,15 @@ def run(
                 summary = add_baseline(folder, data=data, watch=watch)
     except KeyboardInterrupt:
         if not quiet:
-            remarks.print(f"stopped; go on with: baffle run --resume {folder}", soft_wrap=True)
+            go_on = f"go on with: baffle run --resume {folder}"
+            remarks.print(
+                f"stopped; {go_on if (folder / 'plan.toml').exists() else 'nothing was begun'}", soft_wrap=True
+            )
         sys.exit(INTERRUPTED)
     if as_json:
         click.echo(json.dumps(summary))
-    console.print(show.summary_table(summary, folder))
+    console.print(show.summary_table(summary))
+    console.print(f"  folder            {folder}", soft_wrap=True)
 
 
 @commands.command()

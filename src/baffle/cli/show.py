@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -38,14 +37,9 @@ def watching(console: Console, label: str) -> Iterator["Watch"]:
 
 @contextmanager
 def counting(console: Console, label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for something that goes through so many rounds."""
-    with Bar(
-        TextColumn(label),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed}/{task.total} rounds"),
-        console=console,
-        transient=True,
-    ) as bar:
+    """A bar for something that goes through so many rounds; nothing where the output is not a terminal."""
+    columns = (TextColumn(label), BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total} rounds"))
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
@@ -78,7 +72,7 @@ def line(progress: "Progress") -> str:
     )
 
 
-def summary_table(summary: "Summary", folder: Path) -> Table:
+def summary_table(summary: "Summary") -> Table:
     """A finished run in a few lines."""
     weights = 4 * summary["n_weights"]
     table = Table(show_header=False, box=None, padding=(0, 2))
@@ -102,7 +96,6 @@ def summary_table(summary: "Summary", folder: Path) -> Table:
     for name, value in rows.items():
         if name != "clipped" or summary["clipped"]:
             table.add_row(name, value)
-    table.add_row("folder", str(folder))
     return table
 
 
@@ -146,7 +139,7 @@ def duration(seconds: float) -> str:
 
 def consoles() -> tuple[Console, Console]:
     """For results and for remarks."""
-    return Console(highlight=False), Console(file=sys.stderr, highlight=False)
+    return Console(highlight=False, markup=False), Console(file=sys.stderr, highlight=False, markup=False)
 
 
 def _skipped(summary: "Summary") -> str:

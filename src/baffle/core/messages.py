@@ -4,7 +4,7 @@ Integers and byte strings are written in their widest msgpack form, so that a me
 carries and not on the values: 4 bytes a scalar plus a constant, in every round. Any msgpack reader reads them.
 """
 
-from typing import Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -13,7 +13,10 @@ from baffle.core.arrays import I32
 from baffle.core.ring import ELEMENT, RingVector
 from baffle.errors import MessageError
 
-Bytes32 = bytes
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A round, a key's number, a weight."""
+
+Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 """A SHA-256 hash."""
 
 
@@ -24,20 +27,20 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class Group(Message, frozen=True, tag="group"):
     """One sum of a round: the number of the key of its directions, the totals, and ΣN_c."""
 
-    key: int
+    key: Number
     totals: bytes
-    weight: int
+    weight: Number
 
     def numbers(self) -> I32:
-        return np.frombuffer(self.totals, dtype="<i4").astype(np.int32)
+        return np.frombuffer(_whole(self.totals), dtype="<i4").astype(np.int32)
 
 
 class Outcome(Message, frozen=True, tag="outcome"):
     """One round's durable result. A skipped round has no groups and changes nothing."""
 
-    round: int
+    round: Number
     kind: Literal["scalars", "vector", "skipped"]
-    groups: tuple[Group, ...] = ()
+    groups: tuple[Group, ...]
 
 
 class CatchUp(Message, frozen=True, tag="catch-up"):
@@ -48,36 +51,34 @@ class CatchUp(Message, frozen=True, tag="catch-up"):
     """
 
     kind: Literal["outcomes", "delta", "weights", "snapshot"]
-    since: int
+    since: Number
     items: tuple[bytes, ...]
 
 
 class RoundRequest(Message, frozen=True, tag="request"):
     """From server to client: probe these weights along the directions of this key."""
 
-    round: int
-    key: int
-    trajectory: Bytes32
-    weights_hash: Bytes32
+    round: Number
+    key: Number
+    trajectory: Hash
+    weights_hash: Hash
     catch_up: CatchUp
 
 
 class Contribution(Message, frozen=True, tag="contribution"):
     """From client to server: a ring vector."""
 
-    round: int
+    round: Number
     vector: bytes
 
     def elements(self) -> RingVector:
-        if len(self.vector) % ELEMENT.itemsize:
-            raise MessageError(f"a vector of {len(self.vector)} bytes is not whole 4-byte elements")
-        return np.frombuffer(self.vector, dtype=ELEMENT)
+        return np.frombuffer(_whole(self.vector), dtype=ELEMENT)
 
 
 class Abstention(Message, frozen=True, tag="abstention"):
     """From client to server: nothing this round, and why."""
 
-    round: int
+    round: Number
     reason: str
 
 
@@ -104,6 +105,12 @@ def _read(data: bytes, kind: Any, name: str) -> Any:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as fault:
         raise MessageError(f"expected a message of type {name}: {fault}") from None
+
+
+def _whole(data: bytes) -> bytes:
+    if len(data) % ELEMENT.itemsize:
+        raise MessageError(f"{len(data)} bytes are not whole elements of {ELEMENT.itemsize}")
+    return data
 
 
 def _fixed_width(value: Any) -> Any:

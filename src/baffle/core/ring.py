@@ -4,6 +4,7 @@ A sum of ring elements does not depend on its order, so every client order gives
 in the same ring) cancel without a trace.
 """
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baffle.core.arrays import F64, I32
-from baffle.errors import MessageError
+from baffle.errors import MessageError, NotFiniteError
 
 GUARD = 2**29
 """No sum may exceed this: two bits below the ring's edge."""
@@ -74,6 +75,12 @@ class Ring:
         """
         if not 0 < weight <= self.n_max:
             raise MessageError(f"a sample weight must be 1 to {self.n_max}, got {weight}")
+        if not length <= len(values) * self.stretch <= length * self.stretch:
+            raise MessageError(f"expected {math.ceil(length / self.stretch)} to {length} values, got {len(values)}")
+        if not (math.isfinite(loss) and np.isfinite(values).all()):
+            raise NotFiniteError(
+                f"the loss ({loss}) or what follows from it is not finite; a smaller update.rate may help"
+            )
         bounded = np.clip(values, -self.clip, self.clip)
         clipped = min(length, int(np.count_nonzero(bounded != values)) + clipped_before)
         vector = np.zeros(length + EXTRAS, dtype=np.int64)
@@ -83,6 +90,8 @@ class Ring:
 
     def decode(self, total: RingVector, contributors: int) -> Sum:
         """Read the sum of so many contributions, and refuse one that honest clients cannot have made."""
+        if contributors < 1 or len(total) < EXTRAS:
+            raise MessageError(f"{len(total)} elements from {contributors} contributors are not a sum")
         signed = total.view(np.int32)
         weight, ones, clipped, loss = (int(extra) for extra in signed[-EXTRAS:])
         values = signed[:-EXTRAS]
@@ -96,6 +105,8 @@ class Ring:
             raise MessageError(f"a total of {largest} is more than {contributors} clients can send within their bounds")
         if not 0 <= clipped <= contributors * len(values):
             raise MessageError(f"the sum claims {clipped} clipped values of {contributors * len(values)}")
+        if abs(loss) > contributors + weight * LOSS_MAX * self._loss_scale:
+            raise MessageError(f"the sum claims a mean loss of {loss / (weight * self._loss_scale):g}")
         return Sum(values, weight, contributors, clipped, loss / (weight * self._loss_scale))
 
 

@@ -48,6 +48,8 @@ def keystream(key: bytes, lanes: range, first: int, blocks: int) -> U8:
     encrypted block by block, so that one call serves many short lanes.
     """
     counters = np.empty((len(lanes), blocks, 2), dtype=">u8")
+    if not counters.size:
+        return np.empty((len(lanes), blocks * BLOCK), dtype=np.uint8)
     counters[:, :, 0] = np.arange(lanes.start, lanes.stop, dtype=np.uint64)[:, None]
     counters[:, :, 1] = np.arange(first, first + blocks, dtype=np.uint64)
     # ECB of distinct counter blocks is the key stream of CTR mode; nothing is encrypted with it.

@@ -60,9 +60,10 @@ def apply(rule: Rule, state: ServerState, outcome: Outcome) -> ServerState:
         return state
     require_denormals()
     gradient = rule.gradient(outcome)
-    optimizer, step = rule.optimizer.update(state.optimizer, gradient, state.weights)
-    weights = state.weights + step
-    average, _ = rule.average.update(state.average, gradient, weights)
+    with np.errstate(over="ignore", invalid="ignore"):  # weights that left float32 show as a loss that is not finite
+        optimizer, step = rule.optimizer.update(state.optimizer, gradient, state.weights)
+        weights = state.weights + step
+        average, _ = rule.average.update(state.average, gradient, weights)
     return ServerState(weights, optimizer, average)
 
 

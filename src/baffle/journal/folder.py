@@ -11,13 +11,16 @@ from typing import Any
 
 from baffle.errors import RunFolderError
 
+PLAN = "plan.toml"
+"""The first file of a run; a process killed while it writes it leaves only `.plan.toml.new`."""
+
 
 class RunFolder:
     """Holds a lock on the folder while it is open. Files are replaced whole or not at all."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.plan = path / "plan.toml"
+        self.plan = path / PLAN
         self.journal = path / "journal.sqlite"
         self.metrics = path / "metrics.jsonl"
         self.summary = path / "summary.json"
@@ -27,12 +30,12 @@ class RunFolder:
     def new(cls, path: Path) -> "RunFolder":
         """A folder for a new run: it must be missing or empty. It is made when it is entered."""
         try:
-            taken = sorted(entry.name for entry in path.iterdir()) if path.exists() else []
+            taken = sorted({entry.name for entry in path.iterdir()} - {f".{PLAN}.new"}) if path.exists() else []
         except OSError as fault:
             raise RunFolderError(
                 f"{path} cannot be used for a run: {fault.strerror or fault}; give another --out"
             ) from None
-        if (path / "plan.toml").exists():
+        if PLAN in taken:
             raise RunFolderError(f"{path} holds another run; go on with it by --resume {path}, or give another --out")
         if taken:
             raise RunFolderError(f"{path} is not empty (it holds {taken[0]}); give another --out")
@@ -40,7 +43,7 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: Path) -> "RunFolder":
-        if not (path / "plan.toml").is_file():
+        if not (path / PLAN).is_file():
             raise RunFolderError(f"{path} holds no run: expected a folder with plan.toml that `baffle run --out` made")
         return cls(path)
 
@@ -70,6 +73,11 @@ class RunFolder:
     def add_metrics(self, record: Mapping[str, Any]) -> None:
         with self._translated(self.metrics), self.metrics.open("a") as file:
             file.write(json.dumps(record) + "\n")
+
+    def remove_summary(self) -> None:
+        """A run that goes on has no summary until it ends."""
+        with self._translated(self.summary):
+            self.summary.unlink(missing_ok=True)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self._replace(self.summary, json.dumps(summary, indent=2) + "\n")

@@ -1,16 +1,16 @@
 """Replay: from a journal back to the weights, for going on with a run and for auditing it. Needs NumPy alone."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from baffle.core.state import ServerState, apply
 from baffle.errors import BaffleError, ChainError, JournalError
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Entry, Journal, chain_next, chain_start
-from baffle.plan import parse
+from baffle.plan import load
 from baffle.trajectory import Trajectory, trajectory
 
 
@@ -92,26 +92,22 @@ def _at_snapshot(journal: Journal, course: Trajectory, number: int) -> Present:
 def verify(path: Path, progress: Callable[[int, int], None] = lambda _done, _of: None) -> Verified:
     """Replay a run from its initial weights and check every hash, snapshot and file on the way."""
     folder = RunFolder.existing(path)
-    journal = Journal.open(folder.journal)
-    plan = journal.plan()
-    shown = parse(folder.plan.read_text(), source=str(folder.plan))
-    if shown.trajectory_digest() != plan.trajectory_digest():
-        raise JournalError(f"{folder.plan} describes another run than the journal beside it")
-    course = trajectory(plan, journal.n_weights())
-    total, snapshots, skipped = journal.length(), journal.snapshot_numbers(), 0
-    present = beginning(course, journal.snapshot(course.rule, 0))
-    for entry in journal.entries():
-        after = follow(course, present, entry)
-        skipped += after.state is present.state
-        present = after
-        if (
-            present.round in snapshots
-            and journal.snapshot(course.rule, present.round).digest() != present.state.digest()
-        ):
-            raise ChainError(f"snapshot {present.round} is not the state after round {present.round - 1}", entry.round)
-        progress(present.round, total)
-    if max(snapshots) > present.round:
-        raise ChainError(f"the journal ends before its snapshot {max(snapshots)}", total)
+    with Journal.open(folder.journal) as journal, journal.one_view():
+        plan = journal.plan()
+        if load(str(folder.plan)).trajectory_digest() != plan.trajectory_digest():
+            raise JournalError(f"{folder.plan} describes another run than the journal beside it")
+        course = trajectory(plan, journal.n_weights())
+        total, snapshots, skipped = journal.length(), journal.snapshot_numbers(), 0
+        present = beginning(course, journal.snapshot(course.rule, 0))
+        for entry in journal.entries():
+            after = follow(course, present, entry)
+            skipped += after.state is present.state
+            present = after
+            if present.round in snapshots:
+                _check_snapshot(journal, course, present)
+            progress(present.round, total)
+        if max(snapshots) > present.round:
+            raise ChainError(f"the journal ends before its snapshot {max(snapshots)}", total)
     verified = Verified(
         rounds=present.round,
         skipped=skipped,
@@ -124,18 +120,35 @@ def verify(path: Path, progress: Callable[[int, int], None] = lambda _done, _of:
     return verified
 
 
+def _check_snapshot(journal: Journal, course: Trajectory, present: Present) -> None:
+    last = present.round - 1
+    try:
+        stored = journal.snapshot(course.rule, present.round)
+    except JournalError as fault:
+        raise ChainError(f"snapshot {present.round}, after round {last}: {fault}", last) from None
+    if stored.digest() != present.state.digest():
+        raise ChainError(f"snapshot {present.round} is not the state after round {last}", last)
+
+
+class Claim(msgspec.Struct):
+    """What a summary says that a journal can prove."""
+
+    rounds: int
+    weights_sha256: str
+
+
 def _check_summary(folder: RunFolder, verified: Verified) -> None:
-    """A finished run's summary must name the weights that the journal leads to."""
+    """A finished run's summary must tell of the rounds in the journal and name the weights that they lead to."""
     if not folder.summary.exists():
         return
     try:
-        summary: dict[str, Any] = json.loads(folder.summary.read_text())
-        claimed, rounds = summary["weights_sha256"], summary["rounds"]
-    except (ValueError, KeyError, TypeError) as fault:
-        raise JournalError(f"{folder.summary} cannot be read: {fault!r}") from None
-    if rounds > verified.rounds:
+        claim = msgspec.json.decode(folder.summary.read_bytes(), type=Claim)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as fault:
+        raise JournalError(f"{folder.summary} cannot be read: {fault}") from None
+    if claim.rounds != verified.rounds:
         raise ChainError(
-            f"{folder.summary} tells of {rounds} rounds, the journal holds {verified.rounds}", verified.rounds
+            f"{folder.summary} tells of {claim.rounds} rounds, the journal holds {verified.rounds}",
+            min(claim.rounds, verified.rounds),
         )
-    if rounds == verified.rounds and claimed != verified.weights_sha256:
-        raise JournalError(f"{folder.summary} claims other weights ({claimed}) than the journal leads to")
+    if claim.weights_sha256 != verified.weights_sha256:
+        raise JournalError(f"{folder.summary} claims other weights ({claim.weights_sha256}) than the journal leads to")

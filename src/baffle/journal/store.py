@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from baffle.core.messages import Outcome, decode, encode
@@ -22,6 +23,8 @@ from baffle.plan import Plan, parse
 FORMAT = "baffle-journal/1"
 TAG = b"baffle/chain/1"
 KEPT_SNAPSHOTS = 2
+CONTRIBUTED = "contributed"
+"""The event of a client whose reply is in a round's totals; any other says why it is not."""
 
 SCHEMA = """
 CREATE TABLE run (format TEXT, plan TEXT, trajectory_digest BLOB, n_weights INTEGER, versions TEXT);
@@ -89,6 +92,7 @@ class Journal:
         with journal._reading():
             row = journal._db.execute("SELECT format FROM run").fetchone()
         if row is None or row[0] != FORMAT:
+            journal._db.close()
             raise JournalError(
                 f"{path} has format {row[0] if row else None!r}, expected {FORMAT!r}: made by another version of baffle"
             )
@@ -104,6 +108,14 @@ class Journal:
                 return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'run'").fetchone() is not None
         except sqlite3.DatabaseError as fault:
             raise JournalError(f"{path} cannot be read: {fault}; it is damaged or not a journal") from None
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def commit(self) -> None:
         with self._writing():
@@ -131,35 +143,56 @@ class Journal:
             self._db.execute("UPDATE run SET plan = ?", (plan.to_toml(),))
             self._db.commit()
 
-    def append(self, previous: bytes, outcome: Outcome, state: ServerState, *, snapshot: bool) -> bytes:
-        """Record a round, before anybody builds on it; gives the hash that leads to it."""
+    def append(
+        self,
+        previous: bytes,
+        outcome: Outcome,
+        state: ServerState,
+        *,
+        snapshot: bool = False,
+        metrics: Mapping[str, Any] | None = None,
+        participation: Mapping[int, str] | None = None,
+    ) -> bytes:
+        """Record a round, before anybody builds on it; gives the hash that leads to it.
+
+        Its metrics and who took part stand outside the chain, but are as durable as the round.
+        """
         began = time.perf_counter()
         data = encode(outcome)
         chain = chain_next(previous, data, state)
         with self._writing():
             self._db.execute("INSERT INTO rounds VALUES (?, ?, ?)", (outcome.round, data, chain))
+            record = {"round": outcome.round, **(metrics or {})}
+            self._db.execute("INSERT INTO metrics VALUES (?, ?)", (outcome.round, json.dumps(record)))
+            rows = [(outcome.round, client, event) for client, event in (participation or {}).items()]
+            self._db.executemany("INSERT INTO participation VALUES (?, ?, ?)", rows)
             if snapshot:
-                self._db.execute("INSERT INTO snapshots VALUES (?, ?)", (outcome.round + 1, pack(state)))
-                self._db.execute(
-                    "DELETE FROM snapshots WHERE round != 0 AND round NOT IN "
-                    "(SELECT round FROM snapshots ORDER BY round DESC LIMIT ?)",
-                    (KEPT_SNAPSHOTS,),
-                )
-        if not self._commit_seconds:
+                self._write_snapshot(outcome.round + 1, state)
+        if time.monotonic() - self._committed >= self._commit_seconds:
             self.commit()
         self.append_seconds += time.perf_counter() - began
         return chain
 
-    def record(self, round_number: int, metrics: Mapping[str, Any], participation: Mapping[int, str]) -> None:
-        """Metrics of a round and who took part: outside the chain, for people."""
+    def amend(self, metrics: Mapping[str, Any]) -> None:
+        """Write down what was found out about a round after it was recorded, such as an accuracy."""
         with self._writing():
-            self._db.execute("INSERT INTO metrics VALUES (?, ?)", (round_number, json.dumps(metrics)))
-            self._db.executemany(
-                "INSERT INTO participation VALUES (?, ?, ?)",
-                [(round_number, client, event) for client, event in participation.items()],
+            self._db.execute("UPDATE metrics SET record = ? WHERE round = ?", (json.dumps(metrics), metrics["round"]))
+
+    def _write_snapshot(self, number: int, state: ServerState) -> None:
+        self._db.execute("INSERT INTO snapshots VALUES (?, ?)", (number, pack(state)))
+        self._db.execute(
+            "DELETE FROM snapshots WHERE round != 0 AND round NOT IN "
+            "(SELECT round FROM snapshots ORDER BY round DESC LIMIT ?)",
+            (KEPT_SNAPSHOTS,),
+        )
+
+    def contributions(self) -> dict[int, int]:
+        """How many rounds each client contributed to."""
+        with self._reading():
+            rows = self._db.execute(
+                "SELECT client, count(*) FROM participation WHERE event = ? GROUP BY client", (CONTRIBUTED,)
             )
-        if time.monotonic() - self._committed >= self._commit_seconds:
-            self.commit()
+            return dict(rows)
 
     def length(self) -> int:
         with self._reading():
@@ -185,7 +218,10 @@ class Journal:
     def metrics(self) -> Iterator[dict[str, Any]]:
         with self._reading():
             for (record,) in self._db.execute("SELECT record FROM metrics ORDER BY round"):
-                yield json.loads(record)
+                try:
+                    yield json.loads(record)
+                except ValueError as fault:
+                    raise JournalError(f"{self._path}: metrics cannot be read: {fault}") from None
 
     def snapshot_numbers(self) -> list[int]:
         with self._reading():
@@ -197,11 +233,22 @@ class Journal:
             row = self._db.execute("SELECT state FROM snapshots WHERE round = ?", (number,)).fetchone()
         if row is None:
             raise JournalError(f"{self._path} has no snapshot {number}; it has {self.snapshot_numbers()}")
-        return unpack(rule, row[0])
+        state = unpack(rule, row[0])
+        if len(state.weights) != self.n_weights():
+            raise JournalError(f"snapshot {number} holds {len(state.weights)} weights, the run has {self.n_weights()}")
+        return state
 
     def n_weights(self) -> int:
         with self._reading():
             return int(self._db.execute("SELECT n_weights FROM run").fetchone()[0])
+
+    @contextmanager
+    def one_view(self) -> Iterator[None]:
+        """Everything read inside is of one moment, while a run may go on."""
+        with self._reading():
+            self._db.execute("BEGIN")
+        yield
+        self._db.rollback()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

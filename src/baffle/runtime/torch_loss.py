@@ -21,7 +21,8 @@ def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
 
 def weights_of(module: nn.Module) -> F32:
     """The trainable weights, in the order of `parameters()`, as one vector of their own."""
-    return np.concatenate([p.detach().cpu().numpy().reshape(-1) for p in _trainable(module)]).astype(np.float32)
+    parts = [p.detach().cpu().numpy().reshape(-1) for p in _trainable(module)]
+    return np.concatenate([np.empty(0, np.float32), *parts]).astype(np.float32)
 
 
 class TorchLoss:
