@@ -92,6 +92,7 @@ def _at_snapshot(journal: Journal, course: Trajectory, number: int) -> Present:
 def verify(path: Path, progress: Callable[[int, int], None] = lambda _done, _of: None) -> Verified:
     """Replay a run from its initial weights and check every hash, snapshot and file on the way."""
     folder = RunFolder.existing(path)
+    claim = _claim(folder)  # before the journal: a run may end meanwhile, and its summary follows its journal
     with Journal.open(folder.journal) as journal, journal.one_view():
         plan = journal.plan()
         if load(str(folder.plan)).trajectory_digest() != plan.trajectory_digest():
@@ -116,7 +117,8 @@ def verify(path: Path, progress: Callable[[int, int], None] = lambda _done, _of:
         trajectory_digest=course.digest.hex(),
         chain=present.chain.hex(),
     )
-    _check_summary(folder, verified)
+    if claim:
+        _check_claim(folder, claim, verified)
     return verified
 
 
@@ -137,14 +139,17 @@ class Claim(msgspec.Struct):
     weights_sha256: str
 
 
-def _check_summary(folder: RunFolder, verified: Verified) -> None:
+def _claim(folder: RunFolder) -> Claim | None:
     """A finished run's summary must tell of the rounds in the journal and name the weights that they lead to."""
     if not folder.summary.exists():
-        return
+        return None
     try:
-        claim = msgspec.json.decode(folder.summary.read_bytes(), type=Claim)
+        return msgspec.json.decode(folder.summary.read_bytes(), type=Claim)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as fault:
         raise JournalError(f"{folder.summary} cannot be read: {fault}") from None
+
+
+def _check_claim(folder: RunFolder, claim: Claim, verified: Verified) -> None:
     if claim.rounds != verified.rounds:
         raise ChainError(
             f"{folder.summary} tells of {claim.rounds} rounds, the journal holds {verified.rounds}",

@@ -261,7 +261,11 @@ class Journal:
     def _writing(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.OperationalError, sqlite3.DatabaseError) as fault:
+        except sqlite3.DatabaseError as fault:
+            with suppress(
+                sqlite3.DatabaseError
+            ):  # rounds that are not durable can be computed again; half of one cannot
+                self._db.rollback()
             raise RunFolderError(
                 f"{self._path} cannot be written: {fault}; free some space or mend the disk, "
                 f"then go on with: baffle run --resume {self._path.parent}"

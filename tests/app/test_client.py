@@ -1,0 +1,316 @@
+"""A client's half of a round: which samples it uses, what it sends, what it counts for, and when it abstains."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from baffle.app.client import Client, contribution_bytes, forwards_of
+from baffle.app.replica import Replica
+from baffle.app.task import Task, load_task
+from baffle.core.arrays import F32, F64
+from baffle.core.messages import (
+    Abstention,
+    CatchUp,
+    Contribution,
+    Group,
+    Outcome,
+    Reply,
+    RoundRequest,
+    decode_reply,
+    encode,
+)
+from baffle.core.ports import Batch, GradientRuntime
+from baffle.core.probe import SCHEMES, Loss
+from baffle.core.ring import EXTRAS, Sum
+from baffle.core.state import ServerState, pack
+from baffle.data.sources import Dataset
+from baffle.errors import MessageError
+from baffle.plan import Plan
+from baffle.trajectory import Trajectory, trajectory
+
+SAMPLES = 20
+FORWARD = ["probe.scheme=forward"]
+CENTRAL = ["probe.scheme=central"]
+BACKPROP = ['estimator="backprop"']
+EPOCH = ['federation.level="epoch"', "federation.epochs=3"]
+
+
+class Bowl:
+    """A runtime whose loss is a bowl around a batch's mean label; it remembers what it was asked."""
+
+    def __init__(self, n: int, *, loss: float | None = None) -> None:
+        self.n = n
+        self.batches: list[list[int]] = []
+        self.forwards = 0
+        self._loss = loss
+
+    def on(self, batch: Batch) -> Loss:
+        self.batches.append(batch.y.tolist())
+
+        def loss(weights: F32) -> float:
+            self.forwards += 1
+            distance = weights.astype(np.float64) - np.mean(batch.y) / SAMPLES
+            return float(np.mean(distance**2)) if self._loss is None else self._loss
+
+        return loss
+
+    def gradient_on(self, batch: Batch) -> Callable[[F32], tuple[float, F32]]:
+        loss = self.on(batch)
+        centre = np.float32(np.mean(batch.y) / SAMPLES)
+        return lambda weights: (loss(weights), 2 * (weights - centre) / np.float32(self.n))
+
+
+class Setting:
+    """One client on twenty numbered samples, and the server's first state."""
+
+    def __init__(
+        self, plan: Plan, runtime: Bowl, *, number: int = 0, k: int | None = None, held: int = SAMPLES
+    ) -> None:
+        self.course: Trajectory = trajectory(plan, runtime.n)
+        self.state: ServerState = self.course.rule.start(np.linspace(-1, 1, runtime.n, dtype=np.float32))
+        data = Dataset(np.arange(SAMPLES), np.arange(SAMPLES), lambda x: x.astype(np.float32)[:, None])
+
+        @contextmanager
+        def borrow() -> Iterator[GradientRuntime]:
+            yield runtime
+
+        replica = Replica(self.course)
+        self.client = Client(number, k or plan.probe.k, self.course, data, np.arange(held), replica, borrow)
+
+    def request(self, number: int = 0) -> bytes:
+        catch_up = CatchUp("snapshot", number, (pack(self.state),))
+        return encode(RoundRequest(number, number, self.course.digest, self.state.weights_hash(), catch_up))
+
+    def reply(self, number: int = 0) -> Reply:
+        return decode_reply(self.client.answer(self.request(number)))
+
+    def sent(self, number: int = 0) -> Sum:
+        reply = self.reply(number)
+        assert isinstance(reply, Contribution)
+        assert reply.round == number
+        return self.course.ring.decode(reply.elements().astype(np.uint32), 1)
+
+    def values(self, number: int = 0) -> F64:
+        """What was sent, per sample."""
+        found = self.sent(number)
+        mean: F64 = found.totals / (self.course.ring.scale * found.weight)
+        return mean
+
+
+def _plan(tiny: Callable[..., Plan], *settings: str) -> Plan:
+    return tiny("ring.n_max=20", "federation.batch=6", "probe.sigma=1e-4", *settings)
+
+
+def test_every_sample_is_used_once_before_any_is_used_twice(tiny: Callable[..., Plan]) -> None:
+    runtime = Bowl(5)
+    setting = Setting(_plan(tiny), runtime)
+    for number in range(SAMPLES):
+        setting.sent(number)
+    assert {len(batch) for batch in runtime.batches} == {6}
+    used = np.concatenate(runtime.batches).reshape(6, SAMPLES)
+    for lap in used:
+        assert sorted(lap) == list(range(SAMPLES))
+    assert used[0].tolist() != used[1].tolist()
+
+
+@pytest.mark.parametrize("batch", [0, SAMPLES, SAMPLES + 5])
+def test_a_batch_of_zero_or_more_than_all_is_all_samples(tiny: Callable[..., Plan], batch: int) -> None:
+    runtime = Bowl(5)
+    Setting(_plan(tiny, f"federation.batch={batch}"), runtime).sent(3)
+    assert [sorted(found) for found in runtime.batches] == [list(range(SAMPLES))]
+
+
+def test_clients_use_their_own_samples_in_their_own_order(tiny: Callable[..., Plan]) -> None:
+    one, other = Bowl(5), Bowl(5)
+    Setting(_plan(tiny), one, number=0).sent()
+    Setting(_plan(tiny), other, number=1).sent()
+    assert one.batches != other.batches
+    few = Bowl(5)
+    Setting(_plan(tiny, "federation.batch=0"), few, held=7).sent()
+    assert few.batches == [list(range(7))]
+
+
+def test_an_epoch_goes_through_all_samples_in_a_new_order(tiny: Callable[..., Plan]) -> None:
+    runtime = Bowl(5)
+    setting = Setting(_plan(tiny, *EPOCH), runtime)
+    setting.sent(4)
+    assert [len(batch) for batch in runtime.batches] == [6, 6, 6, 2] * 3
+    laps = np.concatenate(runtime.batches).reshape(3, SAMPLES)
+    for lap in laps:
+        assert sorted(lap) == list(range(SAMPLES))
+    assert len({tuple(lap) for lap in laps}) == 3
+    runtime.batches.clear()
+    setting.sent(5)
+    assert np.concatenate(runtime.batches)[:SAMPLES].tolist() != laps[0].tolist()
+
+
+@pytest.mark.parametrize("level", [["federation.epochs=1"], EPOCH])
+@pytest.mark.parametrize("scheme", [FORWARD, CENTRAL, BACKPROP])
+@pytest.mark.parametrize("batch", [0, 6, 20])
+@pytest.mark.parametrize("held", [20, 3])
+def test_forwards_are_counted_right(
+    tiny: Callable[..., Plan], level: list[str], scheme: list[str], batch: int, held: int
+) -> None:
+    runtime = Bowl(5)
+    setting = Setting(_plan(tiny, *level, *scheme, f"federation.batch={batch}"), runtime, held=held)
+    setting.sent(2)
+    assert forwards_of(setting.course, 4, held) == runtime.forwards
+
+
+def test_forwards_of_a_slow_client(tiny: Callable[..., Plan]) -> None:
+    runtime = Bowl(5)
+    setting = Setting(_plan(tiny, "federation.tiers=[{k=2, share=0.5}]"), runtime, k=2)
+    setting.sent()
+    assert forwards_of(setting.course, 2, SAMPLES) == runtime.forwards == 3
+
+
+@pytest.mark.parametrize("scheme", [FORWARD, CENTRAL])
+def test_scalars_are_the_directional_derivatives_of_the_rounds_directions(
+    tiny: Callable[..., Plan], scheme: list[str]
+) -> None:
+    plan = _plan(tiny, "federation.batch=0", *scheme)
+    setting = Setting(plan, Bowl(5))
+    everything = Batch(np.zeros((SAMPLES, 1), np.float32), np.arange(SAMPLES))
+    for number in (0, 3):
+        directions = setting.course.directions(number)
+        expected = SCHEMES[plan.probe.scheme](
+            Bowl(5).on(everything), setting.state.weights, directions, setting.course.supports, plan.probe.sigma
+        )
+        np.testing.assert_allclose(setting.values(number), expected.scalars, atol=1e-5)
+        assert setting.sent(number).loss == pytest.approx(expected.base, abs=1e-4)
+
+
+def test_a_slow_client_sends_a_prefix_that_counts_more(tiny: Callable[..., Plan]) -> None:
+    tiers = "federation.tiers=[{k=2, share=0.5}]"
+    fast, slow = Setting(_plan(tiny, tiers), Bowl(5)), Setting(_plan(tiny, tiers), Bowl(5), k=2)
+    np.testing.assert_allclose(slow.values()[:2], 2 * fast.values()[:2], atol=1e-4)
+    np.testing.assert_array_equal(slow.values()[2:], 0)
+    assert slow.sent().weight == fast.sent().weight
+
+
+@pytest.mark.parametrize(
+    ("settings", "held", "weight"),
+    [
+        ([], 20, 20),
+        ([], 7, 7),
+        (["ring.n_max=12"], 20, 12),
+        (["federation.weighting=uniform", "ring.n_max=1"], 20, 1),
+        (["federation.weighting=uniform", "ring.n_max=20"], 7, 1),
+    ],
+)
+@pytest.mark.parametrize("level", [[], EPOCH])
+def test_a_client_counts_for_its_samples_or_for_one(
+    tiny: Callable[..., Plan], level: list[str], settings: list[str], held: int, weight: int
+) -> None:
+    assert Setting(_plan(tiny, *level, *settings), Bowl(5), held=held).sent().weight == weight
+
+
+def test_backpropagation_sends_the_gradient(tiny: Callable[..., Plan]) -> None:
+    setting = Setting(_plan(tiny, *BACKPROP, "federation.batch=0"), Bowl(5))
+    expected = 2 * (setting.state.weights - np.mean(np.arange(SAMPLES)) / SAMPLES) / 5
+    np.testing.assert_allclose(setting.values(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", [BACKPROP, CENTRAL])
+def test_one_local_step_sends_minus_the_weight_change(tiny: Callable[..., Plan], estimator: list[str]) -> None:
+    settings = ["federation.batch=0", 'federation.level="epoch"', 'update.optimizer="sgd"', "update.rate=0.5"]
+    setting = Setting(_plan(tiny, *estimator, *settings, "probe.k=2000"), Bowl(5))
+    slope = 2 * (setting.state.weights - np.mean(np.arange(SAMPLES)) / SAMPLES) / 5
+    exact = estimator is BACKPROP
+    np.testing.assert_allclose(setting.values(), 0.5 * slope, atol=1e-6 if exact else 0.05)
+
+
+def test_local_steps_follow_each_other_with_a_fresh_optimizer_every_round(tiny: Callable[..., Plan]) -> None:
+    settings = ["federation.batch=0", *EPOCH, 'update.optimizer="momentum"', "update.rate=0.5", "update.momentum=0.5"]
+    setting = Setting(_plan(tiny, *BACKPROP, *settings), Bowl(5))
+    centre = np.mean(np.arange(SAMPLES)) / SAMPLES
+    here, velocity = setting.state.weights.astype(np.float64), np.zeros(5)
+    for _ in range(3):
+        velocity = 0.5 * velocity + 2 * (here - centre) / 5
+        here = here - 0.5 * velocity
+    for number in (0, 1):
+        np.testing.assert_allclose(setting.values(number), setting.state.weights - here, atol=1e-6)
+
+
+def test_local_directions_belong_to_round_client_and_step(tiny: Callable[..., Plan]) -> None:
+    plan = _plan(tiny, 'federation.level="epoch"', "federation.batch=0")
+    one, other = Setting(plan, Bowl(5), number=0), Setting(plan, Bowl(5), number=1)
+    assert one.values(0).tolist() != other.values(0).tolist()
+    assert one.values(0).tolist() != one.values(1).tolist()
+
+
+@pytest.mark.parametrize("settings", [FORWARD, EPOCH, BACKPROP, [*BACKPROP, *EPOCH]])
+def test_a_reply_can_be_computed_again(tiny: Callable[..., Plan], settings: list[str]) -> None:
+    plan = _plan(tiny, *settings)
+    replies = {Setting(plan, Bowl(5)).client.answer(Setting(plan, Bowl(5)).request(number)) for number in (3, 3, 4)}
+    assert len(replies) == 2
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("level", [["federation.epochs=1"], EPOCH])
+@pytest.mark.parametrize("estimator", [FORWARD, CENTRAL, BACKPROP])
+def test_a_loss_that_is_not_finite_is_said_and_nothing_is_sent(
+    tiny: Callable[..., Plan], level: list[str], estimator: list[str], loss: float
+) -> None:
+    reply = Setting(_plan(tiny, *level, *estimator), Bowl(5, loss=loss)).reply(3)
+    assert isinstance(reply, Abstention)
+    assert reply.round == 3
+    assert "loss" in reply.reason
+    assert str(loss) in reply.reason
+
+
+def test_clipped_scalars_are_counted(tiny: Callable[..., Plan]) -> None:
+    assert Setting(_plan(tiny), Bowl(5)).sent().clipped == 0
+    assert Setting(_plan(tiny, "ring.d_max=1e-6"), Bowl(5)).sent().clipped == 4
+
+
+def test_values_clipped_on_the_way_are_counted_at_epoch_level(tiny: Callable[..., Plan]) -> None:
+    assert Setting(_plan(tiny, *EPOCH), Bowl(5)).sent().clipped == 0
+    assert Setting(_plan(tiny, *EPOCH, "ring.d_max=1e-6"), Bowl(5)).sent().clipped == 5
+    assert Setting(_plan(tiny, *EPOCH, "ring.update_max=1e-6"), Bowl(5)).sent().clipped == 5
+
+
+@pytest.mark.parametrize("settings", [FORWARD, EPOCH, BACKPROP])
+def test_a_reply_is_four_bytes_a_value_and_a_constant(tiny: Callable[..., Plan], settings: list[str]) -> None:
+    setting = Setting(_plan(tiny, *settings), Bowl(5))
+    for number in (0, 2**40):
+        assert len(setting.client.answer(setting.request(number))) == contribution_bytes(setting.course)
+    constant = contribution_bytes(setting.course) - 4 * (setting.course.length + EXTRAS)
+    assert 0 < constant < 64
+
+
+def test_a_request_of_another_plan_is_answered_with_a_refusal(tiny: Callable[..., Plan]) -> None:
+    mine, theirs = Setting(_plan(tiny), Bowl(5)), Setting(_plan(tiny, "probe.k=5"), Bowl(5))
+    reply = decode_reply(mine.client.answer(theirs.request()))
+    assert isinstance(reply, Abstention)
+    assert "another plan" in reply.reason
+
+
+def test_what_is_no_request_is_refused(tiny: Callable[..., Plan]) -> None:
+    with pytest.raises(MessageError, match="RoundRequest"):
+        Setting(_plan(tiny), Bowl(5)).client.answer(b"noise")
+
+
+def test_on_a_real_model_the_mean_of_many_scalars_times_directions_is_the_gradient(tiny: Callable[..., Plan]) -> None:
+    task: Task = load_task(tiny("probe.k=1000", "federation.batch=0", "federation.clients=3", "probe.sigma=1e-3"))
+    course = trajectory(task.plan, len(task.initial_weights()))
+    runtime = task.runtime()
+
+    @contextmanager
+    def borrow() -> Iterator[GradientRuntime]:
+        yield runtime
+
+    client = Client(0, 1000, course, task.source.train, task.shares[0], Replica(course), borrow)
+    state = course.rule.start(task.initial_weights())
+    request = RoundRequest(0, 0, course.digest, state.weights_hash(), CatchUp("snapshot", 0, (pack(state),)))
+    reply = decode_reply(client.answer(encode(request)))
+    assert isinstance(reply, Contribution)
+    found = course.ring.decode(reply.elements().astype(np.uint32), 1)
+    assert found.weight == len(task.shares[0])
+    group = Group(0, found.totals.astype("<i4").tobytes(), found.weight)
+    estimate = course.rule.gradient(Outcome(0, "scalars", (group,)))
+    _, exact = runtime.gradient_on(task.source.train.batch(task.shares[0]))(state.weights)
+    cosine = estimate @ exact / np.linalg.norm(estimate) / np.linalg.norm(exact)
+    assert cosine == pytest.approx(np.sqrt(1000 / (1000 + 650 + 1)), rel=0.05)

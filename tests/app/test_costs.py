@@ -1,0 +1,82 @@
+"""What is predicted before a run is what the run then reports."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baffle.app.costs import Costs, costs
+from baffle.app.simulate import simulate
+from baffle.app.task import load_task
+from baffle.plan import Plan
+
+VARIANTS: dict[str, list[str]] = {
+    "scalars": [],
+    "more scalars": ["probe.k=9"],
+    "central": ["probe.scheme=central"],
+    "delta": ["run.downlink=delta"],
+    "weights": ["run.downlink=weights"],
+    "epoch": ['federation.level="epoch"', "federation.batch=100", "federation.epochs=2"],
+    "backprop": ['estimator="backprop"'],
+    "tiers": ["federation.tiers=[{k=2, share=0.34}]"],
+    "lenet": ['task.model={name="lenet", channels=[2, 3]}'],
+}
+
+
+def _costs(plan: Plan) -> Costs:
+    return costs(load_task(plan))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_bytes_and_forwards_come_as_predicted(tiny: Callable[..., Plan], tmp_path: Path, name: str) -> None:
+    plan = tiny(*VARIANTS[name])
+    predicted, found = _costs(plan), simulate(plan, tmp_path / "run")
+    assert found["uplink_bytes_per_client_round"] == predicted.uplink_bytes
+    assert found["downlink_bytes_per_client_round"] == predicted.downlink_bytes
+    assert found["forwards"] == predicted.forwards_in_all
+    assert found["n_weights"] == predicted.n_weights
+    if plan.run.downlink == "scalars":
+        assert found["join_bytes_per_client"] == predicted.join_bytes
+
+
+@pytest.mark.parametrize("direction", ["uplink_bytes", "downlink_bytes"])
+def test_scalars_cost_four_bytes_each_and_a_constant(tiny: Callable[..., Plan], direction: str) -> None:
+    sizes = {k: getattr(_costs(tiny(f"probe.k={k}")), direction) for k in (4, 5, 50, 70_000)}
+    constants = {size - 4 * k for k, size in sizes.items()}
+    assert len(constants) == 1
+    assert 0 < constants.pop() < 256
+
+
+def test_the_model_does_not_change_what_scalars_cost(tiny: Callable[..., Plan]) -> None:
+    small, large = _costs(tiny()), _costs(tiny('task.model={name="lenet"}'))
+    assert (small.uplink_bytes, small.downlink_bytes) == (large.uplink_bytes, large.downlink_bytes)
+    assert large.weights_bytes == 4 * large.n_weights > small.weights_bytes
+
+
+def test_expected_alignment(tiny: Callable[..., Plan]) -> None:
+    assert _costs(tiny("probe.k=50")).alignment == pytest.approx(math.sqrt(50 / (50 + 650 + 1)))
+    baseline = _costs(tiny('estimator="backprop"'))
+    assert baseline.alignment is None
+    assert baseline.precision is None
+    assert baseline.advice == []
+
+
+def test_clients_and_samples(tiny: Callable[..., Plan]) -> None:
+    found = _costs(tiny("federation.clients=10", "federation.participation=0.3"))
+    assert (found.clients_per_round, found.samples_per_client) == (3, 144)
+    assert found.forwards_in_all == 6 * 3 * 5
+
+
+def test_memory_grows_with_model_and_batch(tiny: Callable[..., Plan]) -> None:
+    lenet = 'task.model={name="lenet"}'
+    small, large = _costs(tiny()).memory_bytes, _costs(tiny(lenet)).memory_bytes
+    wide = _costs(tiny(lenet, "probe.micro_batch=64", "federation.batch=64")).memory_bytes
+    assert 3 * 4 * 650 < small < large < wide
+    assert _costs(tiny(lenet, "run.downlink=weights")).memory_bytes < large
+    assert _costs(tiny(lenet, 'estimator="backprop"')).memory_bytes > large
+
+
+def test_advice_is_passed_on(tiny: Callable[..., Plan]) -> None:
+    (advice,) = _costs(tiny("probe.sigma=5e-8")).advice
+    assert "probe.sigma" in advice

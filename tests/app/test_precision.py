@@ -1,0 +1,69 @@
+"""Whether σ and the ring can carry the losses: refused, warned about, or silent."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baffle.app.precision import measure, require_precision
+from baffle.app.simulate import simulate
+from baffle.app.task import load_task
+from baffle.errors import PlanError
+from baffle.plan import Plan, load
+from baffle.trajectory import trajectory
+
+
+def test_the_presets_are_fine(tiny: Callable[..., Plan]) -> None:
+    assert require_precision(load_task(load("digits"))) == []
+    assert require_precision(load_task(tiny())) == []
+
+
+@pytest.mark.parametrize("scheme", ["forward", "central"])
+def test_a_step_below_the_precision_of_the_loss_is_refused(tiny: Callable[..., Plan], scheme: str) -> None:
+    with pytest.raises(PlanError, match=r"probe\.sigma: 1e-09 is below the precision.*use at least \S+") as refused:
+        require_precision(load_task(tiny("probe.sigma=1e-9", f"probe.scheme={scheme}")))
+    wanted = float(str(refused.value).rsplit(" ", 1)[1])
+    assert require_precision(load_task(tiny(f"probe.sigma={wanted}", f"probe.scheme={scheme}"))) == []
+
+
+def test_a_small_step_is_warned_about_with_a_better_one(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    said: list[str] = []
+    simulate(tiny("probe.sigma=5e-8"), tmp_path / "run", warn=said.append)
+    (advice,) = said
+    assert advice.startswith("probe.sigma = 5e-08 is small for float32 losses")
+
+
+def test_noise_falls_as_the_step_grows(tiny: Callable[..., Plan]) -> None:
+    found = [measure(load_task(tiny(f"probe.sigma={sigma}"))).noise for sigma in (1e-8, 1e-6, 1e-4)]
+    assert found[0] > 10 * found[1] > 100 * found[2]
+
+
+def test_a_ring_too_coarse_is_refused(tiny: Callable[..., Plan]) -> None:
+    with pytest.raises(PlanError, match=r"ring\.d_max: 1e\+09 leaves the ring too coarse.*lower ring\.d_max"):
+        require_precision(load_task(tiny("ring.d_max=1e9")))
+
+
+def test_one_step_of_the_ring_is_told_as_a_share_of_a_scalar(tiny: Callable[..., Plan]) -> None:
+    task = load_task(tiny())
+    found = measure(task)
+    step = 1 / (trajectory(task.plan, 650).ring.scale * 479)
+    assert found.quantum * found.typical == pytest.approx(step)
+    uniform = load_task(tiny("federation.weighting=uniform", "ring.n_max=100"))
+    found = measure(uniform)
+    assert found.quantum * found.typical == pytest.approx(1 / trajectory(uniform.plan, 650).ring.scale)
+
+
+def test_a_bound_that_will_clip_is_warned_about(tiny: Callable[..., Plan]) -> None:
+    (advice,) = require_precision(load_task(tiny("ring.d_max=1")))
+    assert advice.startswith("ring.d_max = 1 will clip")
+
+
+def test_backpropagation_needs_no_step(tiny: Callable[..., Plan]) -> None:
+    assert require_precision(load_task(tiny('estimator="backprop"', "probe.sigma=1e-9"))) == []
+
+
+def test_at_epoch_level_the_ring_is_not_the_scalars_one(tiny: Callable[..., Plan]) -> None:
+    task = load_task(tiny('federation.level="epoch"'))
+    assert measure(task).quantum == 0
+    with pytest.raises(PlanError, match=r"probe\.sigma"):
+        require_precision(load_task(tiny('federation.level="epoch"', "probe.sigma=1e-9")))

@@ -1,0 +1,181 @@
+"""A client's weights: every way to the present gives the server's bits, and everything else is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from baffle.app.replica import Replica
+from baffle.core.arrays import F32
+from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
+from baffle.core.state import ServerState, apply, pack
+from baffle.errors import BaffleError, MessageError
+from baffle.plan import Plan
+from baffle.trajectory import Trajectory, trajectory
+
+N = 9
+
+
+@pytest.fixture
+def course(tiny: Callable[..., Plan]) -> Trajectory:
+    return trajectory(tiny("ring.n_max=20"), N)
+
+
+class Server:
+    """The states of a few rounds, and requests about them."""
+
+    def __init__(self, course: Trajectory, rounds: int = 6) -> None:
+        self.course = course
+        self.states: list[ServerState] = [course.rule.start(np.linspace(-1, 1, N, dtype=np.float32))]
+        self.outcomes: list[bytes] = []
+        for number in range(rounds):
+            totals = np.random.default_rng(number).integers(-1000, 1000, 4).astype("<i4").tobytes()
+            outcome = Outcome(number, "scalars", (Group(number, totals, 30),))
+            self.outcomes.append(encode(outcome))
+            self.states.append(apply(course.rule, self.states[-1], outcome))
+
+    def request(self, number: int, catch_up: CatchUp) -> RoundRequest:
+        return RoundRequest(number, number, self.course.digest, self.states[number].weights_hash(), catch_up)
+
+    def snapshot(self, number: int) -> RoundRequest:
+        return self.request(number, CatchUp("snapshot", number, (pack(self.states[number]),)))
+
+    def replay(self, since: int, number: int) -> RoundRequest:
+        return self.request(number, CatchUp("outcomes", since, tuple(self.outcomes[since:number])))
+
+    def weights(self, number: int) -> RoundRequest:
+        return self.request(number, CatchUp("weights", number, (self.states[number].weights.tobytes(),)))
+
+    def delta(self, since: int, number: int) -> RoundRequest:
+        before, after = self.states[since].weights.view(np.uint32), self.states[number].weights.view(np.uint32)
+        return self.request(number, CatchUp("delta", since, ((after - before).tobytes(),)))
+
+
+@pytest.fixture
+def server(course: Trajectory) -> Server:
+    return Server(course)
+
+
+def _same(one: F32, other: F32) -> bool:
+    return one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("way", [[1, 2, 3, 4, 5, 6], [6], [2, 6], [1, 4, 5]])
+def test_replayed_outcomes_give_the_servers_bits(server: Server, course: Trajectory, way: list[int]) -> None:
+    replica, at = Replica(course), 0
+    assert _same(replica.weights_for(server.snapshot(0)), server.states[0].weights)
+    for number in way:
+        assert _same(replica.weights_for(server.replay(at, number)), server.states[number].weights)
+        at = number
+
+
+def test_outcomes_that_the_client_has_already_are_not_replayed_twice(server: Server, course: Trajectory) -> None:
+    replica = Replica(course)
+    replica.weights_for(server.snapshot(2))
+    assert _same(replica.weights_for(server.replay(0, 3)), server.states[3].weights)
+    assert _same(replica.weights_for(server.replay(1, 3)), server.states[3].weights)
+    assert _same(replica.weights_for(server.replay(1, 6)), server.states[6].weights)
+
+
+def test_a_snapshot_brings_optimizer_and_average_too(server: Server, course: Trajectory) -> None:
+    replica = Replica(course)
+    replica.weights_for(server.snapshot(3))
+    assert _same(replica.weights_for(server.replay(3, 5)), server.states[5].weights)
+    replica.weights_for(server.snapshot(1))
+    assert _same(replica.weights_for(server.replay(1, 2)), server.states[2].weights)
+
+
+def test_weights_and_differences_give_the_servers_bits(server: Server, course: Trajectory) -> None:
+    replica = Replica(course)
+    assert _same(replica.weights_for(server.weights(1)), server.states[1].weights)
+    assert _same(replica.weights_for(server.delta(1, 2)), server.states[2].weights)
+    assert _same(replica.weights_for(server.delta(2, 6)), server.states[6].weights)
+    assert _same(replica.weights_for(server.weights(3)), server.states[3].weights)
+
+
+def test_a_difference_of_bit_patterns_knows_no_rounding(server: Server, course: Trajectory) -> None:
+    odd = np.array([0, -0.0, 1e-45, -1e-45, 3e38, np.inf, -np.inf, 1e-30, 1], np.float32)
+    server.states[2] = replace(server.states[2], weights=odd)
+    replica = Replica(course)
+    replica.weights_for(server.weights(1))
+    assert _same(replica.weights_for(server.delta(1, 2)), odd)
+    assert _same(replica.weights_for(server.delta(2, 3)), server.states[3].weights)
+
+
+def test_another_plan_is_refused(server: Server, course: Trajectory) -> None:
+    request = server.snapshot(0)
+    other = RoundRequest(0, 0, bytes(32), request.weights_hash, request.catch_up)
+    with pytest.raises(MessageError, match="another plan"):
+        Replica(course).weights_for(other)
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "weights", "replay", "delta"])
+def test_weights_other_than_the_named_ones_are_refused(server: Server, course: Trajectory, kind: str) -> None:
+    replica = Replica(course)
+    replica.weights_for(server.snapshot(2))
+    good = {
+        "snapshot": server.snapshot(3),
+        "weights": server.weights(3),
+        "replay": server.replay(2, 3),
+        "delta": server.delta(2, 3),
+    }[kind]
+    lie = RoundRequest(3, 3, course.digest, server.states[4].weights_hash(), good.catch_up)
+    with pytest.raises(MessageError, match="round 3: this client's weights"):
+        replica.weights_for(lie)
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "weights", "replay", "delta"])
+def test_a_refused_catch_up_leaves_the_client_where_it_was(server: Server, course: Trajectory, kind: str) -> None:
+    replica = Replica(course)
+    replica.weights_for(server.snapshot(2))
+    wrong = {
+        "snapshot": server.snapshot(4),
+        "weights": server.weights(4),
+        "replay": server.replay(2, 4),
+        "delta": server.delta(2, 4),
+    }[kind]
+    with pytest.raises(MessageError):
+        replica.weights_for(server.request(3, wrong.catch_up))
+    assert _same(replica.weights_for(server.replay(2, 3)), server.states[3].weights)
+
+
+MALFORMED: dict[str, CatchUp] = {
+    "no item": CatchUp("snapshot", 3, ()),
+    "two items": CatchUp("weights", 3, (bytes(4 * N), bytes(4 * N))),
+    "delta of two": CatchUp("delta", 2, (bytes(4 * N), bytes(4 * N))),
+    "weights too short": CatchUp("weights", 3, (bytes(4 * N - 4),)),
+    "weights too long": CatchUp("weights", 3, (bytes(4 * N + 4),)),
+    "delta of broken numbers": CatchUp("delta", 2, (bytes(4 * N - 1),)),
+    "delta from another round": CatchUp("delta", 1, (bytes(4 * N),)),
+    "snapshot of noise": CatchUp("snapshot", 3, (b"noise",)),
+    "snapshot of nothing": CatchUp("snapshot", 3, (b"\x90",)),
+    "outcomes of noise": CatchUp("outcomes", 2, (b"noise",)),
+    "outcomes from the future": CatchUp("outcomes", 3, (encode(Outcome(3, "skipped", ())),)),
+    "outcomes of another kind": CatchUp("outcomes", 2, (encode(Outcome(2, "vector", (Group(2, bytes(36), 1),))),)),
+    "no outcomes": CatchUp("outcomes", 2, ()),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_catch_up_is_refused_and_does_no_harm(server: Server, course: Trajectory, name: str) -> None:
+    replica = Replica(course)
+    replica.weights_for(server.snapshot(2))
+    with pytest.raises(BaffleError):
+        replica.weights_for(server.request(3, MALFORMED[name]))
+    assert _same(replica.weights_for(server.replay(2, 3)), server.states[3].weights)
+
+
+@pytest.mark.parametrize("kind", ["replay", "delta"])
+def test_a_client_that_holds_nothing_needs_a_whole_state(server: Server, course: Trajectory, kind: str) -> None:
+    with pytest.raises(MessageError):
+        Replica(course).weights_for(server.replay(0, 1) if kind == "replay" else server.delta(0, 1))
+
+
+def test_a_snapshot_of_another_model_is_refused(server: Server, course: Trajectory, tiny: Callable[..., Plan]) -> None:
+    other = trajectory(tiny("ring.n_max=20"), N + 1).rule.start(np.zeros(N + 1, np.float32))
+    with pytest.raises(BaffleError):
+        Replica(course).weights_for(server.request(3, CatchUp("snapshot", 3, (pack(other),))))
+    plain = trajectory(tiny("ring.n_max=20", 'update.optimizer="sgd"'), N).rule.start(server.states[3].weights)
+    with pytest.raises(BaffleError):
+        Replica(course).weights_for(server.request(3, CatchUp("snapshot", 3, (pack(plain),))))

@@ -1,0 +1,217 @@
+"""A round, top to bottom: who takes part, what missing and bad replies do, and clients that catch up on their own."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baffle.app.client import Client
+from baffle.app.downlink import Downlink
+from baffle.app.replica import Replica
+from baffle.app.round import Played, choose_clients, play_round
+from baffle.app.simulate import simulate
+from baffle.app.task import Runtimes, load_task
+from baffle.core.messages import RoundRequest, decode
+from baffle.journal.replay import Present, beginning, verify
+from baffle.journal.store import Journal
+from baffle.plan import Plan
+from baffle.secure.plain import PlainSum
+from baffle.trajectory import Trajectory, trajectory
+
+Answer = Callable[[int, bytes], bytes | None]
+
+
+class Federation:
+    """Every client with weights of its own, and a transport that a test can disturb."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        task = load_task(plan)
+        initial = task.initial_weights()
+        self.course: Trajectory = trajectory(task.plan, len(initial))
+        runtimes = Runtimes(task, 1)
+        self.clients = [
+            Client(number, k, self.course, task.source.train, share, Replica(self.course), runtimes.borrow)
+            for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
+        ]
+        folder.mkdir()
+        (folder / "plan.toml").write_text(task.plan.to_toml())
+        self.present: Present = beginning(self.course, self.course.rule.start(initial))
+        self.journal = Journal.create(folder / "journal.sqlite", task.plan, self.present.state, {})
+        self.downlink = Downlink(plan.run.downlink, self.journal)
+        self.disturb: Callable[[int, bytes], bytes | None] = lambda _client, reply: reply
+        self.kinds: Counter[str] = Counter()
+        self.most_outcomes = 0
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        replies = {}
+        for client, message in requests.items():
+            catch_up = decode(message, RoundRequest).catch_up
+            self.kinds[catch_up.kind] += 1
+            if catch_up.kind == "outcomes":
+                self.most_outcomes = max(self.most_outcomes, len(catch_up.items))
+            reply = self.disturb(client, self.clients[client].answer(message))
+            if reply is not None:
+                replies[client] = reply
+        return replies
+
+    def play(self) -> Played:
+        aggregation = PlainSum(self.course.ring, self.course.length)
+        played = play_round(self.course, self.present, self, aggregation, self.journal, self.downlink)
+        self.present = played.present
+        return played
+
+
+@pytest.mark.parametrize("downlink", ["scalars", "delta", "weights"])
+@pytest.mark.parametrize("participation", [1.0, 0.3])
+@pytest.mark.parametrize("settings", [[], ['estimator="backprop"'], ['federation.level="epoch"', "rounds=4"]])
+def test_clients_that_keep_their_own_weights_end_where_a_simulation_ends(
+    tiny: Callable[..., Plan], tmp_path: Path, downlink: str, participation: float, settings: list[str]
+) -> None:
+    plan = tiny(
+        "federation.clients=7",
+        "rounds=14",
+        "federation.batch=64",
+        f"federation.participation={participation}",
+        f"run.downlink={downlink}",
+        *settings,
+    )
+    federation = Federation(plan, tmp_path / "by hand")
+    for _ in range(plan.rounds):
+        played = federation.play()
+        assert set(played.participation.values()) == {"contributed"}
+    federation.journal.close()
+    expected = simulate(plan, tmp_path / "simulated")
+    assert federation.present.state.weights_hash().hex() == expected["weights_sha256"]
+    assert verify(tmp_path / "by hand").weights_sha256 == expected["weights_sha256"]
+    if settings:
+        return
+    if downlink == "scalars":
+        assert federation.kinds.keys() == {"snapshot", "outcomes"}
+        assert federation.kinds["snapshot"] == 7
+        assert (federation.most_outcomes > 1) == (participation < 1)
+    if downlink == "delta":
+        assert federation.kinds["delta"] > 0
+        assert (federation.kinds["weights"] > 7) == (participation < 1)
+    if downlink == "weights":
+        assert federation.kinds.keys() == {"weights"}
+
+
+def test_a_client_far_behind_gets_the_whole_state_when_that_is_smaller(
+    tiny: Callable[..., Plan], tmp_path: Path
+) -> None:
+    plan = tiny("probe.k=1000", "probe.sigma=1e-3", "federation.batch=8", "ring.d_max=50")
+    federation = Federation(plan, tmp_path / "run")
+    federation.play()
+    federation.disturb = lambda client, reply: None if client == 2 else reply
+    while federation.most_outcomes < 2:
+        federation.play()
+    assert federation.kinds["snapshot"] == 3
+    for _ in range(3):
+        federation.play()
+    assert federation.kinds["snapshot"] > 3
+    federation.disturb = lambda _client, reply: reply
+    assert set(federation.play().participation.values()) == {"contributed"}
+    federation.journal.close()
+    verify(tmp_path / "run")
+
+
+def test_a_missing_reply_is_data(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    federation = Federation(tiny(), tmp_path / "run")
+    federation.disturb = lambda client, reply: None if client == 1 else reply
+    for _ in range(3):
+        played = federation.play()
+        assert played.participation == {0: "contributed", 1: "missing", 2: "contributed"}
+        assert (played.metrics["contributors"], played.metrics["replies"]) == (2, 2)
+        assert played.metrics["uplink_bytes"] == 2 * 60
+        assert played.metrics["requests"] + played.metrics["joins"] == 3
+    federation.disturb = lambda _client, reply: reply
+    assert set(federation.play().participation.values()) == {"contributed"}
+    federation.journal.close()
+    verify(tmp_path / "run")
+
+
+def test_a_bad_reply_is_refused_and_the_round_goes_on(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    federation = Federation(tiny(), tmp_path / "run")
+    federation.disturb = lambda client, reply: reply[:-1] if client == 1 else reply
+    played = federation.play()
+    assert played.participation[0] == played.participation[2] == "contributed"
+    assert "expected a message" in played.participation[1]
+    assert played.metrics["contributors"] == 2
+    federation.journal.close()
+
+
+@pytest.mark.parametrize("answer", [None, b"noise"])
+def test_a_round_without_any_contribution_is_skipped_and_changes_nothing(
+    tiny: Callable[..., Plan], tmp_path: Path, answer: bytes | None
+) -> None:
+    federation = Federation(tiny(), tmp_path / "run")
+    federation.play()
+    before = federation.present
+    federation.disturb = lambda _client, _reply: answer
+    played = federation.play()
+    assert (played.metrics["contributors"], played.metrics["loss"]) == (0, None)
+    assert federation.present.round == before.round + 1
+    assert federation.present.state is before.state
+    federation.disturb = lambda _client, reply: reply
+    federation.play()
+    federation.journal.close()
+    found = verify(tmp_path / "run")
+    assert (found.rounds, found.skipped) == (3, 1)
+
+
+def test_the_journal_holds_the_round_its_metrics_and_who_took_part(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    federation = Federation(tiny("run.commit_seconds=0"), tmp_path / "run")
+    federation.disturb = lambda client, reply: None if client == 1 else reply
+    played = federation.play()
+    entry = federation.journal.entry(0)
+    assert entry.chain == played.present.chain == federation.present.chain
+    (group,) = entry.outcome().groups
+    assert group.key == 0
+    assert group.weight == 480 + 479
+    assert np.any(group.numbers())
+    assert list(federation.journal.metrics()) == [{"round": 0, **played.metrics}]
+    federation.journal.close()
+    db = sqlite3.connect(tmp_path / "run" / "journal.sqlite")
+    rows = db.execute("SELECT * FROM participation ORDER BY client").fetchall()
+    db.close()
+    assert rows == [(0, 0, "contributed"), (0, 1, "missing"), (0, 2, "contributed")]
+
+
+def test_what_it_costs_to_join_is_told_apart(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    federation = Federation(tiny("federation.clients=10", "federation.participation=0.5"), tmp_path / "run")
+    seen: set[int] = set()
+    for _ in range(8):
+        played = federation.play()
+        new = played.participation.keys() - seen
+        assert (played.metrics["joins"], played.metrics["requests"]) == (len(new), 5 - len(new))
+        assert played.metrics["join_bytes"] >= 10_000 * len(new)
+        assert played.metrics["downlink_bytes"] < 1_000 * (5 - len(new)) + 1
+        seen |= played.participation.keys()
+    federation.journal.close()
+
+
+@pytest.mark.parametrize(("participation", "expected"), [(1.0, 20), (0.3, 6), (0.01, 1)])
+def test_as_many_clients_take_part_as_the_plan_says(
+    tiny: Callable[..., Plan], participation: float, expected: int
+) -> None:
+    plan = tiny("federation.clients=20", f"federation.participation={participation}", "ring.n_max=20")
+    course = trajectory(plan, 5)
+    rosters = [choose_clients(course, number) for number in range(200)]
+    assert {len(roster) for roster in rosters} == {expected}
+    assert all(roster == sorted(set(roster)) for roster in rosters)
+    counts = Counter(client for roster in rosters for client in roster)
+    assert set(counts) == set(range(20))
+    assert rosters == [choose_clients(course, number) for number in range(200)]
+    if participation == 0.3:
+        assert max(abs(count - 60) for count in counts.values()) < 30
+
+
+def test_who_takes_part_does_not_depend_on_the_probe(tiny: Callable[..., Plan]) -> None:
+    settings = ["federation.clients=20", "federation.participation=0.3", "ring.n_max=20"]
+    one, other = trajectory(tiny(*settings), 5), trajectory(tiny(*settings, "probe.k=9"), 5)
+    seeded = trajectory(tiny(*settings, "seed=1"), 5)
+    assert [choose_clients(one, n) for n in range(9)] == [choose_clients(other, n) for n in range(9)]
+    assert [choose_clients(one, n) for n in range(9)] != [choose_clients(seeded, n) for n in range(9)]

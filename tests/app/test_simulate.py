@@ -1,0 +1,407 @@
+"""Whole runs: the same bits again and again, whatever the workers, stopped or not, and in every variant."""
+
+import json
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baffle.app.recorder import Progress, Summary
+from baffle.app.simulate import add_baseline, resume, simulate
+from baffle.core.seeds import Seeds
+from baffle.data.partition import iid
+from baffle.errors import BaffleError, JournalError, NotFiniteError, PlanError, RunFolderError
+from baffle.journal.replay import verify
+from baffle.plan import Plan
+
+VARIANTS: dict[str, list[str]] = {
+    "forward": [],
+    "central": ["probe.scheme=central"],
+    "gaussian": ["probe.distribution=gaussian"],
+    "momentum": ['update.optimizer="momentum"'],
+    "sgd": ['update.optimizer="sgd"', "update.rate=0.1"],
+    "clip and decay": ["update.clip=0.3", "update.weight_decay=0.01"],
+    "no average": ["update.ema=0"],
+    "uniform": ["federation.weighting=uniform"],
+    "tiers": ["federation.tiers=[{k=2, share=0.34}, {k=1, share=0.33}]"],
+    "few": ["federation.clients=10", "federation.participation=0.3"],
+    "one client": ["federation.clients=1"],
+    "full batch": ["federation.batch=0"],
+    "epoch": ['federation.level="epoch"', "rounds=3", "federation.batch=100"],
+    "epoch central": ['federation.level="epoch"', "probe.scheme=central", "rounds=2", "federation.batch=100"],
+    "epoch in one step": ['federation.level="epoch"', "federation.batch=0", "federation.epochs=2"],
+    "backprop": ['estimator="backprop"'],
+    "backprop epoch": ['estimator="backprop"', 'federation.level="epoch"', "rounds=3"],
+    "backprop in one step": ['estimator="backprop"', 'federation.level="epoch"', "federation.batch=0"],
+    "lenet": ['task.model={name="lenet", channels=[2, 3], norm="group", activation="relu"}'],
+    "batch norm": ['task.model={name="lenet", channels=[2, 3], norm="batch"}'],
+}
+
+
+Ran = Callable[[str], tuple[Path, Summary]]
+
+
+@pytest.fixture(scope="module")
+def ran(tiny: Callable[..., Plan], tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The run of a variant, made when it is first asked for."""
+    folder = tmp_path_factory.mktemp("variants")
+
+    @cache
+    def run(name: str) -> tuple[Path, Summary]:
+        return folder / name, simulate(tiny(*VARIANTS[name]), folder / name)
+
+    return run
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_runs_twice_to_the_same_weights_and_verifies(
+    tiny: Callable[..., Plan], tmp_path: Path, ran: Ran, name: str
+) -> None:
+    path, summary = ran(name)
+    plan = tiny(*VARIANTS[name])
+    assert simulate(plan, tmp_path / "again")["weights_sha256"] == summary["weights_sha256"]
+    assert summary["rounds"] == plan.rounds
+    assert summary["skipped_rounds"] == 0
+    found = verify(path)
+    assert (found.weights_sha256, found.rounds) == (summary["weights_sha256"], plan.rounds)
+
+
+def test_every_variant_leads_to_other_weights(ran: Ran) -> None:
+    assert len({ran(name)[1]["weights_sha256"] for name in VARIANTS}) == len(VARIANTS)
+
+
+@pytest.mark.parametrize("name", ["forward", "epoch", "backprop", "lenet"])
+def test_the_number_of_workers_changes_no_bit(tiny: Callable[..., Plan], tmp_path: Path, name: str) -> None:
+    settings = [*VARIANTS[name], "federation.clients=5", "rounds=3"]
+    found = {
+        simulate(tiny(*settings, f"run.workers={workers}"), tmp_path / str(workers))["weights_sha256"]
+        for workers in (0, 1, 2, 3)
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.3])
+def test_the_downlink_changes_no_bit(tiny: Callable[..., Plan], tmp_path: Path, participation: float) -> None:
+    common = ["federation.clients=10", "rounds=15", f"federation.participation={participation}"]
+    found = {
+        kind: simulate(tiny(*common, f"run.downlink={kind}"), tmp_path / kind)
+        for kind in ("scalars", "delta", "weights")
+    }
+    assert len({summary["weights_sha256"] for summary in found.values()}) == 1
+    assert len({summary["trajectory_digest"] for summary in found.values()}) == 1
+    sizes = [found[kind]["downlink_bytes_per_client_round"] for kind in ("scalars", "weights")]
+    assert sizes[0] < sizes[1]
+
+
+def test_another_seed_leads_to_other_weights(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    found = {simulate(tiny(f"seed={seed}"), tmp_path / str(seed))["weights_sha256"] for seed in (0, 1, 2**63 - 1)}
+    assert len(found) == 3
+
+
+def test_a_run_learns(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    summary = simulate(tiny("rounds=150", "probe.k=16", "update.rate=0.02"), tmp_path / "run")
+    assert summary["test_accuracy"] > 0.7
+    assert summary["train_loss"] < 1
+
+
+def _records(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_folder_tells_of_every_round(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    summary = simulate(tiny("rounds=7", "run.evaluate_every=3"), tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "journal.sqlite",
+        "metrics.jsonl",
+        "plan.toml",
+        "summary.json",
+    ]
+    records = _records(tmp_path / "run")
+    assert [record["round"] for record in records] == list(range(7))
+    assert [record["round"] for record in records if "test_accuracy" in record] == [2, 5, 6]
+    assert [record["contributors"] for record in records] == [3] * 7
+    assert summary["forwards"] == 7 * 3 * 5
+    assert records[-1]["test_accuracy"] == summary["test_accuracy"]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
+    assert np.all(np.diff([record["seconds"] for record in records]) >= 0)
+
+
+def test_a_watcher_hears_of_every_round(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    told: list[Progress] = []
+    summary = simulate(tiny(), tmp_path / "run", watch=told.append)
+    done = [progress for progress in told if progress.rounds_done == int(progress.rounds_done)]
+    assert [progress.rounds_done for progress in done] == [1, 2, 3, 4, 5, 6]
+    assert {progress.rounds for progress in told} == {6}
+    assert done[-1].accuracy == summary["test_accuracy"]
+    assert done[-1].seconds_left == 0
+    assert done[-1].uplink_bytes == sum(record["uplink_bytes"] for record in _records(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", ["forward", "few", "epoch", "backprop", "tiers", "no average"])
+def test_a_longer_run_is_a_shorter_one_gone_on_with(tiny: Callable[..., Plan], tmp_path: Path, name: str) -> None:
+    settings = [setting for setting in VARIANTS[name] if not setting.startswith("rounds")]
+    expected = simulate(tiny(*settings, "rounds=7"), tmp_path / "whole")
+    simulate(tiny(*settings, "rounds=3"), tmp_path / "parts")
+    resume(tmp_path / "parts", ["rounds=4"])
+    found = resume(tmp_path / "parts", ["rounds=7", "run.downlink=delta", "run.workers=1"])
+    assert found["weights_sha256"] == expected["weights_sha256"]
+    assert found["rounds"] == 7
+    assert found["forwards"] == expected["forwards"]
+    assert [record["round"] for record in _records(tmp_path / "parts")] == list(range(7))
+    assert verify(tmp_path / "parts").chain == verify(tmp_path / "whole").chain
+
+
+def test_a_finished_run_gone_on_with_stays_as_it_is(finished_run: Path) -> None:
+    before = json.loads((finished_run / "summary.json").read_text())
+    after = resume(finished_run)
+    for name in (
+        "weights_sha256",
+        "test_accuracy",
+        "rounds",
+        "forwards",
+        "uplink_bytes_per_client_round",
+        "plan_digest",
+    ):
+        assert after[name] == before[name]
+
+
+def test_a_summary_of_the_shorter_run_does_not_spoil_a_longer_one_that_was_stopped(
+    finished_run: Path,
+) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.rounds_done == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resume(finished_run, ["rounds=20"], watch=stop)
+    assert verify(finished_run).rounds == 8
+
+
+@pytest.mark.parametrize("setting", ["probe.k=5", "seed=1", "update.rate=0.5", "federation.clients=4", "ring.d_max=9"])
+def test_what_determines_the_weights_cannot_be_changed_on_the_way(finished_run: Path, setting: str) -> None:
+    before = (finished_run / "plan.toml").read_text()
+    with pytest.raises(PlanError, match=r"rounds and run\.\*.*--out"):
+        resume(finished_run, [setting])
+    assert (finished_run / "plan.toml").read_text() == before
+    verify(finished_run)
+
+
+@pytest.mark.parametrize("at", [1, 4, 5])
+def test_a_run_stopped_by_ctrl_c_keeps_its_rounds(tiny: Callable[..., Plan], tmp_path: Path, at: int) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.rounds_done == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(tiny(), tmp_path / "run", watch=stop)
+    assert verify(tmp_path / "run").rounds == at
+    expected = simulate(tiny(), tmp_path / "whole")
+    assert resume(tmp_path / "run")["weights_sha256"] == expected["weights_sha256"]
+
+
+def test_a_round_whose_metrics_were_lost_is_still_counted(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    """A process killed after a round is durable and before its metrics are leaves one without the other."""
+    simulate(tiny("rounds=4"), tmp_path / "run")
+    db = sqlite3.connect(tmp_path / "run" / "journal.sqlite")
+    db.execute("DELETE FROM metrics WHERE round = 3")
+    db.execute("DELETE FROM participation WHERE round = 3")
+    db.commit()
+    db.close()
+    assert resume(tmp_path / "run", ["rounds=6"])["rounds"] == 6
+    verify(tmp_path / "run")
+
+
+def test_an_output_folder_in_use_is_refused_at_once(finished_run: Path, tiny: Callable[..., Plan]) -> None:
+    with pytest.raises(RunFolderError, match="holds another run"):
+        simulate(tiny(), finished_run)
+    verify(finished_run)
+
+
+def test_a_run_in_progress_cannot_be_gone_on_with(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    refusals: list[str] = []
+
+    def intrude(progress: Progress) -> None:
+        if progress.rounds_done == 2:
+            thread = threading.Thread(target=attempt)
+            thread.start()
+            thread.join()
+
+    def attempt() -> None:
+        try:
+            resume(tmp_path / "run")
+        except RunFolderError as fault:
+            refusals.append(str(fault))
+
+    simulate(tiny(), tmp_path / "run", watch=intrude)
+    assert len(refusals) == 1
+    assert "in use by another process" in refusals[0]
+    verify(tmp_path / "run")
+
+
+def test_a_journal_of_another_plan_is_refused(tiny: Callable[..., Plan], finished_run: Path, tmp_path: Path) -> None:
+    simulate(tiny("seed=1"), tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "journal.sqlite", finished_run / "journal.sqlite")
+    with pytest.raises(JournalError, match="belongs to another plan"):
+        resume(finished_run)
+    with pytest.raises(JournalError, match="describes another run"):
+        verify(finished_run)
+
+
+def test_a_journal_of_another_version_is_refused(finished_run: Path) -> None:
+    db = sqlite3.connect(finished_run / "journal.sqlite")
+    db.execute("UPDATE run SET format = 'baffle-journal/0'")
+    db.commit()
+    db.close()
+    with pytest.raises(JournalError, match="another version"):
+        resume(finished_run)
+
+
+def test_a_file_that_is_no_journal_is_refused(finished_run: Path) -> None:
+    (finished_run / "journal.sqlite").write_bytes(b"no journal" * 999)
+    with pytest.raises(BaffleError, match=r"journal\.sqlite"):
+        resume(finished_run)
+
+
+def test_metrics_that_cannot_be_read_are_refused(finished_run: Path) -> None:
+    db = sqlite3.connect(finished_run / "journal.sqlite")
+    db.execute("UPDATE metrics SET record = '{' WHERE round = 3")
+    db.commit()
+    db.close()
+    with pytest.raises(JournalError):
+        resume(finished_run, ["rounds=8"])
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"rounds = = 1"])
+def test_a_plan_that_cannot_be_read_is_refused(finished_run: Path, content: bytes) -> None:
+    (finished_run / "plan.toml").write_bytes(content)
+    with pytest.raises(BaffleError, match=r"plan\.toml"):
+        resume(finished_run)
+
+
+def test_a_plan_that_was_never_resolved_is_refused(finished_run: Path) -> None:
+    plan = finished_run / "plan.toml"
+    plan.write_text(plan.read_text().replace("n_max = 480", "n_max = 0"))
+    with pytest.raises(JournalError, match="not a resolved plan"):
+        resume(finished_run)
+
+
+def test_a_run_killed_before_its_journal_begins_where_it_would_have(finished_run: Path) -> None:
+    expected = json.loads((finished_run / "summary.json").read_text())["weights_sha256"]
+    for name in ("journal.sqlite", "metrics.jsonl", "summary.json"):
+        (finished_run / name).unlink()
+    assert resume(finished_run)["weights_sha256"] == expected
+    (finished_run / "journal.sqlite").write_bytes(b"")
+    assert resume(finished_run)["weights_sha256"] == expected
+
+
+def test_nothing_is_made_when_a_plan_is_refused(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    for settings in (["federation.clients=2000"], ["probe.sigma=1e-9"], ["ring.d_max=1e12"]):
+        with pytest.raises(PlanError):
+            simulate(tiny(*settings), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+DEEP = ['task.model={name="lenet", channels=[2, 3]}', "update.rate=1e30"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        DEEP,
+        [*DEEP, "probe.scheme=central"],
+        [*DEEP, 'estimator="backprop"'],
+        [*DEEP, 'federation.level="epoch"', "federation.batch=200"],
+        [*DEEP, 'federation.level="epoch"', "federation.batch=200", 'estimator="backprop"'],
+        ['update.optimizer="sgd"', "update.rate=1e4", "update.weight_decay=1"],
+    ],
+    ids=["batch", "central", "backprop", "epoch", "backprop epoch", "weights beyond float32"],
+)
+def test_a_run_that_diverges_stops_after_ten_rounds_and_says_why(
+    tiny: Callable[..., Plan], tmp_path: Path, settings: list[str]
+) -> None:
+    with pytest.raises(BaffleError, match=r"10 rounds in a row.*loss.*nan.*update\.rate.*kept in") as stopped:
+        simulate(tiny(*settings, "rounds=60"), tmp_path / "run")
+    assert str(tmp_path / "run") in str(stopped.value)
+    found = verify(tmp_path / "run")
+    assert found.skipped == 10
+    with pytest.raises(BaffleError, match="10 rounds in a row"):
+        resume(tmp_path / "run")
+
+
+OWN = """
+import numpy as np
+from baffle import Dataset, Source
+
+def data():
+    random = np.random.default_rng(0)
+    x = random.standard_normal((60, 1, 8, 8)).astype(np.float32)
+    x[{spoilt}] = np.nan
+    y = random.integers(0, 10, 60)
+    return Source(Dataset(x[:40], y[:40], lambda x: x), Dataset(x[40:], y[40:], lambda x: x), classes=10)
+"""
+
+
+def _with_a_spoilt_sample(folder: Path, monkeypatch: pytest.MonkeyPatch, client: int) -> list[str]:
+    share = iid(Seeds(0, b"").key("partition"), 40, 3)[client]
+    name = f"data_with_a_spoilt_sample_of_client_{client}"
+    (folder / f"{name}.py").write_text(OWN.format(spoilt=share[0]))
+    monkeypatch.syspath_prepend(folder)
+    return [f'task.data="{name}:data"', "federation.batch=0", "rounds=12"]
+
+
+@pytest.mark.parametrize("client", [0, 1, 2])
+def test_a_client_whose_loss_is_not_finite_abstains_and_the_others_go_on(
+    tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: int
+) -> None:
+    settings = _with_a_spoilt_sample(tmp_path, monkeypatch, client)
+    summary = simulate(tiny(*settings), tmp_path / "run")
+    assert summary["skipped_rounds"] == 0
+    assert [record["contributors"] for record in _records(tmp_path / "run")] == [2] * 12
+    assert np.isfinite(summary["train_loss"])
+    assert summary["forwards"] == 12 * 2 * 5
+    db = sqlite3.connect(tmp_path / "run" / "journal.sqlite")
+    rows = db.execute("SELECT DISTINCT client, event FROM participation ORDER BY client").fetchall()
+    db.close()
+    assert [event for number, event in rows if number != client] == ["contributed"] * 2
+    assert next(event for number, event in rows if number == client).startswith("abstained: the loss")
+    verify(tmp_path / "run")
+
+
+def test_a_loss_that_is_never_finite_is_refused(
+    tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hopeless_data.py").write_text(OWN.format(spoilt=":"))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BaffleError, match=r"loss.*nan"):
+        simulate(tiny('task.data="hopeless_data:data"', "rounds=40"), tmp_path / "run")
+
+
+def test_not_finite_is_one_of_the_errors_of_the_package() -> None:
+    assert issubclass(NotFiniteError, BaffleError)
+
+
+def test_a_baseline_is_trained_beside_the_run_from_the_same_start(finished_run: Path) -> None:
+    before = json.loads((finished_run / "summary.json").read_text())
+    summary = add_baseline(finished_run)
+    assert summary.items() >= before.items()
+    for name in ("test_accuracy", "rounds", "seconds", "uplink_bytes_per_client_round"):
+        assert f"baseline_{name}" in summary
+    assert summary["baseline_rounds"] == 6
+    assert summary["baseline_uplink_bytes_per_client_round"] > 4 * 650
+    assert json.loads((finished_run / "summary.json").read_text()) == summary
+    assert verify(finished_run / "baseline").rounds == 6
+    verify(finished_run)
+    again = add_baseline(finished_run)
+    assert again["baseline_test_accuracy"] == summary["baseline_test_accuracy"]
+
+
+def test_the_baseline_of_a_longer_run_is_as_long(finished_run: Path) -> None:
+    add_baseline(finished_run)
+    resume(finished_run, ["rounds=9"])
+    assert add_baseline(finished_run)["baseline_rounds"] == 9

@@ -1,0 +1,153 @@
+"""From a plan to data, shares, tiers and models; what a plan leaves open is resolved once."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from baffle.app.task import Runtimes, Task, load_task, resolve, versions
+from baffle.core.arrays import I64
+from baffle.errors import PlanError
+from baffle.plan import Plan
+
+
+def _shares(*sizes: int) -> list[I64]:
+    return [np.arange(size) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("settings", "n_max", "micro_batch"),
+    [
+        ([], 30, 32),
+        (["federation.batch=200"], 30, 64),
+        (["federation.batch=0"], 30, 30),
+        (["federation.weighting=uniform"], 1, 32),
+        (["ring.n_max=7", "probe.micro_batch=5"], 7, 5),
+    ],
+)
+def test_what_is_left_open_is_filled_in(
+    tiny: Callable[..., Plan], settings: list[str], n_max: int, micro_batch: int
+) -> None:
+    plan = resolve(tiny(*settings), _shares(10, 30, 20))
+    assert (plan.ring.n_max, plan.probe.micro_batch) == (n_max, micro_batch)
+    assert resolve(plan, _shares(10, 30, 20)) == plan
+
+
+def test_a_task_carries_the_resolved_plan(tiny: Callable[..., Plan]) -> None:
+    task = load_task(tiny())
+    assert task.plan.ring.n_max == 480
+    assert load_task(task.plan).plan == task.plan
+
+
+def test_clients_whose_samples_overflow_the_ring_are_refused(tiny: Callable[..., Plan]) -> None:
+    with pytest.raises(PlanError, match=r"ring\.n_max: 3 clients.*at most 178956970.*uniform"):
+        resolve(tiny("ring.n_max=178956971"), _shares(5, 5, 5))
+    resolve(tiny("ring.n_max=178956970"), _shares(5, 5, 5))
+
+
+def test_more_clients_than_samples_are_refused(tiny: Callable[..., Plan]) -> None:
+    with pytest.raises(PlanError, match=r"federation\.clients: 1439 clients cannot share 1438 samples"):
+        load_task(tiny("federation.clients=1439"))
+
+
+@pytest.mark.parametrize("device", ["abacus", "cuda:99", ""])
+def test_a_device_that_is_not_there_is_refused(tiny: Callable[..., Plan], device: str) -> None:
+    with pytest.raises(PlanError, match=r"run\.device"):
+        load_task(tiny(f'run.device="{device}"'))
+
+
+def _fingerprint(task: Task) -> tuple[bytes, bytes]:
+    return task.initial_weights().tobytes(), np.concatenate(task.shares).tobytes()
+
+
+@pytest.mark.parametrize(
+    "setting", ["probe.k=64", "probe.sigma=0.1", 'estimator="backprop"', "update.rate=0.5", 'federation.level="epoch"']
+)
+def test_plans_of_one_seed_start_from_the_same_weights_on_the_same_clients(
+    tiny: Callable[..., Plan], setting: str
+) -> None:
+    assert _fingerprint(load_task(tiny(setting))) == _fingerprint(load_task(tiny()))
+
+
+def test_another_seed_gives_other_weights_and_other_shares(tiny: Callable[..., Plan]) -> None:
+    one, other = _fingerprint(load_task(tiny())), _fingerprint(load_task(tiny("seed=1")))
+    assert one[0] != other[0]
+    assert one[1] != other[1]
+
+
+def test_initial_weights_leave_the_callers_random_numbers_alone(tiny: Callable[..., Plan]) -> None:
+    task = load_task(tiny())
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = task.initial_weights()
+    torch.testing.assert_close(torch.rand(3), expected)
+    assert task.initial_weights().tobytes() == first.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("tiers", "expected"),
+    [
+        ("", {8: 10}),
+        ("{k=2, share=0.5}", {8: 5, 2: 5}),
+        ("{k=2, share=0.5}, {k=4, share=0.2}", {8: 3, 2: 5, 4: 2}),
+        ("{k=2, share=1.0}", {2: 10}),
+        ("{k=2, share=0.01}", {8: 10}),
+    ],
+)
+def test_tiers_hold_their_shares_of_the_clients(
+    tiny: Callable[..., Plan], tiers: str, expected: dict[int, int]
+) -> None:
+    task = load_task(tiny("federation.clients=10", "probe.k=8", f"federation.tiers=[{tiers}]"))
+    assert Counter(task.tiers) == expected
+
+
+def test_who_is_on_which_tier_follows_from_the_seed(tiny: Callable[..., Plan]) -> None:
+    def tiers(seed: int) -> list[int]:
+        settings = ["federation.clients=50", "probe.k=8", "federation.tiers=[{k=2, share=0.5}]", f"seed={seed}"]
+        return load_task(tiny(*settings)).tiers
+
+    assert tiers(0) == tiers(0)
+    assert tiers(0) != tiers(1)
+
+
+def test_a_runtime_is_lent_to_one_at_a_time(tiny: Callable[..., Plan]) -> None:
+    runtimes = Runtimes(load_task(tiny()), 2)
+    waited = threading.Event()
+
+    def wait_for_one() -> None:
+        with runtimes.borrow():
+            waited.set()
+
+    with runtimes.borrow() as one:
+        with runtimes.borrow() as other:
+            assert one is not other
+            third = threading.Thread(target=wait_for_one)
+            third.start()
+            assert not waited.wait(0.05)
+        assert waited.wait(10)
+        third.join()
+
+
+def test_a_runtime_comes_back_from_whoever_fails(tiny: Callable[..., Plan]) -> None:
+    runtimes = Runtimes(load_task(tiny()), 1)
+    with pytest.raises(ZeroDivisionError), runtimes.borrow():
+        raise ZeroDivisionError
+    with runtimes.borrow():
+        pass
+
+
+def test_versions_say_what_a_run_was_computed_with() -> None:
+    assert versions()["torch"] == torch.__version__
+    assert versions()["numpy"] == np.__version__
+    assert {"baffle", "python", "machine"} <= versions().keys()
+
+
+def test_mnist_can_be_given_by_folder(tiny: Callable[..., Plan], data_folder: Path) -> None:
+    task = load_task(tiny('task.data="mnist"', 'task.model={name="lenet"}'), data_folder)
+    assert len(task.initial_weights()) == 26_730
+    assert [len(share) for share in task.shares] == [20_000] * 3

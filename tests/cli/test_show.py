@@ -1,0 +1,93 @@
+"""What a person sees while a run goes on."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from baffle.app.recorder import Progress
+from baffle.cli import show
+
+PROGRESS = Progress(12, 50, 1.2345, 0.876, 4_200, 1_250_000, 75.0)
+
+
+def test_a_line_tells_round_loss_accuracy_bytes_and_time_left() -> None:
+    line = show.line(PROGRESS)
+    for part in ("round 12/50", "loss 1.234", "accuracy 87.6%", "up 4.2 kB", "down 1.2 MB", "1 min 15 s left"):
+        assert part in line
+
+
+def test_a_line_before_anything_is_known() -> None:
+    line = show.line(Progress(0.5, 50))
+    assert "round 0.5/50" in line
+    assert line.count("–") == 3
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_500_000, "1.5 MB"), (2e9, "2.0 GB"), (5e12, "5000.0 GB")],
+)
+def test_sizes(count: float, expected: str) -> None:
+    assert show.size(count) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0, "0 s"), (0.4, "0 s"), (59.6, "1 min 0 s"), (61, "1 min 1 s"), (3599.9, "1 h 0 min"), (7325, "2 h 2 min")],
+)
+def test_durations(seconds: float, expected: str) -> None:
+    assert show.duration(seconds) == expected
+
+
+def test_on_a_terminal_the_line_is_live() -> None:
+    screen = io.StringIO()
+    with show.watching(Console(file=screen, force_terminal=True, width=140), "probing") as watch:
+        watch(PROGRESS)
+    shown = screen.getvalue()
+    assert "probing" in shown
+    assert "round 12/50" in shown
+
+
+def test_elsewhere_there_is_a_plain_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    with show.watching(Console(file=screen, width=40), "probing") as watch:
+        watch(PROGRESS)
+        assert screen.getvalue() == ""
+        monkeypatch.setattr(show, "EVERY", 0.0)
+        watch(PROGRESS)
+        monkeypatch.setattr(show, "EVERY", 3600.0)
+        watch(PROGRESS)
+        watch(Progress(50, 50))
+    first, last = screen.getvalue().splitlines()
+    assert first == show.line(PROGRESS)
+    assert last.startswith("round 50/50")
+
+
+def _table(**more: Any) -> str:
+    summary = {
+        "test_accuracy": 0.9,
+        "test_accuracy_last": 0.8,
+        "rounds": 40,
+        "seconds": 3.0,
+        "skipped_rounds": 0,
+        "forwards": 1234,
+        "uplink_bytes_per_client_round": 60,
+        "downlink_bytes_per_client_round": 208,
+        "n_weights": 650,
+        "clipped": 0,
+        "secure": "off",
+        "peak_rss_mb": 300.0,
+        "weights_sha256": "ab" * 32,
+    } | more
+    screen = io.StringIO()
+    Console(file=screen, width=100).print(show.summary_table(summary))
+    return screen.getvalue()
+
+
+def test_the_table_names_what_was_clipped_or_skipped_only_when_something_was() -> None:
+    assert "clipped" not in _table()
+    assert "skipped" not in _table()
+    shown = _table(clipped=7, skipped_rounds=2)
+    assert "7 values" in shown
+    assert "2 skipped" in shown

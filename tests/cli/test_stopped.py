@@ -1,0 +1,95 @@
+"""Runs that are stopped from outside, by Ctrl-C or a full disk: they say how to go on, and lose nothing."""
+
+import json
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baffle.app.simulate import resume, simulate
+from baffle.journal.replay import verify
+from baffle.plan import Plan
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def _wait_until(happened: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    limit = time.monotonic() + 60
+    while not happened():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def _lines(path: Path) -> int:
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
+    start: Start, tiny: Callable[..., Plan], tiny_toml: Path, tmp_path: Path
+) -> None:
+    process = start("run", tiny_toml, "--out", tmp_path / "run", "--set", "rounds=1000000")
+    _wait_until(lambda: _lines(tmp_path / "run" / "metrics.jsonl") > 5, process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said == f"stopped; go on with: baffle run --resume {tmp_path / 'run'}\n"
+    done = verify(tmp_path / "run").rounds
+    assert done > 5
+    more = [f"rounds={done + 5}"]
+    assert (
+        resume(tmp_path / "run", more)["weights_sha256"] == simulate(tiny(*more), tmp_path / "whole")["weights_sha256"]
+    )
+
+
+def test_ctrl_c_before_the_run_has_a_plan_does_not_speak_of_resuming(
+    start: Start, tiny_toml: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "slow_data.py").write_text(
+        "import pathlib, time\n\ndef data():\n    pathlib.Path('loading').touch()\n    time.sleep(60)\n"
+    )
+    setting = 'task.data="slow_data:data"'
+    process = start("run", tiny_toml, "--out", tmp_path / "run", "--set", setting, cwd=tmp_path)
+    _wait_until((tmp_path / "loading").exists, process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert not (tmp_path / "run").exists()
+    assert "--resume" not in said
+
+
+@pytest.mark.parametrize("size", [150_000, 40_000, 100])
+def test_a_full_disk_is_reported_in_one_line_and_the_run_goes_on_once_there_is_space(
+    start: Start, tiny: Callable[..., Plan], tiny_toml: Path, tmp_path: Path, size: int
+) -> None:
+    settings = ["rounds=60", "run.snapshot_every=1", "run.commit_seconds=0"]
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    process = start(
+        "run",
+        tiny_toml,
+        "--out",
+        tmp_path / "run",
+        *arguments,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert "cannot be written" in said
+    expected = simulate(tiny(*settings), tmp_path / "whole")["weights_sha256"]
+    if (tmp_path / "run" / "plan.toml").exists():
+        assert f"baffle run --resume {tmp_path / 'run'}" in said
+        found = resume(tmp_path / "run")
+    else:
+        found = simulate(tiny(*settings), tmp_path / "run")
+    assert found["weights_sha256"] == expected
+    assert found["rounds"] == 60
+    assert verify(tmp_path / "run").weights_sha256 == expected
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == list(range(60))

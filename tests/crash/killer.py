@@ -1,0 +1,89 @@
+"""Carries out runs in forked processes and kills them: at a moment, after some rounds, or at a step that writes.
+
+PyTorch is imported once, here, and never used before a fork. Reads one order a line from standard input, as JSON, and
+answers each with one line: how many processes were killed, and whether the last one, left alone, finished the run.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import sklearn.datasets  # noqa: F401
+
+from baffle.app.simulate import resume, simulate
+from baffle.plan import load
+
+WRITES = ("os.mkdir", "os.rename", "sqlite3.connect")
+
+
+def run(folder: Path, plan: str, settings: list[str]) -> None:
+    """What a person would do: go on with the run, or start it where there is none yet."""
+    if (folder / "plan.toml").exists():
+        resume(folder)
+    else:
+        simulate(load(plan, settings), folder)
+
+
+def die_before_write(number: int) -> None:
+    """Kill this process just before it changes the file system for the given time."""
+    seen = 0
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        writes = event in WRITES or (event == "open" and str(arguments[1])[:1] in ("w", "a"))
+        seen += writes
+        if writes and seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
+def rounds_told(folder: Path) -> int:
+    try:
+        return (folder / "metrics.jsonl").read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def attempt(order: dict[str, Any], end: dict[str, Any]) -> int:
+    """One process, ended as told; its wait status."""
+    folder = Path(order["folder"])
+    before = rounds_told(folder)
+    child = os.fork()
+    if not child:
+        try:
+            if "write" in end:
+                die_before_write(end["write"])
+            run(folder, order["plan"], order["settings"])
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    if "rounds" in end:
+        while (
+            rounds_told(folder) < before + end["rounds"]
+            and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        ):
+            time.sleep(0.0005)
+    if "seconds" in end:
+        time.sleep(end["seconds"])
+        os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
+
+
+def main() -> None:
+    for line in sys.stdin:
+        order = json.loads(line)
+        killed = sum(os.WIFSIGNALED(attempt(order, end)) for end in order["ends"])
+        finished = attempt(order, {}) == 0
+        sys.stdout.write(json.dumps({"killed": killed, "finished": finished}) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Data sets: what is read, what a model sees of it, and how damaged or missing files are refused."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from baffle.core.arrays import U8
+from baffle.data.sources import SOURCES, Source, digits, load, mnist, read_idx
+from baffle.errors import DataError, PlanError
+
+FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+
+
+def _idx(array: U8) -> bytes:
+    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
+
+
+@pytest.fixture
+def small_mnist(tmp_path: Path) -> Path:
+    """Four well-formed files of a few samples."""
+    random = np.random.default_rng(0)
+    (tmp_path / "mnist").mkdir()
+    for name, count in zip(FILES, (12, 12, 5, 5), strict=True):
+        images = name.endswith("idx3")
+        array = random.integers(0, 256 if images else 10, (count, 28, 28) if images else count).astype(np.uint8)
+        (tmp_path / "mnist" / f"{name}-ubyte.gz").write_bytes(gzip.compress(_idx(array)))
+    return tmp_path
+
+
+def test_digits_hold_out_a_fixed_fifth() -> None:
+    source, again = digits(), digits()
+    assert (len(source.train), len(source.test), source.classes) == (1438, 359, 10)
+    assert source.shape == (1, 8, 8)
+    for one, other in ((source.train, again.train), (source.test, again.test)):
+        np.testing.assert_array_equal(one.samples, other.samples)
+        np.testing.assert_array_equal(one.labels, other.labels)
+
+
+def test_digits_share_no_sample_between_training_and_test() -> None:
+    from sklearn.datasets import load_digits
+
+    source, whole = digits(), load_digits()
+    found = np.concatenate([source.train.samples, source.test.samples]).reshape(1797, 64)
+    labels = np.concatenate([source.train.labels, source.test.labels])
+    expected = whole.images.reshape(1797, 64)
+    one, other = np.lexsort((*found.T, labels)), np.lexsort((*expected.T, whole.target))
+    np.testing.assert_array_equal(found[one], expected[other])
+    np.testing.assert_array_equal(labels[one], whole.target[other])
+
+
+def test_digits_are_shown_with_zero_mean_and_unit_variance() -> None:
+    batch = digits().train.batch(np.arange(1438))
+    assert batch.x.dtype == np.float32
+    assert batch.y.dtype == np.int64
+    assert abs(batch.x.mean()) < 0.02
+    assert abs(batch.x.std() - 1) < 0.02
+
+
+def test_a_batch_holds_the_samples_that_were_asked_for() -> None:
+    train = digits().train
+    batch = train.batch(np.array([5, 0, 5]))
+    np.testing.assert_array_equal(batch.y, train.labels[[5, 0, 5]])
+    np.testing.assert_array_equal(batch.x[0], batch.x[2])
+    np.testing.assert_allclose(batch.x[1, 0] * 0.376 + 0.305, train.samples[0] / 16, atol=1e-6)
+
+
+@given(
+    hnp.arrays(np.uint8, st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))),
+    st.booleans(),
+)
+def test_what_is_written_as_idx_is_read_back(tmp_path_factory: pytest.TempPathFactory, array: U8, zipped: bool) -> None:
+    path = tmp_path_factory.mktemp("idx") / ("file.gz" if zipped else "file")
+    path.write_bytes(gzip.compress(_idx(array)) if zipped else _idx(array))
+    np.testing.assert_array_equal(read_idx(path, array.shape[1:]), array)
+
+
+GOOD = _idx(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("file.gz", gzip.compress(GOOD)[:-9], "download it again"),
+        ("file.gz", gzip.compress(GOOD)[:12], "download it again"),
+        ("file.gz", GOOD, "download it again"),
+        ("file.gz", gzip.compress(GOOD)[:-12] + b"\0" * 12, "download it again"),
+        ("file.gz", b"", "expected magic 00000803"),
+        ("file", b"", "expected magic 00000803, got"),
+        ("file", b"\0\0\x08\x01" + GOOD[4:], "expected magic 00000803, got 00000801"),
+        ("file", b"\0\0\x0d\x03" + GOOD[4:], "got 00000d03"),
+        ("file", GOOD[:9], r"expected \(3, 4\)"),
+        ("file", GOOD[:-1], "truncated or damaged: expected 40 bytes for 2 items, got 39"),
+        ("file", GOOD + b"\0", "truncated or damaged"),
+        ("file", _idx(np.zeros((0, 3, 4), np.uint8)), "truncated or damaged"),
+        ("file", _idx(np.zeros((2, 4, 3), np.uint8)), r"shape \(4, 3\), expected \(3, 4\)"),
+    ],
+)
+def test_a_damaged_idx_file_is_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=says) as refused:
+        read_idx(tmp_path / name, (3, 4))
+    assert str(tmp_path / name) in str(refused.value)
+
+
+def test_one_changed_byte_in_a_gzipped_file_is_noticed(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(GOOD))
+    packed[len(packed) // 2] ^= 1
+    (tmp_path / "file.gz").write_bytes(packed)
+    with pytest.raises(DataError, match="download it again"):
+        read_idx(tmp_path / "file.gz", (3, 4))
+
+
+def test_a_missing_idx_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"file\.gz .*No such file"):
+        read_idx(tmp_path / "file.gz", (3, 4))
+
+
+@pytest.mark.parametrize("below", ["", "mnist"])
+def test_mnist_is_found_in_the_folder_or_below_it(small_mnist: Path, below: str) -> None:
+    source = load("mnist", small_mnist / below)
+    assert (len(source.train), len(source.test), source.classes, source.shape) == (12, 5, 10, (1, 32, 32))
+
+
+def test_mnist_is_read_unzipped_too(small_mnist: Path) -> None:
+    packed = small_mnist / "mnist" / "train-images-idx3-ubyte.gz"
+    packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))
+    before = load("mnist", small_mnist).train.samples
+    packed.unlink()
+    np.testing.assert_array_equal(load("mnist", small_mnist).train.samples, before)
+
+
+def test_mnist_is_found_through_the_environment(small_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAFFLE_DATA", str(small_mnist))
+    assert len(load("mnist").train) == 12
+    with pytest.raises(DataError):
+        load("mnist", small_mnist / "elsewhere")
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_any_folder_it_says_where_to_get_mnist(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    if value is None:
+        monkeypatch.delenv("BAFFLE_DATA", raising=False)
+    else:
+        monkeypatch.setenv("BAFFLE_DATA", value)
+    with pytest.raises(DataError, match=r"yann\.lecun\.com/exdb/mnist.*--data.*BAFFLE_DATA"):
+        load("mnist")
+
+
+def test_an_empty_or_missing_folder_is_named_and_says_where_to_get_mnist(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(DataError, match=r"yann\.lecun\.com/exdb/mnist") as refused:
+            load("mnist", folder)
+        assert str(folder) in str(refused.value)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_of_mnist_is_named(small_mnist: Path, name: str) -> None:
+    (small_mnist / "mnist" / f"{name}-ubyte.gz").unlink()
+    with pytest.raises(DataError, match=name):
+        load("mnist", small_mnist)
+
+
+def test_labels_and_images_must_be_equally_many(small_mnist: Path) -> None:
+    (small_mnist / "mnist" / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(_idx(np.zeros(11, np.uint8))))
+    with pytest.raises(DataError, match="12 train images but 11 labels"):
+        load("mnist", small_mnist)
+
+
+def test_a_label_must_be_a_digit(small_mnist: Path) -> None:
+    labels = np.array([9, 10, 0, 1, 2], np.uint8)
+    (small_mnist / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(_idx(labels)))
+    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte\.gz holds the label 10, expected 0 to 9"):
+        load("mnist", small_mnist)
+
+
+def test_images_are_enlarged_as_torch_does_it(small_mnist: Path) -> None:
+    train = load("mnist", small_mnist).train
+    raw = torch.from_numpy(train.samples[:, None].astype(np.float32))
+    wide = torch.nn.functional.interpolate(raw, size=(32, 32), mode="bilinear", align_corners=False)
+    expected = (wide / 255 - 0.1307) / 0.3081
+    np.testing.assert_allclose(train.batch(np.arange(12)).x, expected.numpy(), atol=2e-6)
+
+
+def test_real_mnist(data_folder: Path) -> None:
+    source = mnist(data_folder)
+    assert (len(source.train), len(source.test), source.classes, source.shape) == (60000, 10000, 10, (1, 32, 32))
+    np.testing.assert_array_equal(np.unique(source.train.labels), np.arange(10))
+    batch = source.train.batch(np.arange(0, 60000, 10))
+    assert abs(batch.x.mean()) < 0.05
+    assert abs(batch.x.std() - 1) < 0.1
+
+
+def test_an_unknown_data_set_is_refused_with_those_there_are() -> None:
+    with pytest.raises(DataError, match=r"task\.data.*digits, mnist.*'cifar'"):
+        load("cifar")
+    assert set(SOURCES) == {"digits", "mnist"}
+
+
+OWN = """
+from baffle.data.sources import digits as source
+
+def number():
+    return 5
+
+def broken():
+    raise RuntimeError("no")
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_data_of_a_user.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "own_data_of_a_user"
+
+
+def test_a_users_own_data_set(own_module: str) -> None:
+    assert isinstance(load(f"{own_module}:source"), Source)
+
+
+def test_a_users_own_data_set_must_be_a_source(own_module: str) -> None:
+    with pytest.raises(DataError, match=rf"{own_module}:number must return a baffle\.Source, got int"):
+        load(f"{own_module}:number")
+    with pytest.raises(PlanError, match=f"{own_module}:nothing cannot be imported"):
+        load(f"{own_module}:nothing")

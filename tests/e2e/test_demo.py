@@ -1,0 +1,34 @@
+"""The demo and the paper's task, shortened."""
+
+from pathlib import Path
+
+from baffle.app.simulate import simulate
+from baffle.journal.replay import verify
+from baffle.plan import load
+
+
+def test_the_demo_learns_from_forward_passes_alone(tmp_path: Path) -> None:
+    summary = simulate(load("digits", ["rounds=70", "run.evaluate_every=99"]), tmp_path / "run")
+    assert summary["test_accuracy"] >= 0.8
+    assert summary["n_weights"] == 5_994
+    assert summary["uplink_bytes_per_client_round"] < 4 * 64 + 64
+    assert summary["skipped_rounds"] == summary["clipped"] == 0
+    assert summary["bookkeeping_seconds"] < 0.05 * summary["seconds"]
+    assert verify(tmp_path / "run").weights_sha256 == summary["weights_sha256"]
+
+
+def test_backpropagation_in_the_same_loop_learns_faster(tmp_path: Path) -> None:
+    summary = simulate(load("digits", ["rounds=60", 'estimator="backprop"']), tmp_path / "run")
+    assert summary["test_accuracy"] >= 0.9
+    assert summary["uplink_bytes_per_client_round"] > 4 * 5_994
+
+
+def test_the_papers_task_runs_on_real_data(data_folder: Path, tmp_path: Path) -> None:
+    few = ["rounds=2", "probe.k=2", "federation.clients=600", "federation.participation=0.005", "update.ema=0"]
+    settings = [*few, "run.evaluate_every=9"]
+    summary = simulate(load("paper-mnist-lenet", settings), tmp_path / "run", data=data_folder)
+    assert summary["n_weights"] == 26_730
+    assert summary["forwards"] == 2 * 3 * 4 * 3
+    assert summary["skipped_rounds"] == 0
+    assert 0 < summary["test_accuracy"] < 1
+    assert verify(tmp_path / "run").weights_sha256 == summary["weights_sha256"]

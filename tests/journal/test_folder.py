@@ -1,0 +1,133 @@
+"""A run's folder: who may use it, and how its files are written."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baffle.errors import RunFolderError
+from baffle.journal.folder import RunFolder
+
+
+def test_a_missing_or_empty_folder_is_made_when_it_is_entered(tmp_path: Path) -> None:
+    new = RunFolder.new(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
+    with new as folder:
+        folder.write_plan("x = 1\n")
+    assert (tmp_path / "a" / "b" / "plan.toml").read_text() == "x = 1\n"
+    with RunFolder.new(tmp_path / "c"):
+        pass
+    RunFolder.new(tmp_path / "c")
+
+
+def test_a_folder_that_holds_a_run_is_not_used_for_another(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").touch()
+    with pytest.raises(RunFolderError, match=r"holds another run.*--resume.*--out"):
+        RunFolder.new(tmp_path)
+
+
+def test_a_folder_that_holds_something_else_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(RunFolderError, match=r"not empty \(it holds thesis\.tex\).*--out"):
+        RunFolder.new(tmp_path)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match=r"file cannot be used for a run: Not a directory.*--out"):
+        RunFolder.new(tmp_path / "file")
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match="cannot be used for a run"), RunFolder.new(tmp_path / "file" / "run"):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_below_a_read_only_one_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(RunFolderError, match="Permission denied"), RunFolder.new(tmp_path / "run"):
+            pass
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_what_a_kill_during_the_first_write_leaves_behind_does_not_spoil_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".plan.toml.new").write_text("x =")
+    with RunFolder.new(tmp_path / "run") as folder:
+        folder.write_plan("x = 1\n")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["plan.toml"]
+
+
+def test_only_a_folder_with_a_plan_is_an_existing_run(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(RunFolderError, match=r"holds no run: expected a folder with plan\.toml"):
+            RunFolder.existing(path)
+    (tmp_path / "plan.toml").touch()
+    assert RunFolder.existing(tmp_path).path == tmp_path
+
+
+def test_a_folder_is_used_by_one_at_a_time(tmp_path: Path) -> None:
+    with RunFolder(tmp_path), pytest.raises(RunFolderError, match="in use by another process"), RunFolder(tmp_path):
+        pass
+    with RunFolder(tmp_path):
+        pass
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from baffle.journal.folder import RunFolder
+with RunFolder(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_is_seen_by_other_processes_and_ends_with_its_holder(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RunFolderError, match="in use by another process"), RunFolder(tmp_path):
+            pass
+        holder.kill()
+        holder.wait()
+        with RunFolder(tmp_path):
+            pass
+
+
+def test_files_are_written_whole(tmp_path: Path) -> None:
+    with RunFolder(tmp_path) as folder:
+        folder.write_metrics([{"round": 0}, {"round": 1}])
+        folder.add_metrics({"round": 2})
+        folder.write_summary({"rounds": 3})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"round": 0}, {"round": 1}, {"round": 2}]
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"rounds": 3}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "summary.json"]
+
+
+def test_a_file_that_cannot_be_written_says_how_to_go_on_and_leaves_the_old_one(tmp_path: Path) -> None:
+    with RunFolder(tmp_path) as folder:
+        folder.write_summary({"rounds": 3})
+        (tmp_path / ".summary.json.new").mkdir()
+        with pytest.raises(RunFolderError, match=r"summary\.json cannot be written: .*baffle run --resume"):
+            folder.write_summary({"rounds": 4})
+        assert json.loads((tmp_path / "summary.json").read_text()) == {"rounds": 3}
+
+
+def test_a_folder_that_vanishes_is_reported(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run") as folder:
+        shutil.rmtree(tmp_path / "run")
+        with pytest.raises(RunFolderError, match=r"metrics\.jsonl cannot be written: No such file"):
+            folder.add_metrics({"round": 0})
+        with pytest.raises(RunFolderError, match=r"plan\.toml cannot be written"):
+            folder.write_plan("")

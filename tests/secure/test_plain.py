@@ -1,0 +1,122 @@
+"""The plain sum: bad replies are refused one by one, and the rest is summed."""
+
+import numpy as np
+import pytest
+
+from baffle.core.messages import Abstention, CatchUp, Contribution, Outcome, RoundRequest, encode
+from baffle.core.ring import ELEMENT, EXTRAS, GUARD, Ring
+from baffle.secure.plain import PlainSum
+
+LENGTH = 6
+RING = Ring(clients=4, n_max=50, clip=10.0)
+SUM = PlainSum(RING, LENGTH)
+REQUEST = RoundRequest(7, 7, bytes(32), bytes(32), CatchUp("outcomes", 7, ()))
+
+
+def _values(seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.random.default_rng(seed).uniform(-9, 9, LENGTH)
+
+
+def _vector(seed: int, weight: int = 20, loss: float = 1.5) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    vector: np.ndarray[tuple[int], np.dtype[np.uint32]] = RING.encode(_values(seed), LENGTH, weight, loss)
+    return vector
+
+
+def _reply(vector: np.ndarray[tuple[int], np.dtype[np.uint32]], number: int = 7) -> bytes:
+    return encode(Contribution(number, vector.astype(ELEMENT).tobytes()))
+
+
+def test_contributions_are_summed_with_their_weights() -> None:
+    weights = {0: 20, 1: 50, 3: 1}
+    closed = SUM.close(REQUEST, {client: _reply(_vector(client, weight)) for client, weight in weights.items()})
+    assert closed.refusals == {}
+    assert closed.sum is not None
+    assert (closed.sum.weight, closed.sum.contributors, closed.sum.clipped) == (71, 3, 0)
+    assert closed.sum.loss == pytest.approx(1.5, rel=1e-3)
+    expected = sum(weight * _values(client) for client, weight in weights.items())
+    np.testing.assert_allclose(closed.sum.totals / RING.scale, expected, atol=3 / RING.scale)
+
+
+def test_the_order_of_replies_changes_no_bit() -> None:
+    replies = {client: _reply(_vector(client)) for client in range(4)}
+    one = SUM.close(REQUEST, replies).sum
+    other = SUM.close(REQUEST, dict(reversed(replies.items()))).sum
+    assert one is not None
+    assert other is not None
+    np.testing.assert_array_equal(one.totals, other.totals)
+    assert one[1:] == other[1:]
+
+
+def test_the_loss_is_weighted() -> None:
+    closed = SUM.close(REQUEST, {0: _reply(_vector(0, 10, 1.0)), 1: _reply(_vector(1, 30, 2.0))})
+    assert closed.sum is not None
+    assert closed.sum.loss == pytest.approx(1.75, rel=1e-3)
+
+
+def _with(place: int, value: int) -> bytes:
+    vector = _vector(9)
+    vector[place] = np.uint32(value % 2**32)
+    return _reply(vector)
+
+
+BOUND = GUARD // RING.clients
+
+BAD = {
+    "nothing": (b"", "expected a message of type Reply"),
+    "noise": (b"\xc1\x00\xff", "expected a message of type Reply"),
+    "another message": (encode(Outcome(7, "skipped", ())), "expected a message of type Reply"),
+    "something behind it": (_reply(_vector(9)) + b"\0", "expected a message of type Reply"),
+    "cut off": (_reply(_vector(9))[:-1], "expected a message of type Reply"),
+    "deep nesting": (b"\x91" * 100_000, "expected a message of type Reply"),
+    "late": (_reply(_vector(9), 6), "a reply to round 6, expected round 7"),
+    "early": (_reply(_vector(9), 8), "a reply to round 8, expected round 7"),
+    "short": (_reply(_vector(9)[:-1]), f"a vector of {LENGTH + EXTRAS - 1} elements, expected {LENGTH + EXTRAS}"),
+    "long": (_reply(np.append(_vector(9), np.uint32(0))), f"expected {LENGTH + EXTRAS}"),
+    "empty": (_reply(np.empty(0, np.uint32)), "a vector of 0 elements"),
+    "broken element": (encode(Contribution(7, bytes(41))), "not whole"),
+    "abstained": (encode(Abstention(7, "the loss is nan")), "abstained: the loss is nan"),
+    "abstained late": (encode(Abstention(6, "the loss is nan")), "a reply to round 6"),
+    "heavier than allowed": (_with(LENGTH, 51), "sample weight 51"),
+    "weightless": (_with(LENGTH, 0), "sample weight 0"),
+    "of negative weight": (_with(LENGTH, -1), "sample weight -1"),
+    "two in one": (_with(LENGTH + 1, 2), "claims 2 contributors"),
+    "nobody": (_with(LENGTH + 1, 0), "claims 0 contributors"),
+    "too many clipped": (_with(LENGTH + 2, LENGTH + 1), "clipped"),
+    "fewer than none clipped": (_with(LENGTH + 2, -1), "clipped"),
+    "of absurd loss": (_with(LENGTH + 3, 2**31 - 1), "loss"),
+    "out of bounds": (_with(2, BOUND + 1), "more than 1 clients can send"),
+    "out of bounds below": (_with(2, -BOUND - 1), "more than 1 clients can send"),
+    "at the ring's edge": (_with(2, 2**31), "more than 1 clients can send"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_reply_is_refused_with_its_reason_and_the_others_count(name: str) -> None:
+    data, reason = BAD[name]
+    good = {0: _reply(_vector(0)), 2: _reply(_vector(2))}
+    closed = SUM.close(REQUEST, {0: good[0], 1: data, 2: good[2]})
+    alone = SUM.close(REQUEST, good)
+    assert closed.sum is not None
+    assert alone.sum is not None
+    np.testing.assert_array_equal(closed.sum.totals, alone.sum.totals)
+    assert closed.sum[1:] == alone.sum[1:]
+    assert set(closed.refusals) == {1}
+    assert reason in closed.refusals[1]
+
+
+@pytest.mark.parametrize("value", [BOUND, -BOUND])
+def test_what_honest_clients_can_send_is_taken(value: int) -> None:
+    closed = SUM.close(REQUEST, {0: _with(2, value)})
+    assert closed.refusals == {}
+    extreme = _reply(RING.encode(np.full(LENGTH, 1e300), LENGTH, 50, 1e9))
+    closed = SUM.close(REQUEST, dict.fromkeys(range(4), extreme))
+    assert closed.refusals == {}
+    assert closed.sum is not None
+    assert closed.sum.clipped == 4 * LENGTH
+
+
+def test_without_any_good_reply_there_is_no_sum() -> None:
+    assert SUM.close(REQUEST, {}) == (None, {})
+    closed = SUM.close(REQUEST, {0: BAD["nothing"][0], 1: BAD["late"][0]})
+    assert closed.sum is None
+    assert set(closed.refusals) == {0, 1}

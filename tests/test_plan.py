@@ -1,0 +1,383 @@
+"""Plans: what they accept, what they refuse and how they say so, and what their two digests cover."""
+
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import baffle
+from baffle.errors import PlanError
+from baffle.plan import (
+    Bounds,
+    Custom,
+    Federation,
+    LeNet,
+    Plan,
+    Probe,
+    Run,
+    Section,
+    Softmax,
+    Task,
+    Tier,
+    Update,
+    build,
+    change,
+    imported,
+    load,
+    parse,
+    presets,
+)
+
+NOT_OF_THE_TRAJECTORY = ("name", "rounds", "run.")
+
+
+def test_every_preset_file_is_listed_loads_and_is_called_by_its_name() -> None:
+    files = sorted(path.stem for path in (Path(baffle.__file__).parent / "plans").glob("*.toml"))
+    assert presets() == files
+    assert {"digits", "paper-mnist-lenet"} <= set(files)
+    for name in files:
+        assert load(name).name == name
+
+
+def test_the_default_is_the_digits_preset_with_few_scalars() -> None:
+    assert load() == load("digits")
+    assert load().task.data == "digits"
+    assert load().federation.clients == 10
+    assert load().probe.k <= 64
+
+
+def test_the_papers_preset_has_the_papers_settings() -> None:
+    plan = load("paper-mnist-lenet")
+    assert plan.probe.sigma == 1e-4
+    assert plan.task == Task(data="mnist", model=LeNet(channels=(16, 64), head="average", activation="hardswish"))
+    assert (plan.update.optimizer, plan.update.rate, plan.update.ema) == ("adam", 0.01, 0.995)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("probe.k=50", 50),
+        ("  probe.k  =  50  ", 50),
+        ("probe.sigma=1e-2", 0.01),
+        ("probe.sigma=1", 1.0),
+        ('probe.scheme="central"', "central"),
+        ("probe.scheme=central", "central"),
+        ("name=two words", "two words"),
+        ("update.betas=[0.8, 0.95]", (0.8, 0.95)),
+        ('task.model={name="softmax"}', Softmax()),
+        ("task.model.channels=[2, 3]", (2, 3)),
+        ("federation.tiers=[{k=2, share=0.5}]", (Tier(k=2, share=0.5),)),
+    ],
+)
+def test_a_setting_is_read_as_toml_or_as_a_word(setting: str, expected: object) -> None:
+    value: Any = load("digits", [setting])
+    for name in setting.partition("=")[0].strip().split("."):
+        value = getattr(value, name)
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+def test_later_settings_win_and_settings_may_open_a_section() -> None:
+    assert parse("", ["probe.k=5", "probe.k=7", "ring.d_max=3"]) == Plan(probe=Probe(k=7), ring=Bounds(d_max=3.0))
+
+
+def test_change_lays_settings_over_a_plan() -> None:
+    plan = Plan(probe=Probe(k=9))
+    assert change(plan, ["rounds=2"]) == Plan(probe=Probe(k=9), rounds=2)
+    assert plan.rounds == Plan().rounds
+
+
+@pytest.mark.parametrize("setting", ["nothing", "=3", " =3", ""])
+def test_a_setting_without_key_or_value_is_refused(setting: str) -> None:
+    with pytest.raises(PlanError, match=r"section\.key=value"):
+        load("digits", [setting])
+
+
+@pytest.mark.parametrize("setting", ["probe.k.x=3", "name.x.y=3", "federation.tiers.k=3"])
+def test_a_setting_cannot_go_below_a_value(setting: str) -> None:
+    with pytest.raises(PlanError, match="is a value, not a table"):
+        parse('name = "a"\nfederation.tiers = []\nprobe.k = 3', [setting])
+
+
+@pytest.mark.parametrize(
+    ("setting", "key", "nearest"),
+    [
+        ("probe.sigm=1", "probe.sigm", "probe.sigma"),
+        ("prob.k=3", "prob", "probe"),
+        ("federation.client=3", "federation.client", "federation.clients"),
+        ("update.learning_rate=3", "update.learning_rate", None),
+        ("round=3", "round", "rounds"),
+        ("task.model.channel=[1, 2]", "task.model.channel", "task.model.channels"),
+        ("run.worker=3", "run.worker", "run.workers"),
+        ("federation.tiers=[{k=2, shar=0.5}]", "shar", "share"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_valid_one(setting: str, key: str, nearest: str | None) -> None:
+    with pytest.raises(PlanError) as refused:
+        load("digits", [setting])
+    message = str(refused.value)
+    assert key in message
+    assert "\n" not in message
+    if nearest:
+        assert re.search(rf"did you mean \S*{re.escape(nearest)}\?", message)
+
+
+@pytest.mark.parametrize(
+    ("setting", "key", "value"),
+    [
+        ("probe.k=many", "probe.k", "many"),
+        ("probe.k=1.5", "probe.k", "1.5"),
+        ("probe.k=true", "probe.k", "True"),
+        ("probe.k=0", "probe.k", "0"),
+        ("probe.k=-3", "probe.k", "-3"),
+        ("probe.k=1000001", "probe.k", "1000001"),
+        ("probe.sigma=0", "probe.sigma", "0"),
+        ("probe.sigma=-1e-3", "probe.sigma", "-0.001"),
+        ("probe.sigma=nan", "probe.sigma", "nan"),
+        ("probe.sigma=inf", "probe.sigma", "inf"),
+        ("probe.scheme=sideways", "probe.scheme", "sideways"),
+        ("probe.micro_batch=-1", "probe.micro_batch", "-1"),
+        ("federation.clients=0", "federation.clients", "0"),
+        ("federation.clients=two", "federation.clients", "two"),
+        ("federation.participation=0", "federation.participation", "0"),
+        ("federation.participation=1.01", "federation.participation", "1.01"),
+        ("federation.batch=-1", "federation.batch", "-1"),
+        ("federation.epochs=0", "federation.epochs", "0"),
+        ("federation.level=sample", "federation.level", "sample"),
+        ("federation.tiers=[{k=0, share=0.5}]", "k", "0"),
+        ("federation.tiers=[{k=1, share=0}]", "share", "0"),
+        ("update.rate=0", "update.rate", "0"),
+        ("update.rate=inf", "update.rate", "inf"),
+        ("update.betas=[0.9, 1.0]", "update.betas", "1.0"),
+        ("update.betas=[0.9]", "update.betas", "[0.9]"),
+        ("update.clip=-1", "update.clip", "-1"),
+        ("update.ema=1", "update.ema", "1"),
+        ("update.weight_decay=-0.1", "update.weight_decay", "-0.1"),
+        ("update.optimizer=adamw", "update.optimizer", "adamw"),
+        ("ring.d_max=0", "ring.d_max", "0"),
+        ("ring.d_max=inf", "ring.d_max", "inf"),
+        ("ring.update_max=inf", "ring.update_max", "inf"),
+        ("ring.update_max=-1", "ring.update_max", "-1"),
+        ("run.evaluate_every=0", "run.evaluate_every", "0"),
+        ("run.snapshot_every=0", "run.snapshot_every", "0"),
+        ("run.commit_seconds=-1", "run.commit_seconds", "-1"),
+        ("run.downlink=pigeon", "run.downlink", "pigeon"),
+        ("rounds=0", "rounds", "0"),
+        ("seed=-1", "seed", "-1"),
+        ("seed=9223372036854775808", "seed", "9223372036854775808"),
+        ("name=5", "name", "5"),
+        ("task.model.name=vgg", "task.model.name", "vgg"),
+        ("task.model.channels=[0, 3]", "task.model.channels", "0"),
+        ("probe=5", "probe", "5"),
+    ],
+)
+def test_a_value_out_of_range_or_of_the_wrong_type_is_named_with_its_key(setting: str, key: str, value: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        load("digits", [setting])
+    message = str(refused.value)
+    assert key in message
+    assert value in message.partition(":")[2]
+    assert "\n" not in message
+    assert "`" not in message
+
+
+@pytest.mark.parametrize("model", ["{}", '{name="custom"}'])
+def test_a_model_lacking_a_needed_key_is_refused(model: str) -> None:
+    with pytest.raises(PlanError, match=r"task\.model.*(name|factory)"):
+        load("digits", [f"task.model={model}"])
+
+
+@pytest.mark.parametrize("setting", ['federation.level="epoch"', 'estimator="backprop"'])
+def test_tiers_need_scalars(setting: str) -> None:
+    with pytest.raises(PlanError, match=r"federation\.tiers"):
+        load("digits", ["federation.tiers=[{k=2, share=0.5}]", setting])
+
+
+@pytest.mark.parametrize("k", [8, 9])
+def test_a_tier_has_fewer_directions_than_the_plan(k: int) -> None:
+    with pytest.raises(PlanError, match=rf"federation\.tiers.*below probe\.k = 8, got {k}"):
+        load("digits", ["probe.k=8", f"federation.tiers=[{{k={k}, share=0.5}}]"])
+
+
+def test_tiers_shares_add_up_to_at_most_one() -> None:
+    with pytest.raises(PlanError, match=r"federation\.tiers.*got 1\.25"):
+        load("digits", ["federation.tiers=[{k=2, share=0.75}, {k=3, share=0.5}]"])
+
+
+@pytest.mark.parametrize("shares", [(1.0,), (0.75, 0.25), (0.2, 0.4, 0.3, 0.1)])
+def test_tiers_may_hold_all_clients(shares: tuple[float, ...]) -> None:
+    tiers = ", ".join(f"{{k={i}, share={share}}}" for i, share in enumerate(shares, 1))
+    assert len(load("digits", [f"federation.tiers=[{tiers}]"]).federation.tiers) == len(shares)
+
+
+@pytest.mark.parametrize(
+    ("clients", "participation", "expected"), [(10, 1.0, 10), (10, 0.3, 3), (10, 0.01, 1), (3, 0.5, 2), (1, 1.0, 1)]
+)
+def test_clients_per_round(clients: int, participation: float, expected: int) -> None:
+    assert Plan(federation=Federation(clients=clients, participation=participation)).per_round == expected
+
+
+def test_a_plan_cannot_be_changed_in_place() -> None:
+    with pytest.raises(AttributeError):
+        Plan().rounds = 3  # type: ignore[misc]
+
+
+def test_unreadable_plans_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    (tmp_path / "broken.toml").write_text("rounds = = 3")
+    for name in ("missing", "folder", "bytes", "broken"):
+        with pytest.raises(PlanError, match=rf"{name}\.toml") as refused:
+            load(str(tmp_path / f"{name}.toml"))
+        assert "\n" not in str(refused.value)
+
+
+def test_a_misspelt_preset_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(PlanError, match=r"'digit'.*did you mean digits\?.*paper-mnist-lenet"):
+        load("digit")
+
+
+@pytest.mark.parametrize("name", ["no_such_module_here:f", "math:no_such_name", "math", ":f", "math:"])
+def test_a_function_that_cannot_be_imported_is_named(name: str) -> None:
+    with pytest.raises(PlanError, match=rf"{name} cannot be imported"):
+        imported(name)
+
+
+def _leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting of a plan with its type."""
+    for field in msgspec.structs.fields(type(section)):
+        value = getattr(section, field.name)
+        if isinstance(value, Section):
+            yield from _leaves(value, f"{path}{field.name}.")
+        else:
+            yield f"{path}{field.name}", field.type
+
+
+def _other(kind: Any, value: Any) -> Any:
+    """Another value of a setting."""
+    if typing.get_origin(kind) is typing.Literal:
+        return next((choice for choice in typing.get_args(kind) if choice != value), "another")
+    match value:
+        case str():
+            return f"{value}2"
+        case int():
+            return value + 1
+        case float():
+            return value / 2 if value else 0.5
+        case ():
+            return (Tier(k=1, share=0.5),)
+        case (first, *rest):
+            return (_other(None, first), *rest)
+    raise AssertionError(f"no other value for {kind}")
+
+
+def _with_other(section: Any, path: str, kind: Any) -> Any:
+    name, _, rest = path.partition(".")
+    old = getattr(section, name)
+    new = _with_other(old, rest, kind) if rest else _other(kind, old)
+    return msgspec.structs.replace(section, **{name: new})
+
+
+@pytest.mark.parametrize(("path", "kind"), list(_leaves(Plan())), ids=[path for path, _ in _leaves(Plan())])
+def test_the_trajectory_digest_covers_what_determines_weights_and_nothing_else(path: str, kind: Any) -> None:
+    plan = Plan()
+    other = _with_other(plan, path, kind)
+    assert other != plan
+    assert other.digest() != plan.digest()
+    moved = other.trajectory_digest() != plan.trajectory_digest()
+    assert moved == (not path.startswith(NOT_OF_THE_TRAJECTORY))
+
+
+def test_the_kind_of_model_is_part_of_the_trajectory() -> None:
+    models: list[LeNet | Softmax | Custom] = [LeNet(), Softmax(), Custom(factory="a:b"), Custom(factory="a:c")]
+    assert len({Plan(task=Task(model=model)).trajectory_digest() for model in models}) == len(models)
+
+
+def test_digests_do_not_depend_on_how_a_plan_is_written() -> None:
+    one = parse("rounds = 5\n[update]\nrate = 1.0\nclip = 2.0\n[probe]\nk = 3")
+    other = parse("probe = {k = 3}\nupdate = {clip = 2, rate = 1}\nrounds = 5")
+    assert one == other
+    assert one.digest() == other.digest()
+    assert one.trajectory_digest() == other.trajectory_digest()
+
+
+def test_the_two_digests_never_coincide() -> None:
+    assert Plan().digest() != Plan().trajectory_digest()
+    assert len(Plan().digest()) == len(Plan().trajectory_digest()) == 32
+
+
+_counts = st.integers(1, 10**6)
+_optional_counts = st.integers(0, 2**62)
+_positive = st.floats(0, 1e30, exclude_min=True)
+_non_negative = st.floats(0, 1e30)
+_decay = st.floats(0, 1, exclude_max=True)
+_activations = st.sampled_from(["hardswish", "relu", "selu", "gelu"])
+_models = st.one_of(
+    st.builds(
+        LeNet,
+        channels=st.tuples(_counts, _counts),
+        head=st.sampled_from(["average", "flatten"]),
+        activation=_activations,
+        norm=st.sampled_from(["none", "group", "batch"]),
+    ),
+    st.just(Softmax()),
+    st.builds(Custom, factory=st.text()),
+)
+_plans = st.builds(
+    Plan,
+    name=st.text(),
+    seed=st.integers(0, 2**63 - 1),
+    rounds=_counts,
+    task=st.builds(Task, data=st.text(), model=_models),
+    federation=st.builds(
+        Federation,
+        clients=_counts,
+        participation=st.floats(0, 1, exclude_min=True),
+        batch=_optional_counts,
+        epochs=_counts,
+        weighting=st.sampled_from(["samples", "uniform"]),
+        tiers=st.lists(st.builds(Tier, k=st.integers(1, 7), share=st.floats(0.01, 0.25)), max_size=3).map(tuple),
+    ),
+    probe=st.builds(
+        Probe,
+        k=st.integers(8, 10**6),
+        sigma=_positive,
+        scheme=st.sampled_from(["forward", "central"]),
+        distribution=st.sampled_from(["gaussian", "rademacher"]),
+        micro_batch=_optional_counts,
+    ),
+    update=st.builds(
+        Update,
+        optimizer=st.sampled_from(["adam", "momentum", "sgd"]),
+        rate=_positive,
+        betas=st.tuples(_decay, _decay),
+        momentum=_decay,
+        weight_decay=_non_negative,
+        clip=_non_negative,
+        ema=_decay,
+    ),
+    ring=st.builds(Bounds, d_max=_positive, update_max=_positive, n_max=_optional_counts),
+    run=st.builds(
+        Run,
+        downlink=st.sampled_from(["scalars", "delta", "weights"]),
+        workers=_optional_counts,
+        evaluate_every=_counts,
+        commit_seconds=_non_negative,
+    ),
+)
+
+
+@settings(max_examples=150)
+@given(_plans)
+def test_a_plan_survives_the_way_through_toml(plan: Plan) -> None:
+    again = parse(plan.to_toml())
+    assert again == plan
+    assert again.digest() == plan.digest()
+    assert again.trajectory_digest() == plan.trajectory_digest()
+    assert build(msgspec.to_builtins(plan)) == plan

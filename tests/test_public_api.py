@@ -1,0 +1,39 @@
+"""The public names, and that reading plans and checking journals needs no PyTorch."""
+
+import subprocess
+import sys
+
+import pytest
+
+import baffle
+
+
+def test_the_public_names_are_these_and_exist() -> None:
+    assert sorted(baffle.__all__) == [
+        "BaffleError",
+        "Dataset",
+        "Plan",
+        "Source",
+        "Verified",
+        "__version__",
+        "load_plan",
+        "resume",
+        "simulate",
+        "verify",
+    ]
+    for name in baffle.__all__:
+        assert getattr(baffle, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        baffle.no_such_name  # noqa: B018
+
+
+def test_importing_the_package_imports_no_machine_learning_library() -> None:
+    program = (
+        "import sys, baffle, baffle.cli.main, baffle.trajectory, baffle.journal.replay, baffle.secure.plain,"
+        "baffle.transport.local; baffle.load_plan('digits');"
+        "print(sorted({'torch', 'sklearn', 'scipy', 'flwr', 'onnxruntime'} & sys.modules.keys()))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
