@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -90,12 +91,16 @@ def cli(
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """The command line, started in a process of its own."""
+    """The command line, started in a process of its own that hears Ctrl-C even where this one does not."""
     started: list[subprocess.Popen[str]] = []
 
     def run(*arguments: object, **options: Any) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "baffle.cli.main", *map(str, arguments)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+        here = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+        finally:
+            signal.signal(signal.SIGINT, here)
         started.append(process)
         return process
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -265,26 +265,37 @@ def _refuse_unknown_keys(raw: Mapping[str, Any], struct: type[Section], path: st
 def _struct_for(kind: Any, value: Mapping[str, Any]) -> Any:
     """The struct that a table of a plan becomes, or none where the table is no struct."""
     if kind == Model:
-        return {"lenet": LeNet, "softmax": Softmax, "custom": Custom}.get(str(value.get("name")))
+        return {struct.__struct_config__.tag: struct for struct in get_args(Model)}.get(value.get("name"))
     kind = get_args(kind)[0] if get_args(kind) else kind
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
 def _explain(fault: str, raw: Mapping[str, Any]) -> str:
-    """Turn msgspec's "Expected `int` >= 1 - at `$.probe.k`" into a line that names key and value."""
-    expected, _, place = fault.partition(" - at `$")
-    keys = place.strip("`.").replace("[", ".").replace("]", "").split(".") if place else []
+    """Turn msgspec's "Expected `int` >= 1 - at `$.probe.k`" into a line that names key, value and choices."""
+    expected, _, place = fault.replace("`", "").partition(" - at $")
+    keys = [key for key in place.replace("[", ".").replace("]", "").split(".") if key]
     value: Any = raw
     for key in keys:
-        value = (
-            value[int(key)]
-            if isinstance(value, list) and key.isdigit()
-            else value.get(key)
-            if isinstance(value, Mapping)
-            else None
+        value = value[int(key)] if isinstance(value, list) else value.get(key) if isinstance(value, Mapping) else None
+    if expected.startswith("Invalid") and (choices := _choices(keys, raw)):
+        expected = f"expected one of {', '.join(map(repr, choices))}"
+    wanted = expected.partition(", got ")[0]
+    return f"{'.'.join(keys) or 'plan'}: {wanted[:1].lower()}{wanted[1:]}, got {value!r}"
+
+
+def _choices(keys: list[str], raw: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What may stand at a place of a plan that takes one of a few words."""
+    kind: Any = Plan
+    for key in keys:
+        if kind == Model:
+            if key == "name":
+                return tuple(struct.__struct_config__.tag for struct in get_args(Model))
+            kind = _struct_for(kind, raw["task"]["model"])
+        fields = (
+            {field.encode_name: field.type for field in msgspec.structs.fields(kind)} if isinstance(kind, type) else {}
         )
-    got = f", got {value!r}" if keys and not isinstance(value, Mapping) else ""
-    return f"{'.'.join(keys) or 'plan'}: {expected[:1].lower()}{expected[1:]}{got}".replace("`", "")
+        kind = fields.get(key)
+    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def _nearest(word: str, known: Iterable[str], path: str = "") -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from baffle.app.recorder import Progress, Summary
 from baffle.app.simulate import add_baseline, resume, simulate
@@ -18,7 +19,8 @@ from baffle.core.seeds import Seeds
 from baffle.data.partition import iid
 from baffle.errors import BaffleError, JournalError, NotFiniteError, PlanError, RunFolderError
 from baffle.journal.replay import verify
-from baffle.plan import Plan
+from baffle.journal.store import Journal
+from baffle.plan import Plan, load
 
 VARIANTS: dict[str, list[str]] = {
     "forward": [],
@@ -84,6 +86,14 @@ def test_the_number_of_workers_changes_no_bit(tiny: Callable[..., Plan], tmp_pat
         for workers in (0, 1, 2, 3)
     }
     assert len(found) == 1
+
+
+def test_operators_run_on_one_thread_while_a_run_goes_on(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    seen: set[int] = set()
+    torch.set_num_threads(2)
+    simulate(tiny(), tmp_path / "run", watch=lambda _: seen.add(torch.get_num_threads()))
+    assert seen == {1}
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.3])
@@ -155,6 +165,9 @@ def test_a_longer_run_is_a_shorter_one_gone_on_with(tiny: Callable[..., Plan], t
     assert found["forwards"] == expected["forwards"]
     assert [record["round"] for record in _records(tmp_path / "parts")] == list(range(7))
     assert verify(tmp_path / "parts").chain == verify(tmp_path / "whole").chain
+    with Journal.open(tmp_path / "parts" / "journal.sqlite") as journal:
+        assert journal.plan() == load(str(tmp_path / "parts" / "plan.toml"))
+        assert journal.plan().rounds == 7
 
 
 def test_a_finished_run_gone_on_with_stays_as_it_is(finished_run: Path) -> None:
@@ -268,9 +281,10 @@ def test_a_file_that_is_no_journal_is_refused(finished_run: Path) -> None:
         resume(finished_run)
 
 
-def test_metrics_that_cannot_be_read_are_refused(finished_run: Path) -> None:
+@pytest.mark.parametrize("record", ["{", "[]", '{"round": 3}'])
+def test_metrics_that_cannot_be_read_are_refused(finished_run: Path, record: str) -> None:
     db = sqlite3.connect(finished_run / "journal.sqlite")
-    db.execute("UPDATE metrics SET record = '{' WHERE round = 3")
+    db.execute("UPDATE metrics SET record = ? WHERE round = 3", (record,))
     db.commit()
     db.close()
     with pytest.raises(JournalError):

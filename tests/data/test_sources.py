@@ -1,6 +1,7 @@
 """Data sets: what is read, what a model sees of it, and how damaged or missing files are refused."""
 
 import gzip
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,12 @@ def test_digits_hold_out_a_fixed_fifth() -> None:
     for one, other in ((source.train, again.train), (source.test, again.test)):
         np.testing.assert_array_equal(one.samples, other.samples)
         np.testing.assert_array_equal(one.labels, other.labels)
+
+
+def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match=r"scikit-learn: pip install 'baffle\[demo\]'"):
+        digits()
 
 
 def test_digits_share_no_sample_between_training_and_test() -> None:

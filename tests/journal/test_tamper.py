@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from baffle.core.messages import Group, Outcome, decode, encode
+from baffle.core.state import unpack
 from baffle.errors import BaffleError, ChainError, JournalError
 from baffle.journal.replay import verify
-from baffle.plan import parse
+from baffle.journal.store import chain_next
+from baffle.plan import load, parse
+from baffle.trajectory import trajectory
 
 ROUNDS = 6
 
@@ -185,6 +188,19 @@ def test_a_round_added_behind_is_named(finished_run: Path) -> None:
     changed = encode(Outcome(6, "skipped", ()))
     _change(finished_run, "UPDATE rounds SET outcome = ? WHERE round = 6", changed)
     _refused(finished_run, 6)
+
+
+def test_a_round_under_a_wrong_number_is_named_even_if_its_hash_fits(finished_run: Path) -> None:
+    outcome, _ = _outcome(finished_run, 5)
+    db = sqlite3.connect(finished_run / "journal.sqlite")
+    (before,) = db.execute("SELECT chain FROM rounds WHERE round = 4").fetchone()
+    (packed,) = db.execute("SELECT state FROM snapshots WHERE round = 6").fetchone()
+    db.close()
+    state = unpack(trajectory(load(str(finished_run / "plan.toml")), 650).rule, packed)
+    changed = encode(Outcome(9, outcome.kind, outcome.groups))
+    chain = chain_next(before, changed, state)
+    _change(finished_run, "UPDATE rounds SET outcome = ?, chain = ? WHERE round = 5", changed, chain)
+    _refused(finished_run, 5)
 
 
 def test_a_changed_number_of_weights_is_refused(finished_run: Path) -> None:

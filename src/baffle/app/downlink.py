@@ -23,12 +23,14 @@ class Downlink:
         made = {since: self._from(since, present) for since in {self._held.get(c) for c in clients}}
         return {client: made[self._held.get(client)] for client in clients}
 
-    def delivered(self, clients: list[int], present: Present) -> set[int]:
-        """These clients have answered a request about the present weights, so they hold them. Gives the new ones."""
-        new = set(clients) - self._held.keys()
+    def newcomers(self, clients: list[int]) -> set[int]:
+        """Those of whom it is not known that they hold any weights."""
+        return set(clients) - self._held.keys()
+
+    def delivered(self, clients: list[int], present: Present) -> None:
+        """These clients have contributed to a round about the present weights, so they hold them."""
         self._held.update(dict.fromkeys(clients, present.round))
         self._before = (present.round, present.state.weights)
-        return new
 
     def _from(self, since: int | None, present: Present) -> CatchUp:
         now, state = present.round, present.state

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 
 from baffle.app.client import forwards_of
@@ -15,7 +16,7 @@ from baffle.app.round import Played
 from baffle.app.task import Runtimes, Task
 from baffle.core.arrays import F32
 from baffle.core.state import ServerState
-from baffle.errors import BaffleError
+from baffle.errors import BaffleError, JournalError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import Present
 from baffle.journal.store import Journal
@@ -50,6 +51,22 @@ Record = dict[str, Any]
 Summary = dict[str, Any]
 
 
+class RoundMetrics(msgspec.Struct):
+    """What the metrics of a round hold at least."""
+
+    round: int
+    loss: float | None
+    contributors: int
+    clipped: int
+    uplink_bytes: int
+    replies: int
+    downlink_bytes: int
+    requests: int
+    join_bytes: int
+    joins: int
+    seconds: float = 0.0
+
+
 class Recorder:
     """Keeps the metrics of one run in its journal and folder, and tells a watcher."""
 
@@ -59,7 +76,7 @@ class Recorder:
         self._folder, self._journal, self._task, self._course = folder, journal, task, course
         self._runtimes, self._watch = runtimes, watch
         self._test = task.source.test.batch(np.arange(len(task.source.test)))
-        self._records: list[Record] = list(journal.metrics())
+        self._records: list[Record] = [_sound(record) for record in journal.metrics()]
         folder.write_metrics(self._records)
         self._began = time.perf_counter()
         self._seconds_before = max((float(record.get("seconds", 0)) for record in self._records), default=0.0)
@@ -167,6 +184,14 @@ class Recorder:
                 f"{MOST_SKIPPED} rounds in a row had no contribution; the last reason was: {reason}. "
                 f"The run is kept in {self._folder.path}"
             )
+
+
+def _sound(record: Any) -> Record:
+    try:
+        msgspec.convert(record, RoundMetrics)
+    except msgspec.ValidationError as fault:
+        raise JournalError(f"the journal's metrics cannot be read: {fault}; it is damaged") from None
+    return cast(Record, record)
 
 
 def _ratio(total: int, count: int) -> float:

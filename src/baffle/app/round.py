@@ -40,8 +40,8 @@ def play_round(
     closed = aggregation.close(request, replies)
     outcome = outcome_of(course, request, closed)
     state = apply(course.rule, present.state, outcome)
-    joined = downlink.delivered(list(replies), present)
-    metrics = tell(closed, messages, replies, joined)
+    metrics = tell(closed, messages, replies, downlink.newcomers(roster))
+    downlink.delivered([client for client in replies if client not in closed.refusals], present)
     participation = {client: _event(client, replies, closed) for client in roster}
     snapshot = (present.round + 1) % course.plan.run.snapshot_every == 0
     chain = journal.append(

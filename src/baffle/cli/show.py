@@ -81,12 +81,11 @@ def summary_table(summary: "Summary") -> Table:
         "rounds": f"{summary['rounds']:,} in {duration(summary['seconds'])}" + _skipped(summary),
         "forward passes": f"{summary['forwards']:,}",
         "up": f"{summary['uplink_bytes_per_client_round']:,} bytes per client and round",
-        "down": f"{summary['downlink_bytes_per_client_round']:,} bytes per client and round"
-        f"  (all {summary['n_weights']:,} weights: {weights:,})",
+        "down": f"{summary['downlink_bytes_per_client_round']:,} bytes per client and round",
+        "weights": f"{summary['n_weights']:,} ({weights:,} bytes), sha256 {summary['weights_sha256'][:16]}…",
         "clipped": f"{summary['clipped']:,} values",
         "secure sum": summary["secure"],
         "peak memory": f"{summary['peak_rss_mb']:,.0f} MB, whole process",
-        "weights": f"sha256 {summary['weights_sha256'][:16]}…",
     }
     if "baseline_test_accuracy" in summary:
         rows["backpropagation"] = (
@@ -111,10 +110,10 @@ def costs_table(costs: "Costs") -> Table:
         "memory": f"about {size(costs.memory_bytes)} of arrays on a client, beside its runtime",
     }
     if costs.alignment is not None and costs.precision is not None:
-        rows["alignment"] = f"cos {costs.alignment:.3f} expected between estimate and gradient: √(K/(K+n+1))"
-        rows["scalar"] = (
-            f"{costs.precision.typical:.3g} typical; {costs.precision.noise:.2%} of it rounding at this σ, "
-            f"{costs.precision.quantum:.3%} one step of the ring"
+        rows["alignment"] = f"cos {costs.alignment:.3f} expected with the gradient: √(K/(K+n+1))"
+        rows["a scalar"] = (
+            f"{costs.precision.typical:.3g} typical; {costs.precision.noise:.2%} of it rounding, "
+            f"{costs.precision.quantum:.3%} a ring step"
         )
     for name, value in rows.items():
         table.add_row(name, value)

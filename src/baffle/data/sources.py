@@ -84,7 +84,7 @@ def digits(_folder: Path | None = None) -> Source:
 
 
 def mnist(folder: Path | None) -> Source:
-    """MNIST from its publisher's idx files, shown to the model as 32×32 with zero mean and unit variance."""
+    """MNIST from its publisher's idx files, resized to 32×32 and scaled by its usual mean and deviation."""
     where = _mnist_folder(folder)
     enlarge = _bilinear(28, 32)
 

@@ -23,6 +23,8 @@ from baffle.plan import Plan, parse
 FORMAT = "baffle-journal/1"
 TAG = b"baffle/chain/1"
 KEPT_SNAPSHOTS = 2
+READERS_SECONDS = 60.0
+"""How long a run waits for somebody who reads its journal."""
 CONTRIBUTED = "contributed"
 """The event of a client whose reply is in a round's totals; any other says why it is not."""
 
@@ -88,15 +90,8 @@ class Journal:
         """An existing journal; without `commit_seconds`, for reading only."""
         if not path.is_file():
             raise JournalError(f"{path} is missing: expected the folder of a run that `baffle run --out` made")
-        journal = cls(_connect(path, read_only=commit_seconds is None), path, commit_seconds or 0.0)
-        with journal._reading():
-            row = journal._db.execute("SELECT format FROM run").fetchone()
-        if row is None or row[0] != FORMAT:
-            journal._db.close()
-            raise JournalError(
-                f"{path} has format {row[0] if row else None!r}, expected {FORMAT!r}: made by another version of baffle"
-            )
-        return journal
+        _require_format(path)
+        return cls(_connect(path, read_only=commit_seconds is None), path, commit_seconds or 0.0)
 
     @classmethod
     def begun(cls, path: Path) -> bool:
@@ -220,7 +215,7 @@ class Journal:
             for (record,) in self._db.execute("SELECT record FROM metrics ORDER BY round"):
                 try:
                     yield json.loads(record)
-                except ValueError as fault:
+                except (TypeError, ValueError) as fault:
                     raise JournalError(f"{self._path}: metrics cannot be read: {fault}") from None
 
     def snapshot_numbers(self) -> list[int]:
@@ -272,11 +267,24 @@ class Journal:
             ) from None
 
 
+def _require_format(path: Path) -> None:
+    """Refuse a file that this version cannot read, before anything in it is changed."""
+    try:
+        with closing(_connect(path, read_only=True)) as db:
+            row = db.execute("SELECT format FROM run").fetchone()
+    except sqlite3.DatabaseError as fault:
+        raise JournalError(f"{path} cannot be read: {fault}; it is damaged or not a journal") from None
+    if row is None or row[0] != FORMAT:
+        raise JournalError(
+            f"{path} has format {row[0] if row else None!r}, expected {FORMAT!r}: made by another version of baffle"
+        )
+
+
 def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     try:
         if read_only:
             return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-        db = sqlite3.connect(path, isolation_level="DEFERRED")
+        db = sqlite3.connect(path, timeout=READERS_SECONDS, isolation_level="DEFERRED")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
     except sqlite3.Error as fault:
