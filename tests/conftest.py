@@ -24,6 +24,7 @@ rounds = 6
 task.model = {name = "softmax"}
 federation.clients = 3
 probe = {k = 4, distribution = "rademacher"}
+secure.mode = "off"
 run.snapshot_every = 2
 """
 

@@ -22,6 +22,7 @@ from baffle.plan import (
     Probe,
     Run,
     Section,
+    Secure,
     Softmax,
     Task,
     Tier,
@@ -34,7 +35,7 @@ from baffle.plan import (
     presets,
 )
 
-NOT_OF_THE_TRAJECTORY = ("name", "rounds", "run.")
+NOT_OF_THE_TRAJECTORY = ("name", "rounds", "run.", "secure.")
 
 
 def test_every_preset_file_is_listed_loads_and_is_called_by_its_name() -> None:
@@ -115,6 +116,8 @@ def test_a_setting_cannot_go_below_a_value(setting: str) -> None:
         ("round=3", "round", "rounds"),
         ("task.model.channel=[1, 2]", "task.model.channel", "task.model.channels"),
         ("run.worker=3", "run.worker", "run.workers"),
+        ("secure.flor=3", "secure.flor", "secure.floor"),
+        ("federation.dropouts=0.1", "federation.dropouts", "federation.dropout"),
         ("federation.tiers=[{k=2, shar=0.5}]", "shar", "share"),
     ],
 )
@@ -149,6 +152,8 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(setting: str, key: s
         ("federation.participation=1.01", "federation.participation", "1.01"),
         ("federation.batch=-1", "federation.batch", "-1"),
         ("federation.epochs=0", "federation.epochs", "0"),
+        ("federation.dropout=1", "federation.dropout", "1"),
+        ("federation.dropout=-0.1", "federation.dropout", "-0.1"),
         ("federation.level=sample", "federation.level", "sample"),
         ("federation.tiers=[{k=0, share=0.5}]", "k", "0"),
         ("federation.tiers=[{k=1, share=0}]", "share", "0"),
@@ -164,6 +169,11 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(setting: str, key: s
         ("ring.d_max=inf", "ring.d_max", "inf"),
         ("ring.update_max=inf", "ring.update_max", "inf"),
         ("ring.update_max=-1", "ring.update_max", "-1"),
+        ("secure.mode=maybe", "secure.mode", "maybe"),
+        ("secure.mode=true", "secure.mode", "True"),
+        ("secure.floor=1", "secure.floor", "1"),
+        ("secure.floor=2.5", "secure.floor", "2.5"),
+        ("secure.threshold=-1", "secure.threshold", "-1"),
         ("run.evaluate_every=0", "run.evaluate_every", "0"),
         ("run.snapshot_every=0", "run.snapshot_every", "0"),
         ("run.commit_seconds=-1", "run.commit_seconds", "-1"),
@@ -221,6 +231,33 @@ def test_tiers_may_hold_all_clients(shares: tuple[float, ...]) -> None:
 )
 def test_clients_per_round(clients: int, participation: float, expected: int) -> None:
     assert Plan(federation=Federation(clients=clients, participation=participation)).per_round == expected
+
+
+def test_the_secure_sum_is_on_by_default_and_over_three_clients_at_least() -> None:
+    assert Plan().secure == Secure(mode="on", floor=3, threshold=0)
+    for name in presets():
+        assert load(name).secure.mode == "on"
+
+
+@pytest.mark.parametrize(
+    ("clients", "participation", "floor"), [(2, 1.0, 3), (1, 1.0, 2), (10, 0.2, 3), (10, 0.9, 10), (1000, 0.001, 2)]
+)
+def test_a_secure_sum_needs_as_many_clients_a_round_as_its_floor(
+    clients: int, participation: float, floor: int
+) -> None:
+    settings = [f"federation.clients={clients}", f"federation.participation={participation}", f"secure.floor={floor}"]
+    with pytest.raises(PlanError, match=rf"secure\.floor.*{floor} clients.*federation\.participation") as refused:
+        load("digits", settings)
+    assert "\n" not in str(refused.value)
+    assert "secure.mode" in str(refused.value)
+    assert load("digits", [*settings, 'secure.mode="off"']).secure.floor == floor
+
+
+@pytest.mark.parametrize(("clients", "participation", "floor"), [(3, 1.0, 3), (2, 1.0, 2), (10, 0.3, 3), (10, 1.0, 10)])
+def test_a_secure_sum_over_just_its_floor_is_taken(clients: int, participation: float, floor: int) -> None:
+    settings = [f"federation.clients={clients}", f"federation.participation={participation}", f"secure.floor={floor}"]
+    plan = load("digits", settings)
+    assert (plan.secure.mode, plan.per_round) == ("on", floor)
 
 
 def test_a_plan_cannot_be_changed_in_place() -> None:
@@ -329,6 +366,15 @@ _models = st.one_of(
     st.just(Softmax()),
     st.builds(Custom, factory=st.text()),
 )
+
+
+def _sound(plan: Plan) -> Plan:
+    """The same plan, without a secure sum where it has too few clients for one."""
+    if plan.per_round >= plan.secure.floor:
+        return plan
+    return msgspec.structs.replace(plan, secure=msgspec.structs.replace(plan.secure, mode="off"))
+
+
 _plans = st.builds(
     Plan,
     name=st.text(),
@@ -343,6 +389,7 @@ _plans = st.builds(
         epochs=_counts,
         weighting=st.sampled_from(["samples", "uniform"]),
         tiers=st.lists(st.builds(Tier, k=st.integers(1, 7), share=st.floats(0.01, 0.25)), max_size=3).map(tuple),
+        dropout=_decay,
     ),
     probe=st.builds(
         Probe,
@@ -370,7 +417,8 @@ _plans = st.builds(
         evaluate_every=_counts,
         commit_seconds=_non_negative,
     ),
-)
+    secure=st.builds(Secure, mode=st.sampled_from(["on", "off"]), floor=st.integers(2, 10**6)),
+).map(_sound)
 
 
 @settings(max_examples=150)

@@ -7,6 +7,8 @@
     ├── JournalError     a journal is damaged, or belongs to another plan or version
     │   └── ChainError   a round of the journal does not follow from the one before
     ├── MessageError     a message between client and server is malformed or does not fit the round
+    │   ├── RefusalError one side of a secure sum will not do what the other asks
+    │   └── AbortError   too few clients answered to end a secure sum; nothing was learnt
     └── NotFiniteError   a client's loss is not a finite number, so it has nothing to contribute
 
 Every message says what was expected, what came, and what to do.
@@ -43,6 +45,14 @@ class ChainError(JournalError):
 
 class MessageError(BaffleError):
     """A message between client and server is malformed or does not fit the round."""
+
+
+class RefusalError(MessageError):
+    """One side of a secure sum will not do what the other asks."""
+
+
+class AbortError(MessageError):
+    """Too few clients answered to end a secure sum; nothing was learnt."""
 
 
 class NotFiniteError(BaffleError):

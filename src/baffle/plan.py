@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from baffle.errors import PlanError
+from baffle.secure.graph import graph
 
 Count = Annotated[int, Meta(ge=1)]
 OptionalCount = Annotated[int, Meta(ge=0)]
@@ -72,7 +73,8 @@ class Tier(Section, frozen=True):
 
 
 class Federation(Section, frozen=True):
-    """Who takes part and how. `batch = 0`: a client probes on all its samples at once."""
+    """Who takes part and how. `batch = 0`: a client probes on all its samples at once. `dropout`: the chance that a
+    simulated client does not answer in a round."""
 
     clients: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
     participation: Share = 1.0
@@ -82,6 +84,7 @@ class Federation(Section, frozen=True):
     epochs: Count = 1
     weighting: Literal["samples", "uniform"] = "samples"
     tiers: tuple[Tier, ...] = ()
+    dropout: Decay = 0.0
 
 
 class Probe(Section, frozen=True):
@@ -114,6 +117,14 @@ class Bounds(Section, frozen=True):
     n_max: OptionalCount = 0
 
 
+class Secure(Section, frozen=True):
+    """The secure sum. A sum is over `floor` clients at least; `threshold = 0`: the least safe one."""
+
+    mode: Literal["on", "off"] = "on"
+    floor: Annotated[int, Meta(ge=2)] = 3
+    threshold: OptionalCount = 0
+
+
 class Run(Section, frozen=True):
     """How a run is carried out; none of it is part of the trajectory. `workers = 0`: a thread per core."""
 
@@ -135,6 +146,7 @@ class Plan(Section, frozen=True):
     probe: Probe = Probe()
     update: Update = Update()
     ring: Bounds = Bounds()
+    secure: Secure = Secure()
     run: Run = Run()
 
     @property
@@ -206,7 +218,26 @@ def build(raw: Mapping[str, Any]) -> Plan:
     except msgspec.ValidationError as fault:
         raise PlanError(_explain(str(fault), raw)) from None
     _check_tiers(plan)
+    _check_secure(plan)
     return plan
+
+
+def _check_secure(plan: Plan) -> None:
+    if plan.secure.mode == "off":
+        return
+    if plan.per_round < plan.secure.floor:
+        raise PlanError(
+            f"secure.floor: a secure sum is over {plan.secure.floor} clients at least, here are {plan.per_round} a "
+            'round; raise federation.participation, or set secure.mode = "off" and show each client to the server'
+        )
+    if not plan.secure.threshold:
+        return
+    drawn = graph(tuple(range(plan.per_round)), bytes(32))
+    if not drawn.least_threshold <= plan.secure.threshold <= drawn.k + 1:
+        raise PlanError(
+            f"secure.threshold: expected {drawn.least_threshold} to {drawn.k + 1}, or 0 for the least of these, with "
+            f"{plan.per_round} clients a round, got {plan.secure.threshold}"
+        )
 
 
 def imported(name: str) -> Callable[..., Any]:

@@ -26,7 +26,6 @@ from baffle.core.probe import SCHEMES, Loss
 from baffle.core.ring import EXTRAS, Sum
 from baffle.core.state import ServerState, pack
 from baffle.data.sources import Dataset
-from baffle.errors import MessageError
 from baffle.plan import Plan
 from baffle.trajectory import Trajectory, trajectory
 
@@ -289,8 +288,10 @@ def test_a_request_of_another_plan_is_answered_with_a_refusal(tiny: Callable[...
 
 
 def test_what_is_no_request_is_refused(tiny: Callable[..., Plan]) -> None:
-    with pytest.raises(MessageError, match="RoundRequest"):
-        Setting(_plan(tiny), Bowl(5)).client.answer(b"noise")
+    for data in (b"noise", b"", encode(Abstention(0, "no request")), encode(CatchUp("outcomes", 0, ()))):
+        reply = decode_reply(Setting(_plan(tiny), Bowl(5)).client.answer(data))
+        assert isinstance(reply, Abstention)
+        assert "expected a message of type Request" in reply.reason
 
 
 def test_on_a_real_model_the_mean_of_many_scalars_times_directions_is_the_gradient(tiny: Callable[..., Plan]) -> None:

@@ -10,6 +10,7 @@ from baffle.app.costs import Costs, costs
 from baffle.app.simulate import simulate
 from baffle.app.task import load_task
 from baffle.plan import Plan
+from baffle.secure.session import KEYS_AT_ONCE
 
 VARIANTS: dict[str, list[str]] = {
     "scalars": [],
@@ -38,6 +39,21 @@ def test_bytes_and_forwards_come_as_predicted(tiny: Callable[..., Plan], tmp_pat
     assert found["n_weights"] == predicted.n_weights
     if plan.run.downlink == "scalars":
         assert found["join_bytes_per_client"] == predicted.join_bytes
+
+
+@pytest.mark.parametrize("clients", [3, 8])
+def test_the_bytes_of_a_secure_sum_come_about_as_predicted(
+    tiny: Callable[..., Plan], tmp_path: Path, clients: int
+) -> None:
+    settings = [f"federation.clients={clients}", f"rounds={KEYS_AT_ONCE}", "run.evaluate_every=99"]
+    plain, plan = _costs(tiny(*settings)), tiny(*settings, "secure.mode=on")
+    predicted, found = _costs(plan), simulate(plan, tmp_path / "run")
+    assert found["uplink_bytes_per_client_round"] == pytest.approx(predicted.uplink_bytes, rel=0.01)
+    assert 0.7 * predicted.downlink_bytes < found["downlink_bytes_per_client_round"] <= predicted.downlink_bytes
+    assert found["forwards"] == predicted.forwards_in_all == plain.forwards_in_all
+    added = predicted.uplink_bytes - plain.uplink_bytes + predicted.downlink_bytes - plain.downlink_bytes
+    assert predicted.secure_bytes == added > 0
+    assert plain.secure_bytes == 0
 
 
 @pytest.mark.parametrize("direction", ["uplink_bytes", "downlink_bytes"])

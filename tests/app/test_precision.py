@@ -28,7 +28,7 @@ def test_a_step_below_the_precision_of_the_loss_is_refused(tiny: Callable[..., P
 
 def test_a_small_step_is_warned_about_with_a_better_one(tiny: Callable[..., Plan], tmp_path: Path) -> None:
     said: list[str] = []
-    simulate(tiny("probe.sigma=5e-8"), tmp_path / "run", warn=said.append)
+    simulate(tiny("probe.sigma=5e-8", "secure.mode=on"), tmp_path / "run", warn=said.append)
     (advice,) = said
     assert advice.startswith("probe.sigma = 5e-08 is small for float32 losses")
 

@@ -47,6 +47,9 @@ def _one_line(done: CompletedProcess[str], *words: str) -> str:
         ("task.data=no_such_module:f", ["no_such_module:f", "cannot be imported"]),
         ('task.model={name="custom", factory="math:pi"}', ["math:pi"]),
         ('task.model={name="custom", factory="os:getcwd"}', ["os:getcwd", "nn.Module", "str"]),
+        ("federation.dropout=1", ["federation.dropout", "< 1"]),
+        ("secure.mode=maybe", ["secure.mode", "maybe", "'on'", "'off'"]),
+        ("secure.floor=1", ["secure.floor", ">= 2"]),
         ("run.device=abacus", ["run.device", "abacus"]),
         ("rounds", ["section.key=value", "rounds"]),
     ],
@@ -115,7 +118,8 @@ def test_a_folder_that_holds_something_else(cli: Cli, tiny_toml: Path, tmp_path:
 def test_a_folder_that_cannot_be_made(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     _one_line(cli("run", tiny_toml, "--out", tmp_path / "file"), str(tmp_path / "file"))
-    _one_line(cli("run", tiny_toml, "--out", tmp_path / "file" / "run"), str(tmp_path / "file" / "run"))
+    within = tmp_path / "file" / "run"
+    _one_line(cli("run", tiny_toml, "--set", "secure.mode=on", "--out", within), str(within))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -170,7 +174,7 @@ def test_a_run_gone_on_with_keeps_its_plan_and_folder(
     cli: Cli, tiny_toml: Path, finished_run: Path, tmp_path: Path
 ) -> None:
     before = (finished_run / "plan.toml").read_bytes()
-    _one_line(cli("run", "--resume", finished_run, "--set", "probe.k=5"), "rounds and run.*")
+    _one_line(cli("run", "--resume", finished_run, "--set", "probe.k=5"), "rounds, secure.* and run.*")
     _one_line(cli("run", "--resume", finished_run, "--set", "probe.kk=5"), "did you mean probe.k?")
     _one_line(cli("run", tiny_toml, "--resume", finished_run), "PLAN", "--resume")
     _one_line(cli("run", "--resume", finished_run, "--out", tmp_path / "run"), "--out", "--resume")

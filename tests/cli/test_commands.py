@@ -56,7 +56,7 @@ def test_version(cli: Cli) -> None:
 
 
 def test_run_as_json_prints_the_summary_and_nothing_else(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:
-    done = cli("run", tiny_toml, "--out", tmp_path / "run", "--json")
+    done = cli("run", tiny_toml, "--out", tmp_path / "run", "--json", "--set", "secure.mode=on")
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
     assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -64,7 +64,8 @@ def test_run_as_json_prints_the_summary_and_nothing_else(cli: Cli, tiny_toml: Pa
     assert summary["rounds"] == 6
     assert summary["n_weights"] == 650
     assert summary["forwards"] == 6 * 3 * 5
-    assert summary["secure"] == "off"
+    assert summary["secure"] == "on"
+    assert summary["dropouts"] == 0
     assert 0 <= summary["test_accuracy"] <= 1
     assert len(bytes.fromhex(summary["weights_sha256"])) == 32
     assert 50 < summary["peak_rss_mb"] < 10_000
@@ -86,7 +87,9 @@ def test_run_shows_progress_and_a_table_with_the_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = cli("run", tiny_toml, "--out", "my-run")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr.startswith("note: secure.mode is off")
+    assert done.stderr.count("\n") == 1
     assert "round 6/6" in done.stdout
     assert "test accuracy" in done.stdout
     assert "60 bytes per client and round" in done.stdout
@@ -107,10 +110,31 @@ def test_a_quiet_run_prints_nothing(cli: Cli, tiny_toml: Path, tmp_path: Path) -
 
 
 def test_advice_goes_to_the_other_stream(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:
-    done = cli("run", tiny_toml, "--out", tmp_path / "run", "--json", "--set", "probe.sigma=5e-8")
+    settings = ["--set", "probe.sigma=5e-8", "--set", "secure.mode=on"]
+    done = cli("run", tiny_toml, "--out", tmp_path / "run", "--json", *settings)
     assert json.loads(done.stdout)["rounds"] == 6
     assert done.stderr.startswith("note: probe.sigma = 5e-08 is small")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("secure.mode=off", ["secure.mode is off", "the server sees every client"]),
+        ("secure.floor=2", ["secure.floor = 2", "two clients"]),
+    ],
+)
+def test_what_a_plan_gives_away_is_said_once(
+    cli: Cli, tiny_toml: Path, tmp_path: Path, setting: str, words: list[str]
+) -> None:
+    options = ["--set", "secure.mode=on", "--set", setting]
+    done = cli("run", tiny_toml, "--out", tmp_path / "run", "--json", *options)
+    assert done.returncode == 0
+    assert done.stderr.startswith("note: ")
+    assert done.stderr.count("\n") == 1
+    for word in words:
+        assert word in done.stderr
+    assert json.loads(done.stdout)["skipped_rounds"] == 0
 
 
 def test_a_run_without_folder_goes_into_a_new_one(
@@ -148,7 +172,7 @@ def test_resume_with_more_rounds_ends_where_one_long_run_ends(cli: Cli, tiny_tom
 
 
 def test_baseline_adds_its_fields_and_a_row(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:
-    done = cli("run", tiny_toml, "--out", tmp_path / "run", "--baseline", "--json")
+    done = cli("run", tiny_toml, "--out", tmp_path / "run", "--baseline", "--json", "--set", "secure.mode=on")
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
     assert summary.keys() >= SUMMARY | {"baseline_test_accuracy", "baseline_rounds", "baseline_seconds"}

@@ -1,6 +1,7 @@
 """What a person sees while a run goes on."""
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,13 +10,18 @@ from rich.console import Console
 from baffle.app.recorder import Progress
 from baffle.cli import show
 
-PROGRESS = Progress(12, 50, 1.2345, 0.876, 4_200, 1_250_000, 75.0)
+PROGRESS = Progress(12, 50, 1.2345, 0.876, 4_200, 1_250_000, seconds_left=75.0)
 
 
 def test_a_line_tells_round_loss_accuracy_bytes_and_time_left() -> None:
     line = show.line(PROGRESS)
     for part in ("round 12/50", "loss 1.234", "accuracy 87.6%", "up 4.2 kB", "down 1.2 MB", "1 min 15 s left"):
         assert part in line
+
+
+def test_a_line_tells_of_dropouts_only_when_there_were_some() -> None:
+    assert "dropped" not in show.line(PROGRESS)
+    assert "dropped 1,234" in show.line(replace(PROGRESS, dropouts=1_234))
 
 
 def test_a_line_before_anything_is_known() -> None:
@@ -76,6 +82,7 @@ def _table(**more: Any) -> str:
         "downlink_bytes_per_client_round": 208,
         "n_weights": 650,
         "clipped": 0,
+        "dropouts": 0,
         "secure": "off",
         "peak_rss_mb": 300.0,
         "weights_sha256": "ab" * 32,
@@ -85,9 +92,17 @@ def _table(**more: Any) -> str:
     return screen.getvalue()
 
 
-def test_the_table_names_what_was_clipped_or_skipped_only_when_something_was() -> None:
+def test_the_table_names_what_was_clipped_skipped_or_dropped_only_when_something_was() -> None:
     assert "clipped" not in _table()
     assert "skipped" not in _table()
-    shown = _table(clipped=7, skipped_rounds=2)
+    assert "dropouts" not in _table()
+    shown = _table(clipped=7, skipped_rounds=2, dropouts=1_234)
+    assert "1,234 replies missing" in shown
     assert "7 values" in shown
     assert "2 skipped" in shown
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_the_table_says_whether_the_sum_was_secure(mode: str) -> None:
+    (row,) = [line for line in _table(secure=mode).splitlines() if "secure sum" in line]
+    assert mode in row.split()

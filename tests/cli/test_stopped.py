@@ -32,7 +32,7 @@ def _lines(path: Path) -> int:
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
     start: Start, tiny: Callable[..., Plan], tiny_toml: Path, tmp_path: Path
 ) -> None:
-    process = start("run", tiny_toml, "--out", tmp_path / "run", "--set", "rounds=1000000")
+    process = start("run", tiny_toml, "--out", tmp_path / "run", "--set", "rounds=1000000", "--set", "secure.mode=on")
     _wait_until(lambda: _lines(tmp_path / "run" / "metrics.jsonl") > 5, process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
@@ -67,7 +67,7 @@ def test_ctrl_c_before_the_run_has_a_plan_does_not_speak_of_resuming(
 def test_a_full_disk_is_reported_in_one_line_and_the_run_goes_on_once_there_is_space(
     start: Start, tiny: Callable[..., Plan], tiny_toml: Path, tmp_path: Path, size: int
 ) -> None:
-    settings = ["rounds=60", "run.snapshot_every=1", "run.commit_seconds=0"]
+    settings = ["rounds=60", "run.snapshot_every=1", "run.commit_seconds=0", "secure.mode=on"]
     arguments = [part for setting in settings for part in ("--set", setting)]
     process = start(
         "run",

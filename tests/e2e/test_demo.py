@@ -11,10 +11,19 @@ def test_the_demo_learns_from_forward_passes_alone(tmp_path: Path) -> None:
     summary = simulate(load("digits", ["rounds=70", "run.evaluate_every=99"]), tmp_path / "run")
     assert summary["test_accuracy"] >= 0.8
     assert summary["n_weights"] == 5_994
-    assert summary["uplink_bytes_per_client_round"] < 4 * 64 + 64
-    assert summary["skipped_rounds"] == summary["clipped"] == 0
+    assert summary["secure"] == "on"
+    assert summary["uplink_bytes_per_client_round"] < 0.07 * 4 * 5_994
+    assert summary["skipped_rounds"] == summary["clipped"] == summary["dropouts"] == 0
     assert summary["bookkeeping_seconds"] < 0.05 * summary["seconds"]
     assert verify(tmp_path / "run").weights_sha256 == summary["weights_sha256"]
+
+
+def test_what_the_demo_sends_without_the_secure_sum_is_its_scalars_and_little_else(tmp_path: Path) -> None:
+    settings = ["rounds=3", "run.evaluate_every=99"]
+    plain = simulate(load("digits", [*settings, "secure.mode=off"]), tmp_path / "plain")
+    assert plain["uplink_bytes_per_client_round"] < 4 * 64 + 64
+    secure = simulate(load("digits", settings), tmp_path / "secure")
+    assert secure["weights_sha256"] == plain["weights_sha256"]
 
 
 def test_backpropagation_in_the_same_loop_learns_faster(tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ KEYS: list[tuple[int, bytes, str, tuple[int, ...]]] = [
     (20, b"", "partition", ()),
     (20, b"", "participation", (5,)),
     (20, b"", "tiers", ()),
+    (0, b"", "dropout", (0, 0)),
+    (2**63 - 1, b"", "dropout", (7, 2**32)),
 ]
 
 SLICES = [(0, 12), (1, 9), (5, 29), (7, 8), (121, 139), (1000, 1017), (2**40 + 3, 2**40 + 20)]

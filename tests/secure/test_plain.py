@@ -1,9 +1,12 @@
 """The plain sum: bad replies are refused one by one, and the rest is summed."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 
-from baffle.core.messages import Abstention, CatchUp, Contribution, Outcome, RoundRequest, encode
+from baffle.core.messages import Abstention, CatchUp, Contribution, Outcome, RoundRequest, decode, encode
+from baffle.core.ports import CONTRIBUTED, MISSING, Collected
 from baffle.core.ring import ELEMENT, EXTRAS, GUARD, Ring
 from baffle.secure.plain import PlainSum
 
@@ -11,6 +14,22 @@ LENGTH = 6
 RING = Ring(clients=4, n_max=50, clip=10.0)
 SUM = PlainSum(RING, LENGTH)
 REQUEST = RoundRequest(7, 7, bytes(32), bytes(32), CatchUp("outcomes", 7, ()))
+
+
+class Wire:
+    """Clients whose replies are known beforehand; who has none does not answer."""
+
+    def __init__(self, replies: Mapping[int, bytes]) -> None:
+        self.replies = replies
+        self.heard: list[dict[int, bytes]] = []
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        self.heard.append(dict(requests))
+        return {client: reply for client, reply in self.replies.items() if client in requests}
+
+
+def _collect(replies: Mapping[int, bytes], asked: list[int] | None = None) -> Collected:
+    return SUM.collect(dict.fromkeys(sorted(replies) if asked is None else asked, REQUEST), Wire(replies))
 
 
 def _values(seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -28,19 +47,19 @@ def _reply(vector: np.ndarray[tuple[int], np.dtype[np.uint32]], number: int = 7)
 
 def test_contributions_are_summed_with_their_weights() -> None:
     weights = {0: 20, 1: 50, 3: 1}
-    closed = SUM.close(REQUEST, {client: _reply(_vector(client, weight)) for client, weight in weights.items()})
-    assert closed.refusals == {}
-    assert closed.sum is not None
-    assert (closed.sum.weight, closed.sum.contributors, closed.sum.clipped) == (71, 3, 0)
-    assert closed.sum.loss == pytest.approx(1.5, rel=1e-3)
+    collected = _collect({client: _reply(_vector(client, weight)) for client, weight in weights.items()})
+    assert collected.events == dict.fromkeys(weights, CONTRIBUTED)
+    assert collected.sum is not None
+    assert (collected.sum.weight, collected.sum.contributors, collected.sum.clipped) == (71, 3, 0)
+    assert collected.sum.loss == pytest.approx(1.5, rel=1e-3)
     expected = sum(weight * _values(client) for client, weight in weights.items())
-    np.testing.assert_allclose(closed.sum.totals / RING.scale, expected, atol=3 / RING.scale)
+    np.testing.assert_allclose(collected.sum.totals / RING.scale, expected, atol=3 / RING.scale)
 
 
 def test_the_order_of_replies_changes_no_bit() -> None:
     replies = {client: _reply(_vector(client)) for client in range(4)}
-    one = SUM.close(REQUEST, replies).sum
-    other = SUM.close(REQUEST, dict(reversed(replies.items()))).sum
+    one = _collect(replies).sum
+    other = _collect(dict(reversed(replies.items()))).sum
     assert one is not None
     assert other is not None
     np.testing.assert_array_equal(one.totals, other.totals)
@@ -48,9 +67,9 @@ def test_the_order_of_replies_changes_no_bit() -> None:
 
 
 def test_the_loss_is_weighted() -> None:
-    closed = SUM.close(REQUEST, {0: _reply(_vector(0, 10, 1.0)), 1: _reply(_vector(1, 30, 2.0))})
-    assert closed.sum is not None
-    assert closed.sum.loss == pytest.approx(1.75, rel=1e-3)
+    collected = _collect({0: _reply(_vector(0, 10, 1.0)), 1: _reply(_vector(1, 30, 2.0))})
+    assert collected.sum is not None
+    assert collected.sum.loss == pytest.approx(1.75, rel=1e-3)
 
 
 def _with(place: int, value: int) -> bytes:
@@ -94,29 +113,56 @@ BAD = {
 def test_a_bad_reply_is_refused_with_its_reason_and_the_others_count(name: str) -> None:
     data, reason = BAD[name]
     good = {0: _reply(_vector(0)), 2: _reply(_vector(2))}
-    closed = SUM.close(REQUEST, {0: good[0], 1: data, 2: good[2]})
-    alone = SUM.close(REQUEST, good)
-    assert closed.sum is not None
+    collected = _collect({0: good[0], 1: data, 2: good[2]})
+    alone = _collect(good)
+    assert collected.sum is not None
     assert alone.sum is not None
-    np.testing.assert_array_equal(closed.sum.totals, alone.sum.totals)
-    assert closed.sum[1:] == alone.sum[1:]
-    assert set(closed.refusals) == {1}
-    assert reason in closed.refusals[1]
+    np.testing.assert_array_equal(collected.sum.totals, alone.sum.totals)
+    assert collected.sum[1:] == alone.sum[1:]
+    assert collected.events.keys() == {0, 1, 2}
+    assert collected.events[0] == collected.events[2] == CONTRIBUTED
+    assert reason in collected.events[1]
+    assert collected.uplink == {0: len(good[0]), 1: len(data), 2: len(good[2])}
 
 
 @pytest.mark.parametrize("value", [BOUND, -BOUND])
 def test_what_honest_clients_can_send_is_taken(value: int) -> None:
-    closed = SUM.close(REQUEST, {0: _with(2, value)})
-    assert closed.refusals == {}
+    collected = _collect({0: _with(2, value)})
+    assert collected.events == {0: CONTRIBUTED}
     extreme = _reply(RING.encode(np.full(LENGTH, 1e300), LENGTH, 50, 1e9))
-    closed = SUM.close(REQUEST, dict.fromkeys(range(4), extreme))
-    assert closed.refusals == {}
-    assert closed.sum is not None
-    assert closed.sum.clipped == 4 * LENGTH
+    collected = _collect(dict.fromkeys(range(4), extreme))
+    assert collected.events == dict.fromkeys(range(4), CONTRIBUTED)
+    assert collected.sum is not None
+    assert collected.sum.clipped == 4 * LENGTH
 
 
 def test_without_any_good_reply_there_is_no_sum() -> None:
-    assert SUM.close(REQUEST, {}) == (None, {})
-    closed = SUM.close(REQUEST, {0: BAD["nothing"][0], 1: BAD["late"][0]})
-    assert closed.sum is None
-    assert set(closed.refusals) == {0, 1}
+    size = len(encode(REQUEST))
+    assert _collect({}, [0, 2]) == (None, {0: MISSING, 2: MISSING}, {}, {0: size, 2: size})
+    collected = _collect({0: BAD["nothing"][0], 1: BAD["late"][0]})
+    assert collected.sum is None
+    assert collected.events.keys() == {0, 1}
+    assert not {CONTRIBUTED, MISSING} & set(collected.events.values())
+
+
+def test_who_does_not_answer_is_missing_and_the_others_count() -> None:
+    replies = {client: _reply(_vector(client)) for client in (0, 3)}
+    collected, alone = _collect(replies, [0, 1, 3]), _collect(replies)
+    assert collected.events == {0: CONTRIBUTED, 1: MISSING, 3: CONTRIBUTED}
+    assert collected.uplink == {client: len(reply) for client, reply in replies.items()}
+    assert collected.downlink.keys() == {0, 1, 3}
+    assert collected.sum is not None
+    assert alone.sum is not None
+    np.testing.assert_array_equal(collected.sum.totals, alone.sum.totals)
+    assert collected.sum[1:] == alone.sum[1:]
+
+
+def test_each_client_is_asked_once_with_its_own_request_and_its_bytes_are_counted() -> None:
+    behind = RoundRequest(7, 7, bytes(32), bytes(32), CatchUp("outcomes", 5, (b"five", b"six")))
+    wire = Wire({client: _reply(_vector(client)) for client in range(3)})
+    collected = SUM.collect({0: REQUEST, 1: behind, 2: REQUEST}, wire)
+    (heard,) = wire.heard
+    assert {client: decode(data, RoundRequest) for client, data in heard.items()} == {0: REQUEST, 1: behind, 2: REQUEST}
+    assert collected.downlink == {client: len(data) for client, data in heard.items()}
+    assert collected.downlink[1] > collected.downlink[0] == collected.downlink[2]
+    assert collected.uplink == {client: len(reply) for client, reply in wire.replies.items()}

@@ -10,14 +10,16 @@ import numpy as np
 from baffle.app.replica import Replica
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.directions import DISTRIBUTIONS, Directions
-from baffle.core.messages import Abstention, Contribution, RoundRequest, decode, encode
+from baffle.core.messages import Abstention, Contribution, Message, RoundRequest, encode
 from baffle.core.ports import Batch, GradientRuntime
 from baffle.core.probe import SCHEMES
 from baffle.core.rebuild import gradient_from_scalars
-from baffle.core.ring import ELEMENT, EXTRAS, Ring
+from baffle.core.ring import ELEMENT, EXTRAS, Ring, RingVector
 from baffle.core.seeds import batch_indices, permutation
 from baffle.data.sources import Dataset
-from baffle.errors import BaffleError
+from baffle.errors import BaffleError, RefusalError
+from baffle.secure.messages import Hello, MaskedRequest, Request, Turn, decode_request
+from baffle.secure.session import ClientSession
 from baffle.trajectory import Trajectory, optimizer
 
 BorrowRuntime = Callable[[], AbstractContextManager[GradientRuntime]]
@@ -34,7 +36,8 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Client:
-    """One participant: its number, its samples (indices into a data set), and how many directions it can afford."""
+    """One participant: its number, how many directions it can afford, its samples (indices into a data set), and its
+    side of the secure sum, without which its values are seen by the server."""
 
     number: int
     k: int
@@ -43,19 +46,40 @@ class Client:
     indices: I64
     replica: Replica
     borrow: BorrowRuntime
+    session: ClientSession | None = None
 
     def answer(self, data: bytes) -> bytes:
         """Request in, reply out. Whatever keeps this client from contributing is said in the reply."""
-        request = decode(data, RoundRequest)
+        number = 0
         try:
-            weights = self.replica.weights_for(request)
-            with self.borrow() as runtime:
-                work = self._work(request, weights, runtime)
-            weight = self.course.weight_of(len(self.indices))
-            vector = self.course.ring.encode(work.values, self.course.length, weight, work.loss, work.clipped)
+            asked = decode_request(data)
+            number = asked.request.round if isinstance(asked, MaskedRequest) else getattr(asked, "round", 0)
+            return encode(self._answer(asked))
         except BaffleError as fault:
-            return encode(Abstention(request.round, str(fault)))
-        return encode(Contribution(request.round, vector.astype(ELEMENT, copy=False).tobytes()))
+            return encode(Abstention(number, str(fault)))
+
+    def _answer(self, asked: Request) -> Message:
+        session = self.session
+        match asked:
+            case RoundRequest() if session is None:
+                return _contribution(asked, self._vector(asked))
+            case MaskedRequest() if session is not None:
+                return _contribution(asked.request, session.mask(asked, lambda: self._vector(asked.request)))
+            case Hello() if session is not None:
+                return session.advertise(asked.slot)
+            case Turn() if session is not None:
+                return session.turn(asked)
+            case _:
+                mode = "on" if session else "off"
+                raise RefusalError(f"a {type(asked).__name__}, but this client's secure.mode is {mode}")
+
+    def _vector(self, request: RoundRequest) -> RingVector:
+        """This client's contribution, as integers."""
+        weights = self.replica.weights_for(request)
+        with self.borrow() as runtime:
+            work = self._work(request, weights, runtime)
+        weight = self.course.weight_of(len(self.indices))
+        return self.course.ring.encode(work.values, self.course.length, weight, work.loss, work.clipped)
 
     def _work(self, request: RoundRequest, weights: F32, runtime: GradientRuntime) -> Work:
         plan = self.course.plan
@@ -107,6 +131,10 @@ class Client:
         return self.data.batch(
             self.indices[batch_indices(lambda lap: seeds.key("batches", lap, self.number), n, size, round_number)]
         )
+
+
+def _contribution(request: RoundRequest, vector: RingVector) -> Contribution:
+    return Contribution(request.round, vector.astype(ELEMENT, copy=False).tobytes())
 
 
 def _split(order: I64, size: int) -> list[I64]:

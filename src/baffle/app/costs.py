@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from baffle.core.directions import NUMBERS_AT_ONCE
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.state import pack
 from baffle.runtime.torch_loss import TorchLoss, weights_of
+from baffle.secure.graph import graph
+from baffle.secure.messages import Advertisement, Hello, MaskedRequest, Opening, Sealed, Turn, Turned, Unmask, Unmasked
+from baffle.secure.session import KEYS_AT_ONCE
 from baffle.trajectory import Trajectory, trajectory
 
 
@@ -27,6 +31,7 @@ class Costs:
     forwards_in_all: int
     uplink_bytes: int
     downlink_bytes: int
+    secure_bytes: int  # of these two, what the secure sum adds
     join_bytes: int
     weights_bytes: int
     memory_bytes: int
@@ -41,6 +46,7 @@ def costs(task: Task) -> Costs:
     course = trajectory(plan, len(initial))
     median = int(np.median([len(share) for share in task.shares]))
     forwards = [forwards_of(course, k, len(share)) for k, share in zip(task.tiers, task.shares, strict=True)]
+    secure = secure_bytes(plan.per_round) if plan.secure.mode == "on" else SecureBytes(0, 0)
     precision = measure(task) if plan.estimator == "probe" else None
     return Costs(
         n_weights=course.n,
@@ -48,8 +54,9 @@ def costs(task: Task) -> Costs:
         samples_per_client=median,
         forwards=max(forwards),
         forwards_in_all=round(plan.rounds * plan.per_round * float(np.mean(forwards))),
-        uplink_bytes=contribution_bytes(course),
-        downlink_bytes=downlink_bytes(course),
+        uplink_bytes=contribution_bytes(course) + secure.up,
+        downlink_bytes=downlink_bytes(course) + secure.down,
+        secure_bytes=secure.up + secure.down,
         join_bytes=_request_bytes(CatchUp("snapshot", 0, (pack(course.rule.start(initial)),))),
         weights_bytes=4 * course.n,
         memory_bytes=_memory(task, course),
@@ -65,6 +72,27 @@ def downlink_bytes(course: Trajectory) -> int:
         outcome = Outcome(0, course.plan.outcome_kind, (Group(0, bytes(4 * course.length), 1),))
         return _request_bytes(CatchUp("outcomes", 0, (encode(outcome),)))
     return _request_bytes(CatchUp(course.plan.run.downlink, 0, (bytes(4 * course.n),)))
+
+
+class SecureBytes(NamedTuple):
+    """What a secure sum adds to a round of one client, up and down."""
+
+    up: int
+    down: int
+
+
+def secure_bytes(clients: int) -> SecureBytes:
+    """In steady state and without dropouts; renewed lists of keys are spread over the slots that they serve."""
+    members = tuple(range(clients))
+    drawn = graph(members, bytes(32))
+    keys = Advertisement(0, bytes(16), bytes(32), 0, (bytes(32),) * KEYS_AT_ONCE, bytes(64))
+    turned = Turned(Unmasked(0, (bytes(33),) * drawn.k, bytes(33)), Sealed(0, (bytes(82),) * drawn.k), "")
+    turn = Turn(Unmask(0, members, ()), Opening(0, members, 1, 1, bytes(32), ()))
+    request = RoundRequest(0, 0, bytes(32), bytes(32), CatchUp("weights", 0, ()))
+    wrapped = len(encode(MaskedRequest(request, members, bytes(32), (bytes(82),) * drawn.k))) - len(encode(request))
+    renewed = len(encode(keys)) / KEYS_AT_ONCE
+    told = len(encode(Hello(0))) / KEYS_AT_ONCE + (renewed + 5 / KEYS_AT_ONCE) * drawn.k
+    return SecureBytes(round(len(encode(turned)) + renewed), round(wrapped + len(encode(turn)) + told))
 
 
 def _request_bytes(catch_up: CatchUp) -> int:

@@ -15,6 +15,7 @@ from baffle.app.client import forwards_of
 from baffle.app.round import Played
 from baffle.app.task import Runtimes, Task
 from baffle.core.arrays import F32
+from baffle.core.ports import MISSING
 from baffle.core.state import ServerState
 from baffle.errors import BaffleError, JournalError
 from baffle.journal.folder import RunFolder
@@ -43,6 +44,7 @@ class Progress:
     accuracy: float | None = None
     uplink_bytes: int = 0
     downlink_bytes: int = 0
+    dropouts: int = 0
     seconds_left: float | None = None
 
 
@@ -108,6 +110,7 @@ class Recorder:
             accuracy=record.get("test_accuracy", self._progress.accuracy),
             uplink_bytes=self._progress.uplink_bytes + record["uplink_bytes"],
             downlink_bytes=self._progress.downlink_bytes + record["downlink_bytes"] + record["join_bytes"],
+            dropouts=self._progress.dropouts + list(played.participation.values()).count(MISSING),
         )
         self._tell(self._progress)
         self._record_seconds += time.perf_counter() - began
@@ -142,7 +145,8 @@ class Recorder:
             "plan_digest": plan.digest().hex(),
             "trajectory_digest": self._course.digest.hex(),
             "estimator": plan.estimator,
-            "secure": "off",
+            "dropouts": self._journal.count(MISSING),
+            "secure": plan.secure.mode,
         }
         self._folder.write_summary(summary)
         return summary

@@ -2,27 +2,34 @@
 
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.app.client import Client
 from baffle.app.downlink import Downlink
 from baffle.app.precision import require_precision
 from baffle.app.recorder import Recorder, Summary, Watch
 from baffle.app.replica import Replica
-from baffle.app.round import play_round
+from baffle.app.round import choose_clients, play_round
 from baffle.app.task import Runtimes, Task, load_task, versions
 from baffle.core.arrays import F32
+from baffle.core.ports import Aggregation
 from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up
 from baffle.journal.store import Journal
 from baffle.plan import Plan, change, load
 from baffle.secure.plain import PlainSum
+from baffle.secure.rounds import SecureSum
+from baffle.secure.session import ClientSession
 from baffle.trajectory import Trajectory, trajectory
+from baffle.transport.faults import Dropouts
 from baffle.transport.local import LocalTransport
 
 Warn = Callable[[str], None]
@@ -51,11 +58,23 @@ def simulate(
     folder = RunFolder.new(out)
     task = load_task(plan, data)
     with one_thread_each():
-        for advice in require_precision(task):
+        for advice in (*exposure(task.plan), *require_precision(task)):
             warn(advice)
         with folder:
             folder.write_plan(task.plan.to_toml())
             return _run(folder, task, watch)
+
+
+def exposure(plan: Plan) -> list[str]:
+    """What the server can learn about a single client under this plan."""
+    if plan.secure.mode == "off":
+        return [
+            "secure.mode is off: the server sees every client's values, linear measurements of its gradient that "
+            "can give away single samples and labels"
+        ]
+    if plan.secure.floor < 3:
+        return [f"secure.floor = {plan.secure.floor}: a sum over two clients tells each of them the other's values"]
+    return []
 
 
 def resume(path: Path, settings: Iterable[str] = (), *, data: Path | None = None, watch: Watch = _nothing) -> Summary:
@@ -64,7 +83,9 @@ def resume(path: Path, settings: Iterable[str] = (), *, data: Path | None = None
         old = load(str(folder.plan))
         new = change(old, settings)
         if new.trajectory_digest() != old.trajectory_digest():
-            raise PlanError("a run that goes on may change rounds and run.*, nothing else; start a new one with --out")
+            raise PlanError(
+                "a run that goes on may change rounds, secure.* and run.*, nothing else; start a new one with --out"
+            )
         task = load_task(new, data)
         if task.plan != new:
             raise JournalError(f"{folder.plan} is not a resolved plan; expected the one that the run wrote itself")
@@ -97,8 +118,9 @@ def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
     course = trajectory(plan, len(initial))
     workers = plan.run.workers or os.cpu_count() or 1
     runtimes, replica = Runtimes(task, workers), Replica(course)
+    aggregation, sessions = _aggregation(course, task)
     clients = [
-        Client(number, k, course, task.source.train, share, replica, runtimes.borrow)
+        Client(number, k, course, task.source.train, share, replica, runtimes.borrow, sessions.get(number))
         for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
     ]
 
@@ -110,13 +132,40 @@ def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
         if present.round < plan.rounds:
             folder.remove_summary()
         recorder = Recorder(folder, journal, task, course, runtimes, watch)
-        downlink, aggregation = Downlink(plan.run.downlink, journal), PlainSum(course.ring, course.length)
-        with LocalTransport(answer, workers, recorder.tick) as transport:
+        downlink = Downlink(plan.run.downlink, journal)
+        with LocalTransport(answer, workers, recorder.tick) as local:
+            transport = Dropouts(local, partial(drops, course)) if plan.federation.dropout else local
             while present.round < plan.rounds:
                 played = play_round(course, present, transport, aggregation, journal, downlink)
                 recorder.record(played)
                 present = played.present
         return recorder.finish(present)
+
+
+def _aggregation(course: Trajectory, task: Task) -> tuple[Aggregation, dict[int, ClientSession]]:
+    """How replies become a sum, and each client's side of it. Identities live as long as the process."""
+    plan = course.plan
+    if plan.secure.mode == "off":
+        return PlainSum(course.ring, course.length), {}
+    identities = {number: Ed25519PrivateKey.generate() for number in range(plan.federation.clients)}
+    directory = {number: identity.public_key().public_bytes_raw() for number, identity in identities.items()}
+    run, tiers = secrets.token_bytes(32), dict(enumerate(task.tiers))
+    sessions = {
+        number: ClientSession(number, identity, directory, run, least_floor=plan.secure.floor, tiers=tiers)
+        for number, identity in identities.items()
+    }
+
+    def roster_of(number: int) -> list[int]:
+        return choose_clients(course, number) if number < plan.rounds else []
+
+    secure = SecureSum(course.ring, course.length, run, directory, roster_of, plan.secure.floor, plan.secure.threshold)
+    return secure, sessions
+
+
+def drops(course: Trajectory, round_number: int, client: int) -> bool:
+    """Whether a simulated client does not answer in a round: the same for everybody who knows the plan."""
+    ticket = course.seeds.key("dropout", round_number, client)[:8]
+    return int.from_bytes(ticket, "big") < course.plan.federation.dropout * 2**64
 
 
 def _open_journal(folder: RunFolder, course: Trajectory, initial: F32) -> Journal:

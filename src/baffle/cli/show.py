@@ -68,7 +68,8 @@ def line(progress: "Progress") -> str:
     left = duration(progress.seconds_left) if progress.seconds_left is not None else "–"
     return (
         f"round {done}/{progress.rounds}  loss {loss}  accuracy {right}  "
-        f"up {size(progress.uplink_bytes)}  down {size(progress.downlink_bytes)}  {left} left"
+        f"up {size(progress.uplink_bytes)}  down {size(progress.downlink_bytes)}  "
+        f"{f'dropped {progress.dropouts:,}  ' if progress.dropouts else ''}{left} left"
     )
 
 
@@ -85,6 +86,7 @@ def summary_table(summary: "Summary") -> Table:
         "weights": f"{summary['n_weights']:,} ({weights:,} bytes), sha256 {summary['weights_sha256'][:16]}…",
         "clipped": f"{summary['clipped']:,} values",
         "secure sum": summary["secure"],
+        "dropouts": f"{summary['dropouts']:,} replies missing",
         "peak memory": f"{summary['peak_rss_mb']:,.0f} MB, whole process",
     }
     if "baseline_test_accuracy" in summary:
@@ -93,7 +95,7 @@ def summary_table(summary: "Summary") -> Table:
             f"{summary['baseline_uplink_bytes_per_client_round']:,} bytes up"
         )
     for name, value in rows.items():
-        if name != "clipped" or summary["clipped"]:
+        if name not in ("clipped", "dropouts") or summary[name]:
             table.add_row(name, value)
     return table
 
@@ -107,6 +109,9 @@ def costs_table(costs: "Costs") -> Table:
         "forward passes": f"{costs.forwards:,} per client and round, {costs.forwards_in_all:,} in all",
         "up": f"{costs.uplink_bytes:,} bytes per client and round  ({share:.1%} of the weights)",
         "down": f"{costs.downlink_bytes:,} bytes per client and round; {costs.join_bytes:,} once to join",
+        "secure sum": f"{costs.secure_bytes:,} bytes of these"
+        if costs.secure_bytes
+        else "off: the server sees each client",
         "memory": f"about {size(costs.memory_bytes)} of arrays on a client, beside its runtime",
     }
     if costs.alignment is not None and costs.precision is not None:

@@ -93,14 +93,25 @@ def encode(message: Message) -> bytes:
 
 def decode(data: bytes, kind: type[M]) -> M:
     """Read one message of the given type; anything else is refused."""
-    return cast(M, _read(data, kind, kind.__name__))
+    return cast(M, read(data, kind, kind.__name__))
 
 
 def decode_reply(data: bytes) -> Reply:
-    return cast(Reply, _read(data, Reply, "Reply"))
+    return cast(Reply, read(data, Reply, "Reply"))
 
 
-def _read(data: bytes, kind: Any, name: str) -> Any:
+def contribution_to(request: RoundRequest, data: bytes) -> RingVector:
+    """The vector in a reply to a request, or why there is none."""
+    reply = decode_reply(data)
+    if reply.round != request.round:
+        raise MessageError(f"a reply to round {reply.round}, expected round {request.round}")
+    if isinstance(reply, Abstention):
+        raise MessageError(f"abstained: {reply.reason}")
+    return reply.elements()
+
+
+def read(data: bytes, kind: Any, name: str) -> Any:
+    """Read one message of a type, or of a union of types, which `name` stands for in an error."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as fault:

@@ -34,14 +34,20 @@ class Transport(Protocol):
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]: ...
 
 
-class Closed(NamedTuple):
-    """How a round's replies ended: their sum (or none), and who could not be counted and why."""
+CONTRIBUTED, MISSING = "contributed", "missing"
+"""What became of a client in a round; anything else says why it is not in the sum."""
+
+
+class Collected(NamedTuple):
+    """How a round ended: the sum over clients (or none), what became of each, and the bytes from and to each."""
 
     sum: Sum | None
-    refusals: Mapping[int, str]
+    events: Mapping[int, str]
+    uplink: Mapping[int, int]
+    downlink: Mapping[int, int]
 
 
 class Aggregation(Protocol):
-    """Replies → their sum over clients. Plain or secure."""
+    """Requests → the sum of the replies over clients. Plain or secure."""
 
-    def close(self, request: RoundRequest, replies: Mapping[int, bytes]) -> Closed: ...
+    def collect(self, requests: Mapping[int, RoundRequest], transport: Transport) -> Collected: ...

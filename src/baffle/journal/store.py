@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from baffle.core.messages import Outcome, decode, encode
+from baffle.core.ports import CONTRIBUTED
 from baffle.core.state import Rule, ServerState, pack, unpack
 from baffle.errors import ChainError, JournalError, RunFolderError
 from baffle.plan import Plan, parse
@@ -25,8 +26,6 @@ TAG = b"baffle/chain/1"
 KEPT_SNAPSHOTS = 2
 READERS_SECONDS = 60.0
 """How long a run waits for somebody who reads its journal."""
-CONTRIBUTED = "contributed"
-"""The event of a client whose reply is in a round's totals; any other says why it is not."""
 
 SCHEMA = """
 CREATE TABLE run (format TEXT, plan TEXT, trajectory_digest BLOB, n_weights INTEGER, versions TEXT);
@@ -188,6 +187,11 @@ class Journal:
                 "SELECT client, count(*) FROM participation WHERE event = ? GROUP BY client", (CONTRIBUTED,)
             )
             return dict(rows)
+
+    def count(self, event: str) -> int:
+        """How often that became of a client."""
+        with self._reading():
+            return int(self._db.execute("SELECT count(*) FROM participation WHERE event = ?", (event,)).fetchone()[0])
 
     def length(self) -> int:
         with self._reading():

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baffle.core.messages import Abstention, RoundRequest, decode_reply
-from baffle.core.ports import Closed
+from baffle.core.messages import RoundRequest, contribution_to
+from baffle.core.ports import CONTRIBUTED, MISSING, Collected, Transport
 from baffle.core.ring import EXTRAS, Ring, RingVector, add
 from baffle.errors import MessageError
+from baffle.secure.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -16,23 +17,20 @@ class PlainSum:
     ring: Ring
     length: int
 
-    def close(self, request: RoundRequest, replies: Mapping[int, bytes]) -> Closed:
+    def collect(self, requests: Mapping[int, RoundRequest], transport: Transport) -> Collected:
+        traffic, events = Traffic(transport), dict.fromkeys(requests, MISSING)
         vectors: list[RingVector] = []
-        refusals: dict[int, str] = {}
-        for client, data in replies.items():
+        for client, data in traffic.exchange(requests).items():
             try:
-                vectors.append(self._vector(request, data))
+                vectors.append(self._vector(requests[client], data))
+                events[client] = CONTRIBUTED
             except MessageError as fault:
-                refusals[client] = str(fault)
-        return Closed(self.ring.decode(add(vectors), len(vectors)) if vectors else None, refusals)
+                events[client] = str(fault)
+        total = self.ring.decode(add(vectors), len(vectors)) if vectors else None
+        return Collected(total, events, traffic.up, traffic.down)
 
     def _vector(self, request: RoundRequest, data: bytes) -> RingVector:
-        reply = decode_reply(data)
-        if reply.round != request.round:
-            raise MessageError(f"a reply to round {reply.round}, expected round {request.round}")
-        if isinstance(reply, Abstention):
-            raise MessageError(f"abstained: {reply.reason}")
-        vector = reply.elements()
+        vector = contribution_to(request, data)
         if len(vector) != self.length + EXTRAS:
             raise MessageError(f"a vector of {len(vector)} elements, expected {self.length + EXTRAS}")
         self.ring.decode(vector, 1)

@@ -1,0 +1,87 @@
+"""What keys and masks are bound to, so that none of them fits anything else."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from baffle.core.messages import RoundRequest, encode
+from baffle.errors import RefusalError
+from baffle.secure.graph import Graph, graph
+from baffle.secure.messages import Advertisement, Opening
+
+
+def key_context(run: bytes, advertisement: Advertisement, slot: int) -> bytes:
+    """Binds a mask key to a run, its owner's session, its number and its owner. It exists before the round does."""
+    numbers = slot.to_bytes(8, "big") + advertisement.sender.to_bytes(8, "big")
+    return sha256(b"baffle/key-context/1" + run + advertisement.session + numbers).digest()
+
+
+def keys_digest(run: bytes, advertisements: Iterable[Advertisement], slot: int) -> bytes:
+    """One hash for the keys of a whole roster."""
+    return sha256(b"".join(key_context(run, one, slot) for one in advertisements)).digest()
+
+
+def round_context(keys: bytes, opening: Opening, request: RoundRequest, roster: tuple[int, ...]) -> bytes:
+    """Binds masks to everything that a round is about. A client that is shown other weights, another roster or another
+    threshold than the rest masks with other streams, and the server gets noise."""
+    about = (request.round, request.key, opening.slot, opening.threshold, opening.floor, len(roster), *roster)
+    bound = b"".join(number.to_bytes(8, "big") for number in about)
+    fixed = opening.graph_seed + request.trajectory + request.weights_hash
+    members = b"".join(number.to_bytes(8, "big") for number in opening.members)
+    return sha256(b"baffle/round-context/1" + keys + bound + fixed + members).digest()
+
+
+def box_context(key: bytes, sender: int, receiver: int) -> bytes:
+    """Binds the encryption of a share to one direction of one channel and one slot, so that no nonce can repeat."""
+    return key + sender.to_bytes(8, "big") + receiver.to_bytes(8, "big")
+
+
+def sign(identity: Ed25519PrivateKey, run: bytes, unsigned: Advertisement) -> Advertisement:
+    return Advertisement(*_fields(unsigned), identity.sign(_signed_bytes(run, unsigned)))
+
+
+def require_signature(public: bytes, run: bytes, advertisement: Advertisement) -> None:
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(advertisement.signature, _signed_bytes(run, advertisement))
+    except (InvalidSignature, ValueError):
+        raise RefusalError(f"the keys of client {advertisement.sender} are not signed by it") from None
+
+
+def _fields(advertisement: Advertisement) -> tuple[int, bytes, bytes, int, tuple[bytes, ...]]:
+    a = advertisement
+    return a.sender, a.session, a.channel, a.first, a.keys
+
+
+def _signed_bytes(run: bytes, advertisement: Advertisement) -> bytes:
+    return b"baffle/advertisement/1" + run + encode(Advertisement(*_fields(advertisement), bytes(64)))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An opening that has been checked, and the graph that follows from it."""
+
+    opening: Opening
+    graph: Graph
+
+    @property
+    def number(self) -> int:
+        return self.opening.slot
+
+
+def checked_slot(opening: Opening, least_floor: int) -> Slot:
+    """Refuse an opening under which the sum would not be safe."""
+    members = opening.members
+    if list(members) != sorted(set(members)):
+        raise RefusalError("a round's members must be named once each, in order")
+    drawn = graph(members, opening.graph_seed)
+    if not drawn.least_threshold <= opening.threshold <= drawn.k + 1:
+        raise RefusalError(
+            f"a threshold of {opening.threshold} with {drawn.k} neighbours, "
+            f"expected {drawn.least_threshold} to {drawn.k + 1}"
+        )
+    if not least_floor <= opening.floor <= len(members):
+        raise RefusalError(f"a survivor floor of {opening.floor}, expected {least_floor} to {len(members)}")
+    return Slot(opening, drawn)

@@ -1,0 +1,560 @@
+"""Whole runs with the secure sum: the same bits as without it, also when clients drop, abstain or come back."""
+
+import json
+import secrets
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from baffle.app.client import Client
+from baffle.app.downlink import Downlink
+from baffle.app.recorder import Progress, Summary
+from baffle.app.replica import Replica
+from baffle.app.round import Played, choose_clients, open_round, play_round
+from baffle.app.simulate import drops, resume, simulate
+from baffle.app.task import Runtimes, load_task
+from baffle.core.messages import Abstention, RoundRequest, decode_reply, encode
+from baffle.core.ports import CONTRIBUTED, MISSING, Aggregation
+from baffle.core.seeds import Seeds
+from baffle.data.partition import iid
+from baffle.errors import BaffleError, PlanError
+from baffle.journal.replay import Present, beginning, verify
+from baffle.journal.store import Journal
+from baffle.plan import Plan
+from baffle.secure.messages import Hello, MaskedRequest, Opening, Request, Turn, Unmask, decode_request
+from baffle.secure.plain import PlainSum
+from baffle.secure.rounds import SecureSum
+from baffle.secure.session import KEYS_AT_ONCE, ClientSession
+from baffle.trajectory import Trajectory, trajectory
+
+Cli = Callable[..., CompletedProcess[str]]
+MakePlan = Callable[..., Plan]
+
+EPOCH = ['federation.level="epoch"', "rounds=3", "federation.batch=100"]
+BACKPROP = ['estimator="backprop"']
+VARIANTS: dict[str, list[str]] = {
+    "forward": [],
+    "central": ["probe.scheme=central"],
+    "gaussian": ["probe.distribution=gaussian"],
+    "uniform": ["federation.weighting=uniform"],
+    "tiers": ["federation.tiers=[{k=2, share=0.4}]"],
+    "few": ["federation.clients=10", "federation.participation=0.4", "rounds=12"],
+    "epoch": EPOCH,
+    "backprop": BACKPROP,
+    "backprop epoch": [*BACKPROP, *EPOCH],
+    "delta": ["run.downlink=delta"],
+    "weights": ["run.downlink=weights"],
+    "few delta": ["federation.clients=10", "federation.participation=0.4", "rounds=12", "run.downlink=delta"],
+    "one worker": ["run.workers=1"],
+    "lenet": ['task.model={name="lenet", channels=[2, 3], norm="group"}', "rounds=3"],
+    "clipped": ["ring.d_max=0.01"],
+    "just the floor": ["federation.clients=3"],
+    "floor of all": ["secure.floor=5"],
+    "highest threshold": ["secure.threshold=5"],
+    "two clients": ["federation.clients=2", "secure.floor=2"],
+    "keys run out": [f"rounds={KEYS_AT_ONCE + 6}"],
+    "dropout": ["federation.clients=9", "federation.dropout=0.2", "rounds=12"],
+    "dropout few": ["federation.clients=14", "federation.participation=0.8", "federation.dropout=0.2", "rounds=12"],
+    "dropout tiers": ["federation.clients=9", "federation.dropout=0.2", "federation.tiers=[{k=2, share=0.2}]"],
+    "dropout epoch": ["federation.clients=9", "federation.dropout=0.2", *EPOCH],
+    "dropout backprop delta": ["federation.clients=9", "federation.dropout=0.2", *BACKPROP, "run.downlink=delta"],
+}
+"""Settings under which no round has too few survivors."""
+
+
+@pytest.fixture
+def plan(tiny: MakePlan) -> MakePlan:
+    """The tiny plan with a secure sum over five clients, and settings laid over it."""
+    return lambda *settings: tiny("federation.clients=5", 'secure.mode="on"', *settings)
+
+
+def _records(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def _events(run: Path) -> dict[tuple[int, int], str]:
+    """Round and client → what became of it."""
+    db = sqlite3.connect(run / "journal.sqlite")
+    rows = db.execute("SELECT round, client, event FROM participation").fetchall()
+    db.close()
+    return {(number, client): event for number, client, event in rows}
+
+
+def _dropped(course: Trajectory) -> set[tuple[int, int]]:
+    """Who drops when, as the plan has it."""
+    rounds = range(course.plan.rounds)
+    return {(n, client) for n in rounds for client in choose_clients(course, n) if drops(course, n, client)}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_with_and_without_the_secure_sum_a_run_ends_with_the_same_weights(
+    plan: MakePlan, tmp_path: Path, name: str
+) -> None:
+    found: dict[str, Summary] = {
+        mode: simulate(plan(*VARIANTS[name], f"secure.mode={mode}"), tmp_path / mode) for mode in ("on", "off")
+    }
+    on, off = found["on"], found["off"]
+    assert (on["secure"], off["secure"]) == ("on", "off")
+    for key in (
+        "weights_sha256",
+        "trajectory_digest",
+        "test_accuracy",
+        "train_loss",
+        "forwards",
+        "clipped",
+        "dropouts",
+    ):
+        assert on[key] == off[key], key
+    assert on["plan_digest"] != off["plan_digest"]
+    assert on["skipped_rounds"] == off["skipped_rounds"] == 0
+    assert (on["dropouts"] > 0) == name.startswith("dropout")
+    assert (on["clipped"] > 0) == (name == "clipped")
+    assert on["uplink_bytes_per_client_round"] > off["uplink_bytes_per_client_round"]
+    one, other = verify(tmp_path / "on"), verify(tmp_path / "off")
+    assert (one.rounds, one.chain, one.weights_sha256) == (other.rounds, other.chain, on["weights_sha256"])
+    assert _events(tmp_path / "on") == _events(tmp_path / "off")
+    for a, b in zip(_records(tmp_path / "on"), _records(tmp_path / "off"), strict=True):
+        assert [a[key] for key in ("round", "loss", "contributors", "clipped", "joins")] == [
+            b[key] for key in ("round", "loss", "contributors", "clipped", "joins")
+        ]
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_bytes_are_told_per_client_of_a_round_not_per_client_spoken_to(
+    plan: MakePlan, tmp_path: Path, mode: str
+) -> None:
+    """The exchange that ends a round also opens the next, whose clients may be others."""
+    simulate(plan(*VARIANTS["few"], f"secure.mode={mode}"), tmp_path / "run")
+    for record in _records(tmp_path / "run"):
+        assert record["replies"] == 4
+        assert record["requests"] + record["joins"] == 4
+
+
+def test_the_number_of_workers_changes_no_bit(plan: MakePlan, tmp_path: Path) -> None:
+    settings = ["federation.clients=9", "federation.dropout=0.2"]
+    found = {
+        simulate(plan(*settings, f"run.workers={workers}"), tmp_path / str(workers))["weights_sha256"]
+        for workers in (1, 2, 5)
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("name", ["forward", "few", "dropout", "tiers", "epoch", "backprop", "few delta"])
+def test_a_longer_run_is_a_shorter_one_gone_on_with(plan: MakePlan, tmp_path: Path, name: str) -> None:
+    settings = [setting for setting in VARIANTS[name] if not setting.startswith("rounds")]
+    expected = simulate(plan(*settings, "rounds=7"), tmp_path / "whole")
+    simulate(plan(*settings, "rounds=3"), tmp_path / "parts")
+    resume(tmp_path / "parts", ["rounds=4"])
+    found = resume(tmp_path / "parts", ["rounds=7", "run.workers=1"])
+    for key in ("weights_sha256", "rounds", "forwards", "dropouts", "skipped_rounds", "secure"):
+        assert found[key] == expected[key], key
+    assert verify(tmp_path / "parts").chain == verify(tmp_path / "whole").chain
+    assert _events(tmp_path / "parts") == _events(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("at", [1, 4, 5])
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(plan: MakePlan, tmp_path: Path, at: int) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.rounds_done == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(plan(), tmp_path / "run", watch=stop)
+    assert verify(tmp_path / "run").rounds == at
+    expected = simulate(plan(), tmp_path / "whole")
+    found = resume(tmp_path / "run")
+    assert (found["weights_sha256"], found["skipped_rounds"]) == (expected["weights_sha256"], 0)
+    assert verify(tmp_path / "run").chain == verify(tmp_path / "whole").chain
+
+
+def test_what_is_dropped_is_part_of_the_trajectory_and_cannot_be_changed_on_the_way(
+    plan: MakePlan, tmp_path: Path
+) -> None:
+    simulate(plan("rounds=2"), tmp_path / "run")
+    with pytest.raises(PlanError, match="goes on"):
+        resume(tmp_path / "run", ["federation.dropout=0.1"])
+    assert verify(tmp_path / "run").rounds == 2
+
+
+def test_the_summary_says_how_the_sum_was_made_and_counts_dropouts(plan: MakePlan, tmp_path: Path) -> None:
+    settings = plan(*VARIANTS["dropout"])
+    summary = simulate(settings, tmp_path / "run")
+    course = trajectory(load_task(settings).plan, 650)
+    assert summary["secure"] == "on"
+    assert summary["dropouts"] == len(_dropped(course)) > 5
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
+    contributors = sum(record["contributors"] for record in _records(tmp_path / "run"))
+    assert contributors == 12 * 9 - summary["dropouts"]
+    assert summary["forwards"] == contributors * 5
+    calm = simulate(plan(), tmp_path / "calm")
+    assert (calm["secure"], calm["dropouts"]) == ("on", 0)
+
+
+@pytest.mark.parametrize(
+    "settings", [[], ["run.downlink=delta"], ["run.downlink=weights"], BACKPROP, ["secure.floor=4"]]
+)
+def test_a_round_with_too_few_survivors_is_skipped_and_the_run_goes_on(
+    plan: MakePlan, tmp_path: Path, settings: list[str]
+) -> None:
+    made = plan("federation.dropout=0.4", "rounds=20", *settings)
+    summary = simulate(made, tmp_path / "run")
+    course = trajectory(load_task(made).plan, 650)
+    survivors = [5 - sum(drops(course, number, client) for client in range(5)) for number in range(20)]
+    expected = [alive if alive >= made.secure.floor else 0 for alive in survivors]
+    records = _records(tmp_path / "run")
+    assert [record["contributors"] for record in records] == expected
+    assert [record["loss"] is None for record in records] == [count == 0 for count in expected]
+    assert summary["skipped_rounds"] == expected.count(0) == verify(tmp_path / "run").skipped
+    assert 0 < expected.count(0) < 20
+    assert any(0 < alive < 5 for alive in expected)
+    assert expected.index(0) < 19 - expected[::-1].index(next(filter(None, expected[::-1])))
+    assert summary["dropouts"] == sum(5 - alive for alive in survivors)
+    for (number, client), event in _events(tmp_path / "run").items():
+        if drops(course, number, client):
+            assert event == MISSING
+        elif expected[number]:
+            assert event == CONTRIBUTED
+        else:
+            assert f"{survivors[number]} of 5 clients sent a vector, too few" in event
+    assert summary["forwards"] == (sum(expected) * 5 if settings != BACKPROP else sum(expected))
+
+
+@pytest.mark.parametrize("dropout", [0.2, 0.5])
+@pytest.mark.parametrize("few", [[], ["federation.clients=10", "federation.participation=0.4"]])
+def test_the_same_clients_drop_with_and_without_the_secure_sum(
+    plan: MakePlan, tmp_path: Path, dropout: float, few: list[str]
+) -> None:
+    settings = [f"federation.dropout={dropout}", "rounds=15", *few]
+    missing: dict[str, set[tuple[int, int]]] = {}
+    for mode in ("on", "off"):
+        made = plan(*settings, f"secure.mode={mode}")
+        summary = simulate(made, tmp_path / mode)
+        events = _events(tmp_path / mode)
+        missing[mode] = {at for at, event in events.items() if event == MISSING}
+        assert summary["dropouts"] == len(missing[mode])
+        assert missing[mode] == _dropped(trajectory(load_task(made).plan, 650))
+    assert missing["on"] == missing["off"]
+    total = 15 * made.per_round
+    assert abs(len(missing["on"]) - dropout * total) < 4 * np.sqrt(total * dropout * (1 - dropout))
+
+
+def test_tickets_do_not_depend_on_probe_or_participation_and_fewer_drop_at_a_lower_rate(plan: MakePlan) -> None:
+    def found(*settings: str) -> set[tuple[int, int]]:
+        course = trajectory(plan("ring.n_max=20", *settings), 5)
+        return {(n, client) for n in range(200) for client in range(5) if drops(course, n, client)}
+
+    assert found() == set()
+    some, more = found("federation.dropout=0.2"), found("federation.dropout=0.4")
+    assert some < more
+    assert abs(len(some) - 200) < 4 * np.sqrt(1000 * 0.2 * 0.8)
+    assert abs(len(more) - 400) < 4 * np.sqrt(1000 * 0.4 * 0.6)
+    assert found("federation.dropout=0.2", "probe.k=9", "federation.participation=0.7") == some
+    assert found("federation.dropout=0.2", "seed=1") != some
+
+
+def test_a_run_in_which_nobody_is_left_stops_and_says_so(plan: MakePlan, tmp_path: Path) -> None:
+    with pytest.raises(BaffleError, match="10 rounds in a row"):
+        simulate(plan("federation.dropout=0.99", "rounds=40"), tmp_path / "run")
+    assert verify(tmp_path / "run").skipped >= 10
+
+
+def test_a_tier_with_too_few_survivors_is_not_unmasked(plan: MakePlan, tmp_path: Path) -> None:
+    """Two clients alone answer the last directions: their sum would be shown, so clients release nothing."""
+    tiers = ["federation.tiers=[{k=2, share=0.6}]", "rounds=3"]
+    summary = simulate(plan(*tiers), tmp_path / "on")
+    assert summary["skipped_rounds"] == 3
+    assert simulate(plan(*tiers, "secure.mode=off"), tmp_path / "off")["skipped_rounds"] == 0
+    assert simulate(plan(*tiers, "secure.floor=2"), tmp_path / "lower")["skipped_rounds"] == 0
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["federation.clients=2"],
+        ["federation.clients=10", "federation.participation=0.2"],
+        ["federation.clients=5", "secure.floor=6"],
+    ],
+)
+def test_fewer_clients_a_round_than_the_floor_are_refused_in_one_line(
+    cli: Cli, tiny_toml: Path, tmp_path: Path, command: str, settings: list[str]
+) -> None:
+    options = [word for setting in ["secure.mode=on", *settings] for word in ("--set", setting)]
+    done = cli(command, tiny_toml, *options, *(["--out", tmp_path / "run"] if command == "run" else []))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: secure.floor: ")
+    assert done.stderr.count("\n") == 1
+    for word in ("clients", "a round", "federation.participation", 'secure.mode = "off"'):
+        assert word in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("threshold", [6, 2])
+def test_a_threshold_with_which_no_sum_can_end_is_refused_before_the_run(
+    plan: MakePlan, tmp_path: Path, threshold: int
+) -> None:
+    """Five clients: three shares at least, or two answers could contradict each other, and five at most."""
+    with pytest.raises(PlanError, match=r"secure\.threshold"):
+        simulate(plan("rounds=3", f"secure.threshold={threshold}"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+OWN = """
+import numpy as np
+from baffle import Dataset, Source
+
+def data():
+    random = np.random.default_rng(0)
+    x = random.standard_normal((80, 1, 8, 8)).astype(np.float32)
+    x[{spoilt}] = np.nan
+    y = random.integers(0, 10, 80)
+    return Source(Dataset(x[:60], y[:60], lambda x: x), Dataset(x[60:], y[60:], lambda x: x), classes=10)
+"""
+
+
+@pytest.mark.parametrize("client", [0, 2, 4])
+@pytest.mark.parametrize("settings", [[], BACKPROP, ['federation.level="epoch"']])
+def test_a_client_whose_loss_is_not_finite_abstains_and_the_sum_of_the_others_comes_out(
+    plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: int, settings: list[str]
+) -> None:
+    share = iid(Seeds(0, b"").key("partition"), 60, 5)[client]
+    name = f"secure_data_with_a_spoilt_sample_of_client_{client}"
+    (tmp_path / f"{name}.py").write_text(OWN.format(spoilt=share[0]))
+    monkeypatch.syspath_prepend(tmp_path)
+    own = [f'task.data="{name}:data"', "federation.batch=0", "rounds=5", *settings]
+    on, off = (simulate(plan(*own, f"secure.mode={mode}"), tmp_path / mode) for mode in ("on", "off"))
+    assert on["weights_sha256"] == off["weights_sha256"]
+    assert (on["skipped_rounds"], on["dropouts"]) == (0, 0)
+    assert np.isfinite(on["train_loss"])
+    assert [record["contributors"] for record in _records(tmp_path / "on")] == [4] * 5
+    for (_, number), event in _events(tmp_path / "on").items():
+        assert event.startswith("abstained: the loss") if number == client else event == CONTRIBUTED
+    assert verify(tmp_path / "on").chain == verify(tmp_path / "off").chain
+
+
+class Federation:
+    """Every client with weights and a session of its own, and a transport that loses what a test says."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        task = load_task(plan)
+        initial = task.initial_weights()
+        self.course: Trajectory = trajectory(task.plan, len(initial))
+        runtimes, run = Runtimes(task, 1), secrets.token_bytes(32)
+        identities = {number: Ed25519PrivateKey.generate() for number in range(plan.federation.clients)}
+        directory = {number: identity.public_key().public_bytes_raw() for number, identity in identities.items()}
+        secure = plan.secure.mode == "on"
+        self.clients = [
+            Client(
+                number,
+                k,
+                self.course,
+                task.source.train,
+                share,
+                Replica(self.course),
+                runtimes.borrow,
+                ClientSession(number, identities[number], directory, run, least_floor=3) if secure else None,
+            )
+            for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
+        ]
+        ring, length = self.course.ring, self.course.length
+        self.aggregation: Aggregation = PlainSum(ring, length)
+        if secure:
+            self.aggregation = SecureSum(ring, length, run, directory, self._roster, plan.secure.floor)
+        folder.mkdir()
+        (folder / "plan.toml").write_text(task.plan.to_toml())
+        self.present: Present = beginning(self.course, self.course.rule.start(initial))
+        self.journal = Journal.create(folder / "journal.sqlite", task.plan, self.present.state, {})
+        self.downlink = Downlink(plan.run.downlink, self.journal)
+        self.unheard: Callable[[int, Request], bool] = lambda _client, _asked: False
+        self.unanswered: Callable[[int, Request], bool] = lambda _client, _asked: False
+
+    def _roster(self, number: int) -> list[int]:
+        return choose_clients(self.course, number)
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        replies = {}
+        for client, message in requests.items():
+            asked = decode_request(message)
+            if not self.unheard(client, asked):
+                reply = self.clients[client].answer(message)
+                if not self.unanswered(client, asked):
+                    replies[client] = reply
+        return replies
+
+    def play(self) -> Played:
+        played = play_round(self.course, self.present, self, self.aggregation, self.journal, self.downlink)
+        self.present = played.present
+        return played
+
+
+def _asks(kind: type[Request], *clients: int) -> Callable[[int, Request], bool]:
+    """Whether a message of this kind goes to one of these clients."""
+    return lambda client, asked: client in clients and isinstance(asked, kind)
+
+
+@pytest.mark.parametrize("downlink", ["scalars", "delta", "weights"])
+@pytest.mark.parametrize("way", ["unheard", "unanswered"])
+@pytest.mark.parametrize("lost", [MaskedRequest, Turn], ids=["too few vectors", "too few shares"])
+def test_an_abandoned_sum_is_a_round_in_which_nobody_answered(
+    plan: MakePlan, tmp_path: Path, downlink: str, way: str, lost: type[Request]
+) -> None:
+    settings = [f"run.downlink={downlink}", "rounds=9"]
+    secure = Federation(plan(*settings), tmp_path / "secure")
+    plain = Federation(plan(*settings, "secure.mode=off"), tmp_path / "plain")
+    bad = {2, 5} if lost is Turn else {2, 5, 6}
+    unopened = {number + 1 for number in bad} if lost is Turn else set()  # a turn ends a round and opens the next
+    for number in range(9):
+        setattr(secure, way, _asks(lost, *((0, 1, 3) if number in bad else ())))
+        plain.unheard = _asks(RoundRequest, *(range(5) if number in bad | unopened else ()))
+        played, expected = secure.play(), plain.play()
+        for key in ("loss", "contributors", "clipped"):
+            assert played.metrics[key] == expected.metrics[key]
+        if number in bad:
+            assert "the sum was abandoned" in played.participation[2]
+            assert "the sum was abandoned" in played.participation[4]
+            assert (played.participation[1] == MISSING) == (lost is MaskedRequest)
+        if number in bad | unopened:
+            assert CONTRIBUTED not in played.participation.values()
+        else:
+            assert set(played.participation.values()) == {CONTRIBUTED}
+        assert secure.present.state.weights_hash() == plain.present.state.weights_hash()
+    for federation, folder in ((secure, "secure"), (plain, "plain")):
+        federation.journal.close()
+        assert verify(tmp_path / folder).skipped == len(bad | unopened)
+    assert secure.present.chain == plain.present.chain
+
+
+@pytest.mark.parametrize("downlink", ["scalars", "delta", "weights"])
+@pytest.mark.parametrize("way", ["unheard", "unanswered"])
+@pytest.mark.parametrize("lost", [Hello, Turn, MaskedRequest])
+def test_a_client_that_misses_a_message_comes_back(
+    plan: MakePlan, tmp_path: Path, downlink: str, way: str, lost: type[Request]
+) -> None:
+    """Two of five lose a kind of message in some rounds; everybody else is summed, and then they are back."""
+    federation = Federation(plan(f"run.downlink={downlink}", "rounds=9"), tmp_path / "run")
+    for number in range(9):
+        setattr(federation, way, _asks(lost, 1, 4) if number in (0, 3, 4) else _asks(lost))
+        played = federation.play()
+        assert played.metrics["contributors"] >= 3
+        for client in (0, 2, 3):
+            assert played.participation[client] == CONTRIBUTED
+        assert played.participation.keys() == set(range(5))
+        if number in (2, 7, 8):
+            assert set(played.participation.values()) == {CONTRIBUTED}
+        if number in (0, 3, 4) and lost is MaskedRequest:
+            assert played.participation[1] == played.participation[4] == MISSING
+    federation.journal.close()
+    assert verify(tmp_path / "run").skipped == 0
+
+
+def test_a_client_is_asked_for_keys_once_although_it_takes_part_now_and_then(plan: MakePlan, tmp_path: Path) -> None:
+    made = plan("federation.clients=10", "federation.participation=0.5", "rounds=16")
+    federation = Federation(made, tmp_path / "run")
+    asked: Counter[int] = Counter()
+
+    def count(client: int, message: Request) -> bool:
+        asked[client] += isinstance(message, Hello)
+        return False
+
+    federation.unheard = count
+    for _ in range(15):
+        assert set(federation.play().participation.values()) == {CONTRIBUTED}
+    federation.journal.close()
+    assert asked == dict.fromkeys(range(10), 1)
+
+
+@pytest.mark.parametrize("way", ["unheard", "unanswered"])
+@pytest.mark.parametrize("kind", [Hello, Turn, MaskedRequest])
+def test_a_client_that_is_never_reached_keeps_nobody_else_back(
+    plan: MakePlan, tmp_path: Path, way: str, kind: type[Request]
+) -> None:
+    federation = Federation(plan("rounds=8"), tmp_path / "run")
+    setattr(federation, way, _asks(kind, 2))
+    for _ in range(7):
+        played = federation.play()
+        assert played.participation[2] == MISSING
+        assert [played.participation[client] for client in (0, 1, 3, 4)] == [CONTRIBUTED] * 4
+    federation.journal.close()
+    assert verify(tmp_path / "run").skipped == 0
+
+
+def test_a_next_round_that_cannot_be_opened_does_not_cost_this_one(plan: MakePlan, tmp_path: Path) -> None:
+    made = plan("federation.clients=10", "federation.participation=0.3", "rounds=9")
+    federation = Federation(made, tmp_path / "run")
+    now, then = (set(choose_clients(federation.course, number)) for number in (0, 1))
+    late = min(then - now)
+    federation.unheard = _asks(Hello, late)
+    assert federation.play().participation == dict.fromkeys(now, CONTRIBUTED)
+    federation.unheard = _asks(Hello)
+    assert federation.play().participation == dict.fromkeys(then, CONTRIBUTED)
+    federation.journal.close()
+
+
+def test_a_client_answers_only_in_its_own_mode(plan: MakePlan, tmp_path: Path) -> None:
+    secure = Federation(plan(), tmp_path / "secure")
+    plain = Federation(plan("secure.mode=off"), tmp_path / "plain")
+    request = open_round(plain.course, plain.present, list(range(5)), plain.downlink)[0]
+    assert decode_reply(plain.clients[0].answer(encode(request))).round == request.round
+    refused = decode_reply(secure.clients[0].answer(encode(request)))
+    assert refused == Abstention(0, "a RoundRequest, but this client's secure.mode is on")
+    opening = Opening(0, tuple(range(5)), 3, 3, bytes(32), ())
+    asked: list[Hello | Turn | MaskedRequest] = [
+        Hello(0),
+        Turn(None, opening),
+        Turn(Unmask(0, tuple(range(5)), ()), None),
+        MaskedRequest(request, tuple(range(5)), bytes(32), ()),
+    ]
+    for message in asked:
+        reply = decode_reply(plain.clients[0].answer(encode(message)))
+        assert reply == Abstention(0, f"a {type(message).__name__}, but this client's secure.mode is off")
+    for federation in (secure, plain):
+        federation.journal.close()
+
+
+def test_a_server_in_the_other_mode_gets_no_sum(plan: MakePlan, tmp_path: Path) -> None:
+    secure = Federation(plan(), tmp_path / "secure")
+    plain = Federation(plan("secure.mode=off"), tmp_path / "plain")
+    secure.aggregation, plain.aggregation = plain.aggregation, secure.aggregation
+    for federation in (secure, plain):
+        played = federation.play()
+        assert played.metrics["contributors"] == 0
+        assert CONTRIBUTED not in played.participation.values()
+        federation.journal.close()
+    assert secure.present.state.weights_hash() == plain.present.state.weights_hash()
+
+
+def test_what_a_client_sends_in_a_secure_run_is_not_what_it_computed(plan: MakePlan, tmp_path: Path) -> None:
+    """The server's view of one vector: other bytes in every run, although the sum is the same."""
+    seen: list[dict[int, bytes]] = []
+    for name in ("one", "other", "plain"):
+        federation = Federation(plan(*(["secure.mode=off"] if name == "plain" else [])), tmp_path / name)
+        sent: dict[int, bytes] = {}
+        for client in federation.clients:
+            answer = client.answer
+
+            def listen(
+                data: bytes,
+                answer: Callable[[bytes], bytes] = answer,
+                number: int = client.number,
+                sent: dict[int, bytes] = sent,
+            ) -> bytes:
+                reply = answer(data)
+                if isinstance(decode_request(data), MaskedRequest | RoundRequest):
+                    sent[number] = reply
+                return reply
+
+            object.__setattr__(client, "answer", listen)
+        federation.play()
+        federation.journal.close()
+        seen.append(sent)
+    one, other, plain = seen
+    for number in range(5):
+        assert len({one[number], other[number], plain[number]}) == 3
+        assert len(one[number]) == len(other[number]) == len(plain[number])

@@ -1,0 +1,115 @@
+"""Whatever is lost or spoilt on the way, a secure sum is exactly the sum over those who contributed, or none."""
+
+import sys
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baffle.core.messages import decode, encode
+from baffle.secure.messages import Turned
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "secure"))
+from federation import Rounds
+
+FAULTS = ["deaf", "lost", "cut", "flipped", "refused", "restarts"]
+PHASES = ["hello", "seal", "vector", "unmask"]
+N_MAX, ROUNDS = 7, 4
+
+Fault = tuple[str, int]
+Schedule = dict[tuple[int, int, str], Fault]
+
+schedules = st.dictionaries(
+    st.tuples(st.integers(0, ROUNDS - 1), st.integers(0, N_MAX - 1), st.sampled_from(PHASES)),
+    st.tuples(st.sampled_from(FAULTS), st.integers(0, 2**20)),
+    max_size=10,
+)
+
+
+def flipped(data: bytes, where: int) -> bytes:
+    place = where // 8 % len(data)
+    return data[:place] + bytes([data[place] ^ 1 << where % 8]) + data[place + 1 :]
+
+
+def spoilt(phase: str, data: bytes, fault: Fault) -> bytes | None:
+    """A reply after a fault. A vector is spoilt beyond reading: within its bounds, a client may send what it likes."""
+    kind, where = fault
+    match kind:
+        case "lost":
+            return None
+        case "cut":
+            return data[: where % len(data)]
+        case "flipped":
+            return flipped(data, where) if phase != "vector" else data[:-1]
+        case "refused":
+            return encode(Turned(None, None, "no"))
+        case _:
+            return data
+
+
+@given(st.integers(2, N_MAX), schedules, st.lists(st.integers(1, 2**N_MAX - 1), min_size=ROUNDS, max_size=ROUNDS))
+@settings(max_examples=60, deadline=None)
+def test_no_fault_gives_a_wrong_sum(n: int, schedule: Schedule, chosen: list[int]) -> None:
+    """`Rounds.play` compares each sum with the plain one."""
+    rosters = [[c for c in range(n) if mask >> c & 1] or list(range(n)) for mask in chosen]
+    rounds = Rounds(n, rosters=lambda number: rosters[number] if number < ROUNDS else [])
+    for number in range(ROUNDS):
+
+        def deaf(client: int, phase: str, number: int = number) -> bool:
+            kind, _ = schedule.get((number, client, phase), ("", 0))
+            if kind == "restarts":
+                rounds.federation.sessions[client] = rounds.federation.new_session(client)
+            return kind == "deaf"
+
+        def spoil(client: int, phase: str, data: bytes, number: int = number) -> bytes | None:
+            return spoilt(phase, data, schedule.get((number, client, phase), ("", 0)))
+
+        rounds.network.deaf, rounds.network.spoil = deaf, spoil
+        rounds.play(number)
+
+
+@given(st.integers(3, N_MAX), st.data())
+@settings(max_examples=40, deadline=None)
+def test_wrong_shares_give_no_wrong_sum(n: int, data: st.DataObject) -> None:
+    """Some clients drop, and others release shares of which single bits are wrong."""
+    rounds = Rounds(n)
+    for number in range(2):
+        drops = data.draw(st.sets(st.integers(0, n - 1), max_size=n // 2 - 1 if n > 3 else 0))
+        liars = data.draw(st.sets(st.integers(0, n - 1), max_size=2))
+        bit, place = data.draw(st.integers(0, 263)), data.draw(st.integers(0, n - 1))
+
+        def spoil(
+            client: int,
+            phase: str,
+            reply: bytes,
+            liars: set[int] = liars,
+            bit: int = bit,
+            place: int = place,
+        ) -> bytes:
+            turned = decode(reply, Turned) if phase == "unmask" and client in liars else None
+            if turned is None or turned.unmasked is None:
+                return reply
+            shares = [*turned.unmasked.shares, turned.unmasked.own]
+            shares[place % len(shares)] = flipped(shares[place % len(shares)], bit)
+            lie = type(turned.unmasked)(turned.unmasked.slot, tuple(shares[:-1]), shares[-1])
+            return encode(Turned(lie, turned.sealed, ""))
+
+        rounds.network.spoil = spoil
+        rounds.network.deaf = lambda client, phase, drops=drops: client in drops and phase == "vector"  # type: ignore[misc]
+        rounds.play(number)
+
+
+@given(st.integers(2, N_MAX), st.data())
+@settings(max_examples=20, deadline=None)
+def test_a_round_that_enough_clients_finish_has_a_sum(n: int, data: st.DataObject) -> None:
+    """While a majority stays, replies that are lost cost nobody else anything."""
+    rounds = Rounds(n)
+    for number in range(3):
+        order = data.draw(st.permutations(range(n)))
+        lost = {client: data.draw(st.sampled_from(["vector", "unmask"])) for client in order[max(2, n // 2 + 1) :]}
+        if number < 2:
+            lost = dict.fromkeys(lost, "vector")
+        rounds.network.spoil = lambda client, phase, reply, lost=lost: None if lost.get(client) == phase else reply  # type: ignore[misc]
+        total, events = rounds.play(number)
+        assert total is not None, events
+        assert total.contributors == n - list(lost.values()).count("vector")

@@ -1,0 +1,257 @@
+"""A federation in memory: real sessions of both sides, driven by hand or behind a network that fails on purpose."""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from baffle.core.messages import Abstention, CatchUp, Contribution, Message, RoundRequest, encode
+from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
+from baffle.errors import BaffleError, RefusalError
+from baffle.secure.context import checked_slot
+from baffle.secure.graph import graph
+from baffle.secure.messages import Advertisement, Hello, MaskedRequest, Opening, Request, Turn, Unmask, decode_request
+from baffle.secure.rounds import SecureSum
+from baffle.secure.session import ClientSession, Marks, ServerSlot
+
+LENGTH = 5
+GRAPH_SEED = bytes(range(32))
+
+
+def weights_after(round_number: int) -> bytes:
+    return sha256(b"weights" + round_number.to_bytes(8, "big")).digest()
+
+
+def about(round_number: int, slot: int | None = None, weights_hash: bytes | None = None) -> RoundRequest:
+    """The request of a round; by default in the slot of the same number, about weights of its own."""
+    catch_up = CatchUp("weights", 0, ())
+    key = round_number if slot is None else slot
+    return RoundRequest(round_number, key, bytes(32), weights_hash or weights_after(round_number), catch_up)
+
+
+def random_vector(length: int = LENGTH) -> RingVector:
+    return np.frombuffer(secrets.token_bytes(4 * length), dtype="<u4")
+
+
+class Federation:
+    """Clients with identities and sessions, and what a server would know of them."""
+
+    def __init__(self, n: int, *, least_floor: int = 2, tiers: Mapping[int, int] | None = None) -> None:
+        self.run = secrets.token_bytes(32)
+        self.least_floor, self.tiers = least_floor, tiers
+        self.identities = {client: Ed25519PrivateKey.generate() for client in range(n)}
+        self.directory = {c: identity.public_key().public_bytes_raw() for c, identity in self.identities.items()}
+        self.everybody = tuple(range(n))
+        self.sessions = {client: self.new_session(client) for client in range(n)}
+        self.advertised: dict[int, Advertisement] = {}
+
+    def new_session(
+        self, client: int, marks: Marks | None = None, remember: Callable[[Marks], None] = lambda _: None
+    ) -> ClientSession:
+        return ClientSession(
+            client,
+            self.identities[client],
+            self.directory,
+            self.run,
+            least_floor=self.least_floor,
+            tiers=self.tiers,
+            marks=marks,
+            remember=remember,
+        )
+
+    def advertise(self, slot: int = 0) -> None:
+        self.advertised = {client: session.advertise(slot) for client, session in self.sessions.items()}
+
+    def opening(
+        self,
+        slot: int,
+        client: int,
+        members: Sequence[int] | None = None,
+        *,
+        threshold: int | None = None,
+        floor: int = 2,
+        seed: bytes = GRAPH_SEED,
+        advertisements: Sequence[Advertisement] | None = None,
+    ) -> Opening:
+        """The opening for a client, with everybody's keys."""
+        members = self.everybody if members is None else tuple(members)
+        if advertisements is None:
+            advertisements = [self.advertised[peer] for peer in members if peer != client]
+        t = graph(members, seed).least_threshold if threshold is None else threshold
+        return Opening(slot, members, t, floor, seed, tuple(encode(one) for one in advertisements))
+
+    def server(self, slot: int = 0, members: Sequence[int] | None = None, floor: int = 2) -> ServerSlot:
+        return ServerSlot(
+            self.run, checked_slot(self.opening(slot, -1, members, floor=floor), floor), dict(self.advertised)
+        )
+
+    def sealed(
+        self,
+        slot: int = 0,
+        members: Sequence[int] | None = None,
+        *,
+        sealing: Sequence[int] | None = None,
+        floor: int = 2,
+    ) -> ServerSlot:
+        """A slot that is open, with the shares of those who seal."""
+        server = self.server(slot, members, floor)
+        members = self.everybody if members is None else members
+        for client in members if sealing is None else sealing:
+            opening = self.opening(slot, client, members, floor=floor)
+            server.take_sealed(client, self.sessions[client].seal(opening))
+        return server
+
+    def masked(
+        self,
+        server: ServerSlot,
+        requests: Mapping[int, MaskedRequest],
+        sending: Sequence[int],
+        length: int = LENGTH,
+    ) -> dict[int, RingVector]:
+        """Vectors of those who send; what they were before masks."""
+        plain = {client: random_vector(length) for client in sending}
+        for client in sending:
+            masked = self.sessions[client].mask(requests[client], lambda client=client: plain[client])  # type: ignore[misc]
+            server.take_vector(client, masked, length)
+        return plain
+
+    def until_masked(
+        self, request: RoundRequest, *, members: Sequence[int] | None = None, sending: Sequence[int] | None = None
+    ) -> tuple[ServerSlot, dict[int, RingVector]]:
+        """A slot in which all vectors have come."""
+        server = self.sealed(request.key, members)
+        asked = server.requests(dict.fromkeys(server.sealed, request))
+        return server, self.masked(server, asked, tuple(asked) if sending is None else sending)
+
+    def whole(self, request: RoundRequest) -> Unmask:
+        """A whole slot, in which nobody fails; what was asked last."""
+        server, plain = self.until_masked(request)
+        unmask = server.survivors()
+        for client in server.alive:
+            server.take_unmasked(client, self.sessions[client].unmask(unmask))
+        assert np.array_equal(server.total(request), add(list(plain.values())))
+        return unmask
+
+
+Spoil = Callable[[int, str, bytes], bytes | None]
+
+
+def phase_of(asked: Request) -> str:
+    match asked:
+        case Hello():
+            return "hello"
+        case MaskedRequest():
+            return "vector"
+        case Turn(unmask=None):
+            return "seal"
+        case _:
+            return "unmask"
+
+
+class Network:
+    """Brings messages to sessions. `deaf` loses requests, `spoil` changes replies or (with none) loses them."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        ring: Ring,
+        *,
+        deaf: Callable[[int, str], bool] = lambda _client, _phase: False,
+        spoil: Spoil = lambda _client, _phase, data: data,
+    ) -> None:
+        self.federation, self.ring, self.deaf, self.spoil = federation, ring, deaf, spoil
+        self.exchanges: list[dict[int, str]] = []
+        self.plain: dict[tuple[int, int], RingVector] = {}
+        self.up: dict[int, int] = {}
+        self.down: dict[int, int] = {}
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        self.exchanges.append({client: phase_of(decode_request(data)) for client, data in requests.items()})
+        replies: dict[int, bytes] = {}
+        for client, data in requests.items():
+            self.down[client] = self.down.get(client, 0) + len(data)
+            phase = phase_of(decode_request(data))
+            if self.deaf(client, phase):
+                continue
+            reply = self.spoil(client, phase, self._answer(client, decode_request(data)))
+            if reply is not None:
+                replies[client] = reply
+                self.up[client] = self.up.get(client, 0) + len(reply)
+        return replies
+
+    def _answer(self, client: int, asked: Request) -> bytes:
+        number = asked.request.round if isinstance(asked, MaskedRequest) else 0
+        try:
+            return encode(self._reply(client, asked))
+        except BaffleError as fault:
+            return encode(Abstention(number, str(fault)))
+
+    def _reply(self, client: int, asked: Request) -> Message:
+        session = self.federation.sessions[client]
+        match asked:
+            case Hello():
+                return session.advertise(asked.slot)
+            case Turn():
+                return session.turn(asked)
+            case MaskedRequest():
+                vector = session.mask(asked, lambda: self._vector(client, asked.request.round))
+                return Contribution(asked.request.round, vector.tobytes())
+            case _:
+                raise RefusalError("a request without masks")
+
+    def _vector(self, client: int, round_number: int) -> RingVector:
+        values = np.random.default_rng([client, round_number]).normal(size=LENGTH)
+        vector = self.ring.encode(values, LENGTH, 1 + client, 0.5)
+        self.plain[round_number, client] = vector
+        return vector
+
+
+class Rounds:
+    """A secure sum over a network, round after round."""
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        rosters: Callable[[int], Sequence[int]] | None = None,
+        floor: int = 2,
+        threshold: int = 0,
+    ) -> None:
+        self.federation = Federation(n)
+        self.ring = Ring(clients=n, n_max=2 * n, clip=4.0)
+        self.network = Network(self.federation, self.ring)
+        self.roster = rosters or (lambda _: range(n))
+        self.sum = SecureSum(
+            self.ring,
+            LENGTH,
+            self.federation.run,
+            self.federation.directory,
+            lambda number: list(self.roster(number)),
+            floor,
+            threshold,
+        )
+
+    def play(self, number: int) -> tuple[Sum | None, dict[int, str]]:
+        """One round; its sum, if there is one, is the plain sum over exactly those who contributed."""
+        before, self.network.up, self.network.down = len(self.network.exchanges), {}, {}
+        collected = self.sum.collect({c: about(number) for c in self.roster(number)}, self.network)
+        self.exchanges = self.network.exchanges[before:]
+        events = dict(collected.events)
+        assert set(events) == set(self.roster(number))
+        assert dict(collected.uplink) == self.network.up
+        assert dict(collected.downlink) == self.network.down
+        contributed = [client for client, event in events.items() if event == "contributed"]
+        if collected.sum is None:
+            assert not contributed
+        else:
+            plain = add([self.network.plain[number, client] for client in contributed])
+            self.require_same(collected.sum, self.ring.decode(plain, len(contributed)))
+            assert len(plain) == LENGTH + EXTRAS
+        return collected.sum, events
+
+    @staticmethod
+    def require_same(one: Sum, other: Sum) -> None:
+        assert np.array_equal(one.totals, other.totals)
+        assert one[1:] == other[1:]

@@ -1,0 +1,119 @@
+"""Masks agree between two clients, cancel exactly, and are the key stream of RFC 8439."""
+
+import secrets
+import struct
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from baffle.core.ring import add
+from baffle.errors import RefusalError
+from baffle.secure.masks import agree, derive, pair_mask, self_mask, stream
+
+LOW_ORDER = [
+    bytes(32),
+    (1).to_bytes(32, "little"),
+    bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),
+    bytes.fromhex("5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157"),
+    (2**255 - 20).to_bytes(32, "little"),
+    (2**255 - 19).to_bytes(32, "little"),
+    (2**255 - 18).to_bytes(32, "little"),
+]
+
+
+def quarter(state: list[int], a: int, b: int, c: int, d: int) -> None:
+    for first, second, third, turn in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+        state[first] = (state[first] + state[second]) % 2**32
+        mixed = state[third] ^ state[first]
+        state[third] = (mixed << turn | mixed >> (32 - turn)) % 2**32
+
+
+def chacha_block(key: bytes, counter: int) -> list[int]:
+    """RFC 8439, section 2.3, with a nonce of zeros."""
+    start = [*struct.unpack("<4I", b"expand 32-byte k"), *struct.unpack("<8I", key), counter, 0, 0, 0]
+    state = list(start)
+    for _ in range(10):
+        for i in range(4):
+            quarter(state, i, 4 + i, 8 + i, 12 + i)
+        for i in range(4):
+            quarter(state, i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4)
+    return [(a + b) % 2**32 for a, b in zip(state, start, strict=True)]
+
+
+def two() -> tuple[X25519PrivateKey, X25519PrivateKey]:
+    return X25519PrivateKey.generate(), X25519PrivateKey.generate()
+
+
+def public(private: X25519PrivateKey) -> bytes:
+    return private.public_key().public_bytes_raw()
+
+
+def test_both_sides_agree_and_a_third_does_not() -> None:
+    one, other = two()
+    third = X25519PrivateKey.generate()
+    assert agree(one, public(other)) == agree(other, public(one))
+    assert agree(one, public(other)) != agree(third, public(other))
+
+
+@pytest.mark.parametrize("key", LOW_ORDER, ids=range(len(LOW_ORDER)))
+def test_a_key_of_low_order_is_refused(key: bytes) -> None:
+    with pytest.raises(RefusalError):
+        agree(X25519PrivateKey.generate(), key)
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_key_of_another_size_is_refused(size: int) -> None:
+    with pytest.raises(RefusalError):
+        agree(X25519PrivateKey.generate(), bytes(size))
+
+
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 1000])
+def test_pair_masks_cancel_exactly(length: int) -> None:
+    one, other = two()
+    plus = pair_mask(agree(one, public(other)), b"here", length, plus=True)
+    minus = pair_mask(agree(other, public(one)), b"here", length, plus=False)
+    assert plus.dtype == minus.dtype == np.uint32
+    assert len(plus) == len(minus) == length
+    assert not add([plus, minus]).any()
+    vector = np.frombuffer(secrets.token_bytes(4 * length), dtype="<u4")
+    assert np.array_equal(add([minus, vector, plus]), vector)
+
+
+def test_the_stream_is_the_rfc_vector() -> None:
+    """RFC 8439, A.1, vectors 1 and 2: a key of zeros, blocks 0 and 1."""
+    known = (
+        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
+        "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
+        "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f"
+    )
+    assert stream(bytes(32), 32).tobytes().hex() == known
+
+
+@pytest.mark.parametrize("length", [1, 16, 37])
+def test_the_stream_is_that_of_a_second_implementation(length: int) -> None:
+    key = secrets.token_bytes(32)
+    elements = [element for block in range(-(-length // 16)) for element in chacha_block(key, block)]
+    assert stream(key, length).tolist() == elements[:length]
+
+
+def test_a_mask_fits_one_secret_one_context_and_one_purpose() -> None:
+    secret, other = secrets.token_bytes(32), secrets.token_bytes(32)
+    masks = [
+        pair_mask(secret, b"here", 8, plus=True),
+        pair_mask(secret, b"there", 8, plus=True),
+        pair_mask(other, b"here", 8, plus=True),
+        self_mask(secret, b"here", 8),
+        self_mask(secret, b"there", 8),
+        self_mask(other, b"here", 8),
+    ]
+    assert len({mask.tobytes() for mask in masks}) == len(masks)
+    assert derive(secret, b"here", "box") not in {derive(secret, b"here", p) for p in ("pair-mask", "self-mask")}
+
+
+def test_masks_are_uniform() -> None:
+    mask = self_mask(secrets.token_bytes(32), b"here", 20_000)
+    ones = np.unpackbits(mask.view(np.uint8)).mean()
+    assert abs(ones - 0.5) < 0.005
+    assert len(np.unique(mask)) > 19_900

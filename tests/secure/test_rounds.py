@@ -1,0 +1,307 @@
+"""Rounds of a secure sum over a network: two exchanges each, whoever comes, goes, restarts or talks nonsense."""
+
+import secrets
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from baffle.core.messages import Abstention, Contribution, decode, encode
+from baffle.secure.context import sign
+from baffle.secure.messages import Advertisement, Turned, Unmasked
+
+sys.path.insert(0, str(Path(__file__).parent))
+from federation import LENGTH, Rounds, about
+
+GARBAGE = [
+    b"",
+    b"\xc1",
+    b"\x90",
+    bytes(1000),
+    b"\x91" * 100_000,
+    encode(Abstention(0, "no")),
+    encode(Contribution(0, b"123")),
+    encode(Contribution(0, bytes(4))),
+    encode(Contribution(99, bytes(4 * LENGTH))),
+    encode(Turned(None, None, "no")),
+    encode(Turned(Unmasked(0, (), b""), None, "")),
+    encode(Turned(Unmasked(0, (b"", b"", b""), b""), None, "")),
+    encode(about(0)),
+]
+
+
+def phases(rounds: Rounds) -> list[set[str]]:
+    return [set(exchange.values()) for exchange in rounds.exchanges]
+
+
+def test_a_steady_round_takes_two_exchanges() -> None:
+    rounds = Rounds(5)
+    rounds.play(0)
+    assert phases(rounds) == [{"hello"}, {"seal"}, {"vector"}, {"unmask"}]
+    for number in range(1, 6):
+        total, events = rounds.play(number)
+        assert total is not None
+        assert total.contributors == 5
+        assert total.weight == 15
+        assert set(events.values()) == {"contributed"}
+        assert phases(rounds) == [{"vector"}, {"unmask"}]
+
+
+def test_key_lists_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baffle.secure.session.KEYS_AT_ONCE", 3)
+    rounds = Rounds(3)
+    hellos = []
+    for number in range(8):
+        total, _ = rounds.play(number)
+        assert total is not None
+        assert total.contributors == 3
+        hellos.append(sum("hello" in phase for phase in phases(rounds)))
+    assert hellos == [1, 0, 1, 0, 0, 1, 0, 0]
+
+
+def test_the_last_round_opens_no_other() -> None:
+    rounds = Rounds(3)
+    rounds.roster = lambda number: range(3) if number < 2 else ()
+    assert rounds.play(0)[0] is not None
+    assert rounds.play(1)[0] is not None
+    assert len(rounds.exchanges) == 2
+
+
+def test_rounds_of_changing_clients() -> None:
+    rosters = [(0, 1, 2), (3, 4, 5), (0, 3, 4, 5), (1, 2, 3), (0, 1, 2, 3, 4, 5), (0, 5, 2)]
+    rounds = Rounds(6, rosters=lambda number: rosters[number % 6])
+    for number in range(12):
+        total, events = rounds.play(number)
+        assert total is not None, events
+        assert total.contributors == len(rosters[number % 6])
+
+
+def test_a_client_that_dropped_and_is_chosen_later_is_known_to_all() -> None:
+    rosters = [(0, 1, 2, 3), (3, 4, 5), (0, 3, 4, 5), (0, 3, 4, 5)]
+    rounds = Rounds(6, rosters=lambda number: rosters[number % 4])
+    rounds.network.deaf = lambda client, phase: client == 0 and phase == "vector"
+    assert rounds.play(0)[1][0] == "missing"
+    rounds.network.deaf = lambda _client, _phase: False
+    for number in (1, 2, 3):
+        total, events = rounds.play(number)
+        assert total is not None, events
+        assert total.contributors == len(rosters[number])
+
+
+@pytest.mark.parametrize("phase", ["vector", "unmask"])
+def test_a_round_goes_on_without_a_client_that_drops(phase: str) -> None:
+    rounds = Rounds(5)
+    for number in range(6):
+        rounds.network.deaf = lambda client, at, number=number: client == number % 5 and at == phase  # type: ignore[misc]
+        total, events = rounds.play(number)
+        assert total is not None, events
+        if phase == "vector":
+            assert events[number % 5] == "missing"
+            assert total.contributors == 4
+
+
+def test_a_client_that_is_always_away_costs_no_round() -> None:
+    rounds = Rounds(5)
+    rounds.network.deaf = lambda client, _phase: client == 4
+    for number in range(4):
+        total, events = rounds.play(number)
+        assert total is not None, (number, events)
+        assert total.contributors == 4
+        assert events[4] == "missing"
+
+
+def test_a_client_that_is_away_for_one_round_comes_back() -> None:
+    rounds = Rounds(5)
+    counts = []
+    for number in range(6):
+        rounds.network.deaf = lambda client, _phase, away=number == 2: away and client == 4  # type: ignore[misc]
+        total, events = rounds.play(number)
+        assert total is not None, (number, events)
+        counts.append(total.contributors)
+    assert counts[:3] == [5, 5, 4]
+    assert counts[-1] == 5
+
+
+def test_a_client_that_restarts_comes_back() -> None:
+    rounds = Rounds(5)
+    rounds.play(0)
+    rounds.federation.sessions[2] = rounds.federation.new_session(2)
+    totals = [rounds.play(number)[0] for number in range(1, 5)]
+    assert all(total is not None for total in totals)
+    assert [total.contributors for total in totals if total][-2:] == [5, 5]
+
+
+def test_too_small_a_next_round_does_not_cost_this_one() -> None:
+    rounds = Rounds(4, rosters=lambda number: range(4) if number < 1 else (0,))
+    total, events = rounds.play(0)
+    assert total is not None, events
+    assert rounds.play(1)[0] is None
+
+
+def test_a_threshold_that_does_not_fit_the_next_round_does_not_cost_this_one() -> None:
+    rounds = Rounds(5, rosters=lambda number: range(5) if number < 1 else range(3), threshold=4)
+    total, events = rounds.play(0)
+    assert total is not None, events
+
+
+def test_a_client_whose_keys_do_not_reach_the_slot_is_left_out() -> None:
+    """One signed list that is too short must not keep everybody else from opening the slot."""
+    rounds = Rounds(5)
+    made = rounds.federation
+
+    def too_short(client: int, phase: str, data: bytes) -> bytes:
+        if client != 4 or phase != "hello":
+            return data
+        advertisement = decode(data, Advertisement)
+        return encode(sign(made.identities[4], made.run, replace(advertisement, first=0, keys=advertisement.keys[:1])))
+
+    rounds.roster = lambda number: range(5) if number >= 7 else ()
+    rounds.network.spoil = too_short
+    total, events = rounds.play(7)
+    assert total is not None, events
+    assert total.contributors == 4
+
+
+def test_a_client_that_signs_in_anothers_name_is_left_out() -> None:
+    rounds = Rounds(5)
+    made = rounds.federation
+
+    def as_another(client: int, phase: str, data: bytes) -> bytes:
+        if client != 4 or phase != "hello":
+            return data
+        return encode(sign(made.identities[4], made.run, replace(decode(data, Advertisement), sender=0)))
+
+    rounds.network.spoil = as_another
+    total, events = rounds.play(0)
+    assert total is not None, events
+    assert total.contributors == 4
+
+
+@pytest.mark.parametrize("part", ["channel", "keys"])
+def test_a_client_with_keys_of_low_order_is_left_out(part: str) -> None:
+    rounds = Rounds(5)
+    made = rounds.federation
+
+    def low_order(client: int, phase: str, data: bytes) -> bytes:
+        if client != 4 or phase != "hello":
+            return data
+        advertisement = decode(data, Advertisement)
+        if part == "channel":
+            bad = replace(advertisement, channel=bytes(32))
+        else:
+            bad = replace(advertisement, keys=(bytes(32), *advertisement.keys[1:]))
+        return encode(sign(made.identities[4], made.run, bad))
+
+    rounds.network.spoil = low_order
+    total, events = rounds.play(0)
+    assert total is not None, events
+    assert total.contributors == 4
+
+
+@pytest.mark.parametrize("phase", ["hello", "seal", "vector", "unmask"])
+@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
+def test_garbage_never_raises_and_never_counts(phase: str, garbage: bytes) -> None:
+    rounds = Rounds(4)
+    rounds.network.spoil = lambda client, at, data: garbage if client == 1 and at == phase else data
+    total, events = rounds.play(0)
+    assert total is not None, events
+    assert total.contributors == (4 if phase == "unmask" else 3)
+    if phase == "vector":
+        assert events[1] not in ("contributed", "missing")
+    rounds.network.spoil = lambda _client, _phase, data: data
+    rounds.play(1)
+    rounds.play(2)
+
+
+@pytest.mark.parametrize("phase", ["hello", "seal", "vector", "unmask"])
+def test_garbage_from_all_ends_the_round_only(phase: str) -> None:
+    rounds = Rounds(4)
+    rounds.network.spoil = lambda _client, at, data: secrets.token_bytes(50) if at == phase else data
+    total, events = rounds.play(0)
+    assert total is None
+    assert "contributed" not in events.values()
+    rounds.network.spoil = lambda _client, _phase, data: data
+    rounds.play(1)
+    total, events = rounds.play(2)
+    assert total is not None, events
+
+
+@pytest.mark.parametrize("phase", ["hello", "seal", "vector", "unmask"])
+def test_replies_of_others_are_refused(phase: str) -> None:
+    """Client 1 repeats what client 0 said."""
+    rounds = Rounds(5)
+    said: dict[str, bytes] = {}
+
+    def echo(client: int, at: str, data: bytes) -> bytes:
+        if client == 0:
+            said[at] = data
+        return said[at] if client == 1 and at == phase else data
+
+    rounds.network.spoil = echo
+    total, _ = rounds.play(0)
+    if phase == "hello":
+        assert total is not None
+        assert total.contributors == 4
+
+
+def test_events_name_what_became_of_each() -> None:
+    rounds = Rounds(6)
+
+    def spoil(client: int, phase: str, data: bytes) -> bytes | None:
+        match client, phase:
+            case 0, "vector":
+                return encode(Abstention(0, "the loss is not finite"))
+            case 1, "vector":
+                return None
+            case _:
+                return data
+
+    rounds.network.spoil = spoil
+    total, events = rounds.play(0)
+    assert total is not None
+    assert events == {
+        0: "abstained: the loss is not finite",
+        1: "missing",
+        **dict.fromkeys(range(2, 6), "contributed"),
+    }
+
+
+def test_an_abandoned_sum_says_why() -> None:
+    rounds = Rounds(4)
+    rounds.network.deaf = lambda client, phase: phase == "unmask" and client > 0
+    total, events = rounds.play(0)
+    assert total is None
+    assert all("abandoned" in event for event in events.values())
+
+
+@pytest.mark.parametrize("phase", ["hello", "seal"])
+def test_a_round_that_never_began_says_why(phase: str) -> None:
+    """Those who did answer are not missing."""
+    rounds = Rounds(4)
+    rounds.network.deaf = lambda client, at: at == phase and client > 0
+    total, events = rounds.play(0)
+    assert total is None
+    assert events[1] == "missing"
+    assert events[0] not in ("missing", "contributed")
+
+
+def test_fewer_than_the_floor_give_no_sum() -> None:
+    rounds = Rounds(5, floor=4)
+    rounds.network.deaf = lambda client, phase: client > 2 and phase == "vector"
+    total, events = rounds.play(0)
+    assert total is None
+    assert not any(phase == {"unmask"} for phase in phases(rounds))
+    assert events[4] == "missing"
+
+
+def test_a_server_that_starts_anew_gets_keys_again() -> None:
+    rounds = Rounds(4)
+    rounds.play(0)
+    again = Rounds(4)
+    again.federation = again.network.federation = rounds.federation
+    again.sum.run, again.sum.directory = rounds.federation.run, rounds.federation.directory
+    again.play(1)
+    total, events = again.play(2)
+    assert total is not None, events
+    assert total.contributors == 4

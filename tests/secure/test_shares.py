@@ -1,0 +1,128 @@
+"""Shamir's shares: any t of n give the secret, fewer are consistent with every secret."""
+
+import secrets
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baffle.secure.shares import PRIME, SECRET_BYTES, SHARE_BYTES, combine, split, weights
+
+SECRETS = st.one_of(st.sampled_from([0, 1, 2**255, 2**256 - 1]), st.integers(0, 2**256 - 1))
+POINTS = st.lists(st.integers(1, 2**63), min_size=1, max_size=7, unique=True)
+
+
+def by_fractions(points: Sequence[int], shares: Sequence[bytes]) -> int:
+    """A second reconstruction: Lagrange in rational numbers, brought into the field at the end."""
+    total = 0
+    for here, share in zip(points, shares, strict=True):
+        coefficient = Fraction(1)
+        for there in points:
+            if there != here:
+                coefficient *= Fraction(there, there - here)
+        field = coefficient.numerator * pow(coefficient.denominator, -1, PRIME)
+        total += field * int.from_bytes(share, "big")
+    return total % PRIME
+
+
+def value_at(points: Sequence[int], values: Sequence[int], place: int) -> int:
+    """The polynomial of least degree through these points, somewhere else."""
+    total = 0
+    for here, value in zip(points, values, strict=True):
+        term = value
+        for there in points:
+            if there != here:
+                term = term * (place - there) * pow(here - there, -1, PRIME) % PRIME
+        total += term
+    return total % PRIME
+
+
+def test_the_modulus_is_prime() -> None:
+    """Miller and Rabin: a composite survives 40 random bases with a chance of 2^-80."""
+    odd, twos = PRIME - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+    for _ in range(40):
+        x = pow(2 + secrets.randbelow(PRIME - 3), odd, PRIME)
+        assert x == 1 or PRIME - 1 in [pow(x, 2**i, PRIME) for i in range(twos)]
+
+
+@given(SECRETS, POINTS, st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_t_of_n_shares_give_the_secret(number: int, points: list[int], data: st.DataObject) -> None:
+    secret = number.to_bytes(SECRET_BYTES, "big")
+    t = data.draw(st.integers(1, len(points)))
+    shares = dict(zip(points, split(secret, t, points), strict=True))
+    assert all(len(share) == SHARE_BYTES for share in shares.values())
+    for some in combinations(points, t):
+        held = [shares[point] for point in some]
+        assert combine(weights(some), held) == secret
+        assert by_fractions(some, held) == number
+    assert combine(weights(points), list(shares.values())) == secret
+
+
+@given(SECRETS, st.integers(0, 2**256 - 1), POINTS.filter(lambda points: len(points) > 1), st.data())
+@settings(max_examples=60, deadline=None)
+def test_fewer_shares_are_consistent_with_every_secret(
+    number: int, candidate: int, points: list[int], data: st.DataObject
+) -> None:
+    """For each candidate there is a polynomial of the right degree through t − 1 shares."""
+    t = data.draw(st.integers(2, len(points)))
+    shares = [int.from_bytes(share, "big") for share in split(number.to_bytes(32, "big"), t, points)]
+    held_at, held = points[: t - 1], shares[: t - 1]
+    rest = [value_at([0, *held_at], [candidate, *held], point) for point in points[t - 1 :]]
+    forged = [value.to_bytes(SHARE_BYTES, "big") for value in (*held, *rest)]
+    assert combine(weights(points[:t]), forged[:t]) == candidate.to_bytes(32, "big")
+    assert combine(weights(points), forged) == candidate.to_bytes(32, "big")
+
+
+def test_one_share_too_few_gives_another_secret_or_none() -> None:
+    for t in range(2, 8):
+        secret = secrets.token_bytes(32)
+        shares = split(secret, t, range(1, 9))
+        assert combine(weights(range(1, t)), shares[: t - 1]) != secret
+
+
+def test_shares_of_one_secret_differ_every_time() -> None:
+    """A share is the secret itself at a threshold of 1 only; otherwise it is random."""
+    first, second = split(bytes(32), 2, [1, 2]), split(bytes(32), 2, [1, 2])
+    assert set(first).isdisjoint(second)
+    assert split(b"\xff" * 32, 1, [1, 2]) == [b"\x00" + b"\xff" * 32] * 2
+
+
+def test_every_coefficient_is_drawn() -> None:
+    """Were the highest coefficient 0, one share fewer would do."""
+    for t in range(2, 6):
+        secret = secrets.token_bytes(32)
+        shares = split(secret, t, range(1, t + 1))
+        assert all(
+            by_fractions(some, [shares[point - 1] for point in some]) != int.from_bytes(secret, "big")
+            for size in range(1, t)
+            for some in combinations(range(1, t + 1), size)
+        )
+
+
+@pytest.mark.parametrize("secret", [bytes(32), b"\xff" * 32, secrets.token_bytes(32)])
+def test_a_wrong_share_gives_another_secret_or_none(secret: bytes) -> None:
+    shares = split(secret, 3, [1, 2, 3])
+    for place in range(3):
+        for bit in (0, 7, 100, 255):
+            wrong = int.from_bytes(shares[place], "big") ^ (1 << bit)
+            spoilt = [*shares[:place], wrong.to_bytes(33, "big"), *shares[place + 1 :]]
+            assert combine(weights([1, 2, 3]), spoilt) != secret
+
+
+def test_a_value_beyond_32_bytes_is_no_secret() -> None:
+    for beyond in (2**256, PRIME - 1):
+        assert combine([1], [beyond.to_bytes(33, "big")]) is None
+    assert combine([1], [(2**256 - 1).to_bytes(33, "big")]) == b"\xff" * 32
+    assert combine([1], [PRIME.to_bytes(33, "big")]) == bytes(32)
+
+
+@pytest.mark.parametrize("t", [0, -1, 4])
+def test_an_impossible_threshold_is_refused(t: int) -> None:
+    with pytest.raises(ValueError, match="threshold"):
+        split(bytes(32), t, [1, 2, 3])
