@@ -42,7 +42,9 @@ class Replica:
                 return self._held.weights
             held = self._advanced(request.catch_up)
             if sha256(held.weights.astype(FLOAT, copy=False).data).digest() != request.weights_hash:
-                raise MessageError(f"round {request.round}: this client's weights are not the ones that it names")
+                raise MessageError(
+                    f"round {request.round}: this client's weights are not the ones that the server names"
+                )
             self._round, self._held, self._hash = request.round, held, request.weights_hash
             return held.weights
 

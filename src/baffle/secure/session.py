@@ -103,7 +103,6 @@ class ClientSession:
         self._session = secrets.token_bytes(16)
         self._channel = X25519PrivateKey.generate()
         self._keys: dict[int, X25519PrivateKey] = {}
-        self._mine: list[Advertisement] = []
         self._peers: dict[int, Advertisement] = {}
         self._channels: dict[tuple[int, bytes], bytes] = {}
         self._open: dict[int, _Secrets] = {}
