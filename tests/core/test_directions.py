@@ -23,8 +23,15 @@ KEY = bytes(range(32))
 BOTH = pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
 
 supports_within_50 = st.lists(
-    st.tuples(st.integers(0, 49), st.integers(1, 50), st.integers(1, 4)).filter(lambda s: s[0] < s[1]), max_size=12
-).map(lambda runs: [Support(start, stop) for start, stop, count in runs for _ in range(count)])
+    st.tuples(
+        st.lists(st.integers(0, 50), min_size=4, max_size=4, unique=True).map(sorted), st.booleans(), st.integers(1, 4)
+    ),
+    max_size=12,
+).map(
+    lambda runs: [
+        Support(a, b, (c, d) if split else (0, 0)) for (a, b, c, d), split, count in runs for _ in range(count)
+    ]
+)
 
 
 def test_the_table_is_a_standard_normal_in_units_of_its_distribution() -> None:
@@ -94,6 +101,7 @@ def test_another_key_gives_other_directions(distribution: Distribution) -> None:
 def test_dense_directions_touch_everything() -> None:
     assert dense(7, 3) == (Support(0, 7),) * 3
     assert Support(3, 7).size == 4
+    assert Support(3, 7, (9, 11)).size == 6
 
 
 @settings(deadline=None)
@@ -114,5 +122,5 @@ def test_a_block_holds_no_more_numbers_than_fit_or_one_direction(n: int) -> None
 @settings(deadline=None)
 @given(supports=supports_within_50)
 def test_coverage_counts_the_directions_that_touch_a_weight(supports: list[Support]) -> None:
-    counted = [sum(start <= i < stop for start, stop in supports) for i in range(50)]
+    counted = [sum(s.start <= i < s.stop or i in range(*s.tail) for s in supports) for i in range(50)]
     assert coverage(supports, 50).tolist() == counted

@@ -75,14 +75,14 @@ def test_central_difference_asks_on_both_sides_of_the_weights() -> None:
 @BOTH_DISTRIBUTIONS
 def test_the_loss_sees_exactly_the_weights_plus_one_direction(distribution: Distribution) -> None:
     seen: list[F32] = []
-    supports = [*dense(N, 40), Support(3, 8), Support(3, 8), Support(0, 2), *dense(N, 2)]
+    supports = [*dense(N, 40), Support(3, 8), Support(3, 8), Support(0, 2), Support(1, 4, (5, 7)), *dense(N, 2)]
     weights, directions, sigma = some_weights(), Directions(KEY, distribution), 1e-3
     forward_difference(remembering(seen), weights, directions, supports, sigma)
     scale = np.float32(sigma * distribution.unit)
-    for k, (start, stop) in enumerate(supports):
+    for k, support in enumerate(supports):
         expected = weights.copy()
-        (z,) = directions.draw(range(k, k + 1), 0, stop - start)
-        expected[start:stop] += z.astype(np.float32) * scale
+        (z,) = directions.draw(range(k, k + 1), 0, support.size)
+        expected[[*range(support.start, support.stop), *range(*support.tail)]] += z.astype(np.float32) * scale
         assert seen[1 + k].dtype == np.float32
         assert seen[1 + k].tobytes() == expected.tobytes()
 

@@ -48,22 +48,30 @@ def some_totals(extreme: Extreme, k: int, directions: Directions, seed: int = 0)
             return (signs * LARGEST).astype(np.int32)
 
 
+def touched(support: Support) -> list[int]:
+    return [*range(support.start, support.stop), *range(*support.tail)]
+
+
 def rebuild_in_python(totals: I32, directions: Directions, supports: Sequence[Support], n: int) -> list[int]:
     """G = Σ_k T_k · z_k in integers without bounds."""
     gradient = [0] * n
-    for k, (total, (start, stop)) in enumerate(zip(totals.tolist(), supports, strict=True)):
-        (row,) = directions.draw(range(k, k + 1), 0, stop - start).tolist()
-        for i, z in enumerate(row, start):
+    for k, (total, support) in enumerate(zip(totals.tolist(), supports, strict=True)):
+        (row,) = directions.draw(range(k, k + 1), 0, support.size).tolist()
+        for i, z in zip(touched(support), row, strict=True):
             gradient[i] += total * z
     return gradient
 
 
 @st.composite
 def random_supports(draw: st.DrawFn, n: int = 30) -> list[Support]:
-    """Slices that overlap, repeat and leave gaps."""
-    edges = st.tuples(st.integers(0, n), st.integers(0, n)).filter(lambda ends: ends[0] != ends[1])
-    runs = draw(st.lists(st.tuples(edges, st.integers(1, 40)), min_size=1, max_size=15))
-    return [Support(min(ends), max(ends)) for ends, count in runs for _ in range(count)]
+    """Supports that overlap, repeat and leave gaps, of one slice or two."""
+    edges = st.lists(st.integers(0, n), min_size=2, max_size=4, unique=True).filter(lambda ends: len(ends) != 3)
+    runs = draw(st.lists(st.tuples(edges.map(sorted), st.integers(1, 40)), min_size=1, max_size=15))
+    return [
+        Support(ends[0], ends[1], (ends[2], ends[3]) if len(ends) == 4 else (0, 0))
+        for ends, count in runs
+        for _ in range(count)
+    ]
 
 
 @settings(deadline=None, max_examples=25)
@@ -183,7 +191,7 @@ def test_a_weights_gradient_is_divided_by_its_own_number_of_directions(
     directions, ring = Directions(KEY, distribution), Ring(clients=100, n_max=10**6, clip=3.0)
     totals = some_totals(extreme, len(supports), directions)
     exact = rebuild_in_python(totals, directions, supports, 30)
-    covering = [max(1, sum(start <= i < stop for start, stop in supports)) for i in range(30)]
+    covering = [max(1, sum(i in touched(support) for support in supports)) for i in range(30)]
     scale = 2.0 ** (ring.exponent + distribution.unit_bits)
     expected = [single(g / (count * weight * scale)) for g, count in zip(exact, covering, strict=True)]
     assert gradient_from_scalars(totals, weight, directions, supports, 30, ring).tolist() == expected

@@ -1,6 +1,6 @@
 """Directions, version 1: what a seed means, the same on every machine.
 
-A direction is an integer vector z_k, a pure function of a key, its number k and its support: the slice of the weights
+A direction is an integer vector z_k, a pure function of a key, its number k and its support: the part of the weights
 that it touches. Number i of stream k belongs to weight i of the support, so any direction, or any slice of one, can be
 drawn alone. The paper's δ_k (eq. 4) is σ · unit · z_k.
 """
@@ -23,14 +23,24 @@ NUMBERS_AT_ONCE = 1 << 18
 
 
 class Support(NamedTuple):
-    """The slice of the flat weight vector that a direction touches."""
+    """The part of the flat weight vector that a direction touches: a slice, and a second one behind it, because the
+    filters of some units and their biases lie apart."""
 
     start: int
     stop: int
+    tail: tuple[int, int] = (0, 0)
 
     @property
     def size(self) -> int:
-        return self.stop - self.start
+        return self.stop - self.start + self.tail[1] - self.tail[0]
+
+    def parts(self) -> list[tuple[slice, slice]]:
+        """For each slice of the weights, the slice of the direction's numbers that belongs to it."""
+        first = self.stop - self.start
+        return [
+            (slice(self.start, self.stop), slice(0, first)),
+            *([(slice(*self.tail), slice(first, self.size))] if self.tail != (0, 0) else []),
+        ]
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,7 @@ def coverage(supports: Sequence[Support], n: int) -> I64:
     edges = np.zeros(n + 1, dtype=np.int64)
     for support, same in groupby(supports):
         count = sum(1 for _ in same)
-        edges[support.start] += count
-        edges[support.stop] -= count
+        for weights, _ in support.parts():
+            edges[weights.start] += count
+            edges[weights.stop] -= count
     return np.cumsum(edges)[:n]

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -12,6 +13,17 @@ from baffle.errors import NotFiniteError
 
 Loss = Callable[[F32], float]
 """Weights → loss on some fixed batch. All that an inference runtime must supply."""
+
+
+@runtime_checkable
+class Landscape(Protocol):
+    """A loss that knows a quicker way to many points around one than a forward pass for each."""
+
+    def __call__(self, weights: F32) -> float: ...
+
+    def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
+        """L(W + step · unit · z_k) for every k."""
+        ...
 
 
 class Probed(NamedTuple):
@@ -48,17 +60,27 @@ SCHEMES: Mapping[str, Scheme] = {"forward": forward_difference, "central": centr
 
 
 def _losses_along(loss: Loss, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
-    """L(W + step · z_k) for every k. The weights are moved in a scratch copy and put back exactly."""
+    way = loss.along if isinstance(loss, Landscape) else partial(forward_each, loss)
+    losses = way(weights, directions, supports, step)
+    if not np.isfinite(losses).all():
+        _finite(float(losses[~np.isfinite(losses)][0]))
+    return losses
+
+
+def forward_each(loss: Loss, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
+    """L(W + step · unit · z_k) for every k. The weights are moved in a scratch copy and put back exactly."""
     losses = np.empty(len(supports))
     scratch = weights.copy()
     scale = np.float32(step * directions.distribution.unit)
-    for numbers, (start, stop) in blocks(supports):
-        touched, home = scratch[start:stop], weights[start:stop]
-        for k, z in zip(numbers, directions.draw(numbers, 0, stop - start), strict=True):
-            np.multiply(z, scale, out=touched, dtype=touched.dtype)
-            np.add(touched, home, out=touched)
+    for numbers, support in blocks(supports):
+        parts = support.parts()
+        for k, z in zip(numbers, directions.draw(numbers, 0, support.size), strict=True):
+            for touched, here in parts:
+                np.multiply(z[here], scale, out=scratch[touched], dtype=scratch.dtype)
+                scratch[touched] += weights[touched]
             losses[k] = _finite(loss(scratch))
-        touched[:] = home
+        for touched, _ in parts:
+            scratch[touched] = weights[touched]
     return losses
 
 

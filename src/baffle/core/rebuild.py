@@ -35,9 +35,11 @@ def rebuild(
 
     def share(pieces: list[tuple[range, Support]]) -> I64:
         part = np.zeros(n, dtype=np.int64)
-        for numbers, (start, stop) in pieces:
-            rows = directions.draw(numbers, 0, stop - start).astype(np.float64)
-            part[start:stop] += (exact[numbers.start : numbers.stop] @ rows).astype(np.int64)
+        for numbers, support in pieces:
+            rows = directions.draw(numbers, 0, support.size).astype(np.float64)
+            product = (exact[numbers.start : numbers.stop] @ rows).astype(np.int64)
+            for weights, here in support.parts():
+                part[weights] += product[here]
         return part
 
     pieces = list(blocks(supports, most=chunk))
