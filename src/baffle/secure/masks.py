@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from baffle.core.ring import ELEMENT, RingVector
 from baffle.errors import RefusalError
@@ -26,8 +26,13 @@ def agree(private: X25519PrivateKey, public: bytes) -> bytes:
 
 
 def derive(secret: bytes, context: bytes, purpose: str) -> bytes:
-    """A key for one purpose in one context."""
+    """A key for one purpose in one context, from whatever secret."""
     return HKDF(SHA256(), length=KEY_BYTES, salt=context, info=f"baffle/{purpose}/1".encode()).derive(secret)
+
+
+def expand(key: bytes, context: bytes, purpose: str) -> bytes:
+    """The same from a key that was derived before: at half the price."""
+    return HKDFExpand(SHA256(), length=KEY_BYTES, info=f"baffle/{purpose}/1".encode() + context).derive(key)
 
 
 def stream(key: bytes, length: int) -> RingVector:

@@ -1,33 +1,38 @@
 """Shamir's secret sharing over the integers modulo 2²⁵⁶ + 297: any t of n shares give a secret, fewer give nothing."""
 
+import math
 import secrets
 from collections.abc import Sequence
+from functools import reduce
 from itertools import accumulate
+
+import numpy as np
 
 PRIME = 2**256 + 297
 SECRET_BYTES = 32
 SHARE_BYTES = 33
+MOST_POINT = 2**21
+"""Products of three differences of points fit into 63 bits."""
 
 
 def split(secret: bytes, t: int, points: Sequence[int]) -> list[bytes]:
-    """A share for each point (a distinct positive number, say a client's place on the roster)."""
+    """A share for each point (a distinct positive number below 2²¹, say a client's number plus one)."""
     if not 1 <= t <= len(points):
         raise ValueError(f"a threshold of {t} needs 1 to {len(points)} shares")
+    if not all(0 < point < MOST_POINT for point in points):
+        raise ValueError(f"points must be 1 to {MOST_POINT - 1}")
     polynomial = [secrets.randbelow(PRIME) for _ in range(t - 1)] + [int.from_bytes(secret, "big")]
     return [_evaluate(polynomial, point).to_bytes(SHARE_BYTES, "big") for point in points]
 
 
 def weights(points: Sequence[int]) -> list[int]:
     """Lagrange's coefficients at 0: they depend on who answers only, so one set serves all secrets of these holders."""
-    numerators = _products_of_others([-point % PRIME for point in points])
-    denominators = []
-    for here in points:
-        product = 1
-        for there in points:
-            if there != here:
-                product = product * (here - there) % PRIME
-        denominators.append(product)
-    return [n * inverse % PRIME for n, inverse in zip(numerators, _inverses(denominators), strict=True)]
+    whole = math.prod(points) % PRIME
+    places = np.array(points, dtype=np.int64)
+    apart = places - places[:, None]
+    np.fill_diagonal(apart, places)  # the one at a holder's own place: x_i · Π (x_j − x_i)
+    threes = np.pad(apart, ((0, 0), (0, -len(places) % 3)), constant_values=1).reshape(len(places), -1, 3).prod(axis=2)
+    return [whole * inverse % PRIME for inverse in _inverses([math.prod(row) % PRIME for row in threes.tolist()])]
 
 
 def combine(coefficients: Sequence[int], shares: Sequence[bytes]) -> bytes | None:
@@ -52,12 +57,5 @@ def _products_of_others(values: list[int]) -> list[int]:
 
 def _inverses(values: list[int]) -> list[int]:
     """All inverses at the price of one."""
-    whole = pow(_product(values), -1, PRIME)
+    whole = pow(reduce(lambda a, b: a * b % PRIME, values), -1, PRIME)
     return [whole * others % PRIME for others in _products_of_others(values)]
-
-
-def _product(values: list[int]) -> int:
-    product = 1
-    for value in values:
-        product = product * value % PRIME
-    return product
