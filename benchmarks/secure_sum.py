@@ -20,20 +20,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.core.messages import CatchUp, Contribution, RoundRequest, encode
 from baffle.core.ring import add
-from baffle.secure.context import checked_slot
-from baffle.secure.graph import graph
 from baffle.secure.messages import Opening, Turn, Turned
 from baffle.secure.session import KEYS_AT_ONCE, ClientSession, ServerSlot
+from baffle.secure.terms import Terms, checked_slot
 
 
-def one(n: int, k: int, dropout: float) -> dict[str, Any]:
+def one(n: int, k: int, dropout: float, *, agreement: bool = False) -> dict[str, Any]:
     """One round of n clients after their key lists have been exchanged."""
     clock = time.process_time
     run, seed, members = secrets.token_bytes(32), secrets.token_bytes(32), tuple(range(n))
     identities = {i: Ed25519PrivateKey.generate() for i in members}
     directory = {i: identity.public_key().public_bytes_raw() for i, identity in identities.items()}
-    clients = {i: ClientSession(i, identities[i], directory, run) for i in members}
-    drawn = graph(members, seed)
+    terms = Terms(agreement=agreement)
+    clients = {i: ClientSession(i, identities[i], directory, run, terms) for i in members}
+    drawn = terms.graph(members, seed)
+    threshold = terms.least_threshold(drawn, n)
 
     began = clock()
     lists = {i: client.advertise(0) for i, client in clients.items()}
@@ -41,13 +42,13 @@ def one(n: int, k: int, dropout: float) -> dict[str, Any]:
 
     def opening(slot: int, client: int) -> Opening:
         peers = tuple(encoded[peer] for peer in drawn.neighbours[client]) if slot == 0 else ()
-        return Opening(slot, members, drawn.least_threshold, 2, seed, peers)
+        return Opening(slot, members, threshold, 2, seed, peers)
 
     for i, client in clients.items():
         client.seal(opening(0, i))
     listed = clock() - began
 
-    slot = ServerSlot(run, checked_slot(opening(1, 0), 2), lists)
+    slot = ServerSlot(run, checked_slot(opening(1, 0), terms), lists)
     began = clock()
     sealed = {i: client.seal(opening(1, i)) for i, client in clients.items()}
     sealing = clock() - began
@@ -68,25 +69,38 @@ def one(n: int, k: int, dropout: float) -> dict[str, Any]:
     began = clock()
     for i, vector in masked.items():
         slot.take_vector(i, vector, k)
-    unmask = slot.survivors()
+    about = slot.survivors()
     server += clock() - began
+    agreeing = 0.0
+    if agreement:
+        began = clock()
+        agreed = {i: clients[i].agree(about) for i in alive}
+        agreeing = clock() - began
+        began = clock()
+        for i, signature in agreed.items():
+            slot.take_agreed(i, signature, directory[i])
+        server += clock() - began
+    unmask = slot.unmask()
     began = clock()
     unmasked = {i: clients[i].unmask(unmask) for i in alive}
     unmasking = clock() - began
     began = clock()
     for i, shares in unmasked.items():
         slot.take_unmasked(i, shares)
-    total = slot.total(request)
+    total = slot.total()
     server += clock() - began
 
     first = alive[0]
     up = len(encode(Contribution(1, bytes(4 * k)))) + len(encode(Turned(unmasked[first], sealed[first], "")))
     down = len(encode(requests[first])) + len(encode(Turn(unmask, opening(1, first))))
+    if agreement:
+        up, down = up + len(encode(agreed[first])), down + len(encode(about))
     keys = len(encoded[first]) / KEYS_AT_ONCE
     return {
         "clients": n,
         "neighbours": drawn.k,
-        "threshold": drawn.least_threshold,
+        "threshold": threshold,
+        "agreement": agreement,
         "dropout": dropout,
         "k": k,
         "exact": bool(np.array_equal(total, add([vectors[i] for i in alive]))),
@@ -94,36 +108,43 @@ def one(n: int, k: int, dropout: float) -> dict[str, Any]:
             "list": round(listed / n / KEYS_AT_ONCE * 1e3, 3),
             "share": round(sealing / n * 1e3, 2),
             "mask": round(masking / len(alive) * 1e3, 2),
+            "agree": round(agreeing / len(alive) * 1e3, 2),
             "unmask": round(unmasking / len(alive) * 1e3, 2),
         },
         "server_cpu_seconds": round(server, 4),
-        "all_cpu_ms": round((sealing + masking + unmasking + server + listed / KEYS_AT_ONCE) * 1e3, 1),
+        "all_cpu_ms": round((sealing + masking + agreeing + unmasking + server + listed / KEYS_AT_ONCE) * 1e3, 1),
         "up_bytes": round(up + keys),
         "down_bytes": round(down + keys * drawn.k),
     }
+
+
+def table(row: dict[str, Any]) -> str:
+    ms = row["client_ms"]
+    agree = f" / agree {ms['agree']:.1f}" if row["agreement"] else ""
+    return (
+        f"n {row['clients']:5}  neighbours {row['neighbours']:4}  t {row['threshold']:4}  "
+        f"dropped {row['dropout']:3.0%}  values {row['k']:,}  "
+        f"client ms: share {ms['share']:.1f} / mask {ms['mask']:.1f}{agree} / "
+        f"unmask {ms['unmask']:.1f}  server {row['server_cpu_seconds']:.3f} s  "
+        f"up {row['up_bytes']:,}  down {row['down_bytes']:,}  exact {row['exact']}"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--k", type=int, default=1000)
+    parser.add_argument("--agreement", action="store_true", help='as in secure.mode = "malicious-server"')
     parser.add_argument("--repeat", type=int, default=1, help="keep the quickest of so many rounds")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows = []
     for n in args.clients:
         for dropout in (0.0, 0.3):
-            tried = [one(n, args.k, dropout) for _ in range(args.repeat)]
+            tried = [one(n, args.k, dropout, agreement=args.agreement) for _ in range(args.repeat)]
             rows.append(min(tried, key=lambda row: float(row["all_cpu_ms"])))
             if not args.json:
-                row, ms = rows[-1], rows[-1]["client_ms"]
-                print(
-                    f"n {n:5}  neighbours {row['neighbours']:4}  t {row['threshold']:4}  dropped {dropout:3.0%}  "
-                    f"client ms {ms['share']:.2f} / {ms['mask']:.2f} / {ms['unmask']:.2f}  "
-                    f"server {row['server_cpu_seconds']:.3f} s  "
-                    f"up {row['up_bytes']:,}  down {row['down_bytes']:,}  exact {row['exact']}",
-                    flush=True,
-                )
+                print(table(rows[-1]), flush=True)
     if args.json:
         print(json.dumps(rows, indent=2))
 

@@ -35,7 +35,7 @@ from baffle.plan import (
     presets,
 )
 
-NOT_OF_THE_TRAJECTORY = ("name", "rounds", "run.", "secure.")
+NOT_OF_THE_TRAJECTORY = ("name", "rounds", "run.", "secure.mode", "secure.floor", "secure.threshold")
 
 
 def test_every_preset_file_is_listed_loads_and_is_called_by_its_name() -> None:
@@ -174,6 +174,10 @@ def test_an_unknown_key_is_named_with_the_nearest_valid_one(setting: str, key: s
         ("secure.floor=1", "secure.floor", "1"),
         ("secure.floor=2.5", "secure.floor", "2.5"),
         ("secure.threshold=-1", "secure.threshold", "-1"),
+        ("secure.groups=0", "secure.groups", "0"),
+        ("secure.group_seeds=each", "secure.group_seeds", "each"),
+        ("secure.combine=max", "secure.combine", "max"),
+        ("update.norm_max=-1", "update.norm_max", "-1"),
         ("run.evaluate_every=0", "run.evaluate_every", "0"),
         ("run.snapshot_every=0", "run.snapshot_every", "0"),
         ("run.commit_seconds=-1", "run.commit_seconds", "-1"),
@@ -251,6 +255,59 @@ def test_a_secure_sum_needs_as_many_clients_a_round_as_its_floor(
     assert "\n" not in str(refused.value)
     assert "secure.mode" in str(refused.value)
     assert load("digits", [*settings, 'secure.mode="off"']).secure.floor == floor
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (["secure.groups=11"], r"secure\.groups: 11 groups of 10 clients"),
+        (["secure.groups=11", "secure.mode=off"], r"secure\.groups: 11 groups of 10 clients"),
+        (["secure.groups=4", "federation.participation=0.3", "secure.mode=off"], r"secure\.groups: 4 groups of 3"),
+        (["secure.groups=4"], r"secure\.floor.*3 clients at least, here are 2"),
+        (["secure.groups=2", "secure.floor=6"], r"secure\.floor.*6 clients at least, here are 5"),
+        (["secure.groups=2", "secure.threshold=2"], r"secure\.threshold: expected 3 to 5"),
+        (["secure.groups=2", "secure.threshold=6"], r"secure\.threshold: expected 3 to 5"),
+        (["secure.groups=3", "secure.threshold=4"], r"secure\.threshold: expected 3 to 3"),
+        (["secure.mode=malicious-server", "secure.threshold=6"], r"secure\.threshold: expected 7 to 10"),
+        (["secure.mode=malicious-server", "secure.threshold=11"], r"secure\.threshold: expected 7 to 10"),
+        (["secure.mode=malicious-server", "secure.groups=2", "secure.threshold=3"], r"expected 4 to 5"),
+    ],
+)
+def test_groups_and_thresholds_with_which_no_sum_can_be_are_refused(settings: list[str], named: str) -> None:
+    with pytest.raises(PlanError, match=named) as refused:
+        load("digits", settings)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["secure.groups=3"],
+        ["secure.groups=10", "secure.mode=off"],
+        ["secure.groups=2", "secure.floor=5"],
+        ["secure.groups=2", "secure.threshold=5"],
+        ["secure.mode=malicious-server", "secure.threshold=7"],
+        ["secure.mode=malicious-server", "secure.groups=2", "secure.threshold=4"],
+    ],
+)
+def test_groups_and_thresholds_that_fit_are_taken(settings: list[str]) -> None:
+    plan = load("digits", settings)
+    assert sum(plan.group_sizes) in range(2 * plan.per_round // plan.secure.groups, 2 * plan.per_round + 2)
+
+
+@pytest.mark.parametrize(
+    ("clients", "groups", "expected"), [(10, 1, (10, 10)), (10, 3, (3, 4)), (10, 2, (5, 5)), (11, 4, (2, 3))]
+)
+def test_group_sizes(clients: int, groups: int, expected: tuple[int, int]) -> None:
+    made = Plan(federation=Federation(clients=clients), secure=Secure(groups=groups))
+    assert made.group_sizes == expected
+
+
+def test_only_scalars_have_directions_of_their_own() -> None:
+    own = ["secure.groups=3", "secure.group_seeds=own"]
+    assert load("digits", own).own_seeds
+    for other in (["secure.groups=3"], [*own, 'estimator="backprop"'], [*own, 'federation.level="epoch"']):
+        assert not load("digits", other).own_seeds
 
 
 @pytest.mark.parametrize(("clients", "participation", "floor"), [(3, 1.0, 3), (2, 1.0, 2), (10, 0.3, 3), (10, 1.0, 10)])

@@ -142,3 +142,109 @@ def test_an_outcome_of_the_other_kind_or_with_another_number_of_groups_is_refuse
     ):
         with pytest.raises(MessageError, match="round 0"):
             apply(course.rule, state, bad)
+
+
+GROUPS = {
+    "shared mean": [*SCALARS, "federation.clients=9", "secure.groups=3"],
+    "shared median": [*SCALARS, "federation.clients=9", "secure.groups=3", "secure.combine=median"],
+    "own mean": [*SCALARS, "federation.clients=9", "secure.groups=3", "secure.group_seeds=own"],
+    "own median": [
+        *SCALARS,
+        "federation.clients=9",
+        "secure.groups=3",
+        "secure.group_seeds=own",
+        "secure.combine=median",
+    ],
+    "epoch median": [*EPOCH, "federation.clients=9", "secure.groups=3", "secure.combine=median"],
+    "backprop mean": [*BACKPROP, "federation.clients=9", "secure.groups=3", "secure.group_seeds=own"],
+}
+
+
+def _grouped(course: Trajectory, rows: list[list[int]], weights: list[int], number: int = 2) -> Outcome:
+    groups = tuple(
+        Group(course.key_number(number, index), np.array(row, "<i4").tobytes(), weight)
+        for index, (row, weight) in enumerate(zip(rows, weights, strict=True))
+    )
+    return Outcome(number, course.plan.outcome_kind, groups)
+
+
+def _rows(course: Trajectory, count: int) -> list[list[int]]:
+    random = np.random.default_rng(count)
+    return [random.integers(-(2**20), 2**20, course.length).tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize("estimator", [SCALARS, BACKPROP, EPOCH])
+def test_shared_directions_and_a_mean_give_the_gradient_of_one_sum(
+    tiny: Callable[..., Plan], estimator: list[str]
+) -> None:
+    one = trajectory(tiny(*estimator, "federation.clients=9"), N)
+    many = trajectory(tiny(*estimator, "federation.clients=9", "secure.groups=3"), N)
+    rows, weights = _rows(many, 3), [5, 20, 7]
+    whole = np.sum(rows, axis=0).tolist()
+    if estimator is not SCALARS:
+        gradients = [one.rule.gradient(_grouped(one, [whole], [32])), many.rule.gradient(_grouped(many, rows, weights))]
+        assert np.array_equal(gradients[0], gradients[1])
+        return
+    # Directions follow from the digest, which covers the groups: one group of three may hold the whole sum.
+    alone = many.rule.gradient(_grouped(many, [whole], [32]))
+    assert np.array_equal(alone, many.rule.gradient(_grouped(many, rows, weights)))
+
+
+def test_groups_with_own_seeds_have_directions_of_their_own(tiny: Callable[..., Plan]) -> None:
+    own, shared = (trajectory(tiny(*GROUPS[name]), N) for name in ("own mean", "shared mean"))
+    keys = [own.key_number(number, group) for number in range(3) for group in range(3)]
+    assert len(set(keys)) == 9
+    assert len({own.directions(key).key for key in keys}) == 9
+    assert {shared.key_number(4, group) for group in range(3)} == {4}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_identical_groups_give_the_gradient_of_one(tiny: Callable[..., Plan], name: str) -> None:
+    course = trajectory(tiny(*GROUPS[name]), N)
+    (row,) = _rows(course, 1)
+    found = course.rule.gradient(_grouped(course, [row] * 3, [6] * 3))
+    alone = [
+        course.rule.gradient(Outcome(2, course.plan.outcome_kind, (group,)))
+        for group in _grouped(course, [row] * 3, [6] * 3).groups
+    ]
+    if course.plan.own_seeds:
+        combined = np.median if course.plan.secure.combine == "median" else np.mean
+        np.testing.assert_allclose(found, combined(np.stack(alone).astype(np.float64), axis=0), rtol=1e-5, atol=1e-7)
+    else:
+        assert np.array_equal(found, alone[0])
+
+
+@pytest.mark.parametrize("name", ["shared median", "own median", "epoch median"])
+def test_one_group_of_three_moves_no_median_gradient_beyond_the_others(tiny: Callable[..., Plan], name: str) -> None:
+    """In the plane of scalars where directions are shared, in that of weights where they are not."""
+    course = trajectory(tiny(*GROUPS[name]), N)
+    (row,) = _rows(course, 1)
+    liar = [(-1) ** place * 2**28 for place in range(course.length)]
+    honest = [
+        course.rule.gradient(Outcome(2, course.plan.outcome_kind, (group,)))
+        for group in _grouped(course, [row, row], [6, 6]).groups
+    ]
+    found = course.rule.gradient(_grouped(course, [row, row, liar], [6, 6, 1]))
+    low, high = np.min(honest, axis=0), np.max(honest, axis=0)
+    assert (found >= low - 1e-5).all()
+    assert (found <= high + 1e-5).all()
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_that_do_not_fit_the_plan_are_refused(tiny: Callable[..., Plan], name: str) -> None:
+    course = trajectory(tiny(*GROUPS[name]), N)
+    good = _grouped(course, _rows(course, 3), [1, 2, 3])
+    state = course.rule.start(np.ones(N, np.float32))
+    apply(course.rule, state, good)
+    apply(course.rule, state, Outcome(2, good.kind, good.groups[1:]))
+    one, *rest = good.groups
+    other_key = rest[0].key if course.plan.own_seeds else one.key + 1
+    for groups in (
+        (),
+        (*good.groups, one),
+        (Group(other_key, one.totals, one.weight), *rest),
+        (Group(one.key, one.totals, 0), *rest),
+        (Group(one.key, one.totals[:-4], 1), *rest),
+    ):
+        with pytest.raises(MessageError, match="round 2"):
+            apply(course.rule, state, Outcome(2, good.kind, groups))

@@ -1,7 +1,8 @@
 """A plan: everything that determines a run, frozen, read from TOML.
 
-The sections `task`, `federation`, `probe`, `update` and `ring` with `seed` and `estimator` determine the weights; their
-digest names the trajectory. `rounds` and `run` say how far and how a run goes, and may change when it is resumed.
+The sections `task`, `federation`, `probe`, `update` and `ring` with `seed`, `estimator` and the groups of `secure`
+determine the weights; their digest names the trajectory. `rounds`, `run` and the rest of `secure` say how far and how a
+run goes, and may change when it is resumed.
 """
 
 import difflib
@@ -19,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from baffle.errors import PlanError
-from baffle.secure.graph import graph
+from baffle.secure.terms import Terms
 
 Count = Annotated[int, Meta(ge=1)]
 OptionalCount = Annotated[int, Meta(ge=0)]
@@ -98,7 +99,8 @@ class Probe(Section, frozen=True):
 
 
 class Update(Section, frozen=True):
-    """The optimizer's settings. `clip = 0` and `ema = 0` turn these off."""
+    """The optimizer's settings. `clip = 0` and `ema = 0` turn these off. A round that would move the weights further
+    than `norm_max` (0: however far) is refused."""
 
     optimizer: Literal["adam", "momentum", "sgd"] = "adam"
     rate: Positive = 0.01
@@ -107,6 +109,7 @@ class Update(Section, frozen=True):
     weight_decay: NonNegative = 0.0
     clip: NonNegative = 0.0
     ema: Decay = 0.995
+    norm_max: NonNegative = 0.0
 
 
 class Bounds(Section, frozen=True):
@@ -118,11 +121,16 @@ class Bounds(Section, frozen=True):
 
 
 class Secure(Section, frozen=True):
-    """The secure sum. A sum is over `floor` clients at least; `threshold = 0`: the least safe one."""
+    """The secure sum. A sum is over `floor` clients at least; `threshold = 0`: the least safe one. With `groups` the
+    clients of a round are divided into so many sums, which `combine` puts together; `group_seeds = "own"` gives each
+    group directions of its own. The groups, unlike the rest of this section, determine the weights."""
 
-    mode: Literal["on", "off"] = "on"
+    mode: Literal["on", "malicious-server", "off"] = "on"
     floor: Annotated[int, Meta(ge=2)] = 3
     threshold: OptionalCount = 0
+    groups: Count = 1
+    group_seeds: Literal["shared", "own"] = "shared"
+    combine: Literal["mean", "median"] = "mean"
 
 
 class Run(Section, frozen=True):
@@ -155,6 +163,16 @@ class Plan(Section, frozen=True):
         return max(1, round(self.federation.clients * self.federation.participation))
 
     @property
+    def group_sizes(self) -> tuple[int, int]:
+        """The smallest and the largest number of clients that are summed together."""
+        return self.per_round // self.secure.groups, -(-self.per_round // self.secure.groups)
+
+    @property
+    def own_seeds(self) -> bool:
+        """Whether every group has directions of its own."""
+        return self.secure.group_seeds == "own" and self.outcome_kind == "scalars"
+
+    @property
     def outcome_kind(self) -> Literal["scalars", "vector"]:
         """Scalars where the server rebuilds the gradient; a vector where clients send weight changes or gradients."""
         return "scalars" if self.estimator == "probe" and self.federation.level == "batch" else "vector"
@@ -162,7 +180,8 @@ class Plan(Section, frozen=True):
     def trajectory_digest(self) -> bytes:
         """Names what determines the weights."""
         parts = ("seed", "estimator", "task", "federation", "probe", "update", "ring")
-        return _digest("baffle/trajectory/1", {part: getattr(self, part) for part in parts})
+        groups = (self.secure.groups, self.secure.group_seeds, self.secure.combine)
+        return _digest("baffle/trajectory/1", {part: getattr(self, part) for part in parts} | {"groups": groups})
 
     def digest(self) -> bytes:
         return _digest("baffle/plan/1", self)
@@ -223,20 +242,26 @@ def build(raw: Mapping[str, Any]) -> Plan:
 
 
 def _check_secure(plan: Plan) -> None:
+    smallest, largest = plan.group_sizes
+    if smallest < 1:
+        raise PlanError(f"secure.groups: {plan.secure.groups} groups of {plan.per_round} clients a round")
     if plan.secure.mode == "off":
         return
-    if plan.per_round < plan.secure.floor:
+    if smallest < plan.secure.floor:
         raise PlanError(
-            f"secure.floor: a secure sum is over {plan.secure.floor} clients at least, here are {plan.per_round} a "
-            'round; raise federation.participation, or set secure.mode = "off" and show each client to the server'
+            f"secure.floor: a secure sum is over {plan.secure.floor} clients at least, here are {smallest} in one; "
+            'have fewer secure.groups or more federation.participation, or set secure.mode = "off" and show each '
+            "client to the server"
         )
     if not plan.secure.threshold:
         return
-    drawn = graph(tuple(range(plan.per_round)), bytes(32))
-    if not drawn.least_threshold <= plan.secure.threshold <= drawn.k + 1:
+    terms = Terms(agreement=plan.secure.mode == "malicious-server")
+    few, many = (terms.graph(tuple(range(size)), bytes(32)) for size in (smallest, largest))
+    least, most = terms.least_threshold(many, largest), few.k + 1
+    if not least <= plan.secure.threshold <= most:
         raise PlanError(
-            f"secure.threshold: expected {drawn.least_threshold} to {drawn.k + 1}, or 0 for the least of these, with "
-            f"{plan.per_round} clients a round, got {plan.secure.threshold}"
+            f"secure.threshold: expected {least} to {most}, or 0 for the least of these, with {largest} clients in a "
+            f"sum, got {plan.secure.threshold}"
         )
 
 

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from baffle.core.arrays import F32, I32
+from baffle.core.arrays import F32
 from baffle.core.directions import DISTRIBUTIONS, Directions, Support, dense
-from baffle.core.messages import Group, Outcome
+from baffle.core.groups import Totals, combine_gradients, combine_totals
+from baffle.core.messages import Outcome
 from baffle.core.rebuild import gradient_from_scalars, gradient_from_vector
 from baffle.core.ring import Ring
 from baffle.core.seeds import Seeds
@@ -32,6 +33,10 @@ class Trajectory:
         """N_c: what a client of so many samples counts for."""
         return 1 if self.plan.federation.weighting == "uniform" else min(samples, self.plan.ring.n_max)
 
+    def key_number(self, round_number: int, group: int) -> int:
+        """Numbers the key of the directions of a round, or of one of its groups where each has its own."""
+        return round_number * self.plan.secure.groups + group if self.plan.own_seeds else round_number
+
     def directions(self, key_number: int) -> Directions:
         """The directions of a round, by the number of its key."""
         return _directions(self.plan, self.seeds, key_number)
@@ -44,10 +49,17 @@ def trajectory(plan: Plan, n: int) -> Trajectory:
     length = n if plan.outcome_kind == "vector" else len(supports)
 
     def gradient(outcome: Outcome) -> F32:
-        group, totals = _only_group(outcome, plan.outcome_kind, length)
-        if outcome.kind == "vector":
-            return gradient_from_vector(totals, group.weight, ring)
-        return gradient_from_scalars(totals, group.weight, _directions(plan, seeds, group.key), supports, n, ring)
+        groups, how = _checked_groups(outcome, plan, length), plan.secure.combine
+        if not plan.own_seeds:
+            groups = [(groups[0][0], combine_totals([totals for _, totals in groups], how))]
+        gradients = [_gradient(key, totals) for key, totals in groups]
+        return combine_gradients(gradients, [totals.weight for _, totals in groups], how)
+
+    def _gradient(key_number: int, totals: Totals) -> F32:
+        if plan.outcome_kind == "vector":
+            return gradient_from_vector(totals.numbers, totals.weight, ring)
+        drawn = _directions(plan, seeds, key_number)
+        return gradient_from_scalars(totals.numbers, totals.weight, drawn, supports, n, ring)
 
     # At epoch level the clients have stepped already: what they send is minus their weight change, and one plain
     # step of rate 1 along it is federated averaging.
@@ -57,23 +69,28 @@ def trajectory(plan: Plan, n: int) -> Trajectory:
 
 
 def _directions(plan: Plan, seeds: Seeds, key_number: int) -> Directions:
-    only_group = 0
-    return Directions(seeds.key("directions", key_number, only_group), DISTRIBUTIONS[plan.probe.distribution])
+    number, group = divmod(key_number, plan.secure.groups) if plan.own_seeds else (key_number, 0)
+    return Directions(seeds.key("directions", number, group), DISTRIBUTIONS[plan.probe.distribution])
 
 
-def _only_group(outcome: Outcome, kind: str, length: int) -> tuple[Group, I32]:
-    """The group of an outcome that fits the plan."""
-    if outcome.kind != kind or len(outcome.groups) != 1:
+def _checked_groups(outcome: Outcome, plan: Plan, length: int) -> list[tuple[int, Totals]]:
+    """The sums of an outcome that fits the plan, each with the number of its key."""
+    most = plan.secure.groups
+    if outcome.kind != plan.outcome_kind or not 1 <= len(outcome.groups) <= most:
         raise MessageError(
-            f"round {outcome.round} has {len(outcome.groups)} groups of kind {outcome.kind}, expected one of {kind}"
+            f"round {outcome.round} has {len(outcome.groups)} groups of kind {outcome.kind}, expected 1 to {most} of "
+            f"{plan.outcome_kind}"
         )
-    (group,) = outcome.groups
-    if group.weight < 1 or group.key < 0 or len(group.totals) != 4 * length:
-        raise MessageError(
-            f"round {outcome.round} holds {len(group.totals)} bytes of totals with key {group.key} and weight "
-            f"{group.weight}, expected {4 * length} bytes, a key number and a positive weight"
-        )
-    return group, group.numbers()
+    keys = [group.key for group in outcome.groups]
+    if len(set(keys)) != (len(keys) if plan.own_seeds else 1):
+        raise MessageError(f"round {outcome.round} has groups with the keys {keys}")
+    for group in outcome.groups:
+        if group.weight < 1 or group.key < 0 or len(group.totals) != 4 * length:
+            raise MessageError(
+                f"round {outcome.round} holds {len(group.totals)} bytes of totals with key {group.key} and weight "
+                f"{group.weight}, expected {4 * length} bytes, a key number and a positive weight"
+            )
+    return [(group.key, Totals(group.numbers(), group.weight)) for group in outcome.groups]
 
 
 def optimizer(settings: Update) -> Transform:

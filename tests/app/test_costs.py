@@ -41,12 +41,21 @@ def test_bytes_and_forwards_come_as_predicted(tiny: Callable[..., Plan], tmp_pat
         assert found["join_bytes_per_client"] == predicted.join_bytes
 
 
-@pytest.mark.parametrize("clients", [3, 8])
+@pytest.mark.parametrize(
+    ("clients", "mode", "groups"),
+    [
+        (3, "on", 1),
+        (8, "on", 1),
+        (6, "malicious-server", 1),
+        (8, "on", 2),
+    ],
+)
 def test_the_bytes_of_a_secure_sum_come_about_as_predicted(
-    tiny: Callable[..., Plan], tmp_path: Path, clients: int
+    tiny: Callable[..., Plan], tmp_path: Path, clients: int, mode: str, groups: int
 ) -> None:
     settings = [f"federation.clients={clients}", f"rounds={KEYS_AT_ONCE}", "run.evaluate_every=99"]
-    plain, plan = _costs(tiny(*settings)), tiny(*settings, "secure.mode=on")
+    settings += [f"secure.groups={groups}"]
+    plain, plan = _costs(tiny(*settings)), tiny(*settings, f"secure.mode={mode}")
     predicted, found = _costs(plan), simulate(plan, tmp_path / "run")
     assert found["uplink_bytes_per_client_round"] == pytest.approx(predicted.uplink_bytes, rel=0.01)
     assert 0.7 * predicted.downlink_bytes < found["downlink_bytes_per_client_round"] <= predicted.downlink_bytes

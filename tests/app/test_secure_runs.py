@@ -17,7 +17,7 @@ from baffle.app.client import Client
 from baffle.app.downlink import Downlink
 from baffle.app.recorder import Progress, Summary
 from baffle.app.replica import Replica
-from baffle.app.round import Played, choose_clients, open_round, play_round
+from baffle.app.round import Played, choose_clients, choose_groups, open_round, play_round, terms_of
 from baffle.app.simulate import drops, resume, simulate
 from baffle.app.task import Runtimes, load_task
 from baffle.core.messages import Abstention, RoundRequest, decode_reply, encode
@@ -64,6 +64,26 @@ VARIANTS: dict[str, list[str]] = {
     "dropout few": ["federation.clients=14", "federation.participation=0.8", "federation.dropout=0.2", "rounds=12"],
     "dropout tiers": ["federation.clients=9", "federation.dropout=0.2", "federation.tiers=[{k=2, share=0.2}]"],
     "dropout epoch": ["federation.clients=9", "federation.dropout=0.2", *EPOCH],
+    "groups": ["federation.clients=10", "secure.groups=3"],
+    "groups own": ["federation.clients=10", "secure.groups=3", "secure.group_seeds=own"],
+    "groups median": ["federation.clients=10", "secure.groups=3", "secure.combine=median"],
+    "groups own median": [
+        "federation.clients=10",
+        "secure.groups=3",
+        "secure.group_seeds=own",
+        "secure.combine=median",
+        "federation.tiers=[{k=2, share=0.1}]",
+        "secure.floor=2",
+    ],
+    "groups epoch": ["federation.clients=10", "secure.groups=3", "secure.combine=median", *EPOCH],
+    "groups few": ["federation.clients=14", "federation.participation=0.6", "secure.groups=2", "rounds=12"],
+    "dropout groups": [
+        "federation.clients=14",
+        "federation.dropout=0.1",
+        "secure.groups=2",
+        "secure.group_seeds=own",
+        "rounds=12",
+    ],
     "dropout backprop delta": ["federation.clients=9", "federation.dropout=0.2", *BACKPROP, "run.downlink=delta"],
 }
 """Settings under which no round has too few survivors."""
@@ -291,7 +311,7 @@ def test_fewer_clients_a_round_than_the_floor_are_refused_in_one_line(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: secure.floor: ")
     assert done.stderr.count("\n") == 1
-    for word in ("clients", "a round", "federation.participation", 'secure.mode = "off"'):
+    for word in ("clients", "secure.groups", "federation.participation", 'secure.mode = "off"'):
         assert word in done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -349,7 +369,7 @@ class Federation:
         runtimes, run = Runtimes(task, 1), secrets.token_bytes(32)
         identities = {number: Ed25519PrivateKey.generate() for number in range(plan.federation.clients)}
         directory = {number: identity.public_key().public_bytes_raw() for number, identity in identities.items()}
-        secure = plan.secure.mode == "on"
+        secure, terms = plan.secure.mode != "off", terms_of(self.course, dict(enumerate(task.tiers)))
         self.clients = [
             Client(
                 number,
@@ -359,14 +379,14 @@ class Federation:
                 share,
                 Replica(self.course),
                 runtimes.borrow,
-                ClientSession(number, identities[number], directory, run, least_floor=3) if secure else None,
+                ClientSession(number, identities[number], directory, run, terms) if secure else None,
             )
             for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
         ]
         ring, length = self.course.ring, self.course.length
         self.aggregation: Aggregation = PlainSum(ring, length)
         if secure:
-            self.aggregation = SecureSum(ring, length, run, directory, self._roster, plan.secure.floor)
+            self.aggregation = SecureSum(ring, length, run, directory, terms)
         folder.mkdir()
         (folder / "plan.toml").write_text(task.plan.to_toml())
         self.present: Present = beginning(self.course, self.course.rule.start(initial))
@@ -374,9 +394,6 @@ class Federation:
         self.downlink = Downlink(plan.run.downlink, self.journal)
         self.unheard: Callable[[int, Request], bool] = lambda _client, _asked: False
         self.unanswered: Callable[[int, Request], bool] = lambda _client, _asked: False
-
-    def _roster(self, number: int) -> list[int]:
-        return choose_clients(self.course, number)
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         replies = {}
@@ -500,7 +517,7 @@ def test_a_next_round_that_cannot_be_opened_does_not_cost_this_one(plan: MakePla
 def test_a_client_answers_only_in_its_own_mode(plan: MakePlan, tmp_path: Path) -> None:
     secure = Federation(plan(), tmp_path / "secure")
     plain = Federation(plan("secure.mode=off"), tmp_path / "plain")
-    request = open_round(plain.course, plain.present, list(range(5)), plain.downlink)[0]
+    request = open_round(plain.course, plain.present, [list(range(5))], plain.downlink)[0][0]
     assert decode_reply(plain.clients[0].answer(encode(request))).round == request.round
     refused = decode_reply(secure.clients[0].answer(encode(request)))
     assert refused == Abstention(0, "a RoundRequest, but this client's secure.mode is on")
@@ -509,7 +526,7 @@ def test_a_client_answers_only_in_its_own_mode(plan: MakePlan, tmp_path: Path) -
         Hello(0),
         Turn(None, opening),
         Turn(Unmask(0, tuple(range(5)), ()), None),
-        MaskedRequest(request, tuple(range(5)), bytes(32), ()),
+        MaskedRequest(request, tuple(range(5)), bytes(32), b""),
     ]
     for message in asked:
         reply = decode_reply(plain.clients[0].answer(encode(message)))
@@ -558,3 +575,136 @@ def test_what_a_client_sends_in_a_secure_run_is_not_what_it_computed(plan: MakeP
     for number in range(5):
         assert len({one[number], other[number], plain[number]}) == 3
         assert len(one[number]) == len(other[number]) == len(plain[number])
+
+
+AGREED = {
+    "agreement": [],
+    "agreement groups": ["federation.clients=10", "secure.groups=2", "secure.group_seeds=own"],
+    "agreement dropout": ["federation.clients=12", "federation.dropout=0.1", "rounds=8"],
+}
+
+
+@pytest.mark.parametrize("name", AGREED)
+def test_a_server_that_is_not_trusted_gets_the_same_weights(plan: MakePlan, tmp_path: Path, name: str) -> None:
+    found = {
+        mode: simulate(plan(*AGREED[name], f"secure.mode={mode}"), tmp_path / mode)
+        for mode in ("malicious-server", "off")
+    }
+    one, other = found["malicious-server"], found["off"]
+    assert one["skipped_rounds"] == other["skipped_rounds"] == 0
+    for key in ("weights_sha256", "trajectory_digest", "dropouts"):
+        assert one[key] == other[key], key
+    assert one["secure"] == "malicious-server"
+    assert verify(tmp_path / "malicious-server").chain == verify(tmp_path / "off").chain
+
+
+@pytest.mark.parametrize("name", ["groups own median", "groups epoch", "dropout groups"])
+def test_a_longer_run_in_groups_is_a_shorter_one_gone_on_with(plan: MakePlan, tmp_path: Path, name: str) -> None:
+    settings = [setting for setting in VARIANTS[name] if not setting.startswith("rounds")]
+    expected = simulate(plan(*settings, "rounds=6"), tmp_path / "whole")
+    simulate(plan(*settings, "rounds=3"), tmp_path / "parts")
+    found = resume(tmp_path / "parts", ["rounds=6", "secure.mode=off"])
+    assert found["weights_sha256"] == expected["weights_sha256"]
+    assert verify(tmp_path / "parts").chain == verify(tmp_path / "whole").chain
+
+
+@pytest.mark.parametrize("setting", ["secure.groups=1", "secure.group_seeds=own", "secure.combine=median"])
+def test_the_groups_of_a_run_cannot_be_changed_on_the_way(plan: MakePlan, tmp_path: Path, setting: str) -> None:
+    simulate(plan("federation.clients=8", "secure.groups=2", "rounds=1"), tmp_path / "run")
+    with pytest.raises(PlanError, match="but for its groups"):
+        resume(tmp_path / "run", [setting, "rounds=2"])
+    resume(tmp_path / "run", ["secure.floor=4", "secure.mode=malicious-server", "rounds=2"])
+    assert verify(tmp_path / "run").rounds == 2
+
+
+def test_groups_are_drawn_anew_in_every_round_and_hold_everybody_once(plan: MakePlan) -> None:
+    made = plan("federation.clients=20", "federation.participation=0.55", "secure.groups=3", "ring.n_max=20")
+    course = trajectory(made, 5)
+    drawn = [choose_groups(course, number) for number in range(20)]
+    for number, groups in enumerate(drawn):
+        assert sorted(client for group in groups for client in group) == choose_clients(course, number)
+        assert sorted(map(len, groups)) == [3, 4, 4]
+        assert all(group == sorted(group) for group in groups)
+    assert len({str(groups) for groups in drawn}) == 20
+    terms = terms_of(course, {})
+    assert terms.groups_of is not None
+    assert terms.groups_of(2) == drawn[2]
+    assert terms.groups_of(made.rounds) == []
+
+
+@pytest.mark.parametrize("seeds", ["own", "shared"])
+def test_a_group_without_a_sum_costs_that_group_only(plan: MakePlan, tmp_path: Path, seeds: str) -> None:
+    made = plan("federation.clients=9", "secure.groups=3", f"secure.group_seeds={seeds}", "rounds=5")
+    federation = Federation(made, tmp_path / "run")
+    for number in range(4):
+        lost = choose_groups(federation.course, number)[number % 3]
+        federation.unheard = _asks(MaskedRequest, *lost)
+        played = federation.play()
+        assert played.metrics["contributors"] == 6
+        assert played.metrics["silent"] == {"vector": 3}
+        assert {client for client, event in played.participation.items() if event != CONTRIBUTED} == set(lost)
+        assert len(federation.journal.entry(number).outcome().groups) == 2
+    federation.journal.close()
+    assert verify(tmp_path / "run").skipped == 0
+
+
+def test_after_shares_were_released_in_vain_the_run_goes_on_at_the_same_weights(plan: MakePlan, tmp_path: Path) -> None:
+    """Rounds 0, 1 end without enough answers; round 1 was never opened. Round 2 is about the same weights."""
+    federation = Federation(plan("rounds=6"), tmp_path / "run")
+    plain = Federation(plan("rounds=6", "secure.mode=off"), tmp_path / "plain")
+    federation.unanswered = lambda _client, asked: isinstance(asked, Turn) and asked.unmask is not None
+    plain.unheard = lambda _client, _asked: True
+    assert [federation.play().metrics["contributors"], plain.play().metrics["contributors"]] == [0, 0]
+    federation.unanswered = lambda _client, _asked: False
+    federation.play(), plain.play()
+    skipped = [federation.present.skipped, plain.present.skipped]
+    assert skipped == [(0, 1)] * 2
+    plain.unheard = lambda _client, _asked: False
+    for _ in range(3):
+        assert federation.play().metrics["contributors"] == plain.play().metrics["contributors"] == 5
+        assert not federation.present.skipped
+        assert federation.present.state.weights_hash() == plain.present.state.weights_hash()
+    for one in (federation, plain):
+        one.journal.close()
+    assert verify(tmp_path / "run").chain == verify(tmp_path / "plain").chain
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_an_update_beyond_its_cap_is_skipped_and_says_so(plan: MakePlan, tmp_path: Path, mode: str) -> None:
+    settings = ["update.optimizer=sgd", f"secure.mode={mode}", "rounds=8", "update.ema=0"]
+    free = Federation(plan(*settings), tmp_path / "free")
+    lengths = []
+    for _ in range(8):
+        start = free.present.state.weights
+        free.play()
+        lengths.append(float(np.linalg.norm(free.present.state.weights.astype(np.float64) - start)))
+    free.journal.close()
+    cap = sorted(lengths)[5]
+    capped = Federation(plan(*settings, f"update.norm_max={cap!r}"), tmp_path / "capped")
+    refused = []
+    for number in range(8):
+        before = capped.present.state
+        played = capped.play()
+        outcome = capped.journal.entry(number).outcome()
+        moved = float(np.linalg.norm(capped.present.state.weights.astype(np.float64) - before.weights))
+        assert moved <= cap
+        assert (outcome.kind == "skipped") == bool(played.metrics.get("refused_update"))
+        if outcome.kind == "skipped":
+            refused.append(number)
+            assert capped.present.state is before
+            assert (played.metrics["loss"], played.metrics["contributors"]) == (None, 0)
+    capped.journal.close()
+    assert refused
+    assert len(refused) < 8
+    assert verify(tmp_path / "capped").skipped == len(refused)
+
+
+def test_a_run_with_refused_updates_goes_on_as_if_it_had_not_been_stopped(plan: MakePlan, tmp_path: Path) -> None:
+    settings = ["update.optimizer=sgd", "update.norm_max=0.05", "run.snapshot_every=1", "rounds=8"]
+    whole = simulate(plan(*settings), tmp_path / "whole")
+    assert 0 < whole["skipped_rounds"] < 8
+    for at in (1, 3, 5):
+        simulate(plan(*settings[:-1], f"rounds={at}"), tmp_path / str(at))
+        found = resume(tmp_path / str(at), ["rounds=8"])
+        assert (found["weights_sha256"], found["skipped_rounds"]) == (whole["weights_sha256"], whole["skipped_rounds"])
+        assert verify(tmp_path / str(at)).chain == verify(tmp_path / "whole").chain

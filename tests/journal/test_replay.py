@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baffle.core.messages import Outcome
+from baffle.core.messages import Group, Outcome
 from baffle.core.state import apply
 from baffle.errors import ChainError, JournalError, RunFolderError
 from baffle.journal.replay import Present, beginning, catch_up, follow, verify
@@ -193,3 +193,25 @@ def test_a_folder_without_run_or_journal_is_refused(finished_run: Path, tmp_path
     (finished_run / "journal.sqlite").unlink()
     with pytest.raises(JournalError, match=r"journal\.sqlite is missing"):
         verify(finished_run)
+
+
+def test_the_present_knows_which_rounds_led_nowhere_since_the_weights_changed(
+    tiny: Callable[..., Plan], tmp_path: Path
+) -> None:
+    """Whether it is found by replay from the start or from any snapshot on the way."""
+    course = trajectory(tiny("ring.n_max=20"), 7)
+    present = beginning(course, course.rule.start(np.ones(7, np.float32)))
+    expected: tuple[int, ...] = ()
+    with Journal.create(tmp_path / "journal.sqlite", course.plan, present.state, {}) as journal:
+        for number, kind in enumerate("ssxsssxxs"):
+            if kind == "s":
+                outcome, state, expected = Outcome(number, "skipped", ()), present.state, (*expected, number)
+            else:
+                group = Group(number, np.arange(course.length, dtype="<i4").tobytes(), 3)
+                outcome, expected = Outcome(number, "scalars", (group,)), ()
+                state = apply(course.rule, present.state, outcome)
+            chain = journal.append(present.chain, outcome, state, snapshot=True, metrics={}, participation={})
+            present = present.after(outcome, state, chain)
+            assert present.skipped == expected
+            found = catch_up(journal, course)
+            assert (found.round, found.skipped, found.chain) == (number + 1, expected, chain)

@@ -1,19 +1,25 @@
 """Whatever is lost or spoilt on the way, a secure sum is exactly the sum over those who contributed, or none."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baffle.core.groups import Totals, combine_totals
 from baffle.core.messages import decode, encode
-from baffle.secure.messages import Turned
+from baffle.core.ring import add
+from baffle.secure.messages import Turned, cut
+from baffle.secure.shares import SHARE_BYTES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "secure"))
 from federation import Rounds
 
 FAULTS = ["deaf", "lost", "cut", "flipped", "refused", "restarts"]
-PHASES = ["hello", "seal", "vector", "unmask"]
+PHASES = ["hello", "seal", "vector", "agree", "unmask"]
 N_MAX, ROUNDS = 7, 4
 
 Fault = tuple[str, int]
@@ -24,6 +30,14 @@ schedules = st.dictionaries(
     st.tuples(st.sampled_from(FAULTS), st.integers(0, 2**20)),
     max_size=10,
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_keys() -> Iterator[None]:
+    """Lists of keys are made quicker when they serve few slots."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("baffle.secure.session.KEYS_AT_ONCE", 8)
+        yield
 
 
 def flipped(data: bytes, where: int) -> bytes:
@@ -89,9 +103,9 @@ def test_wrong_shares_give_no_wrong_sum(n: int, data: st.DataObject) -> None:
             turned = decode(reply, Turned) if phase == "unmask" and client in liars else None
             if turned is None or turned.unmasked is None:
                 return reply
-            shares = [*turned.unmasked.shares, turned.unmasked.own]
+            shares = [*cut(turned.unmasked.shares, SHARE_BYTES, n - 1, "shares"), turned.unmasked.own]
             shares[place % len(shares)] = flipped(shares[place % len(shares)], bit)
-            lie = type(turned.unmasked)(turned.unmasked.slot, tuple(shares[:-1]), shares[-1])
+            lie = type(turned.unmasked)(turned.unmasked.slot, b"".join(shares[:-1]), shares[-1])
             return encode(Turned(lie, turned.sealed, ""))
 
         rounds.network.spoil = spoil
@@ -113,3 +127,68 @@ def test_a_round_that_enough_clients_finish_has_a_sum(n: int, data: st.DataObjec
         total, events = rounds.play(number)
         assert total is not None, events
         assert total.contributors == n - list(lost.values()).count("vector")
+
+
+@st.composite
+def divided(draw: st.DrawFn) -> list[list[list[int]]]:
+    """For each round, all clients in groups of any sizes and orders."""
+    n, rounds = draw(st.integers(4, 9)), []
+    for _ in range(ROUNDS - 1):
+        order, count = draw(st.permutations(range(n))), draw(st.integers(1, n // 2))
+        rounds.append([sorted(order[group::count]) for group in range(count)])
+    return rounds
+
+
+@given(divided(), schedules, st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_every_group_has_its_own_exact_sum_or_none(
+    groups: list[list[list[int]]], schedule: Schedule, agreement: bool
+) -> None:
+    """`Rounds.play_groups` compares the sums of all groups, over one transport, with the plain ones."""
+    n = sum(map(len, groups[0]))
+    rounds = Rounds(n, groups=lambda number: groups[number] if number < len(groups) else [], agreement=agreement)
+    for number in range(len(groups)):
+
+        def fault(client: int, phase: str, number: int = number) -> Fault:
+            return schedule.get((number, client, phase), ("", 0))
+
+        def deaf(client: int, phase: str) -> bool:
+            kind, _ = fault(client, phase)
+            if kind == "restarts":
+                rounds.federation.sessions[client] = rounds.federation.new_session(client)
+            return kind == "deaf"
+
+        rounds.network.deaf = deaf
+        rounds.network.spoil = lambda client, phase, data: spoilt(phase, data, fault(client, phase))
+        rounds.play_groups(number)
+
+
+@given(divided(), st.data())
+@settings(max_examples=30, deadline=None)
+def test_a_group_that_fails_hurts_no_other(groups: list[list[list[int]]], data: st.DataObject) -> None:
+    rounds = Rounds(sum(map(len, groups[0])), groups=lambda number: groups[number] if number < len(groups) else [])
+    for number, now in enumerate(groups):
+        failing = data.draw(st.sets(st.integers(0, len(now) - 1)))
+        lost = {client for group in failing for client in now[group]}
+        rounds.network.spoil = lambda client, phase, reply, lost=lost: (  # type: ignore[misc]
+            None if phase == "vector" and client in lost else reply
+        )
+        collected = rounds.play_groups(number)
+        for index, (group, total) in enumerate(zip(now, collected.sums, strict=True)):
+            assert (total is None) == (index in failing), collected.events
+            if total is not None:
+                assert total.contributors == len(group)
+        if len(failing) == len(now):
+            return
+
+
+@given(st.permutations(range(8)), st.sampled_from([1, 2, 3, 4]))
+@settings(max_examples=20, deadline=None)
+def test_the_sums_of_groups_add_up_to_the_sum_of_all(order: list[int], count: int) -> None:
+    rounds = Rounds(8, groups=lambda _: [sorted(order[group::count]) for group in range(count)])
+    sums = [total for total in rounds.play_groups(0).sums if total]
+    whole = rounds.ring.decode(add([rounds.network.plain[0, client] for client in range(8)]), 8)
+    together = combine_totals([Totals(total.totals, total.weight) for total in sums], "mean")
+    assert len(sums) == count
+    assert np.array_equal(together.numbers, whole.totals)
+    assert together.weight == whole.weight

@@ -1,20 +1,32 @@
 """A federation in memory: real sessions of both sides, driven by hand or behind a network that fails on purpose."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.core.messages import Abstention, CatchUp, Contribution, Message, RoundRequest, encode
+from baffle.core.ports import Collected
 from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
 from baffle.errors import BaffleError, RefusalError
-from baffle.secure.context import checked_slot
-from baffle.secure.graph import graph
-from baffle.secure.messages import Advertisement, Hello, MaskedRequest, Opening, Request, Turn, Unmask, decode_request
+from baffle.secure.marks import Marks
+from baffle.secure.messages import (
+    Advertisement,
+    Agree,
+    Hello,
+    MaskedRequest,
+    Opening,
+    Request,
+    Turn,
+    Unmask,
+    decode_request,
+)
 from baffle.secure.rounds import SecureSum
-from baffle.secure.session import ClientSession, Marks, ServerSlot
+from baffle.secure.session import ClientSession, ServerSlot
+from baffle.secure.terms import Terms, checked_slot
 
 LENGTH = 5
 GRAPH_SEED = bytes(range(32))
@@ -24,11 +36,10 @@ def weights_after(round_number: int) -> bytes:
     return sha256(b"weights" + round_number.to_bytes(8, "big")).digest()
 
 
-def about(round_number: int, slot: int | None = None, weights_hash: bytes | None = None) -> RoundRequest:
-    """The request of a round; by default in the slot of the same number, about weights of its own."""
-    catch_up = CatchUp("weights", 0, ())
-    key = round_number if slot is None else slot
-    return RoundRequest(round_number, key, bytes(32), weights_hash or weights_after(round_number), catch_up)
+def about(round_number: int, *, weights_hash: bytes | None = None, skipped: Iterable[int] = ()) -> RoundRequest:
+    """The request of a round, by default about weights of its own."""
+    catch_up, weights = CatchUp("weights", 0, ()), weights_hash or weights_after(round_number)
+    return RoundRequest(round_number, round_number, bytes(32), weights, catch_up, tuple(skipped))
 
 
 def random_vector(length: int = LENGTH) -> RingVector:
@@ -38,9 +49,11 @@ def random_vector(length: int = LENGTH) -> RingVector:
 class Federation:
     """Clients with identities and sessions, and what a server would know of them."""
 
-    def __init__(self, n: int, *, least_floor: int = 2, tiers: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self, n: int, *, least_floor: int = 2, tiers: Mapping[int, int] | None = None, terms: Terms | None = None
+    ) -> None:
         self.run = secrets.token_bytes(32)
-        self.least_floor, self.tiers = least_floor, tiers
+        self.terms = terms or Terms(floor=least_floor, tiers=tiers or {})
         self.identities = {client: Ed25519PrivateKey.generate() for client in range(n)}
         self.directory = {c: identity.public_key().public_bytes_raw() for c, identity in self.identities.items()}
         self.everybody = tuple(range(n))
@@ -55,8 +68,7 @@ class Federation:
             self.identities[client],
             self.directory,
             self.run,
-            least_floor=self.least_floor,
-            tiers=self.tiers,
+            self.terms,
             marks=marks,
             remember=remember,
         )
@@ -79,12 +91,16 @@ class Federation:
         members = self.everybody if members is None else tuple(members)
         if advertisements is None:
             advertisements = [self.advertised[peer] for peer in members if peer != client]
-        t = graph(members, seed).least_threshold if threshold is None else threshold
+        company = self.terms.company_of(min(members, default=0), slot, members)
+        least = self.terms.least_threshold(self.terms.graph(members, seed), len(company))
+        t = least if threshold is None else threshold
         return Opening(slot, members, t, floor, seed, tuple(encode(one) for one in advertisements))
 
     def server(self, slot: int = 0, members: Sequence[int] | None = None, floor: int = 2) -> ServerSlot:
         return ServerSlot(
-            self.run, checked_slot(self.opening(slot, -1, members, floor=floor), floor), dict(self.advertised)
+            self.run,
+            checked_slot(self.opening(slot, -1, members, floor=floor), replace(self.terms, floor=floor)),
+            dict(self.advertised),
         )
 
     def sealed(
@@ -121,17 +137,17 @@ class Federation:
         self, request: RoundRequest, *, members: Sequence[int] | None = None, sending: Sequence[int] | None = None
     ) -> tuple[ServerSlot, dict[int, RingVector]]:
         """A slot in which all vectors have come."""
-        server = self.sealed(request.key, members)
+        server = self.sealed(request.round, members)
         asked = server.requests(dict.fromkeys(server.sealed, request))
         return server, self.masked(server, asked, tuple(asked) if sending is None else sending)
 
     def whole(self, request: RoundRequest) -> Unmask:
         """A whole slot, in which nobody fails; what was asked last."""
         server, plain = self.until_masked(request)
-        unmask = server.survivors()
+        unmask = server.unmask()
         for client in server.alive:
             server.take_unmasked(client, self.sessions[client].unmask(unmask))
-        assert np.array_equal(server.total(request), add(list(plain.values())))
+        assert np.array_equal(server.total(), add(list(plain.values())))
         return unmask
 
 
@@ -146,6 +162,8 @@ def phase_of(asked: Request) -> str:
             return "vector"
         case Turn(unmask=None):
             return "seal"
+        case Agree():
+            return "agree"
         case _:
             return "unmask"
 
@@ -193,6 +211,8 @@ class Network:
         match asked:
             case Hello():
                 return session.advertise(asked.slot)
+            case Agree():
+                return session.agree(asked)
             case Turn():
                 return session.turn(asked)
             case MaskedRequest():
@@ -208,48 +228,72 @@ class Network:
         return vector
 
 
+class Store:
+    """A server's memory that outlives it."""
+
+    def __init__(self) -> None:
+        self.data: bytes | None = None
+
+    def keep(self, data: bytes) -> None:
+        self.data = data
+
+    def kept(self) -> bytes | None:
+        return self.data
+
+
 class Rounds:
-    """A secure sum over a network, round after round."""
+    """Secure sums over a network, round after round."""
 
     def __init__(
         self,
         n: int,
         *,
         rosters: Callable[[int], Sequence[int]] | None = None,
+        groups: Callable[[int], Sequence[Sequence[int]]] | None = None,
         floor: int = 2,
         threshold: int = 0,
+        agreement: bool = False,
+        memory: Store | None = None,
     ) -> None:
-        self.federation = Federation(n)
+        self.roster = rosters or (lambda _: range(n))
+        self.groups = groups or (lambda number: [list(self.roster(number))])
+        self.terms = Terms(floor, threshold, agreement, groups_of=lambda number: self.groups(number))
+        self.federation = Federation(n, terms=self.terms)
         self.ring = Ring(clients=n, n_max=2 * n, clip=4.0)
         self.network = Network(self.federation, self.ring)
-        self.roster = rosters or (lambda _: range(n))
-        self.sum = SecureSum(
-            self.ring,
-            LENGTH,
-            self.federation.run,
-            self.federation.directory,
-            lambda number: list(self.roster(number)),
-            floor,
-            threshold,
-        )
+        self.memory = memory
+        self.sum = self.new_server()
 
-    def play(self, number: int) -> tuple[Sum | None, dict[int, str]]:
-        """One round; its sum, if there is one, is the plain sum over exactly those who contributed."""
+    def new_server(self) -> SecureSum:
+        """A server that knows what outlives one."""
+        made = self.federation
+        return SecureSum(self.ring, LENGTH, made.run, made.directory, self.terms, self.memory)
+
+    def play(self, number: int, request: RoundRequest | None = None) -> tuple[Sum | None, dict[int, str]]:
+        """One round of one group."""
+        collected = self.play_groups(number, request)
+        (total,) = collected.sums
+        return total, dict(collected.events)
+
+    def play_groups(self, number: int, request: RoundRequest | None = None) -> Collected:
+        """One round; each of its sums, where there is one, is the plain sum over exactly those who contributed."""
         before, self.network.up, self.network.down = len(self.network.exchanges), {}, {}
-        collected = self.sum.collect({c: about(number) for c in self.roster(number)}, self.network)
+        groups, asked = self.groups(number), request or about(number)
+        collected = self.sum.collect([dict.fromkeys(group, asked) for group in groups], self.network)
         self.exchanges = self.network.exchanges[before:]
-        events = dict(collected.events)
-        assert set(events) == set(self.roster(number))
+        assert collected.events.keys() == {client for group in groups for client in group}
         assert dict(collected.uplink) == self.network.up
         assert dict(collected.downlink) == self.network.down
-        contributed = [client for client, event in events.items() if event == "contributed"]
-        if collected.sum is None:
-            assert not contributed
-        else:
+        assert len(collected.sums) == len(groups)
+        for group, total in zip(groups, collected.sums, strict=True):
+            contributed = [client for client in group if collected.events[client] == "contributed"]
+            if total is None:
+                assert not contributed
+                continue
             plain = add([self.network.plain[number, client] for client in contributed])
-            self.require_same(collected.sum, self.ring.decode(plain, len(contributed)))
+            self.require_same(total, self.ring.decode(plain, len(contributed)))
             assert len(plain) == LENGTH + EXTRAS
-        return collected.sum, events
+        return collected
 
     @staticmethod
     def require_same(one: Sum, other: Sum) -> None:

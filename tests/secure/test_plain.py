@@ -29,7 +29,7 @@ class Wire:
 
 
 def _collect(replies: Mapping[int, bytes], asked: list[int] | None = None) -> Collected:
-    return SUM.collect(dict.fromkeys(sorted(replies) if asked is None else asked, REQUEST), Wire(replies))
+    return SUM.collect([dict.fromkeys(sorted(replies) if asked is None else asked, REQUEST)], Wire(replies))
 
 
 def _values(seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -49,17 +49,17 @@ def test_contributions_are_summed_with_their_weights() -> None:
     weights = {0: 20, 1: 50, 3: 1}
     collected = _collect({client: _reply(_vector(client, weight)) for client, weight in weights.items()})
     assert collected.events == dict.fromkeys(weights, CONTRIBUTED)
-    assert collected.sum is not None
-    assert (collected.sum.weight, collected.sum.contributors, collected.sum.clipped) == (71, 3, 0)
-    assert collected.sum.loss == pytest.approx(1.5, rel=1e-3)
+    assert collected.sums[0] is not None
+    assert (collected.sums[0].weight, collected.sums[0].contributors, collected.sums[0].clipped) == (71, 3, 0)
+    assert collected.sums[0].loss == pytest.approx(1.5, rel=1e-3)
     expected = sum(weight * _values(client) for client, weight in weights.items())
-    np.testing.assert_allclose(collected.sum.totals / RING.scale, expected, atol=3 / RING.scale)
+    np.testing.assert_allclose(collected.sums[0].totals / RING.scale, expected, atol=3 / RING.scale)
 
 
 def test_the_order_of_replies_changes_no_bit() -> None:
     replies = {client: _reply(_vector(client)) for client in range(4)}
-    one = _collect(replies).sum
-    other = _collect(dict(reversed(replies.items()))).sum
+    one = _collect(replies).sums[0]
+    other = _collect(dict(reversed(replies.items()))).sums[0]
     assert one is not None
     assert other is not None
     np.testing.assert_array_equal(one.totals, other.totals)
@@ -68,8 +68,8 @@ def test_the_order_of_replies_changes_no_bit() -> None:
 
 def test_the_loss_is_weighted() -> None:
     collected = _collect({0: _reply(_vector(0, 10, 1.0)), 1: _reply(_vector(1, 30, 2.0))})
-    assert collected.sum is not None
-    assert collected.sum.loss == pytest.approx(1.75, rel=1e-3)
+    assert collected.sums[0] is not None
+    assert collected.sums[0].loss == pytest.approx(1.75, rel=1e-3)
 
 
 def _with(place: int, value: int) -> bytes:
@@ -115,13 +115,14 @@ def test_a_bad_reply_is_refused_with_its_reason_and_the_others_count(name: str) 
     good = {0: _reply(_vector(0)), 2: _reply(_vector(2))}
     collected = _collect({0: good[0], 1: data, 2: good[2]})
     alone = _collect(good)
-    assert collected.sum is not None
-    assert alone.sum is not None
-    np.testing.assert_array_equal(collected.sum.totals, alone.sum.totals)
-    assert collected.sum[1:] == alone.sum[1:]
+    assert collected.sums[0] is not None
+    assert alone.sums[0] is not None
+    np.testing.assert_array_equal(collected.sums[0].totals, alone.sums[0].totals)
+    assert collected.sums[0][1:] == alone.sums[0][1:]
     assert collected.events.keys() == {0, 1, 2}
     assert collected.events[0] == collected.events[2] == CONTRIBUTED
     assert reason in collected.events[1]
+    assert collected.refusals == [(1, collected.events[1])]
     assert collected.uplink == {0: len(good[0]), 1: len(data), 2: len(good[2])}
 
 
@@ -132,15 +133,18 @@ def test_what_honest_clients_can_send_is_taken(value: int) -> None:
     extreme = _reply(RING.encode(np.full(LENGTH, 1e300), LENGTH, 50, 1e9))
     collected = _collect(dict.fromkeys(range(4), extreme))
     assert collected.events == dict.fromkeys(range(4), CONTRIBUTED)
-    assert collected.sum is not None
-    assert collected.sum.clipped == 4 * LENGTH
+    assert collected.sums[0] is not None
+    assert collected.sums[0].clipped == 4 * LENGTH
 
 
 def test_without_any_good_reply_there_is_no_sum() -> None:
     size = len(encode(REQUEST))
-    assert _collect({}, [0, 2]) == (None, {0: MISSING, 2: MISSING}, {}, {0: size, 2: size})
+    nothing = _collect({}, [0, 2])
+    assert (nothing.sums, nothing.events) == ((None,), {0: MISSING, 2: MISSING})
+    assert (nothing.silent, nothing.refusals) == ({"vector": 2}, [])
+    assert (nothing.uplink, nothing.downlink) == ({}, {0: size, 2: size})
     collected = _collect({0: BAD["nothing"][0], 1: BAD["late"][0]})
-    assert collected.sum is None
+    assert collected.sums[0] is None
     assert collected.events.keys() == {0, 1}
     assert not {CONTRIBUTED, MISSING} & set(collected.events.values())
 
@@ -151,16 +155,16 @@ def test_who_does_not_answer_is_missing_and_the_others_count() -> None:
     assert collected.events == {0: CONTRIBUTED, 1: MISSING, 3: CONTRIBUTED}
     assert collected.uplink == {client: len(reply) for client, reply in replies.items()}
     assert collected.downlink.keys() == {0, 1, 3}
-    assert collected.sum is not None
-    assert alone.sum is not None
-    np.testing.assert_array_equal(collected.sum.totals, alone.sum.totals)
-    assert collected.sum[1:] == alone.sum[1:]
+    assert collected.sums[0] is not None
+    assert alone.sums[0] is not None
+    np.testing.assert_array_equal(collected.sums[0].totals, alone.sums[0].totals)
+    assert collected.sums[0][1:] == alone.sums[0][1:]
 
 
 def test_each_client_is_asked_once_with_its_own_request_and_its_bytes_are_counted() -> None:
     behind = RoundRequest(7, 7, bytes(32), bytes(32), CatchUp("outcomes", 5, (b"five", b"six")))
     wire = Wire({client: _reply(_vector(client)) for client in range(3)})
-    collected = SUM.collect({0: REQUEST, 1: behind, 2: REQUEST}, wire)
+    collected = SUM.collect([{0: REQUEST, 1: behind, 2: REQUEST}], wire)
     (heard,) = wire.heard
     assert {client: decode(data, RoundRequest) for client, data in heard.items()} == {0: REQUEST, 1: behind, 2: REQUEST}
     assert collected.downlink == {client: len(data) for client, data in heard.items()}

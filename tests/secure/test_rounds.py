@@ -2,17 +2,23 @@
 
 import secrets
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from baffle.core.messages import Abstention, Contribution, decode, encode
+from baffle.core.ring import add
+from baffle.errors import RefusalError
 from baffle.secure.context import sign
-from baffle.secure.messages import Advertisement, Turned, Unmasked
+from baffle.secure.messages import NO_SHARE, Advertisement, Sealed, Turned, Unmasked
+from baffle.secure.session import MOST_QUERIES
+from baffle.secure.shares import split
 
 sys.path.insert(0, str(Path(__file__).parent))
-from federation import LENGTH, Rounds, about
+from federation import LENGTH, Rounds, about, random_vector
 
 GARBAGE = [
     b"",
@@ -25,10 +31,18 @@ GARBAGE = [
     encode(Contribution(0, bytes(4))),
     encode(Contribution(99, bytes(4 * LENGTH))),
     encode(Turned(None, None, "no")),
-    encode(Turned(Unmasked(0, (), b""), None, "")),
-    encode(Turned(Unmasked(0, (b"", b"", b""), b""), None, "")),
+    encode(Turned(Unmasked(0, b"", bytes(33)), None, "")),
+    encode(Turned(Unmasked(0, NO_SHARE * 3, NO_SHARE), None, "")),
     encode(about(0)),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_keys() -> Iterator[None]:
+    """Lists of keys are made quicker when they serve few slots."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("baffle.secure.session.KEYS_AT_ONCE", 8)
+        yield
 
 
 def phases(rounds: Rounds) -> list[set[str]]:
@@ -305,3 +319,175 @@ def test_a_server_that_starts_anew_gets_keys_again() -> None:
     total, events = again.play(2)
     assert total is not None, events
     assert total.contributors == 4
+
+
+# Rounds that led nowhere, and the weights that are asked about again.
+
+
+SAME = bytes(range(32))
+
+
+def fail_to_unmask(rounds: Rounds, number: int, skipped: Sequence[int] = ()) -> None:
+    """All release their shares, and too few of them reach the server."""
+    rounds.network.spoil = lambda client, phase, data: None if phase == "unmask" and client else data
+    assert rounds.play(number, about(number, weights_hash=SAME, skipped=skipped))[0] is None
+    rounds.network.spoil = lambda _client, _phase, data: data
+
+
+@pytest.mark.parametrize("agreement", [False, True])
+def test_a_round_after_released_shares_goes_on_at_the_same_weights(agreement: bool) -> None:
+    rounds = Rounds(5, agreement=agreement)
+    fail_to_unmask(rounds, 0)
+    assert all(session._marks.released == {SAME.hex(): (0,)} for session in rounds.federation.sessions.values())
+    rounds.roster = lambda number: range(5) if number != 1 else ()
+    total, events = rounds.play(2, about(2, weights_hash=SAME, skipped=(0, 1)))
+    assert total is not None, events
+    assert total.contributors == 5
+
+
+def test_a_server_that_hides_a_skipped_round_is_refused() -> None:
+    for hidden in ((), (1,), (2,)):
+        rounds = Rounds(5, rosters=lambda number: range(5) if number != 1 else ())
+        fail_to_unmask(rounds, 0)
+        total, events = rounds.play(2, about(2, weights_hash=SAME, skipped=hidden))
+        assert total is None
+        assert all("asked about in round 0, which was not skipped" in event for event in events.values())
+
+
+def test_weights_are_asked_about_three_times_at_most() -> None:
+    rounds = Rounds(5, rosters=lambda number: range(5) if number % 2 == 0 else ())
+    for number in range(0, 2 * MOST_QUERIES, 2):
+        fail_to_unmask(rounds, number, range(number))
+    number = 2 * MOST_QUERIES
+    total, events = rounds.play(number, about(number, weights_hash=SAME, skipped=range(number)))
+    assert total is None
+    assert all(f"asked about {MOST_QUERIES} times" in event for event in events.values())
+    assert rounds.play(number + 2)[0] is not None
+
+
+@pytest.mark.parametrize("agreement", [False, True])
+def test_clients_that_are_told_different_skipped_rounds_give_noise(agreement: bool) -> None:
+    rounds = Rounds(5, agreement=agreement)
+    told = {client: about(3, skipped=(1, 2) if client == 2 else (1,)) for client in range(5)}
+    collected = rounds.sum.collect([told], rounds.network)
+    assert collected.sums == (None,)
+    assert "contributed" not in collected.events.values()
+
+
+# Attacks on the server by single clients.
+
+
+def after(rounds: Rounds) -> None:
+    """The run goes on without the attack."""
+    rounds.network.spoil = lambda _client, _phase, data: data
+    rounds.play(1)
+    total, events = rounds.play(2)
+    assert total is not None, events
+    assert total.contributors == 5
+
+
+@pytest.mark.parametrize(
+    ("place", "added"),
+    [
+        (0, 2**30),
+        (0, -(2**30)),
+        (2, 2**31),
+        (LENGTH, 2**20),
+        (LENGTH, -(2**20)),
+        (LENGTH + 1, 1),
+        (LENGTH + 1, -1),
+        (LENGTH + 2, 2**20),
+        (LENGTH + 2, -LENGTH),
+        (LENGTH + 3, 2**31),
+    ],
+)
+def test_a_vector_out_of_bounds_ends_the_round_only(place: int, added: int) -> None:
+    """Masks hide who sent it; the sum shows that somebody did."""
+    rounds = Rounds(5)
+
+    def spoil(client: int, phase: str, data: bytes) -> bytes:
+        if client != 3 or phase != "vector":
+            return data
+        vector = decode(data, Contribution).elements().copy()
+        vector[place] = (int(vector[place]) + added) % 2**32
+        return encode(Contribution(0, vector.tobytes()))
+
+    rounds.network.spoil = spoil
+    total, events = rounds.play(0)
+    assert total is None
+    assert all("abandoned" in event for event in events.values())
+    after(rounds)
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_boxes_with_shares_of_other_secrets_end_the_round_only(dropped: bool) -> None:
+    """Client 4 seals shares of a key and a seed that it does not use, and then drops, or does not."""
+    rounds, lied = Rounds(5), list[int]()
+
+    def lie(client: int, phase: str, data: bytes) -> bytes | None:
+        if client == 4 and phase == "seal" and 0 in rounds.federation.sessions[4]._open and not lied:
+            lied.append(client)
+            own = rounds.federation.sessions[4]._open[0]
+            peers = rounds.federation.sessions[4]._peers
+            points = [1, 2, 3, 4, 5]
+            seeds, keys = (split(secrets.token_bytes(32), own.slot.opening.threshold, points) for _ in range(2))
+            boxes = [peers.seal(0, peer, seeds[peer] + keys[peer]) for peer in range(4)]
+            return encode(Turned(None, Sealed(0, b"".join(boxes)), ""))
+        return None if dropped and client == 4 and phase == "vector" else data
+
+    rounds.network.spoil = lie
+    collected = rounds.play_groups(0)
+    assert collected.sums == (None,)
+    if dropped:
+        assert "another key than it advertised" in collected.events[0]
+    after(rounds)
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_shares_of_another_key_end_the_round_only(place: int) -> None:
+    """Client 4 drops, and client `place` releases something else for its key."""
+    rounds = Rounds(5)
+
+    def lie(client: int, phase: str, data: bytes) -> bytes | None:
+        if client == 4 and phase == "vector":
+            return None
+        if client == place and phase == "unmask":
+            turned = decode(data, Turned)
+            assert turned.unmasked is not None
+            other = secrets.token_bytes(32).rjust(33, b"\0")
+            shares = turned.unmasked.shares[:-33] + other
+            return encode(replace(turned, unmasked=replace(turned.unmasked, shares=shares)))
+        return data
+
+    rounds.network.spoil = lie
+    total, events = rounds.play(0)
+    if place == 0:
+        assert total is None
+        assert "abandoned" in events[1]
+    else:
+        assert total is not None  # three others hold shares that are enough
+    after(rounds)
+
+
+def test_a_second_vector_of_one_client_is_refused_and_the_first_counts() -> None:
+    made = Rounds(4).federation
+    made.advertise()
+    server, plain = made.until_masked(about(0))
+    with pytest.raises(RefusalError, match="another vector before"):
+        server.take_vector(2, random_vector(), LENGTH)
+    unmask = server.unmask()
+    for client in made.everybody:
+        server.take_unmasked(client, made.sessions[client].unmask(unmask))
+    assert np.array_equal(server.total(), add(list(plain.values())))
+
+
+def test_silence_and_refusals_are_counted_by_phase() -> None:
+    rounds = Rounds(12, agreement=True)
+    away = {"hello": 0, "vector": 1}
+    rounds.network.deaf = lambda client, phase: away.get(phase) == client
+    rounds.network.spoil = lambda client, phase, data: b"?" if (client, phase) == (2, "agree") else data
+    collected = rounds.play_groups(0)
+    assert collected.silent["vector"] == 1
+    assert collected.silent["keys"] >= 1
+    assert collected.silent.keys() == {"keys", "vector"}
+    assert [client for client, _ in collected.refusals] == [2]

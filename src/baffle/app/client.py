@@ -18,7 +18,7 @@ from baffle.core.ring import ELEMENT, EXTRAS, Ring, RingVector
 from baffle.core.seeds import batch_indices, permutation
 from baffle.data.sources import Dataset
 from baffle.errors import BaffleError, RefusalError
-from baffle.secure.messages import Hello, MaskedRequest, Request, Turn, decode_request
+from baffle.secure.messages import Agree, Hello, MaskedRequest, Request, Turn, decode_request
 from baffle.secure.session import ClientSession
 from baffle.trajectory import Trajectory, optimizer
 
@@ -67,6 +67,8 @@ class Client:
                 return _contribution(asked.request, session.mask(asked, lambda: self._vector(asked.request)))
             case Hello() if session is not None:
                 return session.advertise(asked.slot)
+            case Agree() if session is not None:
+                return session.agree(asked)
             case Turn() if session is not None:
                 return session.turn(asked)
             case _:

@@ -13,10 +13,26 @@ from baffle.app.task import Task
 from baffle.core.directions import NUMBERS_AT_ONCE
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.state import pack
+from baffle.plan import Plan
 from baffle.runtime.torch_loss import TorchLoss, weights_of
-from baffle.secure.graph import graph
-from baffle.secure.messages import Advertisement, Hello, MaskedRequest, Opening, Sealed, Turn, Turned, Unmask, Unmasked
+from baffle.secure.messages import (
+    BOX_BYTES,
+    SIGNATURE_BYTES,
+    Advertisement,
+    Agree,
+    Agreed,
+    Hello,
+    MaskedRequest,
+    Opening,
+    Sealed,
+    Turn,
+    Turned,
+    Unmask,
+    Unmasked,
+)
 from baffle.secure.session import KEYS_AT_ONCE
+from baffle.secure.shares import SHARE_BYTES
+from baffle.secure.terms import Terms
 from baffle.trajectory import Trajectory, trajectory
 
 
@@ -26,6 +42,7 @@ class Costs:
 
     n_weights: int
     clients_per_round: int
+    clients_per_sum: int  # the smallest number that is summed together: nobody hides among fewer
     samples_per_client: int
     forwards: int
     forwards_in_all: int
@@ -46,11 +63,12 @@ def costs(task: Task) -> Costs:
     course = trajectory(plan, len(initial))
     median = int(np.median([len(share) for share in task.shares]))
     forwards = [forwards_of(course, k, len(share)) for k, share in zip(task.tiers, task.shares, strict=True)]
-    secure = secure_bytes(plan.per_round) if plan.secure.mode == "on" else SecureBytes(0, 0)
+    secure = secure_bytes(plan)
     precision = measure(task) if plan.estimator == "probe" else None
     return Costs(
         n_weights=course.n,
         clients_per_round=plan.per_round,
+        clients_per_sum=plan.group_sizes[0],
         samples_per_client=median,
         forwards=max(forwards),
         forwards_in_all=round(plan.rounds * plan.per_round * float(np.mean(forwards))),
@@ -60,16 +78,24 @@ def costs(task: Task) -> Costs:
         join_bytes=_request_bytes(CatchUp("snapshot", 0, (pack(course.rule.start(initial)),))),
         weights_bytes=4 * course.n,
         memory_bytes=_memory(task, course),
-        alignment=math.sqrt(plan.probe.k / (plan.probe.k + course.n + 1)) if precision else None,
+        alignment=_alignment(plan, course.n) if precision else None,
         precision=precision,
         advice=judge(task, precision) if precision else [],
     )
 
 
+def _alignment(plan: Plan, n: int) -> float:
+    """√(K/(K+n+1)), with all directions that the clients of a round evaluate together."""
+    directions = plan.probe.k * (plan.secure.groups if plan.own_seeds else 1)
+    return math.sqrt(directions / (directions + n + 1))
+
+
 def downlink_bytes(course: Trajectory) -> int:
     """The size of a request to a client that took part in the round before."""
     if course.plan.run.downlink == "scalars":
-        outcome = Outcome(0, course.plan.outcome_kind, (Group(0, bytes(4 * course.length), 1),))
+        outcome = Outcome(
+            0, course.plan.outcome_kind, (Group(0, bytes(4 * course.length), 1),) * course.plan.secure.groups
+        )
         return _request_bytes(CatchUp("outcomes", 0, (encode(outcome),)))
     return _request_bytes(CatchUp(course.plan.run.downlink, 0, (bytes(4 * course.n),)))
 
@@ -81,18 +107,29 @@ class SecureBytes(NamedTuple):
     down: int
 
 
-def secure_bytes(clients: int) -> SecureBytes:
+def secure_bytes(plan: Plan) -> SecureBytes:
     """In steady state and without dropouts; renewed lists of keys are spread over the slots that they serve."""
-    members = tuple(range(clients))
-    drawn = graph(members, bytes(32))
+    if plan.secure.mode == "off":
+        return SecureBytes(0, 0)
+    members, agreement = tuple(range(plan.group_sizes[1])), plan.secure.mode == "malicious-server"
+    k = Terms(agreement=agreement).graph(members, bytes(32)).k
     keys = Advertisement(0, bytes(16), bytes(32), 0, (bytes(32),) * KEYS_AT_ONCE, bytes(64))
-    turned = Turned(Unmasked(0, (bytes(33),) * drawn.k, bytes(33)), Sealed(0, (bytes(82),) * drawn.k), "")
-    turn = Turn(Unmask(0, members, ()), Opening(0, members, 1, 1, bytes(32), ()))
+    turned = Turned(Unmasked(0, bytes(SHARE_BYTES * k), bytes(SHARE_BYTES)), Sealed(0, bytes(BOX_BYTES * k)), "")
+    signers, signatures = (members, bytes(SIGNATURE_BYTES * len(members))) if agreement else ((), b"")
+    turn = Turn(Unmask(0, members, (), signers, signatures), Opening(0, members, 1, 1, bytes(32), ()))
     request = RoundRequest(0, 0, bytes(32), bytes(32), CatchUp("weights", 0, ()))
-    wrapped = len(encode(MaskedRequest(request, members, bytes(32), (bytes(82),) * drawn.k))) - len(encode(request))
-    renewed = len(encode(keys)) / KEYS_AT_ONCE
-    told = len(encode(Hello(0))) / KEYS_AT_ONCE + (renewed + 5 / KEYS_AT_ONCE) * drawn.k
-    return SecureBytes(round(len(encode(turned)) + renewed), round(wrapped + len(encode(turn)) + told))
+    wrapped = len(encode(MaskedRequest(request, members, bytes(32), bytes(BOX_BYTES * k)))) - len(encode(request))
+    agree, agreed = (len(encode(Agree(0, members, ()))), len(encode(Agreed(0, bytes(64))))) if agreement else (0, 0)
+    served = KEYS_AT_ONCE * plan.federation.participation  # rounds that a client takes part in while a list is good
+    told = (len(encode(Hello(0))) + (len(encode(keys)) + 5) * _met(plan, k, served)) / served
+    renewed = len(encode(keys)) / served
+    return SecureBytes(round(len(encode(turned)) + renewed + agreed), round(wrapped + len(encode(turn)) + told + agree))
+
+
+def _met(plan: Plan, k: int, rounds: float) -> float:
+    """How many others a client is expected to have had as neighbours after so many rounds, k in each."""
+    others = plan.federation.clients - 1
+    return others * (1 - (1 - k / others) ** rounds) if k < others else k
 
 
 def _request_bytes(catch_up: CatchUp) -> int:

@@ -66,6 +66,7 @@ class RoundMetrics(msgspec.Struct):
     requests: int
     join_bytes: int
     joins: int
+    refusals: int
     seconds: float = 0.0
 
 
@@ -146,6 +147,7 @@ class Recorder:
             "trajectory_digest": self._course.digest.hex(),
             "estimator": plan.estimator,
             "dropouts": self._journal.count(MISSING),
+            "refusals": total("refusals"),
             "secure": plan.secure.mode,
         }
         self._folder.write_summary(summary)

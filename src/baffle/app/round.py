@@ -1,20 +1,27 @@
 """One round, top to bottom: open, exchange, close, apply, append. Start reading here."""
 
-from collections.abc import Mapping, Set
+import math
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from baffle.app.downlink import Downlink
+from baffle.core.arrays import F32
 from baffle.core.messages import Group, Outcome, RoundRequest
 from baffle.core.ports import CONTRIBUTED, MISSING, Aggregation, Collected, Transport
 from baffle.core.ring import Sum
 from baffle.core.seeds import permutation
-from baffle.core.state import apply
+from baffle.core.state import ServerState, apply
 from baffle.journal.replay import Present
 from baffle.journal.store import Journal
+from baffle.secure.terms import Terms
 from baffle.trajectory import Trajectory
+
+MOST_REFUSALS = 20
+"""Of so many a round's metrics keep the words."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +42,17 @@ def play_round(
     downlink: Downlink,
 ) -> Played:
     """From the present to the next one. `apply` is pure: the journal holds the round before anybody builds on it."""
-    roster = choose_clients(course, present.round)
-    requests = open_round(course, present, roster, downlink)
+    groups = choose_groups(course, present.round)
+    requests = open_round(course, present, groups, downlink)
     collected = aggregation.collect(requests, transport)
-    outcome = outcome_of(course, requests[roster[0]], collected.sum)
-    state = apply(course.rule, present.state, outcome)
-    metrics = tell(collected, downlink.newcomers(roster))
+    outcome, state = close_round(course, present, collected.sums)
+    metrics = tell(outcome, collected, downlink.newcomers([*collected.events, *collected.downlink]))
     downlink.delivered([client for client, event in collected.events.items() if event == CONTRIBUTED], present)
     snapshot = (present.round + 1) % course.plan.run.snapshot_every == 0
     chain = journal.append(
         present.chain, outcome, state, snapshot=snapshot, metrics=metrics, participation=collected.events
     )
-    return Played(Present(present.round + 1, state, chain), metrics, collected.events)
+    return Played(present.after(outcome, state, chain), metrics, collected.events)
 
 
 def choose_clients(course: Trajectory, round_number: int) -> list[int]:
@@ -58,36 +64,85 @@ def choose_clients(course: Trajectory, round_number: int) -> list[int]:
     return sorted(order[: course.plan.per_round].tolist())
 
 
-def open_round(course: Trajectory, present: Present, roster: list[int], downlink: Downlink) -> dict[int, RoundRequest]:
-    """For each client the round's request, with what that client has missed. Who missed the same shares one."""
+def choose_groups(course: Trajectory, round_number: int) -> list[list[int]]:
+    """Who is summed with whom: the same for everybody who knows the plan, and drawn anew in every round."""
+    roster, count = choose_clients(course, round_number), course.plan.secure.groups
+    if count == 1:
+        return [roster]
+    order = permutation(course.seeds.key("groups", round_number), len(roster)).tolist()
+    return [sorted(roster[place] for place in order[group::count]) for group in range(count)]
+
+
+def terms_of(course: Trajectory, tiers: Mapping[int, int]) -> Terms:
+    """What the clients of a run insist on in its secure sums."""
+    plan = course.plan
+
+    @lru_cache(maxsize=4)  # simulated clients ask for the same round, one after the other
+    def groups_of(round_number: int) -> list[list[int]]:
+        return choose_groups(course, round_number) if round_number < plan.rounds else []
+
+    secure = plan.secure
+    return Terms(secure.floor, secure.threshold, secure.mode == "malicious-server", groups_of, tiers)
+
+
+def open_round(
+    course: Trajectory, present: Present, groups: list[list[int]], downlink: Downlink
+) -> list[dict[int, RoundRequest]]:
+    """For each client of each group the round's request, with what that client has missed. Who is to be told the same
+    shares one."""
     weights_hash = present.state.weights_hash()
-    catch_ups = downlink.catch_ups(roster, present)
-    made = {
-        id(catch_up): RoundRequest(present.round, present.round, course.digest, weights_hash, catch_up)
-        for catch_up in catch_ups.values()
-    }
-    return {client: made[id(catch_ups[client])] for client in roster}
+    catch_ups = downlink.catch_ups([client for group in groups for client in group], present)
+    made: dict[tuple[int, int], RoundRequest] = {}
+
+    def request(client: int, group: int) -> RoundRequest:
+        catch_up, key = catch_ups[client], course.key_number(present.round, group)
+        fresh = RoundRequest(present.round, key, course.digest, weights_hash, catch_up, present.skipped)
+        return made.setdefault((id(catch_up), key), fresh)
+
+    return [{client: request(client, number) for client in group} for number, group in enumerate(groups)]
 
 
-def outcome_of(course: Trajectory, request: RoundRequest, total: Sum | None) -> Outcome:
-    """What the journal keeps of a round. Without a sum the round is skipped, and the run goes on."""
-    if total is None:
-        return Outcome(request.round, "skipped", ())
-    totals = total.totals.astype(np.dtype("<i4")).tobytes()
-    return Outcome(request.round, course.plan.outcome_kind, (Group(request.key, totals, total.weight),))
+def close_round(course: Trajectory, present: Present, sums: Sequence[Sum | None]) -> tuple[Outcome, ServerState]:
+    """What the journal keeps of a round, and what follows from it. Without a sum, or with an update beyond its cap, the
+    round is skipped, and the run goes on."""
+    groups = tuple(
+        Group(course.key_number(present.round, number), total.totals.astype("<i4").tobytes(), total.weight)
+        for number, total in enumerate(sums)
+        if total
+    )
+    if groups:
+        outcome = Outcome(present.round, course.plan.outcome_kind, groups)
+        state = apply(course.rule, present.state, outcome)
+        if within(course.plan.update.norm_max, present.state.weights, state.weights):
+            return outcome, state
+    return Outcome(present.round, "skipped", ()), present.state
 
 
-def tell(collected: Collected, joined: Set[int]) -> dict[str, Any]:
-    """A round in numbers. What a client needs once, to join, is counted apart from what it needs every round."""
-    total, down = collected.sum, collected.downlink
-    return {
-        "loss": total.loss if total else None,
-        "contributors": total.contributors if total else 0,
-        "clipped": total.clipped if total else 0,
+def within(cap: float, before: F32, after: F32) -> bool:
+    return not cap or float(np.linalg.norm(after.astype(np.float64) - before)) <= cap
+
+
+def tell(outcome: Outcome, collected: Collected, joined: Set[int]) -> dict[str, Any]:
+    """A round in numbers. What a client needs once, to join, is counted apart from what it needs every round; those who
+    are told of the next round already count too."""
+    sums = [total for total in collected.sums if total] if outcome.groups else []
+    weight, down = sum(total.weight for total in sums), collected.downlink
+    told: dict[str, Any] = {
+        "loss": math.fsum(total.loss * total.weight for total in sums) / weight if sums else None,
+        "contributors": sum(total.contributors for total in sums),
+        "clipped": sum(total.clipped for total in sums),
         "uplink_bytes": sum(collected.uplink.values()),
         "replies": sum(event != MISSING for event in collected.events.values()),
         "downlink_bytes": sum(size for client, size in down.items() if client not in joined),
         "requests": len(collected.events.keys() - joined),
         "join_bytes": sum(size for client, size in down.items() if client in joined),
-        "joins": len(joined),
+        "joins": len(collected.events.keys() & joined),
+        "refusals": len(collected.refusals),
     }
+    if collected.silent:
+        told["silent"] = collected.silent
+    if collected.refusals:
+        told["refused"] = [f"client {client}: {why}" for client, why in collected.refusals[:MOST_REFUSALS]]
+    if any(collected.sums) and not outcome.groups:
+        told["refused_update"] = True
+    return told

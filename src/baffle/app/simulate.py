@@ -5,7 +5,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from baffle.app.downlink import Downlink
 from baffle.app.precision import require_precision
 from baffle.app.recorder import Recorder, Summary, Watch
 from baffle.app.replica import Replica
-from baffle.app.round import choose_clients, play_round
+from baffle.app.round import play_round, terms_of
 from baffle.app.task import Runtimes, Task, load_task, versions
 from baffle.core.arrays import F32
 from baffle.core.ports import Aggregation
@@ -25,6 +25,7 @@ from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up
 from baffle.journal.store import Journal
 from baffle.plan import Plan, change, load
+from baffle.secure.peers import reader
 from baffle.secure.plain import PlainSum
 from baffle.secure.rounds import SecureSum
 from baffle.secure.session import ClientSession
@@ -84,7 +85,8 @@ def resume(path: Path, settings: Iterable[str] = (), *, data: Path | None = None
         new = change(old, settings)
         if new.trajectory_digest() != old.trajectory_digest():
             raise PlanError(
-                "a run that goes on may change rounds, secure.* and run.*, nothing else; start a new one with --out"
+                "a run that goes on may change rounds, run.* and secure.* but for its groups, nothing else; "
+                "start a new one with --out"
             )
         task = load_task(new, data)
         if task.plan != new:
@@ -149,17 +151,13 @@ def _aggregation(course: Trajectory, task: Task) -> tuple[Aggregation, dict[int,
         return PlainSum(course.ring, course.length), {}
     identities = {number: Ed25519PrivateKey.generate() for number in range(plan.federation.clients)}
     directory = {number: identity.public_key().public_bytes_raw() for number, identity in identities.items()}
-    run, tiers = secrets.token_bytes(32), dict(enumerate(task.tiers))
+    run, terms = secrets.token_bytes(32), terms_of(course, dict(enumerate(task.tiers)))
+    read_keys = lru_cache(maxsize=4096)(reader(directory, run))
     sessions = {
-        number: ClientSession(number, identity, directory, run, least_floor=plan.secure.floor, tiers=tiers)
-        for number, identity in identities.items()
+        number: ClientSession(number, own, directory, run, terms, read_keys=read_keys)
+        for number, own in identities.items()
     }
-
-    def roster_of(number: int) -> list[int]:
-        return choose_clients(course, number) if number < plan.rounds else []
-
-    secure = SecureSum(course.ring, course.length, run, directory, roster_of, plan.secure.floor, plan.secure.threshold)
-    return secure, sessions
+    return SecureSum(course.ring, course.length, run, directory, terms), sessions
 
 
 def drops(course: Trajectory, round_number: int, client: int) -> bool:

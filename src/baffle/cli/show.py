@@ -87,6 +87,7 @@ def summary_table(summary: "Summary") -> Table:
         "clipped": f"{summary['clipped']:,} values",
         "secure sum": summary["secure"],
         "dropouts": f"{summary['dropouts']:,} replies missing",
+        "refusals": f"{summary['refusals']:,} messages (the journal tells which and why)",
         "peak memory": f"{summary['peak_rss_mb']:,.0f} MB, whole process",
     }
     if "baseline_test_accuracy" in summary:
@@ -95,7 +96,7 @@ def summary_table(summary: "Summary") -> Table:
             f"{summary['baseline_uplink_bytes_per_client_round']:,} bytes up"
         )
     for name, value in rows.items():
-        if name not in ("clipped", "dropouts") or summary[name]:
+        if name not in ("clipped", "dropouts", "refusals") or summary[name]:
             table.add_row(name, value)
     return table
 
@@ -106,6 +107,7 @@ def costs_table(costs: "Costs") -> Table:
     rows = {
         "weights": f"{costs.n_weights:,}  ({size(costs.weights_bytes)})",
         "clients": f"{costs.clients_per_round:,} a round, {costs.samples_per_client:,} samples each (median)",
+        "hidden among": f"{costs.clients_per_sum:,} clients: the fewest that are summed together",
         "forward passes": f"{costs.forwards:,} per client and round, {costs.forwards_in_all:,} in all",
         "up": f"{costs.uplink_bytes:,} bytes per client and round  ({share:.1%} of the weights)",
         "down": f"{costs.downlink_bytes:,} bytes per client and round; {costs.join_bytes:,} once to join",
@@ -121,7 +123,8 @@ def costs_table(costs: "Costs") -> Table:
             f"{costs.precision.quantum:.3%} a ring step"
         )
     for name, value in rows.items():
-        table.add_row(name, value)
+        if name != "hidden among" or costs.secure_bytes:
+            table.add_row(name, value)
     return table
 
 

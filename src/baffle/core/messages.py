@@ -56,13 +56,15 @@ class CatchUp(Message, frozen=True, tag="catch-up"):
 
 
 class RoundRequest(Message, frozen=True, tag="request"):
-    """From server to client: probe these weights along the directions of this key."""
+    """From server to client: probe these weights along the directions of this key. `skipped` names the rounds that were
+    about the same weights and closed without a sum: without them, a client is not asked about any weights twice."""
 
     round: Number
     key: Number
     trajectory: Hash
     weights_hash: Hash
     catch_up: CatchUp
+    skipped: Annotated[tuple[Number, ...], msgspec.Meta(max_length=10_000)] = ()
 
 
 class Contribution(Message, frozen=True, tag="contribution"):

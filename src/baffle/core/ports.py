@@ -1,6 +1,6 @@
 """The seams of the system: each takes one value and returns one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from baffle.core.arrays import F32, I64
@@ -39,15 +39,18 @@ CONTRIBUTED, MISSING = "contributed", "missing"
 
 
 class Collected(NamedTuple):
-    """How a round ended: the sum over clients (or none), what became of each, and the bytes from and to each."""
+    """How a round ended: for each group the sum over its clients (or none), what became of each client, how many were
+    silent in which phase, what was refused, and the bytes from and to each."""
 
-    sum: Sum | None
+    sums: Sequence[Sum | None]
     events: Mapping[int, str]
+    silent: Mapping[str, int]
+    refusals: Sequence[tuple[int, str]]
     uplink: Mapping[int, int]
     downlink: Mapping[int, int]
 
 
 class Aggregation(Protocol):
-    """Requests → the sum of the replies over clients. Plain or secure."""
+    """For each group of clients: requests → the sum of the replies. Plain or secure."""
 
-    def collect(self, requests: Mapping[int, RoundRequest], transport: Transport) -> Collected: ...
+    def collect(self, groups: Sequence[Mapping[int, RoundRequest]], transport: Transport) -> Collected: ...

@@ -5,6 +5,7 @@ in the same ring) cancel without a trace.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -110,9 +111,12 @@ class Ring:
         return Sum(values, weight, contributors, clipped, loss / (weight * self._loss_scale))
 
 
-def add(vectors: list[RingVector]) -> RingVector:
-    """The sum in the ring."""
-    total: RingVector = np.add.reduce(vectors, dtype=np.uint32)
+def add(vectors: Iterable[RingVector]) -> RingVector:
+    """The sum in the ring, of at least one vector."""
+    several = iter(vectors)
+    total = next(several).astype(np.uint32)
+    for vector in several:
+        total += vector
     return total
 
 

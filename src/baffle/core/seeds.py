@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from baffle.core.arrays import I64, U8
 
-Purpose = Literal["directions", "local", "batches", "init", "partition", "participation", "tiers", "dropout"]
+Purpose = Literal["directions", "local", "batches", "init", "partition", "participation", "groups", "tiers", "dropout"]
 """What a key is for. Two purposes never share a key."""
 
 OF_THE_TRAJECTORY: frozenset[Purpose] = frozenset({"directions", "local"})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from baffle.core.messages import Outcome
 from baffle.core.state import ServerState, apply
 from baffle.errors import BaffleError, ChainError, JournalError
 from baffle.journal.folder import RunFolder
@@ -16,11 +17,18 @@ from baffle.trajectory import Trajectory, trajectory
 
 @dataclass(frozen=True)
 class Present:
-    """Where a run stands: its state after `round` rounds and the hash that leads there."""
+    """Where a run stands: its state after `round` rounds and the hash that leads there. `skipped`: the rounds that led
+    nowhere since the state last changed."""
 
     round: int
     state: ServerState
     chain: bytes
+    skipped: tuple[int, ...] = ()
+
+    def after(self, outcome: Outcome, state: ServerState, chain: bytes) -> "Present":
+        """One round further."""
+        skipped = (*self.skipped, self.round) if outcome.kind == "skipped" else ()
+        return Present(self.round + 1, state, chain, skipped)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ def follow(course: Trajectory, present: Present, entry: Entry) -> Present:
         raise ChainError(
             f"round {number} does not follow: its totals, key or hash were changed, or a state before it", number
         )
-    return Present(number + 1, state, chain)
+    return present.after(outcome, state, chain)
 
 
 def catch_up(journal: Journal, course: Trajectory) -> Present:
@@ -86,7 +94,10 @@ def _at_snapshot(journal: Journal, course: Trajectory, number: int) -> Present:
     )
     if chain_next(before, entry.outcome_bytes, state) != entry.chain:
         raise ChainError(f"snapshot {number} does not fit round {number - 1}", number - 1)
-    return Present(number, state, entry.chain)
+    first = number
+    while first and journal.entry(first - 1).outcome().kind == "skipped":
+        first -= 1
+    return Present(number, state, entry.chain, tuple(range(first, number)))
 
 
 def verify(path: Path, progress: Callable[[int, int], None] = lambda _done, _of: None) -> Verified:

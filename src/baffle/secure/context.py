@@ -1,7 +1,6 @@
 """What keys and masks are bound to, so that none of them fits anything else."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from hashlib import sha256
 
 from cryptography.exceptions import InvalidSignature
@@ -9,7 +8,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from baffle.core.messages import RoundRequest, encode
 from baffle.errors import RefusalError
-from baffle.secure.graph import Graph, graph
 from baffle.secure.messages import Advertisement, Opening
 
 
@@ -27,11 +25,15 @@ def keys_digest(run: bytes, advertisements: Iterable[Advertisement], slot: int) 
 def round_context(keys: bytes, opening: Opening, request: RoundRequest, roster: tuple[int, ...]) -> bytes:
     """Binds masks to everything that a round is about. A client that is shown other weights, another roster or another
     threshold than the rest masks with other streams, and the server gets noise."""
-    about = (request.round, request.key, opening.slot, opening.threshold, opening.floor, len(roster), *roster)
-    bound = b"".join(number.to_bytes(8, "big") for number in about)
+    about = (request.round, request.key, opening.slot, opening.threshold, opening.floor)
+    lists = b"".join(_counted(numbers) for numbers in (about, roster, opening.members, request.skipped))
     fixed = opening.graph_seed + request.trajectory + request.weights_hash
-    members = b"".join(number.to_bytes(8, "big") for number in opening.members)
-    return sha256(b"baffle/round-context/1" + keys + bound + fixed + members).digest()
+    return sha256(b"baffle/round-context/1" + keys + fixed + lists).digest()
+
+
+def survivors_text(run: bytes, context: bytes, alive: tuple[int, ...]) -> bytes:
+    """What clients sign when they agree on who survived a round."""
+    return b"baffle/survivors/1" + run + context + _counted(alive)
 
 
 def box_context(key: bytes, sender: int, receiver: int) -> bytes:
@@ -43,11 +45,21 @@ def sign(identity: Ed25519PrivateKey, run: bytes, unsigned: Advertisement) -> Ad
     return Advertisement(*_fields(unsigned), identity.sign(_signed_bytes(run, unsigned)))
 
 
-def require_signature(public: bytes, run: bytes, advertisement: Advertisement) -> None:
+def require_signed_keys(public: bytes, run: bytes, advertisement: Advertisement) -> None:
+    if not signed(public, advertisement.signature, _signed_bytes(run, advertisement)):
+        raise RefusalError(f"the keys of client {advertisement.sender} are not signed by it")
+
+
+def signed(public: bytes, signature: bytes, text: bytes) -> bool:
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(advertisement.signature, _signed_bytes(run, advertisement))
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
     except (InvalidSignature, ValueError):
-        raise RefusalError(f"the keys of client {advertisement.sender} are not signed by it") from None
+        return False
+    return True
+
+
+def _counted(numbers: tuple[int, ...]) -> bytes:
+    return b"".join(number.to_bytes(8, "big") for number in (len(numbers), *numbers))
 
 
 def _fields(advertisement: Advertisement) -> tuple[int, bytes, bytes, int, tuple[bytes, ...]]:
@@ -57,31 +69,3 @@ def _fields(advertisement: Advertisement) -> tuple[int, bytes, bytes, int, tuple
 
 def _signed_bytes(run: bytes, advertisement: Advertisement) -> bytes:
     return b"baffle/advertisement/1" + run + encode(Advertisement(*_fields(advertisement), bytes(64)))
-
-
-@dataclass(frozen=True)
-class Slot:
-    """An opening that has been checked, and the graph that follows from it."""
-
-    opening: Opening
-    graph: Graph
-
-    @property
-    def number(self) -> int:
-        return self.opening.slot
-
-
-def checked_slot(opening: Opening, least_floor: int) -> Slot:
-    """Refuse an opening under which the sum would not be safe."""
-    members = opening.members
-    if list(members) != sorted(set(members)):
-        raise RefusalError("a round's members must be named once each, in order")
-    drawn = graph(members, opening.graph_seed)
-    if not drawn.least_threshold <= opening.threshold <= drawn.k + 1:
-        raise RefusalError(
-            f"a threshold of {opening.threshold} with {drawn.k} neighbours, "
-            f"expected {drawn.least_threshold} to {drawn.k + 1}"
-        )
-    if not least_floor <= opening.floor <= len(members):
-        raise RefusalError(f"a survivor floor of {opening.floor}, expected {least_floor} to {len(members)}")
-    return Slot(opening, drawn)

@@ -59,10 +59,10 @@ class Graph:
         return (self.k + 1) // 2 + 1
 
 
-def graph(members: tuple[int, ...], seed: bytes) -> Graph:
+def graph(members: tuple[int, ...], seed: bytes, *, complete: bool = False) -> Graph:
     """The graph of a round; whoever knows its members and its public seed draws the same."""
     n = len(members)
-    if n <= COMPLETE_UP_TO:
+    if complete or n <= COMPLETE_UP_TO:
         return Graph(Neighbours(members, list(members), n), max(n - 1, 0))
     k = degree(n, DROPOUT)
     return Graph(Neighbours(members, [members[i] for i in permutation(seed, n)], k // 2), k)

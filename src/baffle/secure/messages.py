@@ -5,6 +5,7 @@ from typing import Annotated, cast
 from msgspec import Meta
 
 from baffle.core.messages import Message, Number, RoundRequest, read
+from baffle.errors import RefusalError
 
 MOST_MEMBERS = 100_000
 MOST_KEYS = 1024
@@ -12,10 +13,15 @@ MOST_KEYS = 1024
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Session = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
-Box = Annotated[bytes, Meta(min_length=82, max_length=82)]
-"""Two shares of 33 bytes and an authentication tag of 16."""
-Share = Annotated[bytes, Meta(max_length=33)]
-"""A share, or nothing where its box could not be opened."""
+Packed = bytes
+"""Many things of one size, one behind the other, so that none costs more than its own bytes."""
+Share = Annotated[bytes, Meta(min_length=33, max_length=33)]
+
+BOX_BYTES = 2 * 33 + 16
+"""Two shares and an authentication tag."""
+SIGNATURE_BYTES = 64
+NO_SHARE = b"\xff" * 33
+"""Stands where a box could not be opened; no share looks like it."""
 Members = Annotated[tuple[Number, ...], Meta(max_length=MOST_MEMBERS)]
 
 
@@ -51,7 +57,7 @@ class Sealed(Message, frozen=True, tag="sealed"):
     """From a client: for each of its neighbours in turn, a box that only that neighbour can open."""
 
     slot: Number
-    boxes: Annotated[tuple[Box, ...], Meta(max_length=MOST_MEMBERS)]
+    boxes: Packed
 
 
 class MaskedRequest(Message, frozen=True, tag="masked-request"):
@@ -62,15 +68,34 @@ class MaskedRequest(Message, frozen=True, tag="masked-request"):
     request: RoundRequest
     roster: Members
     keys: Key
-    boxes: Annotated[tuple[Box, ...], Meta(max_length=MOST_MEMBERS)]
+    boxes: Packed
 
 
-class Unmask(Message, frozen=True, tag="unmask"):
-    """To a client: who of the roster has sent a vector and who has not."""
+class Agree(Message, frozen=True, tag="agree"):
+    """To a client, where the server is not trusted to say the same to all: sign who has sent a vector and who has
+    not."""
 
     slot: Number
     alive: Members
     dropped: Members
+
+
+class Agreed(Message, frozen=True, tag="agreed"):
+    """From a client: its signature over the survivors and everything that the round is about."""
+
+    slot: Number
+    signature: Signature
+
+
+class Unmask(Message, frozen=True, tag="unmask"):
+    """To a client: who of the roster has sent a vector and who has not; and, where clients must agree on that, who has
+    signed it."""
+
+    slot: Number
+    alive: Members
+    dropped: Members
+    signers: Members = ()
+    signatures: Packed = b""
 
 
 class Unmasked(Message, frozen=True, tag="unmasked"):
@@ -78,7 +103,7 @@ class Unmasked(Message, frozen=True, tag="unmasked"):
     own share of its own self mask."""
 
     slot: Number
-    shares: Annotated[tuple[Share, ...], Meta(max_length=MOST_MEMBERS)]
+    shares: Packed
     own: Share
 
 
@@ -89,7 +114,16 @@ class Turn(Message, frozen=True, tag="turn"):
     opening: Opening | None
 
 
-Request = RoundRequest | MaskedRequest | Hello | Turn
+PHASES = ("keys", "share", "vector", "agree", "unmask")
+
+Request = RoundRequest | MaskedRequest | Hello | Agree | Turn
+
+
+def cut(packed: Packed, size: int, count: int, what: str) -> list[bytes]:
+    """So many things of one size."""
+    if len(packed) != size * count:
+        raise RefusalError(f"{len(packed)} bytes of {what}, expected {count} of {size} bytes")
+    return [packed[i : i + size] for i in range(0, len(packed), size)]
 
 
 def decode_request(data: bytes) -> Request:
@@ -103,3 +137,18 @@ class Turned(Message, frozen=True, tag="turned"):
     unmasked: Unmasked | None
     sealed: Sealed | None
     refusal: Annotated[str, Meta(max_length=1000)]
+
+
+def phase_of(message: Message) -> str:
+    """Which part of a round a message to a client belongs to."""
+    match message:
+        case Hello():
+            return "keys"
+        case Turn(unmask=None):
+            return "share"
+        case Turn():
+            return "unmask"
+        case Agree():
+            return "agree"
+        case _:
+            return "vector"

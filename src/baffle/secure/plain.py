@@ -1,11 +1,11 @@
 """The plain sum: the server sees every client's vector. It can therefore refuse a single bad one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from baffle.core.messages import RoundRequest, contribution_to
 from baffle.core.ports import CONTRIBUTED, MISSING, Collected, Transport
-from baffle.core.ring import EXTRAS, Ring, RingVector, add
+from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
 from baffle.errors import MessageError
 from baffle.secure.traffic import Traffic
 
@@ -17,17 +17,22 @@ class PlainSum:
     ring: Ring
     length: int
 
-    def collect(self, requests: Mapping[int, RoundRequest], transport: Transport) -> Collected:
-        traffic, events = Traffic(transport), dict.fromkeys(requests, MISSING)
-        vectors: list[RingVector] = []
-        for client, data in traffic.exchange(requests).items():
+    def collect(self, groups: Sequence[Mapping[int, RoundRequest]], transport: Transport) -> Collected:
+        traffic = Traffic(transport)
+        asked = {client: request for requests in groups for client, request in requests.items()}
+        events, vectors = dict.fromkeys(asked, MISSING), dict[int, RingVector]()
+        for client, data in traffic.exchange(asked).items():
             try:
-                vectors.append(self._vector(requests[client], data))
+                vectors[client] = self._vector(asked[client], data)
                 events[client] = CONTRIBUTED
             except MessageError as fault:
                 events[client] = str(fault)
-        total = self.ring.decode(add(vectors), len(vectors)) if vectors else None
-        return Collected(total, events, traffic.up, traffic.down)
+                traffic.refuse(client, fault)
+        sums = tuple(self._sum([vectors[client] for client in group if client in vectors]) for group in groups)
+        return Collected(sums, events, dict(traffic.silent), traffic.refusals, traffic.up, traffic.down)
+
+    def _sum(self, vectors: list[RingVector]) -> Sum | None:
+        return self.ring.decode(add(vectors), len(vectors)) if vectors else None
 
     def _vector(self, request: RoundRequest, data: bytes) -> RingVector:
         vector = contribution_to(request, data)

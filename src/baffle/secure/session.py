@@ -9,36 +9,48 @@ A *slot* is one use of the protocol: one mask key of every client, for one attem
                                              <-  the round, its roster, the boxes for this client
     mask        vector + masks               ->
                                              <-  who is alive and who dropped
+    agree       signature over that          ->        (only where the server may lie)
+                                             <-  the same, with the signatures
     unmask      one share per neighbour      ->  total
 """
 
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeVar
 
+import msgspec
 import numpy as np
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from baffle.core.messages import RoundRequest, decode
+from baffle.core.messages import RoundRequest
 from baffle.core.ring import RingVector, add
 from baffle.errors import AbortError, MessageError, RefusalError
-from baffle.secure.context import (
-    Slot,
-    box_context,
-    checked_slot,
-    key_context,
-    keys_digest,
-    require_signature,
-    round_context,
-    sign,
+from baffle.secure.context import keys_digest, round_context, sign, signed, survivors_text
+from baffle.secure.marks import Marks
+from baffle.secure.masks import agree, pair_mask, self_mask
+from baffle.secure.messages import (
+    BOX_BYTES,
+    MOST_KEYS,
+    NO_SHARE,
+    SIGNATURE_BYTES,
+    Advertisement,
+    Agree,
+    Agreed,
+    MaskedRequest,
+    Opening,
+    Sealed,
+    Turn,
+    Turned,
+    Unmask,
+    Unmasked,
+    cut,
 )
-from baffle.secure.masks import agree, derive, pair_mask, self_mask
-from baffle.secure.messages import Advertisement, MaskedRequest, Opening, Sealed, Turn, Turned, Unmask, Unmasked
+from baffle.secure.peers import Peers, ReadKeys, reader
 from baffle.secure.shares import SHARE_BYTES, combine, split, weights
+from baffle.secure.terms import Slot, Terms, checked_slot
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -48,19 +60,6 @@ KEYS_AT_ONCE = 64
 
 MOST_QUERIES = 3
 """How often a client answers about the same weights: more often, differences of sums would single somebody out."""
-
-NO_NONCE = bytes(12)
-"""Every box has a key of its own, so its nonce is fixed."""
-
-
-@dataclass(frozen=True)
-class Marks:
-    """What a client must remember beyond a restart, per run."""
-
-    sealed: int = -1  # the newest slot that it shared its secrets for
-    slot: int = -1  # the newest that it sent a vector in
-    round: int = -1  # the newest that it released shares for
-    released: Mapping[bytes, int] = field(default_factory=dict)  # how often, by the hash of the weights asked about
 
 
 @dataclass
@@ -73,8 +72,9 @@ class _Secrets:
     share: bytes  # its own, of its seed
     sealed: Sealed
     request: MaskedRequest | None = None
+    context: bytes = b""
     masked: RingVector | None = None
-    unmask: Unmask | None = None
+    survivors: tuple[int, ...] = ()  # whom it has signed for, or released shares for
     unmasked: Unmasked | None = None
 
 
@@ -82,7 +82,7 @@ class ClientSession:
     """The client's half, for one run and as long as the process lives.
 
     `directory` holds every client's public identity. `remember` makes marks durable before anything is sent that they
-    guard. `tiers` tells how many directions each client evaluates; without it all evaluate the same.
+    guard. Simulated clients share `read_keys`, so that the same list is read once.
     """
 
     def __init__(
@@ -91,112 +91,116 @@ class ClientSession:
         identity: Ed25519PrivateKey,
         directory: Mapping[int, bytes],
         run: bytes,
+        terms: Terms,
         *,
-        least_floor: int = 2,
-        tiers: Mapping[int, int] | None = None,
         marks: Marks | None = None,
         remember: Callable[[Marks], None] = lambda _: None,
+        read_keys: ReadKeys | None = None,
     ) -> None:
         self._number, self._identity, self._directory, self._run = number, identity, directory, run
-        self._least_floor, self._tiers = least_floor, tiers or {}
+        self._terms = terms
         self._marks, self._remember = marks or Marks(), remember
         self._session = secrets.token_bytes(16)
-        self._channel = X25519PrivateKey.generate()
+        self._peers = Peers(number, run, read_keys or reader(directory, run))
         self._keys: dict[int, X25519PrivateKey] = {}
-        self._peers: dict[int, Advertisement] = {}
-        self._channels: dict[tuple[int, bytes], bytes] = {}
         self._open: dict[int, _Secrets] = {}
 
     def advertise(self, first: int) -> Advertisement:
-        """New keys for the slots from `first` on."""
-        if first <= max(self._marks.slot, self._marks.sealed):
-            raise RefusalError(f"keys for slot {first}, but slot {max(self._marks.slot, self._marks.sealed)} is over")
-        fresh = {slot: X25519PrivateKey.generate() for slot in range(first, first + KEYS_AT_ONCE)}
-        self._keys = fresh
-        keys = tuple(key.public_key().public_bytes_raw() for key in fresh.values())
-        channel = self._channel.public_key().public_bytes_raw()
-        unsigned = Advertisement(self._number, self._session, channel, first, keys, bytes(64))
+        """Keys for the slots from `first` on; a slot has one, however often it is asked for."""
+        self._require_unused(first)
+        slots = range(first, first + KEYS_AT_ONCE)
+        made = {slot: self._keys.get(slot) or X25519PrivateKey.generate() for slot in slots}
+        self._keys = dict([*self._keys.items(), *made.items()][-MOST_KEYS:])
+        keys = tuple(key.public_key().public_bytes_raw() for key in made.values())
+        unsigned = Advertisement(self._number, self._session, self._peers.channel_key, first, keys, bytes(64))
         advertisement = sign(self._identity, self._run, unsigned)
-        self._peers[self._number] = advertisement
+        self._peers.take_own(advertisement)
         return advertisement
 
     def seal(self, opening: Opening) -> Sealed:
         """Share this slot's secrets among the neighbours."""
         known = self._open.get(opening.slot)
         if known:
-            if known.slot.opening.members != opening.members or known.slot.opening.graph_seed != opening.graph_seed:
-                raise RefusalError(f"slot {opening.slot} was opened with other members before")
+            if msgspec.structs.replace(opening, advertisements=()) != known.slot.opening:
+                raise RefusalError(f"slot {opening.slot} was opened with other members or terms before")
             return known.sealed
-        if opening.slot <= max(self._marks.slot, self._marks.sealed):
-            raise RefusalError(f"slot {opening.slot} is not after slot {max(self._marks.slot, self._marks.sealed)}")
+        self._require_unused(opening.slot)
         private = self._keys.get(opening.slot)
         if private is None:
             raise RefusalError(f"no key was advertised for slot {opening.slot}")
-        slot = checked_slot(opening, self._least_floor)
+        slot = checked_slot(msgspec.structs.replace(opening, advertisements=()), self._terms)
         if self._number not in opening.members:
             raise RefusalError(f"slot {opening.slot} does not count this client among its members")
-        self._take_advertisements(opening)
         neighbours = slot.graph.neighbours[self._number]
-        self._require_distinct_keys(opening.slot, neighbours)
+        self._peers.take(opening, neighbours, private.public_key().public_bytes_raw())
         seed = secrets.token_bytes(32)
         points = [holder + 1 for holder in (*neighbours, self._number)]
         *of_seed, own = split(seed, opening.threshold, points)
         *of_key, _ = split(private.private_bytes_raw(), opening.threshold, points)
-        key = key_context(self._run, self._peers[self._number], opening.slot)
         boxes = [
-            ChaCha20Poly1305(self._box_key(key, self._number, receiver, receiver)).encrypt(NO_NONCE, a + b, None)
+            self._peers.seal(opening.slot, receiver, a + b)
             for receiver, a, b in zip(neighbours, of_seed, of_key, strict=True)
         ]
-        sealed = Sealed(opening.slot, tuple(boxes))
-        self._note(replace(self._marks, sealed=opening.slot))
-        self._keys.pop(opening.slot)
+        sealed = Sealed(opening.slot, b"".join(boxes))
+        self._note(sealed=opening.slot)
+        self._keys = {number: key for number, key in self._keys.items() if number > opening.slot}
         self._open = {number: one for number, one in self._open.items() if number >= opening.slot - 1}
         self._open[opening.slot] = _Secrets(slot, private, seed, own, sealed)
+        self._peers.forget_keys_before(min(self._open))
         return sealed
 
     def mask(self, asked: MaskedRequest, compute: Callable[[], RingVector]) -> RingVector:
         """Hide a vector, which is computed when nothing speaks against it. Asked again in the same words it gives the
         same bytes, and otherwise nothing."""
-        own = self._slot(asked.request.key)
+        own = self._slot(asked.request.round)
         if own.masked is not None:
             if own.request != asked:
                 raise RefusalError(f"slot {own.slot.number} has been used for another request")
             return own.masked
-        if asked.request.key <= self._marks.slot:
-            raise RefusalError(f"slot {asked.request.key} is not after slot {self._marks.slot}")
+        if own.slot.number <= self._marks.slot:
+            raise RefusalError(f"slot {own.slot.number} is not after slot {self._marks.slot}")
         self._require_fresh(asked.request)
         roster = self._checked_roster(own.slot, asked)
         context = round_context(asked.keys, own.slot.opening, asked.request, asked.roster)
         vector = compute()
-        parts = [vector, self_mask(own.seed, context, len(vector))]
-        for peer in own.slot.graph.neighbours[self._number]:
-            if peer in roster:
-                secret = agree(own.private, self._key_of(peer, own.slot.number))
-                parts.append(pair_mask(secret, context, len(vector), plus=self._number < peer))
-        self._note(replace(self._marks, slot=own.slot.number))
-        own.request, own.masked = asked, add(parts)
-        return own.masked
+        peers = [peer for peer in own.slot.graph.neighbours[self._number] if peer in roster]
+        masked = add(chain([vector], self._masks(own, context, peers, len(vector))))
+        self._note(slot=own.slot.number)
+        own.request, own.context, own.masked = asked, context, masked
+        return masked
+
+    def _masks(self, own: _Secrets, context: bytes, peers: list[int], length: int) -> Iterable[RingVector]:
+        yield self_mask(own.seed, context, length)
+        for peer in peers:
+            secret = agree(own.private, self._peers.key(peer, own.slot.number))
+            yield pair_mask(secret, context, length, plus=self._number < peer)
+
+    def agree(self, asked: Agree) -> Agreed:
+        """Sign who survived, once: the others release their shares only when enough have signed the same."""
+        own = self._slot(asked.slot)
+        self._checked_request(own, asked)
+        own.survivors = asked.alive
+        return Agreed(asked.slot, self._identity.sign(survivors_text(self._run, own.context, asked.alive)))
 
     def unmask(self, asked: Unmask) -> Unmasked:
         """Release one share for every neighbour on the roster: of its self mask if it is alive, of its key if not; and
         this client's own share of its own self mask."""
         own = self._slot(asked.slot)
-        if own.request is None:
-            raise RefusalError(f"slot {asked.slot} has no vector of this client to unmask")
+        request = self._checked_request(own, asked)
         if own.unmasked is not None:
-            if own.unmask != asked:
-                raise RefusalError(f"slot {asked.slot} was unmasked for other survivors before")
             return own.unmasked
-        alive, request = self._checked_survivors(own, asked), own.request.request
-        self._require_fresh(request)
-        neighbours = [peer for peer in own.slot.graph.neighbours[self._number] if peer in own.request.roster]
-        shares = tuple(
-            self._opened(peer, own.slot.number, box)[0 if peer in alive else 1]
-            for peer, box in zip(neighbours, own.request.boxes, strict=True)
-        )
-        released = {**self._marks.released, request.weights_hash: self._releases(request) + 1}
-        self._note(replace(self._marks, round=request.round, released=released))
-        own.unmask, own.unmasked = asked, Unmasked(asked.slot, shares, own.share)
+        self._require_agreement(own, asked)
+        self._require_fresh(request.request)
+        neighbours = [peer for peer in own.slot.graph.neighbours[self._number] if peer in request.roster]
+        boxes = cut(request.boxes, BOX_BYTES, len(neighbours), "boxes")
+        shares = [
+            self._share(peer, own.slot.number, box, alive=peer in asked.alive)
+            for peer, box in zip(neighbours, boxes, strict=True)
+        ]
+        weights_hash, number = request.request.weights_hash.hex(), request.request.round
+        rounds = (*self._marks.released.get(weights_hash, ()), number)
+        self._note(round=number, released={**self._marks.released, weights_hash: rounds})
+        own.survivors, own.unmasked = asked.alive, Unmasked(asked.slot, b"".join(shares), own.share)
         return own.unmasked
 
     def turn(self, asked: Turn) -> Turned:
@@ -218,40 +222,24 @@ class ClientSession:
             raise RefusalError(f"slot {number} was not opened")
         return self._open[number]
 
-    def _note(self, marks: Marks) -> None:
-        self._remember(marks)
-        self._marks = marks
+    def _note(self, **marks: object) -> None:
+        noted = msgspec.structs.replace(self._marks, **marks)
+        self._remember(noted)
+        self._marks = noted
 
-    def _take_advertisements(self, opening: Opening) -> None:
-        new: dict[int, Advertisement] = {}
-        for data in opening.advertisements:
-            advertisement = decode(data, Advertisement)
-            sender = advertisement.sender
-            if sender == self._number or sender not in opening.members or sender not in self._directory:
-                raise RefusalError(f"keys of client {sender}, who is no peer of this client in slot {opening.slot}")
-            require_signature(self._directory[sender], self._run, advertisement)
-            new[sender] = advertisement
-        self._peers |= new
-
-    def _key_of(self, peer: int, slot: int) -> bytes:
-        advertisement = self._peers.get(peer)
-        if advertisement is None or not 0 <= slot - advertisement.first < len(advertisement.keys):
-            raise RefusalError(f"no key of client {peer} for slot {slot}")
-        return advertisement.keys[slot - advertisement.first]
-
-    def _require_distinct_keys(self, slot: int, neighbours: list[int]) -> None:
-        keys = [self._key_of(peer, slot) for peer in (self._number, *neighbours)]
-        if len(set(keys)) != len(keys):
-            raise RefusalError(f"two clients have the same key in slot {slot}")
+    def _require_unused(self, slot: int) -> None:
+        over = max(self._marks.slot, self._marks.sealed)
+        if slot <= over:
+            raise RefusalError(f"slot {slot} is not after slot {over}")
 
     def _require_fresh(self, request: RoundRequest) -> None:
         if request.round <= self._marks.round:
             raise RefusalError(f"round {request.round} is not after round {self._marks.round}, which is over")
-        if self._releases(request) >= MOST_QUERIES:
-            raise RefusalError(f"these weights have been asked about {self._releases(request)} times")
-
-    def _releases(self, request: RoundRequest) -> int:
-        return self._marks.released.get(request.weights_hash, 0)
+        released = self._marks.released.get(request.weights_hash.hex(), ())
+        if not set(released) <= set(request.skipped):
+            raise RefusalError(f"these weights were asked about in round {max(released)}, which was not skipped")
+        if len(released) >= MOST_QUERIES:
+            raise RefusalError(f"these weights have been asked about {len(released)} times")
 
     def _checked_roster(self, slot: Slot, asked: MaskedRequest) -> set[int]:
         roster = set(asked.roster)
@@ -262,47 +250,52 @@ class ClientSession:
                 f"a roster of {len(roster)}, expected this client and {slot.opening.floor} in all at least"
             )
         expected = sum(1 for peer in slot.graph.neighbours[self._number] if peer in roster)
-        if len(asked.boxes) != expected or expected + 1 < slot.opening.threshold:
-            raise RefusalError(f"{len(asked.boxes)} boxes, expected {expected}, at least {slot.opening.threshold - 1}")
+        cut(asked.boxes, BOX_BYTES, expected, "boxes")
+        if expected + 1 < slot.opening.threshold:
+            raise RefusalError(f"{expected} neighbours, expected {slot.opening.threshold - 1} at least")
         return roster
 
-    def _checked_survivors(self, own: _Secrets, asked: Unmask) -> set[int]:
-        assert own.request is not None
-        alive, dropped, opening = set(asked.alive), set(asked.dropped), own.slot.opening
+    def _checked_request(self, own: _Secrets, asked: Agree | Unmask) -> MaskedRequest:
+        """What this client sent a vector for, if it may sign or release for these survivors, and for no others."""
+        if own.request is None:
+            raise RefusalError(f"slot {asked.slot} has no vector of this client to unmask")
+        self._check_survivors(own.slot.opening, own.request.roster, asked)
+        if own.survivors and own.survivors != asked.alive:
+            raise RefusalError(f"slot {asked.slot} was settled for other survivors before")
+        return own.request
+
+    def _check_survivors(self, opening: Opening, roster: tuple[int, ...], asked: Agree | Unmask) -> None:
+        alive, dropped = set(asked.alive), set(asked.dropped)
         if alive & dropped:
             raise RefusalError(f"client {min(alive & dropped)} is said to be alive and dropped")
-        if len(asked.alive) + len(asked.dropped) != len(own.request.roster) or alive | dropped != set(
-            own.request.roster
-        ):
+        if len(asked.alive) + len(asked.dropped) != len(roster) or alive | dropped != set(roster):
             raise RefusalError("the survivors and the dropped must make up the roster")
+        if list(asked.alive) != sorted(alive):
+            raise RefusalError("the survivors must be named in order")
         if self._number not in alive or len(alive) < max(opening.floor, opening.threshold):
             raise RefusalError(f"{len(alive)} survivors, expected this client and {opening.floor} in all at least")
-        for k in {self._tiers[client] for client in alive if client in self._tiers}:
-            prefix = sum(1 for client in alive if self._tiers.get(client, k) >= k)
+        tiers = self._terms.tiers
+        for k in {tiers[client] for client in alive if client in tiers}:
+            prefix = sum(1 for client in alive if tiers.get(client, k) >= k)
             if prefix < opening.floor:
-                raise RefusalError(f"only {prefix} survivors answer {k} directions, expected {opening.floor} at least")
-        return alive
+                raise RefusalError(f"{prefix} survivors evaluate {k} directions, expected {opening.floor} at least")
 
-    def _advertised(self, member: int) -> Advertisement:
-        if member not in self._peers:
-            raise RefusalError(f"no keys of client {member}")
-        return self._peers[member]
+    def _require_agreement(self, own: _Secrets, asked: Unmask) -> None:
+        if not self._terms.agreement:
+            return
+        signatures = cut(asked.signatures, SIGNATURE_BYTES, len(asked.signers), "signatures")
+        text = survivors_text(self._run, own.context, asked.alive)
+        for signer, signature in zip(asked.signers, signatures, strict=True):
+            if signer not in asked.alive or not signed(self._directory[signer], signature, text):
+                raise RefusalError(f"client {signer} has not signed these survivors")
+        threshold = own.slot.opening.threshold
+        if len(set(asked.signers)) != len(asked.signers) or len(asked.signers) < threshold:
+            raise RefusalError(f"{len(asked.signers)} clients agreed on the survivors, expected {threshold} at least")
 
-    def _box_key(self, key: bytes, sender: int, receiver: int, peer: int) -> bytes:
-        advertisement = self._advertised(peer)
-        pair = (peer, advertisement.channel)
-        if pair not in self._channels:
-            self._channels[pair] = agree(self._channel, advertisement.channel)
-        return derive(self._channels[pair], box_context(key, sender, receiver), "box")
-
-    def _opened(self, sender: int, slot: int, box: bytes) -> tuple[bytes, bytes]:
-        """The two shares in a box, or nothing where the sender did not seal it for this client and slot."""
-        key = key_context(self._run, self._advertised(sender), slot)
-        try:
-            both = ChaCha20Poly1305(self._box_key(key, sender, self._number, sender)).decrypt(NO_NONCE, box, None)
-        except InvalidTag:
-            return b"", b""
-        return both[:SHARE_BYTES], both[SHARE_BYTES:]
+    def _share(self, sender: int, slot: int, box: bytes, *, alive: bool) -> bytes:
+        """A sender's share: of its self mask if it is alive, of its key if not."""
+        both = self._peers.open(slot, sender, box)
+        return NO_SHARE if both is None else both[:SHARE_BYTES] if alive else both[SHARE_BYTES:]
 
 
 @dataclass
@@ -312,40 +305,38 @@ class ServerSlot:
     run: bytes
     slot: Slot
     advertisements: Mapping[int, Advertisement]
-    sealed: dict[int, Sealed] = field(default_factory=dict)
+    sealed: dict[int, list[bytes]] = field(default_factory=dict)
     roster: tuple[int, ...] = ()
-    neighbours: dict[int, list[int]] = field(default_factory=dict)
+    context: bytes = b""
     vectors: dict[int, RingVector] = field(default_factory=dict)
     alive: tuple[int, ...] = ()
-    unmasked: dict[int, Unmasked] = field(default_factory=dict)
+    agreed: dict[int, bytes] = field(default_factory=dict)
     released: dict[int, dict[int, bytes]] = field(default_factory=dict)
     coefficients: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    _near: dict[int, list[int]] = field(default_factory=dict)
 
     def take_sealed(self, sender: int, sealed: Sealed) -> None:
-        expected = len(self.slot.graph.neighbours.get(sender, []))
-        if sealed.slot != self.slot.number or sender not in self.slot.graph.neighbours or len(sealed.boxes) != expected:
-            raise RefusalError(f"{len(sealed.boxes)} boxes for slot {sealed.slot}, expected {expected}")
-        if self.sealed.setdefault(sender, sealed) != sealed:
+        if sealed.slot != self.slot.number or sender not in self.slot.opening.members:
+            raise RefusalError(f"boxes for slot {sealed.slot}, expected slot {self.slot.number}")
+        boxes = cut(sealed.boxes, BOX_BYTES, len(self.slot.graph.neighbours[sender]), "boxes")
+        if self.sealed.setdefault(sender, boxes) != boxes:
             raise RefusalError(f"client {sender} has sealed other shares before")
 
     def requests(self, about: Mapping[int, RoundRequest]) -> dict[int, MaskedRequest]:
         """Fix the roster: those who have sealed their shares. Each gets the boxes of its neighbours there."""
         self.roster = tuple(sorted(self.sealed))
-        self.neighbours = {
-            client: [peer for peer in self.slot.graph.neighbours[client] if peer in self.sealed]
-            for client in self.roster
-        }
+        keys = keys_digest(self.run, (self.advertisements[client] for client in self.roster), self.slot.number)
+        self.context = round_context(keys, self.slot.opening, about[self.roster[0]], self.roster)
         boxes = {
-            sender: dict(zip(self.slot.graph.neighbours[sender], self.sealed[sender].boxes, strict=True))
+            sender: dict(zip(self.slot.graph.neighbours[sender], self.sealed[sender], strict=True))
             for sender in self.roster
         }
-        keys = self._keys()
         return {
             receiver: MaskedRequest(
                 about[receiver],
                 self.roster,
                 keys,
-                tuple(boxes[sender][receiver] for sender in self.neighbours[receiver]),
+                b"".join(boxes[sender][receiver] for sender in self._neighbours(receiver)),
             )
             for receiver in self.roster
         }
@@ -357,44 +348,60 @@ class ServerSlot:
         if not np.array_equal(first, vector):
             raise RefusalError(f"client {sender} has sent another vector before")
 
-    def survivors(self) -> Unmask:
+    def survivors(self) -> Agree:
         """Fix who is in the sum: those whose vectors have come."""
         self.alive = tuple(sorted(self.vectors))
         if len(self.alive) < max(self.slot.opening.floor, self.slot.opening.threshold):
             raise AbortError(f"{len(self.alive)} of {len(self.roster)} clients sent a vector, too few for a sum")
         dropped = tuple(client for client in self.roster if client not in self.vectors)
-        return Unmask(self.slot.number, self.alive, dropped)
+        return Agree(self.slot.number, self.alive, dropped)
+
+    def take_agreed(self, sender: int, agreed: Agreed, identity: bytes) -> None:
+        text = survivors_text(self.run, self.context, self.alive)
+        if agreed.slot != self.slot.number or sender not in self.alive or not signed(identity, agreed.signature, text):
+            raise RefusalError(f"client {sender} has signed other survivors")
+        self.agreed[sender] = agreed.signature
+
+    def unmask(self) -> Unmask:
+        """What clients release their shares for."""
+        asked, signers = self.survivors(), tuple(sorted(self.agreed))
+        signatures = b"".join(self.agreed[signer] for signer in signers)
+        return Unmask(asked.slot, asked.alive, asked.dropped, signers, signatures)
 
     def take_unmasked(self, sender: int, unmasked: Unmasked) -> None:
-        expected = len(self.neighbours[sender]) if sender in self.alive else 0
-        if unmasked.slot != self.slot.number or sender not in self.alive or len(unmasked.shares) != expected:
-            raise RefusalError(f"{len(unmasked.shares)} shares for slot {unmasked.slot}, expected {expected}")
-        if self.unmasked.setdefault(sender, unmasked) != unmasked:
+        if unmasked.slot != self.slot.number or sender not in self.alive:
+            raise RefusalError(f"shares for slot {unmasked.slot}, expected slot {self.slot.number}")
+        neighbours = self._neighbours(sender)
+        shares = cut(unmasked.shares, SHARE_BYTES, len(neighbours), "shares")
+        released = dict(zip((*neighbours, sender), (*shares, unmasked.own), strict=True))
+        if self.released.setdefault(sender, released) != released:
             raise RefusalError(f"client {sender} has released other shares before")
-        self.released[sender] = dict(zip(self.neighbours[sender], unmasked.shares, strict=True))
-        self.released[sender][sender] = unmasked.own
 
-    def total(self, request: RoundRequest) -> RingVector:
+    def total(self) -> RingVector:
         """The sum over the survivors, or an abort where some secret has too few answering neighbours."""
-        context = round_context(self._keys(), self.slot.opening, request, self.roster)
+        return add(chain(self.vectors.values(), self._masks_left()))
+
+    def _masks_left(self) -> Iterable[RingVector]:
+        """What must be added to the vectors to free them from masks."""
         length = len(self.vectors[self.alive[0]])
-        parts = [self.vectors[client] for client in self.alive]
         for client in self.roster:
             secret = self._recovered(client)
             if client in self.vectors:
-                parts.append(np.negative(self_mask(secret, context, length)))
+                yield np.negative(self_mask(secret, self.context, length))
                 continue
             private = X25519PrivateKey.from_private_bytes(secret)
             if private.public_key().public_bytes_raw() != self._key_of(client):
                 raise AbortError(f"the shares of client {client} give another key than it advertised")
-            for peer in self.neighbours[client]:
+            for peer in self._neighbours(client):
                 if peer in self.vectors:  # what the peer added for the client who dropped
-                    mask = pair_mask(agree(private, self._key_of(peer)), context, length, plus=client < peer)
-                    parts.append(mask)
-        return add(parts)
+                    yield pair_mask(agree(private, self._key_of(peer)), self.context, length, plus=client < peer)
 
-    def _keys(self) -> bytes:
-        return keys_digest(self.run, (self.advertisements[client] for client in self.roster), self.slot.number)
+    def _neighbours(self, client: int) -> list[int]:
+        """A client's neighbours on the roster."""
+        if client not in self._near:
+            on_it = set(self.roster)
+            self._near[client] = [peer for peer in self.slot.graph.neighbours[client] if peer in on_it]
+        return self._near[client]
 
     def _key_of(self, client: int) -> bytes:
         advertisement = self.advertisements[client]
@@ -404,9 +411,9 @@ class ServerSlot:
         """A client's self-mask seed, or its key where it dropped, from as many shares as are needed."""
         threshold = self.slot.opening.threshold
         held: dict[int, bytes] = {}
-        for peer in sorted((client, *self.neighbours[client])):
-            share = self.released.get(peer, {}).get(client)
-            if share and len(held) < threshold:
+        for peer in sorted((client, *self._neighbours(client))):
+            share = self.released.get(peer, {}).get(client, NO_SHARE)
+            if share != NO_SHARE and len(held) < threshold:
                 held[peer] = share
         if len(held) < threshold:
             raise AbortError(f"{len(held)} neighbours of client {client} answered, {threshold} are needed")

@@ -1,27 +1,35 @@
-"""What a round costs each client in bytes."""
+"""What passes between the server and the clients in a round: bytes, silence, refusals."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from baffle.core.messages import Message, encode
 from baffle.core.ports import Transport
+from baffle.secure.messages import phase_of
 
 
 @dataclass
 class Traffic:
-    """A transport whose bytes are counted, per client."""
+    """A transport that is watched."""
 
     transport: Transport
     up: dict[int, int] = field(default_factory=dict)
     down: dict[int, int] = field(default_factory=dict)
-    answered: frozenset[int] = frozenset()  # who replied in the last exchange
+    silent: Counter[str] = field(default_factory=Counter)  # clients that did not answer, by phase
+    refusals: list[tuple[int, str]] = field(default_factory=list)
 
     def exchange(self, messages: Mapping[int, Message]) -> Mapping[int, bytes]:
+        if not messages:
+            return {}
         once = {id(message): encode(message) for message in messages.values()}
         encoded = {client: once[id(message)] for client, message in messages.items()}
         replies = self.transport.exchange(encoded)
-        self.answered = frozenset(replies)
+        self.silent.update(phase_of(message) for client, message in messages.items() if client not in replies)
         for counts, sent in ((self.down, encoded), (self.up, replies)):
             for client, data in sent.items():
                 counts[client] = counts.get(client, 0) + len(data)
         return replies
+
+    def refuse(self, client: int, why: Exception) -> None:
+        self.refusals.append((client, str(why)))

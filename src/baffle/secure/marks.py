@@ -1,0 +1,75 @@
+"""What a client must remember beyond a restart, per run, so that no server can ask it twice."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from baffle.errors import RunFolderError
+
+Mark = Annotated[int, Meta(ge=-1)]
+
+
+class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a client has gone: −1 is nowhere."""
+
+    sealed: Mark = -1  # the newest slot that it shared its secrets for
+    slot: Mark = -1  # the newest that it sent a vector in
+    round: Mark = -1  # the newest that it released shares for
+    released: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # the rounds released, by the weights asked about
+
+
+class MarksFile:
+    """Marks on disk: a line for each change, durable before `remember` returns.
+
+    A client that was killed while it wrote, or whose disk was full, has sent nothing yet that the broken last line
+    would guard.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            data = path.read_bytes() if path.exists() else b""
+            *lines, rest = data.split(b"\n")
+            known = [msgspec.json.decode(line, type=Marks) for line in lines]
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as fault:
+            raise RunFolderError(
+                f"{path} cannot be read: {fault}; without its marks this client could be asked twice, so it must join "
+                "as a new client, with a new key"
+            ) from None
+        self._size = len(data) - len(rest)
+        released = {weights: rounds for marks in known for weights, rounds in marks.released.items()}
+        self.marks = msgspec.structs.replace(known[-1], released=released) if known else Marks()
+
+    def remember(self, marks: Marks) -> None:
+        fresh = {w: rounds for w, rounds in marks.released.items() if self.marks.released.get(w) != rounds}
+        line = msgspec.json.encode(msgspec.structs.replace(marks, released=fresh)) + b"\n"
+        try:
+            if not self._path.exists():
+                self._path.touch()
+                _sync_folder(self._path.parent)
+            with self._path.open("r+b") as file:
+                file.truncate(self._size)
+                file.seek(self._size)
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as fault:
+            raise RunFolderError(
+                f"{self._path} cannot be written: {fault}; this client takes no part until it can"
+            ) from None
+        self._size += len(line)
+        self.marks = marks
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new file's name durable; its content has its own fsync."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,69 @@
+"""What the clients of a run insist on, whatever the server asks. It follows from the plan, so everybody knows it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from baffle.errors import RefusalError
+from baffle.secure.graph import Graph, graph
+from baffle.secure.messages import Opening
+
+Groups = Sequence[Sequence[int]]
+"""The clients of a round, divided into those that are summed together."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """`floor`: over how many clients a sum is at least. `agreement`: clients agree on the survivors before they release
+    a share, so that even a server that lies to them learns nothing but one sum. `groups_of`: slot → who is summed with
+    whom, and nobody where the run is over; without it, any clients. `tiers`: how many directions each client evaluates;
+    without it all do the same."""
+
+    floor: int = 2
+    threshold: int = 0  # 0: the least safe one
+    agreement: bool = False
+    groups_of: Callable[[int], Groups] | None = None
+    tiers: Mapping[int, int] = field(default_factory=dict)
+
+    def graph(self, members: tuple[int, ...], seed: bytes) -> Graph:
+        return graph(members, seed, complete=self.agreement)
+
+    def least_threshold(self, drawn: Graph, company: int) -> int:
+        """Above half of the holders; above two thirds of all who may take part where the server may lie."""
+        return 2 * company // 3 + 1 if self.agreement else drawn.least_threshold
+
+    def company_of(self, client: int, slot: int, members: tuple[int, ...]) -> Sequence[int]:
+        """All that a client may be summed with, itself among them."""
+        if self.groups_of is None:
+            return members
+        return next((group for group in self.groups_of(slot) if client in group), ())
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An opening that has been checked, and the graph that follows from it."""
+
+    opening: Opening
+    graph: Graph
+
+    @property
+    def number(self) -> int:
+        return self.opening.slot
+
+
+def checked_slot(opening: Opening, terms: Terms) -> Slot:
+    """Refuse an opening under which the sum would not be safe."""
+    members = opening.members
+    if not members or list(members) != sorted(set(members)):
+        raise RefusalError("a round's members must be named once each, in order")
+    company = terms.company_of(members[0], opening.slot, members)
+    if not set(members) <= set(company):
+        raise RefusalError(f"the plan sums no such clients together in slot {opening.slot}")
+    drawn = terms.graph(members, opening.graph_seed)
+    least = terms.least_threshold(drawn, len(company))
+    if not least <= opening.threshold <= drawn.k + 1:
+        raise RefusalError(
+            f"a threshold of {opening.threshold} with {drawn.k} neighbours, expected {least} to {drawn.k + 1}"
+        )
+    if not terms.floor <= opening.floor <= len(members):
+        raise RefusalError(f"a survivor floor of {opening.floor}, expected {terms.floor} to {len(members)}")
+    return Slot(opening, drawn)

@@ -1,0 +1,304 @@
+"""A server that crashes while it asks for shares asks again for the same sum, and for no other."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from baffle.core.messages import decode, encode
+from baffle.core.ports import Collected
+from baffle.core.ring import add
+from baffle.errors import MessageError, RefusalError
+from baffle.secure.kept import KeptSlot, pack, restore, unpack
+from baffle.secure.messages import Advertisement, Turned, Unmask, decode_request
+
+sys.path.insert(0, str(Path(__file__).parent))
+from federation import Rounds, Store, about, phase_of
+
+N = 8
+GROUPS = [[0, 2, 5, 7], [1, 3, 4, 6]]
+SETTINGS: dict[str, dict[str, object]] = {
+    "one sum": {},
+    "agreement": {"agreement": True},
+    "groups": {"groups": lambda _: GROUPS},
+    "groups agreement": {"groups": lambda _: GROUPS, "agreement": True},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_keys() -> Iterator[None]:
+    """Lists of keys are made quicker when they serve few slots."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("baffle.secure.session.KEYS_AT_ONCE", 8)
+        yield
+
+
+class CrashError(Exception):
+    """The server is no more."""
+
+
+def rounds_of(name: str) -> Rounds:
+    return Rounds(N, memory=Store(), **SETTINGS[name])  # type: ignore[arg-type]
+
+
+class Crashing:
+    """A network under a server that dies at a phase: before anybody has answered, when some have, or when all have."""
+
+    def __init__(self, rounds: Rounds, phase: str, answered: int) -> None:
+        self.rounds, self.phase, self.answered = rounds, phase, answered
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        asked = list(requests.items())
+        network = self.rounds.network
+        if self.phase in phases(requests):
+            network.exchange(dict(asked[: self.answered]))
+            raise CrashError
+        return network.exchange(requests)
+
+
+def phases(requests: Mapping[int, bytes]) -> set[str]:
+    return {phase_of(decode_request(data)) for data in requests.values()}
+
+
+def crash(rounds: Rounds, number: int, phase: str, answered: int) -> None:
+    asked = [dict.fromkeys(group, about(number)) for group in rounds.groups(number)]
+    with pytest.raises(CrashError):
+        rounds.sum.collect(asked, Crashing(rounds, phase, answered))
+    rounds.sum = rounds.new_server()
+
+
+def contributed(collected: Collected) -> list[int]:
+    return [client for client, event in collected.events.items() if event == "contributed"]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("answered", [0, 3, N])
+@pytest.mark.parametrize("at", [0, 2])
+def test_after_a_crash_the_same_sum_comes_out(name: str, answered: int, at: int) -> None:
+    """`play_groups` compares each sum with the plain one over those who contributed."""
+    rounds = rounds_of(name)
+    for number in range(at):
+        rounds.play_groups(number)
+    rounds.network.deaf = lambda client, phase: client == 5 and phase == "vector"
+    crash(rounds, at, "unmask", answered)
+    rounds.network.deaf = lambda _client, _phase: False
+    collected = rounds.play_groups(at)
+    assert contributed(collected) == [c for g in rounds.groups(at) for c in g if c != 5]
+    assert "vector" not in {phase for exchange in rounds.exchanges for phase in exchange.values()}
+    rounds.play_groups(at + 1)
+    assert None not in rounds.play_groups(at + 2).sums
+
+
+@pytest.mark.parametrize("name", ["agreement", "groups agreement"])
+@pytest.mark.parametrize("answered", [0, 3, N])
+def test_after_a_crash_while_clients_agree_the_same_sum_comes_out(name: str, answered: int) -> None:
+    rounds = rounds_of(name)
+    crash(rounds, 0, "agree", answered)
+    assert contributed(rounds.play_groups(0)) == [c for g in rounds.groups(0) for c in g]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_server_may_crash_again_and_again(name: str) -> None:
+    rounds = rounds_of(name)
+    for answered in (0, 2, 5, N):
+        crash(rounds, 0, "unmask", answered)
+    assert len(contributed(rounds.play_groups(0))) == N
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_clients_resend_the_same_bytes(name: str) -> None:
+    rounds = rounds_of(name)
+    said: list[dict[int, object]] = []
+
+    def listen(client: int, phase: str, data: bytes) -> bytes:
+        if phase == "unmask":
+            said[-1][client] = decode(data, Turned).unmasked
+        return data
+
+    rounds.network.spoil = listen
+    said.append({})
+    crash(rounds, 0, "unmask", N)
+    said.append({})
+    rounds.play_groups(0)
+    assert said[0] == said[1]
+    assert len(said[0]) == N
+
+
+def test_a_crash_before_anything_was_kept_costs_the_round_only() -> None:
+    rounds = rounds_of("one sum")
+    rounds.play(0)
+    crash(rounds, 1, "vector", N)
+    assert rounds.memory is not None
+    assert rounds.memory.data is not None
+    assert unpack(rounds.memory.data).round == 0
+    assert rounds.play(1)[0] is None
+    assert rounds.play(2)[0] is not None
+
+
+@pytest.mark.parametrize("other", [{"round_number": 1}, {"weights_hash": bytes(32)}])
+def test_the_memory_of_another_round_or_of_other_weights_is_not_used(other: dict[str, object]) -> None:
+    rounds = rounds_of("one sum")
+    rounds.play(0)
+    crash(rounds, 1, "unmask", 0)
+    number = 2 if "round_number" in other else 1
+    request = about(number, weights_hash=bytes(32) if "weights_hash" in other else None)
+    total, _ = rounds.play(number, request)
+    assert (total is None) == (number == 1)
+    assert "vector" in {phase for e in rounds.exchanges for phase in e.values()} or total is None
+
+
+def test_the_memory_of_a_group_that_had_given_up_says_so() -> None:
+    rounds = rounds_of("groups")
+    rounds.network.deaf = lambda client, phase: client in (1, 3) and phase == "vector"
+    crash(rounds, 0, "unmask", 2)
+    rounds.network.deaf = lambda _client, _phase: False
+    collected = rounds.play_groups(0)
+    assert collected.sums[0] is not None
+    assert collected.sums[1] is None
+    assert sorted(contributed(collected)) == GROUPS[0]
+
+
+@pytest.mark.parametrize("name", ["one sum", "agreement"])
+def test_a_server_that_names_other_survivors_after_a_crash_is_refused(name: str) -> None:
+    """It throws one vector away, to get the sum without it too: the difference would be that vector."""
+    rounds = rounds_of(name)
+    crash(rounds, 0, "unmask", N)
+    assert rounds.memory is not None
+    assert rounds.memory.data is not None
+    kept = unpack(rounds.memory.data)
+    (slot,) = kept.slots
+    assert slot is not None
+    fewer = replace(slot, senders=slot.senders[:-1], vectors=slot.vectors[: -len(slot.vectors) // N])
+    rounds.memory.keep(pack(replace(kept, slots=(fewer,))))
+    collected = rounds.sum.collect([dict.fromkeys(range(N), about(0))], rounds.network)
+    assert collected.sums == (None,)
+    assert sum("other survivors" in why for _, why in collected.refusals) >= N - 1
+    for client in range(N - 1):
+        with pytest.raises(RefusalError, match="other survivors"):
+            rounds.federation.sessions[client].unmask(Unmask(0, tuple(range(N - 1)), (N - 1,)))
+
+
+def _kept(rounds: Rounds) -> tuple[Store, bytes, KeptSlot]:
+    assert rounds.memory is not None
+    assert rounds.memory.data is not None
+    (slot,) = unpack(rounds.memory.data).slots
+    assert slot is not None
+    return rounds.memory, rounds.memory.data, slot
+
+
+def test_what_is_restored_is_what_was_kept() -> None:
+    rounds = rounds_of("one sum")
+    rounds.network.deaf = lambda client, phase: client == 3 and phase == "vector"
+    crash(rounds, 0, "unmask", 0)
+    _, _, kept = _kept(rounds)
+    slot = restore(rounds.federation.run, kept, rounds.terms)
+    assert (slot.roster, slot.context, slot.alive) == (kept.roster, kept.context, kept.senders)
+    assert slot.alive == (0, 1, 2, 4, 5, 6, 7)
+    assert slot.survivors().dropped == (3,)
+    assert slot.advertisements.keys() == set(range(N))
+    unmask = slot.unmask()
+    for client in slot.alive:
+        slot.take_unmasked(client, rounds.federation.sessions[client].unmask(unmask))
+    assert np.array_equal(slot.total(), add([rounds.network.plain[0, client] for client in slot.alive]))
+
+
+def _collect_again(rounds: Rounds) -> Collected:
+    rounds.sum = rounds.new_server()
+    return rounds.sum.collect([dict.fromkeys(range(N), about(0))], rounds.network)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 50, -1])
+def test_a_memory_that_was_cut_off_costs_the_round_only(cut: int) -> None:
+    rounds = rounds_of("one sum")
+    crash(rounds, 0, "unmask", 0)
+    memory, data, _ = _kept(rounds)
+    memory.data = data[:cut]
+    with pytest.raises(MessageError, match="damaged"):
+        unpack(memory.data)
+    assert _collect_again(rounds).sums == (None,)
+    memory.data = data
+    assert _collect_again(rounds).sums[0] is not None
+
+
+def test_a_memory_with_lists_that_do_not_fit_is_refused() -> None:
+    rounds = rounds_of("one sum")
+    crash(rounds, 0, "unmask", 0)
+    memory, data, slot = _kept(rounds)
+    whole = unpack(data)
+    for spoilt in (
+        replace(slot, senders=()),
+        replace(slot, vectors=slot.vectors[:-4]),
+        replace(slot, opening=replace(slot.opening, threshold=1)),
+        replace(slot, opening=replace(slot.opening, members=(*range(N), N))),
+        replace(slot, opening=replace(slot.opening, advertisements=(b"", *slot.opening.advertisements[1:]))),
+    ):
+        memory.data = pack(replace(whole, slots=(spoilt,)))
+        assert _collect_again(rounds).sums[0] is None
+    memory.data = data
+    assert _collect_again(rounds).sums[0] is not None
+
+
+def _flipped(data: bytes, bit: int) -> bytes:
+    place = bit // 8
+    return data[:place] + bytes([data[place] ^ 1 << bit % 8]) + data[place + 1 :]
+
+
+def _wrong_bit_in_a_vector(slot: KeptSlot) -> KeptSlot:
+    return replace(slot, vectors=_flipped(slot.vectors, 3))
+
+
+def _wrong_bit_in_the_context(slot: KeptSlot) -> KeptSlot:
+    return replace(slot, context=_flipped(slot.context, 3))
+
+
+def _a_dropped_client_forgotten(slot: KeptSlot) -> KeptSlot:
+    return replace(slot, roster=slot.senders)
+
+
+def _senders_in_another_order(slot: KeptSlot) -> KeptSlot:
+    return replace(slot, senders=slot.senders[::-1])
+
+
+def _a_stranger_on_the_roster(slot: KeptSlot) -> KeptSlot:
+    return replace(slot, roster=(*slot.roster, 99))
+
+
+def _another_first_slot(slot: KeptSlot) -> KeptSlot:
+    lists = [decode(data, Advertisement) for data in slot.opening.advertisements]
+    lists[3] = replace(lists[3], first=10**6)
+    return replace(slot, opening=replace(slot.opening, advertisements=tuple(map(encode, lists))))
+
+
+def _short_vectors(slot: KeptSlot) -> KeptSlot:
+    return replace(slot, vectors=slot.vectors[: -4 * len(slot.senders)])
+
+
+SPOILT = [
+    _wrong_bit_in_a_vector,
+    _wrong_bit_in_the_context,
+    _a_dropped_client_forgotten,
+    _senders_in_another_order,
+    _a_stranger_on_the_roster,
+    _another_first_slot,
+    _short_vectors,
+]
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_a_spoilt_memory_gives_an_error_or_no_sum_but_no_wrong_one(spoil: Callable[[KeptSlot], KeptSlot]) -> None:
+    rounds = rounds_of("one sum")
+    rounds.network.deaf = lambda client, phase: client == 3 and phase == "vector"
+    crash(rounds, 0, "unmask", 0)
+    rounds.network.deaf = lambda _client, _phase: False
+    memory, data, slot = _kept(rounds)
+    memory.data = data[:32] + pack(replace(unpack(data), slots=(spoil(slot),)))[32:]
+    try:
+        total = _collect_again(rounds).sums[0]
+    except MessageError:
+        return
+    if total is not None:
+        right = add([rounds.network.plain[0, client] for client in slot.senders])
+        rounds.require_same(total, rounds.ring.decode(right, len(slot.senders)))
