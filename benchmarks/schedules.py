@@ -1,0 +1,409 @@
+"""Secure sums on a bad network: many random schedules of faults, and after every round the same few questions.
+
+    python benchmarks/schedules.py                         # 10,000 cases
+    python benchmarks/schedules.py --cases 100 --seed 7    # fewer, others
+    python benchmarks/schedules.py --first 4711 --cases 1  # one of them again
+
+Control-C, or a SIGTERM, ends a run early, with what it has found so far.
+
+A case is a federation of real client sessions and a real server: 2 to 12 clients, one to three groups, thresholds,
+floors, tiers, with or without agreement; a few rounds on a network with faults of one flavour, then rounds without.
+
+    drops    requests and replies are lost
+    disorder and they are late, doubled, replayed and out of order
+    damage   and they are corrupted
+
+Asked after every round: is each sum the plain sum over exactly the clients that it names? Without a sum, is there a
+reason for everybody? Is there a sum exactly when enough clients sent a vector and enough of these released shares (not
+asked where messages are damaged)? Does a client answer a request that comes twice in the same way, or not at all? Do
+all sums work again when the faults are over? Whatever is answered with no is a violation, and the exit status is 1.
+"""
+
+import argparse
+import json
+import re
+import secrets
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache, partial
+from hashlib import sha256
+from typing import Literal
+from unittest.mock import patch
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from baffle.core.messages import Abstention, CatchUp, Contribution, Message, RoundRequest, decode, decode_reply, encode
+from baffle.core.ports import CONTRIBUTED, Collected, Transport
+from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
+from baffle.errors import BaffleError, MessageError, RefusalError
+from baffle.secure.marks import Marks
+from baffle.secure.messages import PHASES, Agree, Hello, MaskedRequest, Turn, Turned, decode_request
+from baffle.secure.rounds import SecureSum
+from baffle.secure.session import MOST_QUERIES, ClientSession
+from baffle.secure.terms import Terms
+from baffle.transport.faults import KINDS, Faults, Kind, seeded
+
+LENGTH = 4
+KEYS_AT_ONCE = 5
+"""Short lists of keys: they are renewed within a case, and cost less."""
+
+Flavour = Literal["drops", "disorder", "damage"]
+KINDS_OF: dict[Flavour, tuple[Kind, ...]] = {
+    "drops": ("drop request", "drop reply"),
+    "disorder": tuple(kind for kind in KINDS if not kind.startswith("corrupt")),
+    "damage": KINDS,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one schedule is about. Everything follows from the seed and the case's number."""
+
+    number: int
+    flavour: Flavour
+    n: int
+    groups: int
+    terms: Terms
+    seed: bytes
+    rates: Mapping[str, Mapping[Kind, float]]
+    rounds: int
+
+
+def draw_case(seed: int, number: int) -> Case:
+    draw = np.random.default_rng([seed, number])
+    flavour: Flavour = (("drops",) * 3 + ("disorder",) * 4 + ("damage",) * 3)[draw.integers(10)]
+    n = int(draw.choice(np.arange(2, 13), p=np.arange(13, 2, -1) / np.arange(13, 2, -1).sum()))
+    groups = int(draw.integers(1, 1 + min(3, n // 3))) if n >= 6 and draw.random() < 0.5 else 1
+    smallest = n // groups
+    agreement = bool(draw.random() < 0.25)
+    least = 2 * smallest // 3 + 1 if agreement else smallest // 2 + 1
+    threshold = int(draw.integers(least, smallest + 1)) if groups == 1 and draw.random() < 0.3 else 0
+    tiers = {c: int(draw.choice([LENGTH, LENGTH // 2])) for c in range(n)} if draw.random() < 0.25 else {}
+
+    @lru_cache(maxsize=8)
+    def groups_of(slot: int) -> list[list[int]]:
+        order = np.random.default_rng([seed, number, slot]).permutation(n).tolist()
+        return [sorted(order[group::groups]) for group in range(groups)]
+
+    floor = int(draw.integers(2, min(4, smallest) + 1))
+    terms = Terms(floor, threshold, agreement, groups_of, tiers)
+    phases = PHASES if draw.random() < 0.5 else [phase for phase in PHASES if draw.random() < 0.5]
+    worst = float(draw.choice([0.03, 0.1, 0.3]))
+    rates = {phase: {kind: float(draw.uniform(0, worst)) for kind in KINDS_OF[flavour]} for phase in phases}
+    return Case(number, flavour, n, groups, terms, draw.bytes(16), rates, int(draw.integers(1, 5)))
+
+
+class Clients:
+    """Real sessions behind a network without faults; knows what each of them truly said."""
+
+    def __init__(self, case: Case, run: bytes, ring: Ring) -> None:
+        self._case, self._ring = case, ring
+        identities = {client: Ed25519PrivateKey.generate() for client in range(case.n)}
+        self.directory = {c: identity.public_key().public_bytes_raw() for c, identity in identities.items()}
+        self.marks: dict[int, Marks] = {}
+        self.sessions = {
+            c: ClientSession(c, own, self.directory, run, case.terms, remember=partial(self.marks.__setitem__, c))
+            for c, own in identities.items()
+        }
+        self.sent: dict[tuple[int, int], bytes] = {}  # client and round → the masked vector
+        self.refusals: Counter[str] = Counter()
+        self.contradictions: list[str] = []
+        self._said: dict[tuple[int, bytes], Message] = {}
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        return {client: self._answer(client, data) for client, data in requests.items()}
+
+    def _answer(self, client: int, data: bytes) -> bytes:
+        number = 0
+        try:
+            asked = decode_request(data)
+            number = asked.request.round if isinstance(asked, MaskedRequest) else getattr(asked, "round", 0)
+            reply = self._reply(client, asked)
+        except BaffleError as fault:
+            self.refusals[_words(str(fault))] += 1
+            return encode(Abstention(number, str(fault)))
+        self._compare(client, data, reply)
+        return encode(reply)
+
+    def _reply(self, client: int, asked: Message) -> Message:
+        session = self.sessions[client]
+        match asked:
+            case Hello():
+                return session.advertise(asked.slot)
+            case Turn():
+                turned = session.turn(asked)
+                if turned.refusal:
+                    self.refusals[_words(turned.refusal)] += 1
+                return turned
+            case Agree():
+                return session.agree(asked)
+            case MaskedRequest():
+                vector = session.mask(asked, lambda: self.vector(client, asked.request.round)).tobytes()
+                self.sent[client, asked.request.round] = vector
+                return Contribution(asked.request.round, vector)
+            case _:
+                raise RefusalError("a request without masks")
+
+    def _compare(self, client: int, data: bytes, reply: Message) -> None:
+        """Two answers to the same bytes: the same, as far as both say anything."""
+        first = self._said.setdefault((client, data), reply)
+        pairs: list[tuple[object, object]] = [(first, reply)]
+        if isinstance(first, Turned) and isinstance(reply, Turned):
+            pairs = [(first.unmasked, reply.unmasked), (first.sealed, reply.sealed)]
+        if any(a != b and a is not None and b is not None for a, b in pairs):
+            self.contradictions.append(
+                f"client gave two different answers to one {type(decode_request(data)).__name__}"
+            )
+
+    def vector(self, client: int, round_number: int) -> RingVector:
+        """A client's contribution to a round, before masks."""
+        k = self._case.terms.tiers.get(client, LENGTH)
+        values = np.random.default_rng([self._case.number, client, round_number]).normal(size=k)
+        return self._ring.encode(values, LENGTH, 1 + client, 0.5)
+
+
+@dataclass
+class Seen:
+    """What the server heard of one group in one round."""
+
+    threshold: int = 0
+    roster: tuple[int, ...] = ()
+    vectors: dict[int, bytes] = field(default_factory=dict)
+    answered: set[int] = field(default_factory=set)
+
+
+class Watched:
+    """A transport, and what came over it."""
+
+    def __init__(self, transport: Transport, seen: dict[tuple[int, int], Seen]) -> None:
+        self.transport, self.seen = transport, seen  # by slot and client, for all of a group the same
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        replies = self.transport.exchange(requests)
+        for client, data in requests.items():
+            asked = decode_request(data)
+            if isinstance(asked, Turn) and asked.opening:
+                opened = Seen(asked.opening.threshold)
+                for member in asked.opening.members:
+                    opened = self.seen.setdefault((asked.opening.slot, member), opened)
+            if client in replies:
+                self._note(client, asked, replies[client])
+            if isinstance(asked, MaskedRequest):
+                self.seen[asked.request.round, client].roster = asked.roster
+        return replies
+
+    def _note(self, client: int, asked: Message, data: bytes) -> None:
+        try:
+            if isinstance(asked, MaskedRequest):
+                reply, number = decode_reply(data), asked.request.round
+                if isinstance(reply, Contribution) and (reply.round, len(reply.vector)) == (
+                    number,
+                    4 * (LENGTH + EXTRAS),
+                ):
+                    self.seen[number, client].vectors[client] = reply.vector
+            elif isinstance(asked, Turn) and asked.unmask:
+                turned = decode(data, Turned)
+                if turned.unmasked and turned.unmasked.slot == asked.unmask.slot:
+                    self.seen[asked.unmask.slot, client].answered.add(client)
+        except MessageError:
+            pass
+
+
+class ViolationError(Exception):
+    """Something that must never happen."""
+
+
+class Federation:
+    """One case as it is played."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, run = case, secrets.token_bytes(32)
+        stretch = Fraction(LENGTH, min(case.terms.tiers.values(), default=LENGTH))
+        self.ring = Ring(clients=case.n, n_max=2 * case.n, clip=4.0, stretch=stretch)
+        self.clients = Clients(case, run, self.ring)
+        self.server = SecureSum(self.ring, LENGTH, run, self.clients.directory, case.terms)
+        self.weights, self.skipped = bytes(32), ()  # type: tuple[bytes, tuple[int, ...]]
+        self.seen: dict[tuple[int, int], Seen] = {}
+        self.counts: Counter[str] = Counter()
+
+    def play(self, number: int, transport: Transport) -> bool:
+        """One round, and all questions about it; whether every group has a sum over all of its clients."""
+        groups = self.case.terms.groups_of(number) if self.case.terms.groups_of else []
+        request = partial(RoundRequest, number, trajectory=bytes(32), weights_hash=self.weights)
+        about = [
+            request(key=key, catch_up=CatchUp("weights", 0, ()), skipped=self.skipped) for key in range(len(groups))
+        ]
+        requests = [dict.fromkeys(group, one) for group, one in zip(groups, about, strict=True)]
+        collected = self.server.collect(requests, Watched(transport, self.seen))
+        if any(collected.sums):
+            self.weights, self.skipped = sha256(self.weights + number.to_bytes(8, "big")).digest(), ()
+        else:
+            self.skipped = (*self.skipped, number)
+        for group, total in zip(groups, collected.sums, strict=True):
+            self._question(number, group, total, collected)
+        return all(t and t.contributors == len(g) for g, t in zip(groups, collected.sums, strict=True))
+
+    def _question(self, number: int, group: Sequence[int], total: Sum | None, collected: Collected) -> None:
+        events = {client: collected.events[client] for client in group}
+        if not all(events.values()):
+            raise ViolationError("a client without a reason")
+        contributors = [client for client, event in events.items() if event == CONTRIBUTED]
+        seen = next((self.seen[number, c] for c in group if (number, c) in self.seen), Seen())
+        if self.case.flavour != "damage":
+            enough = len(seen.vectors) >= max(seen.threshold, self.case.terms.floor, 1)
+            expected = enough and len(seen.answered & seen.vectors.keys()) >= seen.threshold
+            if bool(total) != expected:
+                why = next((_words(event) for event in events.values() if "abandoned" in event), "no reason")
+                raise ViolationError(f"{'enough' if expected else 'too few'} answered, sum: {bool(total)}; {why}")
+        if total is None:
+            self.counts["no sum"] += 1
+            if contributors:
+                raise ViolationError("contributors without a sum")
+            return
+        plain = add([self.clients.vector(client, number) for client in contributors])
+        damage = [self._damage(number, client, seen) for client in contributors]
+        self._require_same(total, self.ring.decode(add([plain, *damage]), len(contributors)))
+        passed = sum(bool(one.any()) for one in damage)
+        self.counts["sum with a damaged vector" if passed else "sum"] += 1
+
+    def _damage(self, number: int, client: int, seen: Seen) -> RingVector:
+        """What the network has added to a client's vector on its way."""
+        came, sent = seen.vectors[client], self.clients.sent[client, number]
+        difference: RingVector = np.frombuffer(came, "<u4") - np.frombuffer(sent, "<u4")
+        return difference
+
+    @staticmethod
+    def _require_same(one: Sum, other: Sum) -> None:
+        if not np.array_equal(one.totals, other.totals) or one[1:] != other[1:]:
+            raise ViolationError("A WRONG SUM")
+
+    def exhausted(self) -> bool:
+        """Whether some clients have answered about these weights as often as they ever will."""
+        released = (marks.released.get(self.weights.hex(), ()) for marks in self.clients.marks.values())
+        return any(len(rounds) >= MOST_QUERIES for rounds in released)
+
+
+def play_case(case: Case) -> tuple[Counter[str], list[str]]:
+    """What came of one case, and what must not have come of it."""
+    violations: list[str] = []
+    federation = Federation(case)
+
+    def play(number: int, transport: Transport) -> bool:
+        try:
+            return federation.play(number, transport)
+        except ViolationError as fault:
+            violations.append(str(fault))
+        except Exception as fault:  # whatever it is, collect should have made a skipped group of it
+            violations.append(f"{type(fault).__name__} out of collect: {fault}")
+        return False
+
+    bad = Faults(federation.clients, seeded(case.seed, case.rates))
+    for number in range(case.rounds):
+        play(number, bad)
+    if case.flavour == "drops":
+        violations += [f"refused though nothing but messages was lost: {w}" for w in _unexpected(federation)]
+    federation.counts["case"] += 1
+    federation.counts[_recovery(case, federation, play, violations)] += 1
+    return federation.counts, violations + sorted(set(federation.clients.contradictions))
+
+
+def _recovery(case: Case, federation: Federation, play: Callable[[int, Transport], bool], violations: list[str]) -> str:
+    """After how many rounds without faults all sums are whole again."""
+    if _never_whole(case):
+        return "recovery not asked: the threshold or floor is beyond a tier or group"
+    for rounds in (1, 2, 3):
+        if play(case.rounds + rounds - 1, federation.clients):
+            return f"whole again after {rounds} rounds"
+    if federation.exhausted():
+        return "never whole again: these weights have been asked about too often"
+    for rounds in (4, 5):
+        if play(case.rounds + KEYS_AT_ONCE + rounds, federation.clients):
+            if case.flavour != "damage":
+                violations.append("whole again only with new lists of keys")
+            return "whole again with new lists of keys"
+    violations.append("never whole again")
+    return "never whole again"
+
+
+def _never_whole(case: Case) -> bool:
+    """Whether the plan cannot work even without faults: some tier has fewer clients than the floor."""
+    tiers, floor = case.terms.tiers, case.terms.floor
+    groups = [g for s in range(case.rounds, case.rounds + KEYS_AT_ONCE + 6) for g in case.terms.groups_of(s)]  # type: ignore[misc]
+    return any(
+        sum(tiers[c] >= k for c in group) < floor for group in groups for k in {tiers[c] for c in group if tiers}
+    )
+
+
+EXPECTED = ("survivors evaluate", "agreed on the survivors", "have been asked about")
+"""Why a client may refuse when messages were lost and nothing else: a small tier, few signatures, asked too often."""
+
+
+def _unexpected(federation: Federation) -> list[str]:
+    return [why for why in federation.clients.refusals if not any(words in why for words in EXPECTED)]
+
+
+def _words(text: str) -> str:
+    """A message without its numbers, so that equal ones can be counted."""
+    return re.sub(r"-?\d+", "#", text)
+
+
+def _few(cases: list[int]) -> list[int]:
+    return sorted(set(cases))[:5]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    counts: dict[str, Counter[str]] = {flavour: Counter() for flavour in KINDS_OF}
+    found: Counter[str] = Counter()
+    examples: dict[str, list[int]] = {}
+    began = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    done = 0
+    with patch("baffle.secure.session.KEYS_AT_ONCE", KEYS_AT_ONCE), suppress(KeyboardInterrupt):
+        for number in range(args.first, args.first + args.cases):
+            case = draw_case(args.seed, number)
+            came, violations = play_case(case)
+            done += 1
+            counts[case.flavour].update(came)
+            for violation in violations:
+                key = f"{case.flavour}: {violation}"
+                found[key] += 1
+                examples.setdefault(key, []).append(number)
+            if done % 100 == 0:
+                seconds = time.monotonic() - began
+                print(f"{done} cases, {seconds:.0f} s, {found.total()} violations", file=sys.stderr, flush=True)
+    result = {
+        "cases": done,
+        "seed": args.seed,
+        "seconds": round(time.monotonic() - began, 1),
+        "cpu_seconds": round(time.process_time(), 1),
+        "outcomes": {flavour: dict(sorted(counts[flavour].items())) for flavour in counts},
+        "violations": {key: {"times": times, "cases": _few(examples[key])} for key, times in found.most_common()},
+    }
+    if args.json:
+        print(json.dumps(result, indent=2))
+    else:
+        print(f"{done} cases in {result['seconds']} s")
+        for flavour, outcomes in counts.items():
+            print(flavour)
+            for what, times in sorted(outcomes.items()):
+                print(f"  {times:7} {what}")
+        for what, times in found.most_common():
+            print(f"VIOLATION {times} × {what}, cases {_few(examples[what])}")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

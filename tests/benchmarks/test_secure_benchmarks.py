@@ -1,0 +1,38 @@
+"""The long runs against the secure sum, in short."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def run(script: str, *arguments: str) -> dict[str, Any]:
+    """What a benchmark found; it exits with 1 where it found a violation."""
+    command = [sys.executable, str(BENCHMARKS / script), "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == bool(result["violations"])
+    return result
+
+
+def test_sums_on_a_bad_network_are_right_or_none() -> None:
+    result = run("schedules.py", "--cases", "60")
+    assert result["violations"] == {}
+    outcomes = result["outcomes"]
+    assert set(outcomes) == {"drops", "disorder", "damage"}
+    assert sum(counts["case"] for counts in outcomes.values()) == 60
+    assert all(counts["sum"] and counts["no sum"] for counts in outcomes.values())
+
+
+def test_malformed_messages_are_refused_and_change_nothing() -> None:
+    result = run("fuzz_messages.py", "--count", "15000")
+    assert result["violations"] == {}
+    outcomes = result["outcomes"]
+    for phase in ("keys", "share", "vector", "agree", "unmask"):
+        assert outcomes[f"client before {phase}"]["refused"] > 100
+        assert outcomes[f"collect, {phase}"]
+    for phase in ("share", "vector", "agree", "unmask"):
+        assert outcomes[f"server in {phase}"]["refused"] > 100
