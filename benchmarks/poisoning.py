@@ -1,0 +1,125 @@
+"""What one malicious client can do to an update: in one sum, and in groups that are combined by a median.
+
+    python benchmarks/poisoning.py --json
+
+A hundred clients probe the digits at the initial weights. One of them sends, for every direction, the value against
+the sum of all the others that does the most harm: the largest that an honest client could send (`own range`), or the
+largest that the checks on a sum let through (`sum's range`; masks hide single values, so only sums can be checked). The
+figure is the cosine of the update's gradient with the one from the other 99 clients, the mean over several rounds.
+Masks change no sum, so the sums are plain here.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baffle.app.client import Client
+from baffle.app.downlink import Downlink
+from baffle.app.replica import Replica
+from baffle.app.round import choose_groups, close_round, open_round
+from baffle.app.simulate import one_thread_each
+from baffle.app.task import Runtimes, load_task, versions
+from baffle.core.arrays import F32
+from baffle.core.messages import RoundRequest, contribution_to, encode
+from baffle.core.ring import EXTRAS, GUARD, Ring, RingVector, add
+from baffle.journal.replay import Present, beginning
+from baffle.journal.store import Journal
+from baffle.plan import change, load
+from baffle.trajectory import Trajectory, trajectory
+
+ATTACKER = 0
+SETTINGS = {
+    "one sum": [],
+    "20 groups, mean": ["secure.groups=20"],
+    "20 groups, median": ["secure.groups=20", "secure.combine=median"],
+    "20 groups of own seeds, median": ["secure.groups=20", "secure.combine=median", "secure.group_seeds=own"],
+}
+
+
+class Federation:
+    """The clients of one setting, and what they send in a round."""
+
+    def __init__(self, settings: Sequence[str], folder: Path) -> None:
+        asked = ["federation.clients=100", "secure.mode=off", "probe.k=50", *settings]
+        self.task = load_task(change(load("digits"), asked))
+        initial = self.task.initial_weights()
+        self.course = trajectory(self.task.plan, len(initial))
+        self.state = self.course.rule.start(initial)
+        self.journal = Journal.create(folder / "journal.sqlite", self.task.plan, self.state, versions())
+        runtimes, replica = Runtimes(self.task, 1), Replica(self.course)
+        self.clients = [
+            Client(number, k, self.course, self.task.source.train, share, replica, runtimes.borrow)
+            for number, (k, share) in enumerate(zip(self.task.tiers, self.task.shares, strict=True))
+        ]
+
+    def vectors(self, number: int) -> list[dict[int, RingVector]]:
+        """What each client of each group sends in a round about the initial weights."""
+        present = Present(number, self.state, beginning(self.course, self.state).chain)
+        groups = choose_groups(self.course, number)
+        requests = open_round(self.course, present, groups, Downlink("weights", self.journal))
+        return [{client: self._vector(client, request) for client, request in group.items()} for group in requests]
+
+    def _vector(self, client: int, request: RoundRequest) -> RingVector:
+        return contribution_to(request, self.clients[client].answer(encode(request)))
+
+
+def poisoned(groups: list[dict[int, RingVector]], ring: Ring, bound: str) -> list[dict[int, RingVector]]:
+    """The same, but that one client sends the worst that it may."""
+    honest = [vector for group in groups for client, vector in group.items() if client != ATTACKER]
+    against = -np.sign(add(honest)[:-EXTRAS].view(np.int32).astype(np.int64))
+    group = next(group for group in groups if ATTACKER in group)
+    others = add([v for client, v in group.items() if client != ATTACKER])[:-EXTRAS].view(np.int32).astype(np.int64)
+    if bound == "own range":
+        values = against * int(ring.clip * ring.n_max * ring.scale)
+    else:
+        values = against * (GUARD * len(group) // ring.clients) - others
+    worst = group[ATTACKER].copy()
+    worst[:-EXTRAS] = values.astype(np.uint32)
+    return [{**one, ATTACKER: worst} if ATTACKER in one else one for one in groups]
+
+
+def gradient(course: Trajectory, present: Present, groups: Sequence[Mapping[int, RingVector]]) -> F32:
+    sums = [course.ring.decode(add(group.values()), len(group)) for group in groups]
+    return course.rule.gradient(close_round(course, present, sums)[0])
+
+
+def cosine(one: F32, other: F32) -> float:
+    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
+
+
+def measure(settings: Sequence[str], rounds: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        federation = Federation(settings, Path(folder))
+        course, found = federation.course, dict[str, list[float]]()
+        for number in range(rounds):
+            present, groups = Present(number, federation.state, b""), federation.vectors(number)
+            honest = [{client: v for client, v in group.items() if client != ATTACKER} for group in groups]
+            aim = gradient(course, present, honest)
+            for bound in ("own range", "sum's range"):
+                attacked = gradient(course, present, poisoned(groups, course.ring, bound))
+                found.setdefault(bound, []).append(cosine(attacked, aim))
+        federation.journal.close()
+    return {bound: round(float(np.mean(values)), 3) for bound, values in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    with one_thread_each():
+        rows: dict[str, Any] = {name: measure(settings, args.rounds) for name, settings in SETTINGS.items()}
+    if args.json:
+        print(json.dumps({"clients": 100, "attackers": 1, "rounds": args.rounds, "cosine": rows}, indent=2))
+        return
+    for name, row in rows.items():
+        print(f"{name:32}" + "".join(f"  {bound} {value:+.3f}" for bound, value in row.items()))
+
+
+if __name__ == "__main__":
+    main()
