@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baffle.core.arrays import I64, U8, Integers
-from baffle.core.seeds import BLOCK, keystream
+from baffle.core.seeds import BLOCK, Scratch, keystream
 
-NUMBERS_AT_ONCE = 1 << 18
+NUMBERS_AT_ONCE = 1 << 17
 """How many numbers a loop over directions draws at a time: enough to be quick, few enough to stay in cache."""
 
 
@@ -34,13 +34,19 @@ class Support(NamedTuple):
     def size(self) -> int:
         return self.stop - self.start + self.tail[1] - self.tail[0]
 
-    def parts(self) -> list[tuple[slice, slice]]:
-        """For each slice of the weights, the slice of the direction's numbers that belongs to it."""
-        first = self.stop - self.start
+    def parts(self, first: int = 0, last: int | None = None) -> list[tuple[slice, slice]]:
+        """Where numbers `first` to `last` of a direction belong: slices of the weights, each with its slice of them."""
+        last = self.size if last is None else last
+        ends = ((self.start, 0, self.stop - self.start), (self.tail[0], self.stop - self.start, self.size))
         return [
-            (slice(self.start, self.stop), slice(0, first)),
-            *([(slice(*self.tail), slice(first, self.size))] if self.tail != (0, 0) else []),
+            (slice(weight + low - number, weight + high - number), slice(low - first, high - first))
+            for weight, number, end in ends
+            if (low := max(first, number)) < (high := min(last, end))
         ]
+
+    def below(self, weight: int) -> int:
+        """How many of its weights come before `weight`: a range of weights meets a range of its numbers."""
+        return max(0, min(weight, self.stop) - self.start) + max(0, min(weight, self.tail[1]) - self.tail[0])
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Distribution:
     bits: int  # of the stream, for one number
     unit_bits: int  # an integer counts units of 2^-unit_bits
     bound: int  # the largest absolute value
-    decode: Callable[[U8], Integers]
+    decode: Callable[[U8, Scratch], Integers]
 
     @property
     def unit(self) -> float:
@@ -68,16 +74,28 @@ def gaussian_table() -> NDArray[np.int16]:
     return table
 
 
-def _gaussian(stream: U8) -> Integers:
-    # Every uint16 is inside the table; "wrap" spares the check for it.
-    return gaussian_table().take(stream.view("<u2"), mode="wrap")
+def _gaussian(stream: U8, scratch: Scratch) -> Integers:
+    return _look_up(gaussian_table(), stream.view("<u2"), scratch)
 
 
-def _rademacher(stream: U8) -> Integers:
-    bits = np.unpackbits(stream, axis=1, bitorder="little")
-    bits <<= 1
-    bits -= 1  # 0 wraps to 255, which is −1 as int8
-    return bits.view(np.int8)
+@cache
+def rademacher_table() -> NDArray[np.uint64]:
+    """For each byte of the stream its eight numbers, an int8 each, held together in a uint64."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    table: NDArray[np.uint64] = (2 * bits.view(np.int8) - 1).view(np.uint64)[:, 0]
+    table.flags.writeable = False
+    return table
+
+
+def _rademacher(stream: U8, scratch: Scratch) -> Integers:
+    return _look_up(rademacher_table(), stream, scratch).view(np.int8)
+
+
+def _look_up(table: NDArray[Any], codes: NDArray[Any], scratch: Scratch) -> NDArray[Any]:
+    index = scratch.array("index", codes.shape, np.intp)
+    np.copyto(index, codes)  # as `take` would, into fresh memory
+    found = scratch.array("found", codes.shape, table.dtype)
+    return table.take(index, out=found, mode="wrap")  # every code is inside the table; "wrap" spares the check for it
 
 
 GAUSSIAN = Distribution("gaussian", bits=16, unit_bits=12, bound=17715, decode=_gaussian)
@@ -92,13 +110,14 @@ class Directions:
     key: bytes
     distribution: Distribution
 
-    def draw(self, numbers: range, start: int, stop: int) -> Integers:
-        """Numbers `start` to `stop` of each direction in `numbers`, a row each."""
+    def draw(self, numbers: range, start: int, stop: int, scratch: Scratch | None = None) -> Integers:
+        """Numbers `start` to `stop` of each direction in `numbers`, a row each; in `scratch`, if there is one."""
+        scratch = scratch or Scratch()
         per_block = 8 * BLOCK // self.distribution.bits
         first = start // per_block
-        stream = keystream(self.key, numbers, first, -(-stop // per_block) - first)
+        stream = keystream(self.key, numbers, first, -(-stop // per_block) - first, scratch)
         skip = start - first * per_block
-        return self.distribution.decode(stream)[:, skip : skip + stop - start]
+        return self.distribution.decode(stream, scratch)[:, skip : skip + stop - start]
 
 
 def dense(n: int, k: int) -> tuple[Support, ...]:
@@ -106,24 +125,28 @@ def dense(n: int, k: int) -> tuple[Support, ...]:
     return (Support(0, n),) * k
 
 
-def blocks(supports: Sequence[Support], most: int | None = None) -> Iterator[tuple[range, Support]]:
-    """Neighbouring directions with one support, in pieces small enough to draw at once (at most `most` directions)."""
+def runs(supports: Sequence[Support]) -> Iterator[tuple[range, Support]]:
+    """Neighbouring directions with one support."""
     first = 0
     for support, same in groupby(supports):
         count = sum(1 for _ in same)
-        rows = max(1, NUMBERS_AT_ONCE // max(1, support.size))
-        rows = rows if most is None else min(rows, most)
-        for start in range(first, first + count, rows):
-            yield range(start, min(start + rows, first + count)), support
+        yield range(first, first + count), support
         first += count
 
 
-def coverage(supports: Sequence[Support], n: int) -> I64:
-    """For each weight, the number of directions that touch it."""
-    edges = np.zeros(n + 1, dtype=np.int64)
-    for support, same in groupby(supports):
-        count = sum(1 for _ in same)
-        for weights, _ in support.parts():
-            edges[weights.start] += count
-            edges[weights.stop] -= count
-    return np.cumsum(edges)[:n]
+def blocks(supports: Sequence[Support], most: int | None = None) -> Iterator[tuple[range, Support]]:
+    """Neighbouring directions with one support, at most `most` together; or as many as can be drawn whole at once."""
+    for numbers, support in runs(supports):
+        rows = most or max(1, NUMBERS_AT_ONCE // max(1, support.size))
+        for start in range(0, len(numbers), rows):
+            yield numbers[start : start + rows], support
+
+
+def coverage(supports: Sequence[Support], stop: int, start: int = 0) -> I64:
+    """For each weight from `start` to `stop`, the number of directions that touch it."""
+    edges = np.zeros(stop - start + 1, dtype=np.int64)
+    for numbers, support in runs(supports):
+        for weights, _ in support.parts(support.below(start), support.below(stop)):
+            edges[weights.start - start] += len(numbers)
+            edges[weights.stop - start] -= len(numbers)
+    return np.cumsum(edges)[:-1]

@@ -1,20 +1,27 @@
 """The server's half of a round: the gradient from integer totals and a seed, exactly.
 
 A float64 product of at most 128 directions with totals below 2³¹ stays below 2⁵³, where float64 counts every integer;
-so a BLAS may add in any order, with any number of threads, and get the same bits. Pieces are added as int64.
+so a BLAS may add in any order, with any number of threads, and get the same bits. Products are added as int64.
+
+The weights are taken in pieces, and of each piece no more numbers are drawn at a time than fit in cache: beside its
+result, a thread needs about 8 MB however many weights and directions there are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from baffle.core.arrays import F32, I32, I64
-from baffle.core.directions import Directions, Support, blocks, coverage
+from baffle.core.directions import NUMBERS_AT_ONCE, Directions, Support, blocks, coverage
 from baffle.core.ring import Ring
+from baffle.core.seeds import Scratch
 
 EXACT_DIRECTIONS = 128
 """As many directions as one float64 product may hold: 128 · 2³¹ · 17,715 < 2⁵³."""
+
+WEIGHTS_AT_ONCE = 1 << 18
+"""The largest piece of the weights that a thread works on at a time."""
 
 
 def rebuild(
@@ -24,41 +31,80 @@ def rebuild(
     n: int,
     *,
     chunk: int = EXACT_DIRECTIONS,
+    block: int = NUMBERS_AT_ONCE,
     threads: int = 1,
 ) -> I64:
-    """G = Σ_k T_k · z_k. Neither `chunk` nor `threads` can change a bit of it."""
+    """G = Σ_k T_k · z_k. Neither `chunk`, directions in a product, nor `block`, numbers drawn at a time, nor `threads`
+    can change a bit of it."""
+    gradient = np.zeros(n, dtype=np.int64)
+    products = _products(totals, directions, supports, chunk, block)
+    _in_pieces(
+        lambda start, stop, scratch: products(start, gradient[start:stop], scratch),
+        n,
+        threads,
+        n * len(supports) // block,
+    )
+    return gradient
+
+
+def gradient_from_scalars(
+    totals: I32, weight: int, directions: Directions, supports: Sequence[Support], n: int, ring: Ring, threads: int = 1
+) -> F32:
+    """The paper's estimate (eq. 6): the mean over directions of D_k · z_k, with D_k the weighted mean over clients."""
+    scale = ring.scale * weight * 2.0**directions.distribution.unit_bits
+    gradient = np.empty(n, dtype=np.float32)
+    products = _products(totals, directions, supports, EXACT_DIRECTIONS, NUMBERS_AT_ONCE)
+
+    def work(start: int, stop: int, scratch: Scratch) -> None:
+        exact = np.zeros(stop - start, dtype=np.int64)
+        products(start, exact, scratch)
+        per_weight = np.maximum(coverage(supports, stop, start), 1).astype(np.float64)
+        gradient[start:stop] = exact.astype(np.float64) / (per_weight * scale)
+
+    _in_pieces(work, n, threads, n * len(supports) // NUMBERS_AT_ONCE)
+    return gradient
+
+
+def _products(
+    totals: I32, directions: Directions, supports: Sequence[Support], chunk: int, block: int
+) -> Callable[[int, I64, Scratch], None]:
+    """A function that adds every T_k · z_k to a piece of the sum that begins at some weight."""
     if len(totals) != len(supports):
         raise ValueError(f"expected a total per direction ({len(supports)}), got {len(totals)}")
     if not 1 <= chunk <= EXACT_DIRECTIONS:
         raise ValueError(f"a chunk is 1 to {EXACT_DIRECTIONS} directions, got {chunk}")
-    exact = totals.astype(np.float64)
+    chunks, factors = list(blocks(supports, most=chunk)), totals.astype(np.float64)
 
-    def share(pieces: list[tuple[range, Support]]) -> I64:
-        part = np.zeros(n, dtype=np.int64)
-        for numbers, support in pieces:
-            rows = directions.draw(numbers, 0, support.size).astype(np.float64)
-            product = (exact[numbers.start : numbers.stop] @ rows).astype(np.int64)
-            for weights, here in support.parts():
-                part[weights] += product[here]
-        return part
+    def add(begin: int, piece: I64, scratch: Scratch) -> None:
+        for numbers, support in chunks:
+            last, wide = support.below(begin + len(piece)), max(1, block // len(numbers))
+            for start in range(support.below(begin), last, wide):
+                stop = min(start + wide, last)
+                drawn = directions.draw(numbers, start, stop, scratch)
+                rows = scratch.array("index", drawn.shape, np.intp).view(np.float64)  # the index is no longer needed
+                np.copyto(rows, drawn)
+                product = (factors[numbers.start : numbers.stop] @ rows).astype(np.int64)
+                for weights, here in support.parts(start, stop):
+                    piece[weights.start - begin : weights.stop - begin] += product[here]
 
-    pieces = list(blocks(supports, most=chunk))
+    return add
+
+
+def _in_pieces(work: Callable[[int, int, Scratch], None], n: int, threads: int, most: int) -> None:
+    """Do the weights from 0 to n piece by piece, with so many threads, but no more than there are blocks to draw."""
+    threads = max(1, min(threads, most))
+    count = max(-(-n // WEIGHTS_AT_ONCE), threads)
+    left = iter([(n * i // count, n * (i + 1) // count) for i in range(count)])
+
+    def share(_: int) -> None:
+        scratch = Scratch()
+        for start, stop in left:
+            work(start, stop, scratch)
+
     if threads == 1:
-        return share(pieces)
+        return share(0)
     with ThreadPoolExecutor(threads) as pool:
-        parts = list(pool.map(share, (pieces[i::threads] for i in range(threads))))
-    total: I64 = np.add.reduce(parts)
-    return total
-
-
-def gradient_from_scalars(
-    totals: I32, weight: int, directions: Directions, supports: Sequence[Support], n: int, ring: Ring
-) -> F32:
-    """The paper's estimate (eq. 6): the mean over directions of D_k · z_k, with D_k the weighted mean over clients."""
-    exact = rebuild(totals, directions, supports, n).astype(np.float64)
-    per_weight = np.maximum(coverage(supports, n), 1).astype(np.float64)
-    scale = ring.scale * weight * 2.0**directions.distribution.unit_bits
-    return (exact / (per_weight * scale)).astype(np.float32)
+        list(pool.map(share, range(threads)))
 
 
 def gradient_from_vector(totals: I32, weight: int, ring: Ring) -> F32:

@@ -5,7 +5,8 @@ Whoever knows the root seed can repeat all of it. Nothing that must stay secret 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from math import prod
+from typing import Any, Literal
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -13,6 +14,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import DTypeLike, NDArray
 
 from baffle.core.arrays import I64, U8
 
@@ -25,6 +27,8 @@ plans with one seed start from the same weights, on the same clients, with the s
 
 BLOCK = 16
 """Bytes in one block of the stream."""
+
+BIG_ENDIAN = np.dtype(">u8")
 
 
 @dataclass(frozen=True)
@@ -41,21 +45,37 @@ class Seeds:
         return HKDF(SHA256(), length=32, salt=salt, info=info).derive(self.root.to_bytes(8, "big"))
 
 
-def keystream(key: bytes, lanes: range, first: int, blocks: int) -> U8:
+class Scratch:
+    """Memory that is used over and over: fresh memory can cost more than what is written to it."""
+
+    def __init__(self) -> None:
+        self._kept = dict[str, NDArray[Any]]()
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """An array that lasts until the next of its name, with whatever was written there before."""
+        size, kept = prod(shape), self._kept.get(name)
+        if kept is None or kept.size < size or kept.dtype != dtype:
+            kept = self._kept[name] = np.empty(size, dtype)
+        return kept[:size].reshape(shape)
+
+
+def keystream(key: bytes, lanes: range, first: int, blocks: int, scratch: Scratch | None = None) -> U8:
     """AES-256 in counter mode: for each lane (a row of the result), `blocks` blocks from block number `first` on.
 
     The counter block is the lane and the block number, both big-endian uint64. The counters are written out and
-    encrypted block by block, so that one call serves many short lanes.
+    encrypted block by block, so that one call serves many short lanes. The result lies in `scratch`, if there is one.
     """
-    counters = np.empty((len(lanes), blocks, 2), dtype=">u8")
-    if not counters.size:
-        return np.empty((len(lanes), blocks * BLOCK), dtype=np.uint8)
-    counters[:, :, 0] = np.arange(lanes.start, lanes.stop, dtype=np.uint64)[:, None]
-    counters[:, :, 1] = np.arange(first, first + blocks, dtype=np.uint64)
-    # ECB of distinct counter blocks is the key stream of CTR mode; nothing is encrypted with it.
-    encryptor = Cipher(AES256(key), ECB()).encryptor()
-    stream = np.empty(counters.nbytes + BLOCK - 1, dtype=np.uint8)
-    written = encryptor.update_into(counters.data.cast("B"), stream.data)
+    scratch = scratch or Scratch()
+    counters = scratch.array("counters", (len(lanes), blocks, 2), BIG_ENDIAN)
+    stream = scratch.array("stream", (counters.nbytes + BLOCK - 1,), np.uint8)
+    written = 0
+    if counters.size:
+        # Turned big-endian before they are spread out: bytes are swapped once a lane or block, not for each pair.
+        counters[:, :, 0] = np.arange(lanes.start, lanes.stop, dtype=np.uint64).astype(BIG_ENDIAN)[:, None]
+        counters[:, :, 1] = np.arange(first, first + blocks, dtype=np.uint64).astype(BIG_ENDIAN)
+        # ECB of distinct counter blocks is the key stream of CTR mode; nothing is encrypted with it.
+        encryptor = Cipher(AES256(key), ECB()).encryptor()
+        written = encryptor.update_into(counters.data.cast("B"), stream.data)
     return stream[:written].reshape(len(lanes), blocks * BLOCK)
 
 
