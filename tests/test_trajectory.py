@@ -1,5 +1,6 @@
 """From a plan to values: which ring, which update rule, and which outcomes are refused."""
 
+import os
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -248,3 +249,19 @@ def test_groups_that_do_not_fit_the_plan_are_refused(tiny: Callable[..., Plan], 
     ):
         with pytest.raises(MessageError, match="round 2"):
             apply(course.rule, state, Outcome(2, good.kind, groups))
+
+
+def test_the_number_of_threads_changes_no_state(tiny: Callable[..., Plan]) -> None:
+    n, digests = 300_001, set()
+    for workers in (1, 2, 5):
+        course = trajectory(tiny(*SCALARS, f"run.workers={workers}"), n)
+        assert course.threads == workers
+        state = course.rule.start(np.linspace(-1, 1, n, dtype=np.float32))
+        for _ in range(2):
+            state = apply(course.rule, state, _outcome(course))
+        digests.add(state.digest())
+    assert len(digests) == 1
+
+
+def test_a_plan_without_workers_gets_a_thread_per_core(tiny: Callable[..., Plan]) -> None:
+    assert trajectory(tiny(*SCALARS), N).threads == os.cpu_count()

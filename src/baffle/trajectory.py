@@ -1,5 +1,6 @@
 """From a plan to the values that core works with: what client, server and auditor must agree on."""
 
+import os
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -28,6 +29,7 @@ class Trajectory:
     supports: tuple[Support, ...]
     ring: Ring
     rule: Rule
+    threads: int  # to work with; no bit depends on it
 
     def weight_of(self, samples: int) -> int:
         """N_c: what a client of so many samples counts for."""
@@ -47,6 +49,7 @@ def trajectory(plan: Plan, n: int) -> Trajectory:
     digest = plan.trajectory_digest()
     seeds, supports, ring = Seeds(plan.seed, digest), dense(n, plan.probe.k), _ring(plan)
     length = n if plan.outcome_kind == "vector" else len(supports)
+    threads = plan.run.workers or os.cpu_count() or 1
 
     def gradient(outcome: Outcome) -> F32:
         groups, how = _checked_groups(outcome, plan, length), plan.secure.combine
@@ -59,13 +62,13 @@ def trajectory(plan: Plan, n: int) -> Trajectory:
         if plan.outcome_kind == "vector":
             return gradient_from_vector(totals.numbers, totals.weight, ring)
         drawn = _directions(plan, seeds, key_number)
-        return gradient_from_scalars(totals.numbers, totals.weight, drawn, supports, n, ring)
+        return gradient_from_scalars(totals.numbers, totals.weight, drawn, supports, n, ring, threads)
 
     # At epoch level the clients have stepped already: what they send is minus their weight change, and one plain
     # step of rate 1 along it is federated averaging.
     step = optimizer(plan.update) if plan.federation.level == "batch" else sgd(1.0)
     smooth = average(plan.update.ema) if plan.update.ema else no_average()
-    return Trajectory(plan, n, length, digest, seeds, supports, ring, Rule(gradient, step, smooth))
+    return Trajectory(plan, n, length, digest, seeds, supports, ring, Rule(gradient, step, smooth), threads)
 
 
 def _directions(plan: Plan, seeds: Seeds, key_number: int) -> Directions:

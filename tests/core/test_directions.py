@@ -18,6 +18,7 @@ from baffle.core.directions import (
     dense,
     gaussian_table,
 )
+from baffle.core.seeds import Scratch
 
 KEY = bytes(range(32))
 BOTH = pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
@@ -124,3 +125,42 @@ def test_a_block_holds_no_more_numbers_than_fit_or_one_direction(n: int) -> None
 def test_coverage_counts_the_directions_that_touch_a_weight(supports: list[Support]) -> None:
     counted = [sum(s.start <= i < s.stop or i in range(*s.tail) for s in supports) for i in range(50)]
     assert coverage(supports, 50).tolist() == counted
+
+
+@settings(deadline=None)
+@given(supports=supports_within_50, ends=st.lists(st.integers(0, 50), min_size=2, max_size=2).map(sorted))
+def test_coverage_of_a_piece_is_a_piece_of_the_coverage(supports: list[Support], ends: list[int]) -> None:
+    start, stop = ends
+    assert coverage(supports, stop, start).tolist() == coverage(supports, 50)[start:stop].tolist()
+
+
+@settings(deadline=None)
+@given(supports=supports_within_50, ends=st.lists(st.integers(0, 50), min_size=2, max_size=2).map(sorted))
+def test_a_range_of_weights_meets_a_range_of_a_supports_numbers(supports: list[Support], ends: list[int]) -> None:
+    for support in supports:
+        weights = [*range(support.start, support.stop), *range(*support.tail)]
+        first, last = map(support.below, ends)
+        assert weights[first:last] == [i for i in weights if ends[0] <= i < ends[1]]
+        found = support.parts(first, last)
+        assert [i for part, _ in found for i in range(part.start, part.stop)] == weights[first:last]
+        assert [i for _, here in found for i in range(here.start, here.stop)] == list(range(last - first))
+
+
+@BOTH
+def test_scratch_memory_changes_no_number(distribution: Distribution) -> None:
+    directions, scratch = Directions(bytes(32), distribution), Scratch()
+    for numbers, start, stop in [
+        (range(3), 5, 900),
+        (range(7, 8), 0, 3),
+        (range(2, 40), 1000, 2001),
+        (range(3), 5, 900),
+    ]:
+        fresh = directions.draw(numbers, start, stop)
+        assert np.array_equal(directions.draw(numbers, start, stop, scratch), fresh)
+
+
+@BOTH
+def test_what_is_drawn_without_scratch_memory_stays(distribution: Distribution) -> None:
+    directions = Directions(bytes(32), distribution)
+    one, other = directions.draw(range(2), 0, 100), directions.draw(range(2, 4), 0, 100)
+    assert not np.shares_memory(one, other)

@@ -9,6 +9,7 @@ import torch
 
 from baffle.core.arrays import F32, F64
 from baffle.core.update import (
+    WEIGHTS_AT_ONCE,
     State,
     Transform,
     adam,
@@ -219,6 +220,20 @@ def test_everything_is_float32_and_nothing_given_is_changed(transform: Transform
         assert [len(part) for part in state] == lengths
         assert step.shape == weights.shape
         assert all(math.isfinite(number) for number in step.tolist())
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in ("clip", "chain")])
+def test_many_weights_are_updated_as_each_would_be_alone(name: str) -> None:
+    transform, n = EVERY[name], 2 * WEIGHTS_AT_ONCE + 5
+    weights, whole, some = start(n), transform.init(start(n)), slice(WEIGHTS_AT_ONCE - 3, WEIGHTS_AT_ONCE + 3)
+    alone = transform.init(weights[some])
+    for gradient in gradients(n, steps=3):
+        whole, step = transform.update(frozen(whole), gradient, weights)
+        alone, small = transform.update(alone, gradient[some], weights[some])
+        assert step[some].tobytes() == small.tobytes()
+    assert [len(part) for part in whole] == [len(part) for part in transform.init(weights)]
+    for part, small in zip(whole, alone, strict=True):
+        assert (part[some] if len(part) == n else part).tobytes() == small.tobytes()
 
 
 @pytest.mark.parametrize("transform", EVERY.values(), ids=EVERY)

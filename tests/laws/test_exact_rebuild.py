@@ -5,8 +5,10 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baffle.core.arrays import F32, I32
-from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, Directions, Distribution, Support, dense
+from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, NUMBERS_AT_ONCE, Directions, Distribution, Support, dense
 from baffle.core.messages import Group, Outcome
-from baffle.core.rebuild import EXACT_DIRECTIONS, gradient_from_scalars, rebuild
+from baffle.core.rebuild import EXACT_DIRECTIONS, WEIGHTS_AT_ONCE, gradient_from_scalars, rebuild
 from baffle.core.ring import Ring, add
 from baffle.core.seeds import Seeds
 from baffle.core.state import Rule, ServerState, apply, pack, unpack
@@ -32,6 +34,7 @@ FOLD = Path(__file__).with_name("fold.py")
 Extreme = Literal["random", "largest", "smallest", "aligned"]
 distributions = st.sampled_from(list(DISTRIBUTIONS.values()))
 extremes = st.sampled_from(["random", "largest", "smallest", "aligned"])
+block_sizes = st.integers(1, 50) | st.integers(1, 10_000)
 
 
 def some_totals(extreme: Extreme, k: int, directions: Directions, seed: int = 0) -> I32:
@@ -81,15 +84,17 @@ def random_supports(draw: st.DrawFn, n: int = 30) -> list[Support]:
     k=st.integers(1, 400) | st.integers(1, 5000),
     n=st.integers(1, 9),
     chunk=st.integers(1, EXACT_DIRECTIONS),
+    block=block_sizes,
     threads=st.integers(1, 4),
 )
 def test_the_rebuilt_sum_is_the_integers_own_sum(
-    distribution: Distribution, extreme: Extreme, k: int, n: int, chunk: int, threads: int
+    distribution: Distribution, extreme: Extreme, k: int, n: int, chunk: int, block: int, threads: int
 ) -> None:
     directions = Directions(KEY, distribution)
     totals = some_totals(extreme, k, directions)
     expected = rebuild_in_python(totals, directions, dense(n, k), n)
-    assert rebuild(totals, directions, dense(n, k), n, chunk=chunk, threads=threads).tolist() == expected
+    found = rebuild(totals, directions, dense(n, k), n, chunk=chunk, block=block, threads=threads)
+    assert found.tolist() == expected
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
@@ -126,15 +131,61 @@ def test_no_number_of_threads_changes_a_bit(n: int) -> None:
     supports=random_supports(),
     extreme=extremes,
     chunk=st.integers(1, EXACT_DIRECTIONS),
+    block=block_sizes,
     threads=st.integers(1, 4),
 )
 def test_overlapping_supports_are_exact_too(
-    distribution: Distribution, supports: list[Support], extreme: Extreme, chunk: int, threads: int
+    distribution: Distribution, supports: list[Support], extreme: Extreme, chunk: int, block: int, threads: int
 ) -> None:
     directions = Directions(KEY, distribution)
     totals = some_totals(extreme, len(supports), directions)
     expected = rebuild_in_python(totals, directions, supports, 30)
-    assert rebuild(totals, directions, supports, 30, chunk=chunk, threads=threads).tolist() == expected
+    found = rebuild(totals, directions, supports, 30, chunk=chunk, block=block, threads=threads)
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+def test_pieces_of_the_weights_and_blocks_of_numbers_leave_no_seam(distribution: Distribution) -> None:
+    n, directions = 2 * WEIGHTS_AT_ONCE + 77, Directions(KEY, distribution)
+    edge = WEIGHTS_AT_ONCE - 5
+    supports = [
+        *dense(n, 3),
+        *[Support(7, edge, (edge + 3, n - 9))] * 2,
+        Support(1, 2, (edge + 1, edge + 99)),
+        Support(0, 9),
+    ]
+    totals, expected = some_totals("random", len(supports), directions), np.zeros(n, np.int64)
+    for k, support in enumerate(supports):
+        (row,) = directions.draw(range(k, k + 1), 0, support.size)
+        expected[touched(support)] += int(totals[k]) * row.astype(np.int64)
+    ring, scale = Ring(clients=1, n_max=9, clip=1.0), 9 * 2.0**distribution.unit_bits
+    covered = np.sum([np.isin(np.arange(n), touched(support)) for support in supports], axis=0)
+    gradient = (expected / (covered * ring.scale * scale)).astype(np.float32)
+    for threads in (1, 2, 5):
+        for block in (NUMBERS_AT_ONCE, 99_991):
+            found = rebuild(totals, directions, supports, n, block=block, threads=threads)
+            assert np.array_equal(found, expected)
+        found = gradient_from_scalars(totals, 9, directions, supports, n, ring, threads)
+        assert found.tobytes() == gradient.tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+def test_beside_its_result_a_thread_needs_ten_megabytes(distribution: Distribution, threads: int) -> None:
+    n, k, directions, ring = 4_000_000, 3, Directions(KEY, distribution), Ring(clients=1, n_max=1, clip=1.0)
+    totals, supports = some_totals("random", k, directions), dense(n, k)
+
+    def peak(work: Callable[[], object]) -> int:
+        tracemalloc.start()
+        try:
+            work()
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak(lambda: rebuild(totals, directions, supports, n, threads=threads)) < 8 * n + threads * 10 * 2**20
+    gradient = partial(gradient_from_scalars, totals, 1, directions, supports, n, ring, threads)
+    assert peak(gradient) < 4 * n + threads * 10 * 2**20
 
 
 @settings(deadline=None, max_examples=40)

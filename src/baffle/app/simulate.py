@@ -1,7 +1,6 @@
 """A whole federation in one process: run it, stop it, go on with it."""
 
 import json
-import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -118,8 +117,7 @@ def add_baseline(path: Path, *, data: Path | None = None, watch: Watch = _nothin
 def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
     plan, initial = task.plan, task.initial_weights()
     course = trajectory(plan, len(initial))
-    workers = plan.run.workers or os.cpu_count() or 1
-    runtimes, replica = Runtimes(task, workers), Replica(course)
+    runtimes, replica = Runtimes(task, course.threads), Replica(course)
     aggregation, sessions = _aggregation(course, task)
     clients = [
         Client(number, k, course, task.source.train, share, replica, runtimes.borrow, sessions.get(number))
@@ -135,7 +133,7 @@ def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
             folder.remove_summary()
         recorder = Recorder(folder, journal, task, course, runtimes, watch)
         downlink = Downlink(plan.run.downlink, journal)
-        with LocalTransport(answer, workers, recorder.tick) as local:
+        with LocalTransport(answer, course.threads, recorder.tick) as local:
             transport = Dropouts(local, partial(drops, course)) if plan.federation.dropout else local
             while present.round < plan.rounds:
                 played = play_round(course, present, transport, aggregation, journal, downlink)

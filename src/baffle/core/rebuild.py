@@ -37,13 +37,12 @@ def rebuild(
     """G = Σ_k T_k · z_k. Neither `chunk`, directions in a product, nor `block`, numbers drawn at a time, nor `threads`
     can change a bit of it."""
     gradient = np.zeros(n, dtype=np.int64)
-    products = _products(totals, directions, supports, chunk, block)
-    _in_pieces(
-        lambda start, stop, scratch: products(start, gradient[start:stop], scratch),
-        n,
-        threads,
-        n * len(supports) // block,
-    )
+    add = _adder(totals, directions, supports, chunk, block)
+
+    def work(start: int, stop: int, scratch: Scratch) -> None:
+        add(start, gradient[start:stop], scratch)
+
+    _in_pieces(work, n, threads, n * len(supports) // block)
     return gradient
 
 
@@ -53,11 +52,11 @@ def gradient_from_scalars(
     """The paper's estimate (eq. 6): the mean over directions of D_k · z_k, with D_k the weighted mean over clients."""
     scale = ring.scale * weight * 2.0**directions.distribution.unit_bits
     gradient = np.empty(n, dtype=np.float32)
-    products = _products(totals, directions, supports, EXACT_DIRECTIONS, NUMBERS_AT_ONCE)
+    add = _adder(totals, directions, supports, EXACT_DIRECTIONS, NUMBERS_AT_ONCE)
 
     def work(start: int, stop: int, scratch: Scratch) -> None:
         exact = np.zeros(stop - start, dtype=np.int64)
-        products(start, exact, scratch)
+        add(start, exact, scratch)
         per_weight = np.maximum(coverage(supports, stop, start), 1).astype(np.float64)
         gradient[start:stop] = exact.astype(np.float64) / (per_weight * scale)
 
@@ -65,7 +64,7 @@ def gradient_from_scalars(
     return gradient
 
 
-def _products(
+def _adder(
     totals: I32, directions: Directions, supports: Sequence[Support], chunk: int, block: int
 ) -> Callable[[int, I64, Scratch], None]:
     """A function that adds every T_k · z_k to a piece of the sum that begins at some weight."""
@@ -102,9 +101,10 @@ def _in_pieces(work: Callable[[int, int, Scratch], None], n: int, threads: int, 
             work(start, stop, scratch)
 
     if threads == 1:
-        return share(0)
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(share, range(threads)))
+        share(0)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(share, range(threads)))
 
 
 def gradient_from_vector(totals: I32, weight: int, ring: Ring) -> F32:

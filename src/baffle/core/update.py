@@ -13,6 +13,9 @@ import numpy as np
 
 from baffle.core.arrays import F32
 
+WEIGHTS_AT_ONCE = 1 << 14
+"""How many weights an update of many steps goes through at a time."""
+
 State: TypeAlias = tuple[F32, ...]
 
 Init: TypeAlias = Callable[[F32], State]
@@ -44,6 +47,23 @@ def chain(*transforms: Transform) -> Transform:
     return Transform(init, update)
 
 
+def _in_pieces(update: Update) -> Update:
+    """The same update, for one that treats each weight by itself: so many weights at a time as stay in cache."""
+
+    def pieced(state: State, gradient: F32, weights: F32) -> tuple[State, F32]:
+        n = len(weights)
+        after, step = tuple(map(np.empty_like, state)), np.empty_like(gradient)
+        for start in range(0, n, WEIGHTS_AT_ONCE):
+            here = slice(start, start + WEIGHTS_AT_ONCE)
+            parts = tuple(vector[here] if len(vector) == n else vector for vector in state)
+            parts, step[here] = update(parts, gradient[here], weights[here])
+            for vector, part in zip(after, parts, strict=True):
+                vector[here if len(vector) == n else ...] = part
+        return after, step
+
+    return pieced
+
+
 def _stateless(f: Callable[[F32, F32], F32]) -> Transform:
     return Transform(lambda _: (), lambda _, gradient, weights: ((), f(gradient, weights)))
 
@@ -53,7 +73,8 @@ def clip(bound: float) -> Transform:
     c = np.float32(bound)
 
     def rescale(gradient: F32, _: F32) -> F32:
-        largest = np.max(np.abs(gradient), initial=np.float32(0))
+        zero = np.float32(0)
+        largest = np.maximum(np.max(gradient, initial=zero), -np.min(gradient, initial=zero))
         return gradient * (c / largest) if largest > c else gradient
 
     return _stateless(rescale)
@@ -96,7 +117,7 @@ def adam(rate: float, beta1: float = 0.9, beta2: float = 0.99, epsilon: float = 
         step: F32 = c * ((mean / (one - power1)) / (root + eps))
         return (mean, square, power1, power2), step
 
-    return Transform(init, update)
+    return Transform(init, _in_pieces(update))
 
 
 def average(decay: float) -> Transform:
