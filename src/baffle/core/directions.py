@@ -149,4 +149,4 @@ def coverage(supports: Sequence[Support], stop: int, start: int = 0) -> I64:
         for weights, _ in support.parts(support.below(start), support.below(stop)):
             edges[weights.start - start] += len(numbers)
             edges[weights.stop - start] -= len(numbers)
-    return np.cumsum(edges)[:-1]
+    return np.cumsum(edges, out=edges)[:-1]

@@ -4,7 +4,7 @@ A float64 product of at most 128 directions with totals below 2³¹ stays below 
 so a BLAS may add in any order, with any number of threads, and get the same bits. Products are added as int64.
 
 The weights are taken in pieces, and of each piece no more numbers are drawn at a time than fit in cache: beside its
-result, a thread needs about 8 MB however many weights and directions there are.
+result, a thread needs about 4 MB however many weights and directions there are.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from baffle.core.seeds import Scratch
 EXACT_DIRECTIONS = 128
 """As many directions as one float64 product may hold: 128 · 2³¹ · 17,715 < 2⁵³."""
 
-WEIGHTS_AT_ONCE = 1 << 18
+WEIGHTS_AT_ONCE = 1 << 16
 """The largest piece of the weights that a thread works on at a time."""
 
 
@@ -55,10 +55,11 @@ def gradient_from_scalars(
     add = _adder(totals, directions, supports, EXACT_DIRECTIONS, NUMBERS_AT_ONCE)
 
     def work(start: int, stop: int, scratch: Scratch) -> None:
-        exact = np.zeros(stop - start, dtype=np.int64)
+        exact = scratch.array("exact", (stop - start,), np.int64)
+        exact[:] = 0
         add(start, exact, scratch)
-        per_weight = np.maximum(coverage(supports, stop, start), 1).astype(np.float64)
-        gradient[start:stop] = exact.astype(np.float64) / (per_weight * scale)
+        per_weight = np.maximum(coverage(supports, stop, start), 1)
+        gradient[start:stop] = exact / (per_weight * scale)
 
     _in_pieces(work, n, threads, n * len(supports) // NUMBERS_AT_ONCE)
     return gradient
