@@ -46,6 +46,14 @@ class LeNet(Section, frozen=True, tag_field="name", tag="lenet"):
     norm: Norm = "none"
 
 
+class WRN(Section, frozen=True, tag_field="name", tag="wrn"):
+    """A wide residual network of depth ten; with `widen = 2` the paper's WRN-10-2."""
+
+    widen: Count = 2
+    activation: Activation = "hardswish"
+    norm: Norm = "group"
+
+
 class Softmax(Section, frozen=True, tag_field="name", tag="softmax"):
     """Softmax regression: one linear layer."""
 
@@ -56,7 +64,7 @@ class Custom(Section, frozen=True, tag_field="name", tag="custom"):
     factory: str
 
 
-Model = LeNet | Softmax | Custom
+Model = LeNet | WRN | Softmax | Custom
 
 
 class Task(Section, frozen=True):

@@ -5,13 +5,16 @@ from torch import nn
 
 from baffle.errors import PlanError
 from baffle.models.lenet import lenet
-from baffle.plan import Custom, LeNet, Model, imported
+from baffle.models.wrn import wrn
+from baffle.plan import WRN, Custom, LeNet, Model, imported
 
 
 def build(model: Model, shape: tuple[int, ...], classes: int) -> nn.Module:
     match model:
         case LeNet():
             return lenet(shape, classes, model.channels, model.head, model.activation, model.norm)
+        case WRN():
+            return wrn(shape, classes, model.widen, model.activation, model.norm)
         case Custom():
             made = imported(model.factory)()
             if not isinstance(made, nn.Module):

@@ -1,0 +1,44 @@
+"""A wide residual network of depth ten: three residual blocks, the smallest of its kind."""
+
+from torch import Tensor, nn
+
+from baffle.models.lenet import ACTIVATIONS, normalisation
+
+
+class Block(nn.Module):
+    """Two convolutions, each after a normalisation and an activation; beside them a shortcut of one by one."""
+
+    def __init__(self, before: int, after: int, stride: int, activation: str, norm: str) -> None:
+        super().__init__()
+        act = ACTIVATIONS[activation]
+        self.prepared = nn.Sequential(normalisation(norm, before), act())
+        self.residual = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
+            normalisation(norm, after),
+            act(),
+            nn.Conv2d(after, after, 3, padding=1, bias=False),
+        )
+        self.shortcut = nn.Conv2d(before, after, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.prepared(x)
+        output: Tensor = self.residual(x) + self.shortcut(x)
+        return output
+
+
+def wrn(
+    shape: tuple[int, ...], classes: int, widen: int = 2, activation: str = "hardswish", norm: str = "group"
+) -> nn.Sequential:
+    """302,794 weights as WRN-10-2 on 3 × 32 × 32 and ten classes. Of the convolutions only the first has a bias."""
+    widths = [16, 16 * widen, 32 * widen, 64 * widen]
+    return nn.Sequential(
+        nn.Conv2d(shape[0], widths[0], 3, padding=1),
+        Block(widths[0], widths[1], 1, activation, norm),
+        Block(widths[1], widths[2], 2, activation, norm),
+        Block(widths[2], widths[3], 2, activation, norm),
+        normalisation(norm, widths[3]),
+        ACTIVATIONS[activation](),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(widths[3], classes),
+    )
