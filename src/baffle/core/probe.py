@@ -1,7 +1,7 @@
 """The client's half of a round: directional derivatives of a loss, by forward passes alone."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -68,9 +68,18 @@ def _losses_along(loss: Loss, weights: F32, directions: Directions, supports: Se
 
 
 def forward_each(loss: Loss, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
-    """L(W + step · unit · z_k) for every k. The weights are moved in a scratch copy and put back exactly."""
+    """L(W + step · unit · z_k) for every k, from a scratch copy of the weights."""
     losses = np.empty(len(supports))
     scratch = weights.copy()
+    for k in moves(scratch, weights, directions, supports, step):
+        losses[k] = _finite(loss(scratch))
+    return losses
+
+
+def moves(
+    scratch: F32, weights: F32, directions: Directions, supports: Sequence[Support], step: float
+) -> Iterator[int]:
+    """For every k in turn, write W + step · unit · z_k into `scratch`, which holds exactly W before and afterwards."""
     scale = np.float32(step * directions.distribution.unit)
     for numbers, support in blocks(supports):
         parts = support.parts()
@@ -78,10 +87,9 @@ def forward_each(loss: Loss, weights: F32, directions: Directions, supports: Seq
             for touched, here in parts:
                 np.multiply(z[here], scale, out=scratch[touched], dtype=scratch.dtype)
                 scratch[touched] += weights[touched]
-            losses[k] = _finite(loss(scratch))
+            yield k
         for touched, _ in parts:
             scratch[touched] = weights[touched]
-    return losses
 
 
 def _finite(value: float) -> float:

@@ -1,18 +1,23 @@
 """PyTorch as a runtime: any nn.Module and loss, its weights one flat vector."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from baffle.core.arrays import F32, I64
+from baffle.core.arrays import F32, F64, I64
+from baffle.core.directions import Directions, Support
 from baffle.core.ports import Batch
-from baffle.core.probe import Loss
+from baffle.core.probe import forward_each, moves
+from baffle.runtime.quick import Quick
 
 TorchCriterion = Callable[[Tensor, Tensor], Tensor]
 """Model output and labels → one loss per sample, or their mean."""
+
+Piece = tuple[Tensor, Tensor]
+"""The samples of a micro-batch and their labels."""
 
 
 def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
@@ -49,6 +54,7 @@ class TorchLoss:
         self._parameters = _trainable(module)
         self.n_weights = sum(p.numel() for p in self._parameters)
         self._scratch = torch.empty(self.n_weights, dtype=dtype, device=device)
+        self._quick = Quick(self._module, plain=self._device.type != "cpu" or dtype != torch.float32)
         start = 0
         for parameter in self._parameters:
             view = self._scratch[start : start + parameter.numel()].view_as(parameter)
@@ -56,16 +62,24 @@ class TorchLoss:
             parameter.data = view
             start += parameter.numel()
 
-    def on(self, batch: Batch) -> Loss:
+    def on(self, batch: Batch) -> "BatchLoss":
         """The loss on one batch, to be called for many weights."""
-        pieces = self._pieces(batch)
+        return BatchLoss(self, self._pieces(batch, self._quick.arranged))
 
-        @torch.inference_mode()
-        def loss(weights: F32) -> float:
-            self._scratch.copy_(torch.from_numpy(weights))
-            return float(sum(self._sum(x, y) for x, y in pieces)) / len(batch.y)
+    @torch.inference_mode()
+    def set_weights(self, weights: F32) -> None:
+        self._scratch.copy_(torch.from_numpy(weights))
 
-        return loss
+    def own_weights(self, like: F32) -> F32 | None:
+        """The module's own weights as an array to write into, where they are stored as `like` is."""
+        alike = self._device.type == "cpu" and self._dtype == torch.from_numpy(like).dtype
+        return self._scratch.numpy() if alike else None
+
+    @torch.inference_mode()
+    def mean_loss(self, pieces: Sequence[Piece]) -> float:
+        """The loss at the weights that the module has now."""
+        total = sum(self._summed(self._quick(x), y) for x, y in pieces)
+        return float(total) / sum(len(y) for _, y in pieces)
 
     def gradient_on(self, batch: Batch) -> Callable[[F32], tuple[float, F32]]:
         """Loss and gradient by backpropagation, for the baseline."""
@@ -76,7 +90,7 @@ class TorchLoss:
                 self._scratch.copy_(torch.from_numpy(weights))
             total, gradient = 0.0, torch.zeros_like(self._scratch)
             for x, y in pieces:
-                loss = self._sum(x, y) / len(batch.y)
+                loss = self._summed(self._module(x), y) / len(batch.y)
                 parts = torch.autograd.grad(loss, self._parameters)
                 gradient += torch.cat([part.reshape(-1) for part in parts])
                 total += float(loss.detach())
@@ -87,19 +101,41 @@ class TorchLoss:
     @torch.inference_mode()
     def outputs(self, weights: F32, batch: Batch) -> F32:
         """What the model says, a row per sample."""
-        self._scratch.copy_(torch.from_numpy(weights))
-        rows = [self._module(x).to("cpu", torch.float32) for x, _ in self._pieces(batch)]
+        self.set_weights(weights)
+        rows = [self._quick(x).to("cpu", torch.float32) for x, _ in self._pieces(batch, self._quick.arranged)]
         return torch.cat(rows).numpy()
 
-    def _sum(self, x: Tensor, y: Tensor) -> Tensor:
-        losses = self._loss(self._module(x), y).double()
+    def _summed(self, output: Tensor, y: Tensor) -> Tensor:
+        losses = self._loss(output, y).double()
         return losses.sum() if losses.ndim else losses * len(y)
 
-    def _pieces(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        x = torch.from_numpy(batch.x).to(self._device, self._dtype)
+    def _pieces(self, batch: Batch, arrange: Callable[[Tensor], Tensor] = lambda x: x) -> list[Piece]:
+        x = arrange(torch.from_numpy(batch.x).to(self._device, self._dtype))
         y = torch.from_numpy(batch.y).to(self._device)
         size = self._micro_batch or len(y)
         return list(zip(torch.split(x, size), torch.split(y, size), strict=True))
+
+
+class BatchLoss:
+    """A runtime's loss on one batch. Probes write into the weights of its module, without a copy in between."""
+
+    def __init__(self, runtime: TorchLoss, pieces: Sequence[Piece]) -> None:
+        self._runtime, self._pieces = runtime, pieces
+
+    def __call__(self, weights: F32) -> float:
+        self._runtime.set_weights(weights)
+        return self._runtime.mean_loss(self._pieces)
+
+    def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
+        """L(W + step · unit · z_k) for every k."""
+        scratch = self._runtime.own_weights(weights)
+        if scratch is None:
+            return forward_each(self, weights, directions, supports, step)
+        losses = np.empty(len(supports))
+        scratch[:] = weights
+        for k in moves(scratch, weights, directions, supports, step):
+            losses[k] = self._runtime.mean_loss(self._pieces)
+        return losses
 
 
 def accuracy(runtime: TorchLoss, weights: F32, batch: Batch) -> float:
