@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from baffle.app.client import contribution_bytes, forwards_of
@@ -14,7 +15,6 @@ from baffle.core.directions import NUMBERS_AT_ONCE
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.state import pack
 from baffle.plan import Plan
-from baffle.runtime.torch_loss import TorchLoss, weights_of
 from baffle.secure.messages import (
     BOX_BYTES,
     SIGNATURE_BYTES,
@@ -139,13 +139,13 @@ def _request_bytes(catch_up: CatchUp) -> int:
 def _memory(task: Task, course: Trajectory) -> int:
     """Arrays that a client holds at once, without its runtime's own code: weights, directions, activations.
 
-    Weights stand in the replica, in the probe's scratch copy and in the runtime; a replaying client keeps the
-    optimizer's state too. A forward pass holds one layer's input and output, a backpropagation all of them.
+    Weights stand in the replica and in the runtime, where a probe moves them; a replaying client keeps the optimizer's
+    state too. A forward pass holds one layer's input and output, a backpropagation all of them.
     """
     plan, n = task.plan, course.n
     probing = plan.estimator == "probe"
     replica = course.rule.start(np.zeros(n, np.float32)).vectors() if plan.run.downlink == "scalars" else ()
-    copies = 4 * n * 3 + sum(vector.nbytes for vector in replica)
+    copies = 4 * n * 2 + sum(vector.nbytes for vector in replica)
     rows = max(1, min(NUMBERS_AT_ONCE // n, plan.probe.k))
     drawn = rows * n * (2 if plan.probe.distribution == "gaussian" else 1) if probing else 4 * n
     layers = _layer_bytes(task)
@@ -162,7 +162,8 @@ def _layer_bytes(task: Task) -> list[int]:
     module = task.module().eval()
     hooks = [layer.register_forward_hook(note) for layer in module.modules() if not list(layer.children())]
     count = min(task.plan.probe.micro_batch, len(task.source.train))
-    TorchLoss(module).outputs(weights_of(module), task.source.train.batch(np.arange(count)))
+    with torch.inference_mode():
+        module(torch.from_numpy(task.source.train.batch(np.arange(count)).x))
     for hook in hooks:
         hook.remove()
     return sizes

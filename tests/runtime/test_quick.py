@@ -1,0 +1,191 @@
+"""The quicker form of a module: its output to rounding, its bits again on every call, and the module left as it was."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from baffle.core.arrays import F32
+from baffle.core.directions import GAUSSIAN, RADEMACHER, Directions, Distribution, Support, dense
+from baffle.core.ports import Batch
+from baffle.core.probe import Landscape, forward_each
+from baffle.models.lenet import lenet
+from baffle.models.wrn import wrn
+from baffle.runtime.quick import Quick
+from baffle.runtime.torch_loss import TorchLoss, weights_of
+
+KEY = bytes(range(32))
+SHAPE = (3, 12, 12)
+
+
+class Own(nn.Module):
+    """Layers of all kinds, used in ways that a plain stack of layers does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = nn.Conv2d(3, 32, 5, padding=2)
+        self.depthwise = nn.Conv2d(32, 32, 3, groups=32, padding=1, padding_mode="circular")
+        self.wide_pool = nn.MaxPool2d((3, 2))
+        self.pool = nn.MaxPool2d(3)
+        self.linear = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.large(x))
+        x = self.pool(x + self.depthwise(self.depthwise(x)))
+        output: Tensor = self.linear(self.wide_pool(x).flatten(1).unflatten(1, (32, -1)).mean(2))
+        return output
+
+
+class Viewing(nn.Module):
+    """Relies on the usual order in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 6, 3)
+        self.linear = nn.Linear(6 * 25, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.convolution(x), 2)
+        output: Tensor = self.linear(x.view(len(x), -1))
+        return output
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "lenet": lambda: lenet(SHAPE, 10, (5, 7)),
+    "lenet with large filters": lambda: lenet(SHAPE, 10, (4, 40), "flatten", "gelu"),
+    "lenet of batch statistics": lambda: lenet(SHAPE, 10, (4, 8), norm="batch"),
+    "wrn": lambda: wrn(SHAPE, 10, widen=1),
+    "wrn of batch statistics": lambda: wrn(SHAPE, 10, 1, "selu", "batch"),
+    "softmax": lambda: nn.Sequential(nn.Flatten(), nn.Linear(432, 10)),
+    "own": Own,
+    "viewing": Viewing,
+}
+ALL_MODELS = pytest.mark.parametrize("name", MODELS)
+
+
+def _module(name: str, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return MODELS[name]().eval()
+
+
+def _batch(n: int = 10, seed: int = 0) -> Batch:
+    random = np.random.default_rng(seed)
+    return Batch(random.standard_normal((n, *SHAPE)).astype(np.float32), random.integers(0, 10, n))
+
+
+def _plain_loss(name: str, batch: Batch, micro_batch: int) -> Callable[[F32], float]:
+    """The module called by hand, with nothing but torch."""
+    module = _module(name)
+    shapes = {key: parameter.shape for key, parameter in module.named_parameters()}
+
+    @torch.no_grad()
+    def loss(weights: F32) -> float:
+        flat = torch.split(torch.from_numpy(weights.copy()), [shape.numel() for shape in shapes.values()])
+        named = {key: part.view(shape) for (key, shape), part in zip(shapes.items(), flat, strict=True)}
+        total = 0.0
+        for start in range(0, len(batch.y), micro_batch):
+            x, y = (torch.from_numpy(a[start : start + micro_batch]) for a in batch)
+            output = torch.func.functional_call(module, named, x)
+            total += float(F.cross_entropy(output, y, reduction="sum"))
+        return total / len(batch.y)
+
+    return loss
+
+
+def _supports(n: int) -> list[Support]:
+    return [*dense(n, 3), Support(2, n // 2), Support(5, 9, (n - 4, n - 1)), Support(5, 9, (n - 4, n - 1))]
+
+
+@ALL_MODELS
+@pytest.mark.parametrize("micro_batch", [10, 4])
+@pytest.mark.parametrize("distribution", [GAUSSIAN, RADEMACHER], ids=lambda d: d.name)
+def test_losses_along_directions_are_those_of_plain_forwards(
+    name: str, micro_batch: int, distribution: Distribution
+) -> None:
+    batch, directions, weights = _batch(), Directions(KEY, distribution), weights_of(_module(name))
+    supports = _supports(len(weights))
+    loss = TorchLoss(_module(name), micro_batch=micro_batch).on(batch)
+    assert isinstance(loss, Landscape)
+    plain = _plain_loss(name, batch, micro_batch)
+    expected = forward_each(plain, weights, directions, supports, 0.01)
+    np.testing.assert_allclose(loss.along(weights, directions, supports, 0.01), expected, rtol=2e-6)
+    assert loss(weights) == pytest.approx(plain(weights), rel=2e-6)
+
+
+@ALL_MODELS
+def test_the_same_question_has_the_same_answer_to_the_bit(name: str) -> None:
+    weights, directions = weights_of(_module(name)), Directions(KEY, GAUSSIAN)
+    supports = _supports(len(weights))
+    runtime = TorchLoss(_module(name), micro_batch=8)
+    first = runtime.on(_batch()).along(weights, directions, supports, 0.01)
+    runtime.on(_batch(seed=1)).along(weights + np.float32(1), directions, supports, 0.01)
+    for again in (runtime.on(_batch()), TorchLoss(_module(name, seed=1), micro_batch=8).on(_batch())):
+        assert again.along(weights, directions, supports, 0.01).tobytes() == first.tobytes()
+        each = forward_each(again, weights, directions, supports, 0.01)
+        assert each.tobytes() == first.tobytes()
+
+
+@ALL_MODELS
+def test_afterwards_the_module_has_exactly_the_weights_and_its_own_layers(name: str) -> None:
+    module = _module(name)
+    inputs = torch.from_numpy(_batch().x)
+    weights = weights_of(module)
+    with torch.no_grad():
+        before = module(inputs)
+    TorchLoss(module).on(_batch()).along(weights, Directions(KEY, GAUSSIAN), _supports(len(weights)), 0.1)
+    assert weights_of(module).tobytes() == weights.tobytes()
+    assert not any("forward" in vars(layer) for layer in module.modules())
+    with torch.no_grad():
+        assert torch.equal(module(inputs), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_take_the_simple_way(dtype: torch.dtype) -> None:
+    weights, directions = weights_of(_module("lenet")), Directions(KEY, GAUSSIAN)
+    supports = _supports(len(weights))
+    found = TorchLoss(_module("lenet"), dtype=dtype).on(_batch()).along(weights, directions, supports, 0.01)
+    expected = forward_each(_plain_loss("lenet", _batch(), 10), weights, directions, supports, 0.01)
+    np.testing.assert_allclose(found, expected, rtol=1e-6 if dtype == torch.float64 else 0.02)
+
+
+def test_weights_of_double_precision_are_moved_in_double_precision() -> None:
+    weights, directions = weights_of(_module("lenet")).astype(np.float64), Directions(KEY, GAUSSIAN)
+    loss = TorchLoss(_module("lenet"), dtype=torch.float64).on(_batch())
+    supports = dense(len(weights), 3)
+    found = loss.along(weights, directions, supports, 1e-9)  # type: ignore[arg-type]
+    assert len({loss(weights), *found}) == 4  # type: ignore[arg-type]
+
+
+def test_a_fault_of_the_module_is_told_and_leaves_it_as_it_was() -> None:
+    module = _module("lenet")
+    loss = TorchLoss(module).on(Batch(np.zeros((2, 4, 12, 12), np.float32), np.zeros(2, np.int64)))
+    with pytest.raises(RuntimeError, match="channels"):
+        loss(weights_of(module))
+    assert not any("forward" in vars(layer) for layer in module.modules())
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (2, 3, 7, 9), (3, 6, 4), (1, 1, 2, 2)])
+@pytest.mark.parametrize("size", [1, 2])
+def test_pooling_is_exactly_that_of_torch(shape: tuple[int, ...], size: int) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    x.flatten()[0] = torch.nan
+    pool = nn.MaxPool2d(size)
+    torch.testing.assert_close(Quick(pool)(x), pool(x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_pooling_refuses_what_torch_refuses() -> None:
+    with pytest.raises(RuntimeError, match="too small"):
+        Quick(nn.MaxPool2d(3))(torch.zeros(1, 1, 2, 5))
+
+
+def test_a_layer_of_ones_own_is_not_replaced() -> None:
+    class Doubled(nn.Conv2d):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    torch.manual_seed(0)
+    layer, x = Doubled(3, 2, 3), torch.randn(2, *SHAPE)
+    assert torch.equal(Quick(layer)(x), layer(x))
