@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.app.client import Client
@@ -38,17 +37,6 @@ Warn = Callable[[str], None]
 
 def _nothing(_: object) -> None:
     """A watcher who does not look."""
-
-
-@contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Parallelism is over clients: every worker runs its operators on one thread, so sums have one order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def simulate(

@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from baffle.app.micro_batch import RULE, SIZES, quickest
 from baffle.core.arrays import F32, I64
 from baffle.core.seeds import Seeds, permutation
 from baffle.data.partition import iid
@@ -20,10 +21,7 @@ from baffle.data.sources import Source, load
 from baffle.errors import BaffleError, PlanError
 from baffle.models.build import build
 from baffle.plan import Plan
-from baffle.runtime.torch_loss import TorchLoss, weights_of
-
-MICRO_BATCH = 64
-"""Samples that go through a model at once unless the plan says otherwise: few enough to stay in cache."""
+from baffle.runtime.torch_loss import TorchLoss, one_thread_each, weights_of
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,10 @@ class Task:
         micro_batch, device = self.plan.probe.micro_batch, self.plan.run.device
         return TorchLoss(self.module(), micro_batch=micro_batch, dtype=dtype, device=device)
 
+    def with_micro_batch(self, size: int) -> "Task":
+        probe = msgspec.structs.replace(self.plan.probe, micro_batch=size)
+        return replace(self, plan=msgspec.structs.replace(self.plan, probe=probe))
+
 
 class Runtimes:
     """As many runtimes as threads, lent out one at a time."""
@@ -80,14 +82,14 @@ def load_task(plan: Plan, folder: Path | None = None) -> Task:
     shares = iid(seeds.key("partition"), len(source.train), plan.federation.clients)
     task = Task(resolve(plan, shares), source, shares, _tiers(plan, seeds))
     _require_fit(task)
-    return task
+    return task if plan.probe.micro_batch or plan.estimator == "backprop" else _measured(task)
 
 
 def resolve(plan: Plan, shares: list[I64]) -> Plan:
     """Fill in what a plan leaves to be chosen (0), so that the run's own plan says everything."""
     largest = max(len(share) for share in shares)
     n_max = plan.ring.n_max or (1 if plan.federation.weighting == "uniform" else largest)
-    micro_batch = plan.probe.micro_batch or min(MICRO_BATCH, plan.federation.batch or largest)
+    micro_batch = plan.probe.micro_batch or min(RULE, plan.federation.batch or largest)
     plan = msgspec.structs.replace(
         plan,
         ring=msgspec.structs.replace(plan.ring, n_max=n_max),
@@ -99,6 +101,17 @@ def resolve(plan: Plan, shares: list[I64]) -> Plan:
             f'at most {(2**29 - 1) // plan.per_round} (larger clients count as that much), or weighting = "uniform"'
         )
     return plan
+
+
+def _measured(task: Task) -> Task:
+    """The task with the quickest size of micro-batches, where its batches are larger than the rule's."""
+    share = max(task.shares, key=len)[: task.plan.federation.batch or None]
+    if len(share) <= RULE:
+        return task
+    with one_thread_each():
+        batch = task.source.train.batch(share[: max(SIZES)])
+        size = quickest(lambda size: task.with_micro_batch(size).runtime(), task.initial_weights(), batch)
+    return task.with_micro_batch(size)
 
 
 def _require_fit(task: Task) -> None:

@@ -1,6 +1,7 @@
 """PyTorch as a runtime: any nn.Module and loss, its weights one flat vector."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -136,6 +137,17 @@ class BatchLoss:
         for k in moves(scratch, weights, directions, supports, step):
             losses[k] = self._runtime.mean_loss(self._pieces)
         return losses
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Parallelism is over clients: every worker runs its operators on one thread, so sums have one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def accuracy(runtime: TorchLoss, weights: F32, batch: Batch) -> float:
