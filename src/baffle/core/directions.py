@@ -8,7 +8,6 @@ drawn alone. The paper's δ_k (eq. 4) is σ · unit · z_k.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -110,7 +109,7 @@ class Directions:
     key: bytes
     distribution: Distribution
 
-    def draw(self, numbers: range, start: int, stop: int, scratch: Scratch | None = None) -> Integers:
+    def draw(self, numbers: Sequence[int], start: int, stop: int, scratch: Scratch | None = None) -> Integers:
         """Numbers `start` to `stop` of each direction in `numbers`, a row each; in `scratch`, if there is one."""
         scratch = scratch or Scratch()
         per_block = 8 * BLOCK // self.distribution.bits
@@ -125,18 +124,17 @@ def dense(n: int, k: int) -> tuple[Support, ...]:
     return (Support(0, n),) * k
 
 
-def runs(supports: Sequence[Support]) -> Iterator[tuple[range, Support]]:
-    """Neighbouring directions with one support."""
-    first = 0
-    for support, same in groupby(supports):
-        count = sum(1 for _ in same)
-        yield range(first, first + count), support
-        first += count
+def grouped(supports: Sequence[Support]) -> dict[Support, list[int]]:
+    """The numbers of each support's directions, in the order in which supports first appear."""
+    groups = dict[Support, list[int]]()
+    for number, support in enumerate(supports):
+        groups.setdefault(support, []).append(number)
+    return groups
 
 
-def blocks(supports: Sequence[Support], most: int | None = None) -> Iterator[tuple[range, Support]]:
-    """Neighbouring directions with one support, at most `most` together; or as many as can be drawn whole at once."""
-    for numbers, support in runs(supports):
+def blocks(supports: Sequence[Support], most: int | None = None) -> Iterator[tuple[Sequence[int], Support]]:
+    """Directions with one support, at most `most` together; or as many as can be drawn whole at once."""
+    for support, numbers in grouped(supports).items():
         rows = most or max(1, NUMBERS_AT_ONCE // max(1, support.size))
         for start in range(0, len(numbers), rows):
             yield numbers[start : start + rows], support
@@ -145,7 +143,7 @@ def blocks(supports: Sequence[Support], most: int | None = None) -> Iterator[tup
 def coverage(supports: Sequence[Support], stop: int, start: int = 0) -> I64:
     """For each weight from `start` to `stop`, the number of directions that touch it."""
     edges = np.zeros(stop - start + 1, dtype=np.int64)
-    for numbers, support in runs(supports):
+    for support, numbers in grouped(supports).items():
         for weights, _ in support.parts(support.below(start), support.below(stop)):
             edges[weights.start - start] += len(numbers)
             edges[weights.stop - start] -= len(numbers)

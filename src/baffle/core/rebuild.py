@@ -83,7 +83,7 @@ def _adder(
                 drawn = directions.draw(numbers, start, stop, scratch)
                 rows = scratch.array("index", drawn.shape, np.intp).view(np.float64)  # the index is no longer needed
                 np.copyto(rows, drawn)
-                product = (factors[numbers.start : numbers.stop] @ rows).astype(np.int64)
+                product = (factors[numbers] @ rows).astype(np.int64)
                 for weights, here in support.parts(start, stop):
                     piece[weights.start - begin : weights.stop - begin] += product[here]
 

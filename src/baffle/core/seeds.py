@@ -3,7 +3,7 @@
 Whoever knows the root seed can repeat all of it. Nothing that must stay secret may come from here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -59,7 +59,7 @@ class Scratch:
         return kept[:size].reshape(shape)
 
 
-def keystream(key: bytes, lanes: range, first: int, blocks: int, scratch: Scratch | None = None) -> U8:
+def keystream(key: bytes, lanes: Sequence[int], first: int, blocks: int, scratch: Scratch | None = None) -> U8:
     """AES-256 in counter mode: for each lane (a row of the result), `blocks` blocks from block number `first` on.
 
     The counter block is the lane and the block number, both big-endian uint64. The counters are written out and
@@ -71,7 +71,7 @@ def keystream(key: bytes, lanes: range, first: int, blocks: int, scratch: Scratc
     written = 0
     if counters.size:
         # Turned big-endian before they are spread out: bytes are swapped once a lane or block, not for each pair.
-        counters[:, :, 0] = np.arange(lanes.start, lanes.stop, dtype=np.uint64).astype(BIG_ENDIAN)[:, None]
+        counters[:, :, 0] = np.array(lanes, dtype=np.uint64).astype(BIG_ENDIAN)[:, None]
         counters[:, :, 1] = np.arange(first, first + blocks, dtype=np.uint64).astype(BIG_ENDIAN)
         # ECB of distinct counter blocks is the key stream of CTR mode; nothing is encrypted with it.
         encryptor = Cipher(AES256(key), ECB()).encryptor()

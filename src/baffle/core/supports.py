@@ -1,0 +1,71 @@
+"""Which part of the weights each direction touches, when not every direction touches all.
+
+A layout says how many directions each support has. The directions are numbered so that those of every support are
+spread evenly: a client that evaluates only the first k of them covers all supports in proportion. Whoever computes
+with directions of one support together collects them first.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from baffle.core.directions import Support
+
+
+class Entry(NamedTuple):
+    """A support and the number of its directions."""
+
+    support: Support
+    directions: int
+
+
+Layout = tuple[Entry, ...]
+Row = tuple[int, int, int, int, int]
+"""An entry as plain numbers: start, stop, start and stop of the tail, count."""
+
+
+def supports(layout: Layout) -> tuple[Support, ...]:
+    """The support of every direction. Direction i of an entry's n stands at (i + ½)/n of the way."""
+    counts = np.array([entry.directions for entry in layout], dtype=np.int64)
+    owners = np.repeat(np.arange(len(layout)), counts)
+    turns = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    order = np.argsort((turns + 0.5) / counts[owners], kind="stable")
+    return tuple(layout[number].support for number in owners[order].tolist())
+
+
+def allocate(sizes: Sequence[int], costs: Sequence[float], k: int) -> list[int]:
+    """K_s ∝ √(n_s / c_s): k directions shared out among supports of n_s weights whose scalars cost c_s each.
+
+    Every support gets one at least; the others go by largest remainder, to the earlier support if two are equal.
+    """
+    if k < len(sizes):
+        raise ValueError(f"expected a direction for each of {len(sizes)} supports, got {k} directions")
+    wanted = [math.sqrt(size / cost) for size, cost in zip(sizes, costs, strict=True)]
+    counts, open_numbers = [1] * len(sizes), list(range(len(sizes)))
+    # Supports whose share is below one are settled at one; the rest share what is left.
+    while open_numbers:
+        left = k - (len(sizes) - len(open_numbers))
+        total = math.fsum(wanted[number] for number in open_numbers)
+        shares = {number: left * wanted[number] / total for number in open_numbers}
+        small = [number for number in open_numbers if shares[number] < 1]
+        if not small:
+            for number in open_numbers:
+                counts[number] = math.floor(shares[number])
+            by_remainder = sorted(open_numbers, key=lambda number: (counts[number] - shares[number], number))
+            missing = k - sum(counts)
+            for number in by_remainder[:missing]:
+                counts[number] += 1
+            break
+        open_numbers = [number for number in open_numbers if number not in small]
+    return counts
+
+
+def rows_of(layout: Layout) -> list[Row]:
+    """A layout as a plan can hold it."""
+    return [(entry.support.start, entry.support.stop, *entry.support.tail, entry.directions) for entry in layout]
+
+
+def layout_of(rows: Sequence[Row]) -> Layout:
+    return tuple(Entry(Support(start, stop, (first, last)), count) for start, stop, first, last, count in rows)

@@ -1,0 +1,173 @@
+"""Losses along directions that touch a part of the weights, for less than a forward pass each.
+
+The activations of the unmoved model are computed once and kept. A direction that touches whole stages runs the model
+from the first of them on. Directions that touch units of one layer are computed together, and only what they change:
+their units, the channels these reach, and the response of the next layer to that change, which is added to what was
+kept. A small change computed alone is also more precise than the difference of two full forward passes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from baffle.core.arrays import F32, F64
+from baffle.core.directions import NUMBERS_AT_ONCE, Directions, Support, grouped
+from baffle.core.probe import Landscape, Loss, forward_each
+from baffle.runtime.stages import Chain, Units
+from baffle.runtime.units import Kept, Moved, Piece, Team, Workspace
+
+OUTPUTS_AT_ONCE = 1 << 20
+"""Model outputs (of samples times directions) that are kept before their losses are computed."""
+
+IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.Hardswish: lambda x: F.hardswish(x, inplace=True),
+    nn.ReLU: torch.relu_,
+    nn.SELU: torch.selu_,
+    nn.Tanh: torch.tanh_,
+    nn.Sigmoid: torch.sigmoid_,
+}
+"""Modules without settings that need no second tensor."""
+
+
+class Structured:
+    """The loss of a chain of stages on one batch. The criterion is given float64 outputs.
+
+    `scratch` is the buffer that the module's parameters are views of. `plain` is the loss of the whole module, for
+    directions that touch all of it.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        scratch: Tensor,
+        pieces: Sequence[Piece],
+        criterion: Callable[[Tensor, Tensor], Tensor],
+        plain: Loss,
+    ) -> None:
+        self._chain, self._scratch, self._pieces = chain, scratch, pieces
+        self._criterion, self._plain = criterion, plain
+        self._samples = sum(len(y) for _, y in pieces)
+        self._space = Workspace()
+        self._last: tuple[F32, Kept] | None = None
+
+    @torch.inference_mode()
+    def __call__(self, weights: F32) -> float:
+        return sum(self._keep(weights, piece).total for piece in self._pieces) / self._samples
+
+    @torch.inference_mode()
+    def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
+        """L(W + step · unit · z_k) for every k, in any order of supports."""
+        teams, rest = self._split(supports)
+        if not teams and all(self._chain.first_stage(support) == self._first for support in rest):
+            if isinstance(self._plain, Landscape):
+                return self._plain.along(weights, directions, supports, step)
+            return forward_each(self._plain, weights, directions, supports, step)
+        totals, scale = np.zeros(len(supports)), step * directions.distribution.unit
+        for piece in self._pieces:
+            kept = self._keep(weights, piece)
+            for support, numbers in rest.items():
+                self._rerun(kept, weights, directions, support, numbers, scale, totals)
+            for team in teams:
+                self._move_units(kept, directions, team, scale, totals)
+        return totals / self._samples
+
+    @property
+    def _first(self) -> int:
+        return next((i for i, stage in enumerate(self._chain.stages) if stage.start < stage.stop), 0)
+
+    def _split(self, supports: Sequence[Support]) -> tuple[list[Team], dict[Support, list[int]]]:
+        """Directions that move units, in teams; and the others, by support."""
+        teams, rest = dict[tuple[object, ...], Team](), dict[Support, list[int]]()
+        for support, numbers in grouped(supports).items():
+            units = self._chain.units(support)
+            if units is None or _is_whole_convolution(units):
+                rest[support] = numbers
+                continue
+            ranges = self._chain.ranges(units)
+            key = (units.layer.stage, units.biased, *(stop - start for start, stop in ranges))
+            team = teams.setdefault(key, Team(units.layer, units.biased, [], []))
+            team.ranges.extend([ranges] * len(numbers))
+            team.numbers.extend(numbers)
+        return list(teams.values()), rest
+
+    def _keep(self, weights: F32, piece: Piece) -> Kept:
+        self._scratch.copy_(torch.from_numpy(weights))
+        if self._last is not None and self._last[1].piece is piece and np.array_equal(self._last[0], weights):
+            return self._last[1]
+        x, inputs = piece[0], list[Tensor]()
+        for stage in self._chain.stages:
+            inputs.append(x)
+            x = stage.module(x.clone() if stage.overwrites else x).contiguous()
+        kept = Kept(piece, [*inputs, x], self._sums(x.double().unsqueeze(1), piece[1]).item())
+        self._last = weights.copy(), kept
+        return kept
+
+    def _rerun(
+        self,
+        kept: Kept,
+        weights: F32,
+        directions: Directions,
+        support: Support,
+        numbers: Sequence[int],
+        scale: float,
+        totals: F64,
+    ) -> None:
+        """Run the model again from the first stage that a direction touches."""
+        first, parts = self._chain.first_stage(support), support.parts()
+        here = torch.from_numpy(weights).to(self._scratch)
+        at_once = max(1, NUMBERS_AT_ONCE // max(1, support.size))
+        for start in range(0, len(numbers), at_once):
+            some = numbers[start : start + at_once]
+            rows = torch.from_numpy(directions.draw(some, 0, support.size)).to(self._scratch).mul_(scale)
+            for k, row in zip(some, rows, strict=True):
+                for touched, number in parts:
+                    torch.add(here[touched], row[number], out=self._scratch[touched])
+                output = self._run(range(first, len(self._chain.stages)), kept.inputs[first], ours=False)
+                totals[k] += self._sums(output.double().unsqueeze(1), kept.piece[1]).item()
+        for touched, _ in parts:
+            self._scratch[touched] = here[touched]
+
+    def _run(self, numbers: range, x: Tensor, *, ours: bool = True) -> Tensor:
+        """Stages one after the other. What is not ours must not be overwritten."""
+        for number in numbers:
+            stage = self._chain.stages[number]
+            in_place = IN_PLACE.get(type(stage.module))
+            if in_place is not None and ours:
+                x = in_place(x)
+            else:
+                x = stage.module(x.clone() if stage.overwrites and not ours else x)
+            ours = ours or not _may_be_a_view(stage.module)
+        return x
+
+    def _sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Losses summed over samples, for outputs of (samples, directions, ...)."""
+        samples, count = outputs.shape[:2]
+        losses = self._criterion(outputs.flatten(0, 1), labels.repeat_interleave(count, 0)).double()
+        if losses.ndim:
+            return losses.view(samples, count, -1).sum((0, 2))
+        each = [self._criterion(outputs[:, k], labels).double() for k in range(count)]
+        return torch.stack(each) * samples
+
+    def _move_units(self, kept: Kept, directions: Directions, team: Team, scale: float, totals: F64) -> None:
+        """The directions of a team, as many at a time as their outputs allow."""
+        outputs_each = len(kept.piece[1]) * max(1, math.prod(self._chain.shapes[-1]))
+        at_once = max(1, min(OUTPUTS_AT_ONCE // outputs_each, 8 * NUMBERS_AT_ONCE // team.size))
+        for start in range(0, len(team.numbers), at_once):
+            numbers = team.numbers[start : start + at_once]
+            z = torch.from_numpy(directions.draw(numbers, 0, team.size)).to(self._scratch)
+            some = team._replace(numbers=numbers, ranges=team.ranges[start : start + at_once])
+            moved = Moved(self._chain, kept, some, z, scale, self._run, self._space)
+            totals[numbers] += self._sums(moved.outputs(), kept.piece[1]).cpu().numpy()
+
+
+def _is_whole_convolution(units: Units) -> bool:
+    """A convolution moved as a whole is quickest run as a convolution."""
+    return isinstance(units.layer.module, nn.Conv2d) and units.stop - units.start == units.layer.units
+
+
+def _may_be_a_view(module: nn.Module) -> bool:
+    return isinstance(module, nn.Identity | nn.Flatten | nn.Unflatten | nn.Dropout | nn.Dropout2d)
