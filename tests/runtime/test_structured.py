@@ -1,0 +1,361 @@
+"""Directions that touch a part of the weights: the same losses as a full forward for each, however they are found."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from baffle.core.arrays import F32, F64
+from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, Directions, Support
+from baffle.core.ports import Batch
+from baffle.core.probe import SCHEMES, Landscape, forward_difference
+from baffle.errors import PlanError
+from baffle.runtime import units
+from baffle.runtime.stages import Chain, chain_of, unit_support
+from baffle.runtime.structured import Structured
+from baffle.runtime.torch_loss import TorchCriterion, TorchLoss, cross_entropy, weights_of
+
+SIGMA = 1e-2
+CLASSES = 5
+
+
+class Residual(nn.Module):
+    """A block that only its author can cut into stages."""
+
+    def __init__(self, channels: int, norm: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(norm, nn.ReLU(inplace=False), nn.Conv2d(channels, channels, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = x + self.inner(x)
+        return output
+
+
+class Net(nn.Module):
+    """Not an nn.Sequential; says itself what its stages are."""
+
+    def __init__(self, *parts: nn.Module, lie: Sequence[nn.Module] | None = None) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self._said = list(parts if lie is None else lie)
+
+    def stages(self) -> list[nn.Module]:
+        return self._said
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+class Opaque(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Flatten(), nn.Linear(12, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.inner(x)
+        return output
+
+
+ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.Hardswish, nn.ReLU, nn.SELU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Identity)
+
+
+def activation(draw: st.DrawFn) -> nn.Module:
+    return draw(st.sampled_from(ACTIVATIONS))()
+
+
+def norms(channels: int) -> list[nn.Module]:
+    groups = [g for g in (1, 2, 3, channels) if channels % g == 0]
+    return [
+        *(nn.GroupNorm(g, channels, affine=affine) for g in groups for affine in (True, False)),
+        nn.BatchNorm2d(channels, affine=False, track_running_stats=False),
+        nn.BatchNorm2d(channels),
+    ]
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
+    """Stacks of convolutions with all that may stand between them, then linear layers; and the shape of a sample."""
+    torch.manual_seed(draw(st.integers(0, 99)))
+    shape = (draw(st.integers(1, 3)), draw(st.sampled_from([6, 8, 9])), 8)
+    x, parts = torch.zeros(2, *shape), list[nn.Module]()
+
+    def add(module: nn.Module) -> None:
+        nonlocal x
+        parts.append(module)
+        x = module(x)
+
+    for _ in range(draw(st.integers(0, 2))):
+        kernel = draw(st.sampled_from([(1, 1), (3, 3), (2, 3)]))
+        out = draw(st.integers(1, 6))
+        padding = draw(st.sampled_from([(0, 0), (1, 1), (1, 0)]))
+        stride, dilation = draw(st.sampled_from([((1, 1), 1), ((2, 2), 1), ((1, 2), 1), ((1, 1), 2)]))
+        add(nn.Conv2d(x.shape[1], out, kernel, stride, padding, dilation, bias=draw(st.booleans())))
+        if draw(st.booleans()):
+            add(draw(st.sampled_from(norms(out))))
+        add(activation(draw))
+        if min(x.shape[2:]) >= 2 and draw(st.booleans()):
+            add(draw(st.sampled_from([nn.MaxPool2d(2), nn.AvgPool2d(2), nn.MaxPool2d(2, 1), nn.AdaptiveAvgPool2d(2)])))
+        if draw(st.booleans()):
+            add(Residual(out, draw(st.sampled_from([nn.Identity(), nn.GroupNorm(1, out), norms(out)[-2]]))))
+        if min(x.shape[2:]) < 5:
+            break
+    if draw(st.booleans()):
+        add(nn.AdaptiveAvgPool2d(1))
+    add(nn.Flatten())
+    for _ in range(draw(st.integers(0, 2))):
+        add(nn.Linear(x.shape[1], draw(st.integers(1, 6))))
+        add(activation(draw))
+        if draw(st.booleans()):
+            add(nn.Dropout(0.5))
+    add(nn.Linear(x.shape[1], CLASSES, bias=draw(st.booleans())))
+    wraps = (nn.Sequential, Net, lambda *parts: nn.Sequential(nn.Sequential(*parts[:2]), *parts[2:]))
+    module: nn.Module = draw(st.sampled_from(wraps))(*parts)
+    return module.eval(), shape
+
+
+@st.composite
+def parts_of(draw: st.DrawFn, chain: Chain, n: int) -> Support:
+    """Units of a layer, a stage, all the weights, or any slice of them."""
+    kinds = ["units", "units", "units", "stage", "dense", "slice"] if chain.layers else ["stage", "dense", "slice"]
+    match draw(st.sampled_from(kinds)):
+        case "units":
+            layer = draw(st.sampled_from(chain.layers))
+            start = draw(st.integers(0, layer.units - 1))
+            stop = draw(st.integers(start + 1, layer.units))
+            return unit_support(layer, start, stop, biased=draw(st.booleans()))
+        case "stage":
+            stage = draw(st.sampled_from([stage for stage in chain.stages if stage.start < stage.stop]))
+            return Support(stage.start, stage.stop)
+        case "slice":
+            start = draw(st.integers(0, n - 1))
+            return Support(start, draw(st.integers(start + 1, n)))
+        case _:
+            return Support(0, n)
+
+
+def mean_cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(output, labels)
+
+
+def batch_of(shape: tuple[int, ...], samples: int, seed: int = 0) -> Batch:
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((samples, *shape)).astype(np.float32)
+    return Batch(x, random.integers(0, CLASSES, samples))
+
+
+def full_forwards(
+    module: nn.Module,
+    pieces: Sequence[Batch],
+    weights: F32,
+    directions: Directions,
+    supports: Sequence[Support],
+    step: float,
+) -> tuple[float, F64]:
+    """The base loss and L(W + step·z) for each direction, by nothing but the module itself in float64."""
+    own = module.double().eval()
+    trained = [p for p in own.parameters() if p.requires_grad]
+
+    def loss(flat: F64) -> float:
+        start = 0
+        for parameter in trained:
+            values = torch.from_numpy(flat[start : start + parameter.numel()])
+            parameter.data = values.view_as(parameter).clone()
+            start += parameter.numel()
+        with torch.no_grad():
+            sums = [
+                F.cross_entropy(own(torch.from_numpy(p.x).double()), torch.from_numpy(p.y), reduction="sum")
+                for p in pieces
+            ]
+        return float(sum(sums)) / sum(len(p.y) for p in pieces)
+
+    losses = np.empty(len(supports))
+    for k, support in enumerate(supports):
+        moved = weights.astype(np.float64)
+        z = directions.draw(range(k, k + 1), 0, support.size)[0] * directions.distribution.unit
+        for touched, here in support.parts():
+            moved[touched] += step * z[here]
+        losses[k] = loss(moved)
+    return loss(weights.astype(np.float64)), losses
+
+
+def landscape(module: nn.Module, batch: Batch, loss: TorchCriterion = cross_entropy, micro_batch: int = 0) -> Landscape:
+    made = TorchLoss(module, loss, micro_batch=micro_batch).on(batch)
+    assert isinstance(made, Structured)
+    assert isinstance(made, Landscape)
+    return made
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=st.data(), distribution=st.sampled_from(list(DISTRIBUTIONS)), tile=st.sampled_from([1, 40, 1000, 1 << 20]))
+def test_losses_along_any_supports_are_those_of_full_forwards(
+    data: st.DataObject, distribution: str, tile: int
+) -> None:
+    module, shape = data.draw(models())
+    weights = weights_of(module)
+    chain = chain_of(module, torch.zeros(1, *shape))
+    assert chain is not None
+    choices = data.draw(st.lists(parts_of(chain, len(weights)), min_size=1, max_size=5))
+    supports = data.draw(st.lists(st.sampled_from(choices), min_size=1, max_size=12))
+    batch, micro_batch = batch_of(shape, data.draw(st.integers(2, 7))), data.draw(st.sampled_from([0, 2]))
+    criterion = data.draw(st.sampled_from([cross_entropy, mean_cross_entropy]))
+    directions = Directions(bytes(32), DISTRIBUTIONS[distribution])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(units, "TILE", tile)
+        loss = landscape(module, batch, criterion, micro_batch)
+        base, moved = loss(weights), loss.along(weights, directions, supports, SIGMA)
+        again = loss.along(weights, directions, supports, SIGMA)
+    size = micro_batch or len(batch.y)
+    pieces = [Batch(batch.x[i : i + size], batch.y[i : i + size]) for i in range(0, len(batch.y), size)]
+    exact_base, exact = full_forwards(module, pieces, weights, directions, supports, SIGMA)
+    np.testing.assert_array_equal(again, moved)
+    assert base == pytest.approx(exact_base, rel=2e-5)
+    np.testing.assert_allclose(moved, exact, rtol=2e-5)
+    np.testing.assert_allclose(moved - base, exact - exact_base, rtol=2e-2, atol=2e-5)
+
+
+def lenet_like(norm: nn.Module | None = None) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2),
+        norm or nn.Identity(),
+        nn.Hardswish(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 12, 5, padding=2),
+        nn.Hardswish(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(12, CLASSES),
+    )
+
+
+@pytest.mark.parametrize("scheme", list(SCHEMES))
+@pytest.mark.parametrize("norm", [None, nn.GroupNorm(3, 6, affine=False)])
+def test_scalars_are_closer_to_the_exact_ones_than_those_of_float32_forwards(
+    scheme: str, norm: nn.Module | None
+) -> None:
+    sigma, batch = 1e-3, batch_of((1, 16, 16), 16)
+    module = lenet_like(norm)
+    weights, chain = weights_of(module), chain_of(module, torch.zeros(1, 1, 16, 16))
+    assert chain is not None
+    supports = [unit_support(layer, u, u + 1) for layer in chain.layers for u in range(layer.units)] * 2
+    directions = Directions(bytes(32), GAUSSIAN)
+    loss = landscape(module, batch)
+    ours = SCHEMES[scheme](loss, weights, directions, supports, sigma).scalars
+
+    def plain(flat: F32) -> float:
+        return loss(flat)
+
+    plainly = SCHEMES[scheme](plain, weights, directions, supports, sigma).scalars
+    base, ahead = full_forwards(module, [batch], weights, directions, supports, sigma)
+    _, behind = full_forwards(module, [batch], weights, directions, supports, -sigma)
+    exact = (ahead - base) / sigma if scheme == "forward" else (ahead - behind) / (2 * sigma)
+    error, plain_error = (float(np.sqrt(np.mean((found - exact) ** 2))) for found in (ours, plainly))
+    assert error <= plain_error
+    assert error < 1e-3 * float(np.sqrt(np.mean(exact**2)))
+
+
+def test_all_that_is_kept_belongs_to_the_weights_and_the_batch_asked_for() -> None:
+    module, one, other = lenet_like(), batch_of((1, 8, 8), 6), batch_of((1, 8, 8), 6, seed=1)
+    weights = weights_of(module)
+    moved = (weights + np.float32(0.05)).astype(np.float32)
+    runtime, directions = TorchLoss(module), Directions(bytes(32), GAUSSIAN)
+    chain = chain_of(module, torch.zeros(1, 1, 8, 8))
+    assert chain is not None
+    supports = [unit_support(chain.layers[1], 3, 5), unit_support(chain.layers[0], 0, 1)]
+    first, second = runtime.on(one), runtime.on(other)
+    expected = [
+        forward_difference(TorchLoss(lenet_like()).on(batch), w, directions, supports, SIGMA).scalars
+        for batch, w in ((one, weights), (other, moved), (one, moved))
+    ]
+    for _ in range(2):
+        for loss, w, scalars in zip((first, second, first), (weights, moved, moved), expected, strict=True):
+            found = forward_difference(loss, w, directions, supports, SIGMA).scalars
+            np.testing.assert_array_equal(found, scalars)
+    changed = weights.copy()
+    first(changed)
+    changed += np.float32(0.05)
+    np.testing.assert_array_equal(forward_difference(first, changed, directions, supports, SIGMA).scalars, expected[2])
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_a_stage_that_overwrites_its_input_does_no_harm(inplace: bool) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.LeakyReLU(inplace=inplace), nn.Linear(8, CLASSES))
+    batch, directions = batch_of((3, 4), 5), Directions(bytes(32), GAUSSIAN)
+    weights, supports = weights_of(module), [Support(104, 104 + 45), Support(0, 12, (96, 97)), Support(0, 149)]
+    base, moved = (lambda loss: (loss(weights), loss.along(weights, directions, supports, SIGMA)))(
+        landscape(module, batch)
+    )
+    exact_base, exact = full_forwards(module, [batch], weights, directions, supports, SIGMA)
+    np.testing.assert_allclose(moved - base, exact - exact_base, rtol=1e-2, atol=1e-6)
+
+
+def test_directions_over_all_weights_take_the_plain_way() -> None:
+    module, batch = lenet_like(), batch_of((1, 8, 8), 4)
+    weights, called = weights_of(module), list[int]()
+    chain = chain_of(module, torch.zeros(1, 1, 8, 8))
+    assert chain is not None
+
+    def plain(_: F32) -> float:
+        called.append(1)
+        return 1.0
+
+    x, y = torch.from_numpy(batch.x), torch.from_numpy(batch.y)
+    loss = Structured(chain, torch.from_numpy(weights.copy()), [(x, y)], cross_entropy, plain)
+    dense = [Support(0, len(weights))] * 3
+    assert loss.along(weights, Directions(bytes(32), GAUSSIAN), dense, SIGMA).tolist() == [1.0] * 3
+    assert len(called) == 3
+
+
+def test_only_what_says_its_stages_has_a_chain() -> None:
+    assert chain_of(Opaque(), torch.zeros(1, 3, 4)) is None
+    assert not isinstance(TorchLoss(Opaque()).on(batch_of((3, 4), 2)), Structured)
+    shared = nn.Linear(4, 4)
+    assert chain_of(nn.Sequential(shared, nn.ReLU(), shared), torch.zeros(1, 4)) is None
+    act = nn.ReLU()
+    again = chain_of(nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act), torch.zeros(1, 4))
+    assert again is not None
+    assert len(again.stages) == 4
+
+
+def test_stages_that_are_not_the_module_are_refused() -> None:
+    one, act, two = nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, CLASSES)
+    for lie in ([one, two], [one, nn.ReLU(), two], [act, one, two]):
+        with pytest.raises(PlanError, match=r"stages\(\) one after the other"):
+            chain_of(Net(one, act, two, lie=lie), torch.zeros(1, 4))
+    for lie in ([one, act], [one, act, two, two], [one, act, nn.Linear(4, CLASSES)]):
+        with pytest.raises(PlanError, match="every trained weight in exactly one stage"):
+            chain_of(Net(one, act, two, lie=lie), torch.zeros(1, 4))
+
+
+def test_samples_that_see_each_other_are_found() -> None:
+    module = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, affine=False, track_running_stats=False), nn.GroupNorm(1, 2), nn.Flatten()
+    )
+    chain = chain_of(module, torch.zeros(1, 1, 5, 5))
+    assert chain is not None
+    assert [stage.separate for stage in chain.stages] == [True, False, True, True]
+
+
+def test_frozen_weights_are_not_in_the_way() -> None:
+    module = lenet_like()
+    module[0].weight.requires_grad_(False)
+    module[4].bias.requires_grad_(False)
+    weights, batch = weights_of(module), batch_of((1, 8, 8), 4)
+    chain = chain_of(module, torch.zeros(1, 1, 8, 8))
+    assert chain is not None
+    (second, head) = chain.layers
+    assert (second.filters, second.biases, head.filters) == (6, None, 6 + 12 * 150)
+    supports = [unit_support(second, 2, 3), Support(0, 6), unit_support(head, 1, 3)]
+    directions = Directions(bytes(32), GAUSSIAN)
+    loss = landscape(module, batch)
+    base, moved = loss(weights), loss.along(weights, directions, supports, SIGMA)
+    exact_base, exact = full_forwards(module, [batch], weights, directions, supports, SIGMA)
+    np.testing.assert_allclose(moved - base, exact - exact_base, rtol=1e-2, atol=1e-6)
