@@ -8,6 +8,7 @@ kept. A small change computed alone is also more precise than the difference of 
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ class Structured:
         criterion: Callable[[Tensor, Tensor], Tensor],
         plain: Loss,
     ) -> None:
-        self._chain, self._scratch, self._pieces = chain, scratch, pieces
+        self.chain, self._scratch, self._pieces = chain, scratch, pieces
         self._criterion, self._plain = criterion, plain
         self._samples = sum(len(y) for _, y in pieces)
         self._space = Workspace()
@@ -62,10 +63,10 @@ class Structured:
     def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
         """L(W + step · unit · z_k) for every k, in any order of supports."""
         teams, rest = self._split(supports)
-        if not teams and all(self._chain.first_stage(support) == self._first for support in rest):
-            if isinstance(self._plain, Landscape):
-                return self._plain.along(weights, directions, supports, step)
-            return forward_each(self._plain, weights, directions, supports, step)
+        if not teams and all(self.chain.first_stage(support) == self._first for support in rest):
+            way = self._plain.along if isinstance(self._plain, Landscape) else partial(forward_each, self._plain)
+            # The plain loss may round otherwise; a difference to this object's loss must not show it.
+            return way(weights, directions, supports, step) + (self(weights) - self._plain(weights))
         totals, scale = np.zeros(len(supports)), step * directions.distribution.unit
         for piece in self._pieces:
             kept = self._keep(weights, piece)
@@ -77,17 +78,17 @@ class Structured:
 
     @property
     def _first(self) -> int:
-        return next((i for i, stage in enumerate(self._chain.stages) if stage.start < stage.stop), 0)
+        return next((i for i, stage in enumerate(self.chain.stages) if stage.start < stage.stop), 0)
 
     def _split(self, supports: Sequence[Support]) -> tuple[list[Team], dict[Support, list[int]]]:
         """Directions that move units, in teams; and the others, by support."""
         teams, rest = dict[tuple[object, ...], Team](), dict[Support, list[int]]()
         for support, numbers in grouped(supports).items():
-            units = self._chain.units(support)
+            units = self.chain.units(support)
             if units is None or _is_whole_convolution(units):
                 rest[support] = numbers
                 continue
-            ranges = self._chain.ranges(units)
+            ranges = self.chain.ranges(units)
             key = (units.layer.stage, units.biased, *(stop - start for start, stop in ranges))
             team = teams.setdefault(key, Team(units.layer, units.biased, [], []))
             team.ranges.extend([ranges] * len(numbers))
@@ -99,7 +100,7 @@ class Structured:
         if self._last is not None and self._last[1].piece is piece and np.array_equal(self._last[0], weights):
             return self._last[1]
         x, inputs = piece[0], list[Tensor]()
-        for stage in self._chain.stages:
+        for stage in self.chain.stages:
             inputs.append(x)
             x = stage.module(x.clone() if stage.overwrites else x).contiguous()
         kept = Kept(piece, [*inputs, x], self._sums(x.double().unsqueeze(1), piece[1]).item())
@@ -117,7 +118,7 @@ class Structured:
         totals: F64,
     ) -> None:
         """Run the model again from the first stage that a direction touches."""
-        first, parts = self._chain.first_stage(support), support.parts()
+        first, parts = self.chain.first_stage(support), support.parts()
         here = torch.from_numpy(weights).to(self._scratch)
         at_once = max(1, NUMBERS_AT_ONCE // max(1, support.size))
         for start in range(0, len(numbers), at_once):
@@ -126,7 +127,7 @@ class Structured:
             for k, row in zip(some, rows, strict=True):
                 for touched, number in parts:
                     torch.add(here[touched], row[number], out=self._scratch[touched])
-                output = self._run(range(first, len(self._chain.stages)), kept.inputs[first], ours=False)
+                output = self._run(range(first, len(self.chain.stages)), kept.inputs[first], ours=False)
                 totals[k] += self._sums(output.double().unsqueeze(1), kept.piece[1]).item()
         for touched, _ in parts:
             self._scratch[touched] = here[touched]
@@ -134,7 +135,7 @@ class Structured:
     def _run(self, numbers: range, x: Tensor, *, ours: bool = True) -> Tensor:
         """Stages one after the other. What is not ours must not be overwritten."""
         for number in numbers:
-            stage = self._chain.stages[number]
+            stage = self.chain.stages[number]
             in_place = IN_PLACE.get(type(stage.module))
             if in_place is not None and ours:
                 x = in_place(x)
@@ -157,13 +158,13 @@ class Structured:
 
     def _move_units(self, kept: Kept, directions: Directions, team: Team, scale: float, totals: F64) -> None:
         """The directions of a team, as many at a time as their outputs allow."""
-        outputs_each = len(kept.piece[1]) * max(1, math.prod(self._chain.shapes[-1]))
+        outputs_each = len(kept.piece[1]) * max(1, math.prod(self.chain.shapes[-1]))
         at_once = max(1, min(OUTPUTS_AT_ONCE // outputs_each, 8 * NUMBERS_AT_ONCE // team.size))
         for start in range(0, len(team.numbers), at_once):
             numbers = team.numbers[start : start + at_once]
             z = torch.from_numpy(directions.draw(numbers, 0, team.size)).to(self._scratch)
             some = team._replace(numbers=numbers, ranges=team.ranges[start : start + at_once])
-            moved = Moved(self._chain, kept, some, z, scale, self._run, self._space)
+            moved = Moved(self.chain, kept, some, z, scale, self._run, self._space)
             totals[numbers] += self._sums(moved.outputs(), kept.piece[1]).cpu().numpy()
 
 

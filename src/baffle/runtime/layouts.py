@@ -1,0 +1,87 @@
+"""Which supports to give a module's directions, and how many each: measured on the module itself."""
+
+import time
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Literal
+
+from torch import nn
+
+from baffle.core.arrays import F32
+from baffle.core.directions import GAUSSIAN, Directions, Support
+from baffle.core.ports import Batch
+from baffle.core.supports import Entry, Layout, allocate
+from baffle.errors import PlanError
+from baffle.runtime.stages import Chain, unit_support
+from baffle.runtime.structured import Structured
+from baffle.runtime.torch_loss import TorchCriterion, TorchLoss, cross_entropy, weights_of
+
+Mode = Literal["stages", "units"]
+
+SAMPLES = 32
+"""As many samples as costs are measured on: they only have to be right relative to each other."""
+
+DIRECTIONS, TURNS, ENOUGH = 64, 3, 0.1
+"""A family of supports is measured so often, with up to so many directions, in about so many seconds."""
+
+
+def propose(module: nn.Module, batch: Batch, mode: Mode, k: int, loss: TorchCriterion = cross_entropy) -> Layout:
+    """k directions for supports that are stages of a module, or output units of its layers."""
+    module, few = deepcopy(module), Batch(batch.x[:SAMPLES], batch.y[:SAMPLES])
+    weights, found = weights_of(module), TorchLoss(module, loss).on(few)
+    if not isinstance(found, Structured):
+        raise PlanError(
+            "task.model is not a chain of stages, so directions must touch all of it; make it an nn.Sequential "
+            "or give it a method stages()"
+        )
+    families = families_of(found.chain, mode)
+    supports = [support for family in families for support in family]
+    if k < len(supports):
+        raise PlanError(f"probe.k: expected a direction for each of the {len(supports)} {mode}, got {k}")
+    found(weights)
+    costs = [cost for family in families for cost in [_cost(found, weights, family)] * len(family)]
+    counts = iter(_evened(families, allocate([support.size for support in supports], costs, k)))
+    return tuple(Entry(support, next(counts)) for support in supports)
+
+
+def families_of(chain: Chain, mode: Mode) -> list[list[Support]]:
+    """The supports, those that are alike together. A last linear layer is one: its outputs are all needed anyway."""
+    layers = {layer.stage: layer for layer in chain.layers} if mode == "units" else {}
+    if chain.layers and isinstance(chain.layers[-1].module, nn.Linear):
+        layers.pop(chain.layers[-1].stage, None)
+    families = []
+    for number, stage in enumerate(chain.stages):
+        if number in layers:
+            layer = layers[number]
+            families.append([unit_support(layer, unit, unit + 1) for unit in range(layer.units)])
+        elif stage.start < stage.stop:
+            families.append([Support(stage.start, stage.stop)])
+    return families
+
+
+def _cost(loss: Structured, weights: F32, family: Sequence[Support]) -> float:
+    """Seconds of processor time for one scalar: the least of a few tries, because other work only adds to it."""
+    directions = Directions(bytes(32), GAUSSIAN)
+
+    def seconds(count: int) -> float:
+        trial = [family[i % len(family)] for i in range(count)]
+        start = time.process_time()
+        loss.along(weights, directions, trial, 1e-3)
+        return max(time.process_time() - start, 1e-7)
+
+    count = max(1, min(DIRECTIONS, int(ENOUGH / TURNS / seconds(1))))
+    return min(seconds(count) for _ in range(TURNS)) / count
+
+
+def _evened(families: Sequence[Sequence[Support]], counts: Sequence[int]) -> list[int]:
+    """The same count for all of a family, if there is a support alone in its family to take what is left over."""
+    alone = [number for number, family in enumerate(families) if len(family) == 1]
+    if not alone:
+        return list(counts)
+    given, start = list[int](), 0
+    for family in families:
+        given.append(min(counts[start : start + len(family)]))
+        start += len(family)
+    taker = max(alone, key=lambda number: given[number])
+    given[taker] += sum(counts) - sum(count * len(family) for count, family in zip(given, families, strict=True))
+    return [count for count, family in zip(given, families, strict=True) for _ in family]

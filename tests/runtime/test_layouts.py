@@ -1,0 +1,64 @@
+"""Proposed layouts: every weight covered, every direction used, alike units alike."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from baffle.core.directions import coverage
+from baffle.core.ports import Batch
+from baffle.core.supports import supports
+from baffle.errors import PlanError
+from baffle.models.lenet import lenet
+from baffle.runtime.layouts import Mode, propose
+from baffle.runtime.torch_loss import weights_of
+
+N = 3 * 25 + 3 + 4 * 75 + 4 + 40 + 10
+
+
+def _batch() -> Batch:
+    random = np.random.default_rng(0)
+    return Batch(random.standard_normal((4, 1, 8, 8)).astype(np.float32), random.integers(0, 10, 4))
+
+
+def _module() -> nn.Module:
+    torch.manual_seed(0)
+    return lenet((1, 8, 8), 10, (3, 4))
+
+
+@pytest.mark.parametrize(("mode", "entries"), [("stages", 3), ("units", 8)])
+def test_a_layout_covers_every_weight_with_all_directions(mode: Mode, entries: int) -> None:
+    module = _module()
+    before = weights_of(module)
+    layout = propose(module, _batch(), mode, 77)
+    assert len(layout) == entries
+    assert sum(entry.directions for entry in layout) == 77
+    assert coverage(supports(layout), N).min() >= 1
+    assert sum(entry.support.size for entry in layout) == N == len(before)
+    np.testing.assert_array_equal(weights_of(module), before)
+    assert all(p.requires_grad and p.is_leaf for p in module.parameters())
+
+
+def test_units_of_a_layer_have_equally_many_directions() -> None:
+    layout = propose(_module(), _batch(), "units", 101)
+    assert len({entry.directions for entry in layout[:3]}) == 1
+    assert len({entry.directions for entry in layout[3:7]}) == 1
+
+
+def test_too_few_directions_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"probe\.k: expected a direction for each of the 8 units, got 7"):
+        propose(_module(), _batch(), "units", 7)
+
+
+def test_a_module_that_is_no_chain_is_refused() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = _module()
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = self.inner(x)
+            return output
+
+    with pytest.raises(PlanError, match="not a chain of stages"):
+        propose(Whole(), _batch(), "stages", 7)
