@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from baffle.core.directions import coverage
+from baffle.core.directions import Support, coverage
 from baffle.core.ports import Batch
 from baffle.core.supports import supports
 from baffle.errors import PlanError
@@ -43,6 +43,24 @@ def test_units_of_a_layer_have_equally_many_directions() -> None:
     layout = propose(_module(), _batch(), "units", 101)
     assert len({entry.directions for entry in layout[:3]}) == 1
     assert len({entry.directions for entry in layout[3:7]}) == 1
+
+
+def test_what_is_left_of_a_block_without_its_units_is_one_support() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 3, 3, padding=1)
+            self.shortcut = nn.Conv2d(1, 3, 1, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = self.second(torch.relu(self.first(x))) + self.shortcut(x)
+            return output
+
+    module = nn.Sequential(Block(), nn.ReLU(), nn.Flatten(), nn.Linear(192, 10))
+    layout = propose(module, _batch(), "units", 50)
+    second = [Support(20 + 18 * unit, 38 + 18 * unit, (74 + unit, 75 + unit)) for unit in range(3)]
+    shortcut = [Support(77 + unit, 78 + unit) for unit in range(3)]
+    assert [entry.support for entry in layout] == [*second, *shortcut, Support(0, 20), Support(80, 80 + 1930)]
 
 
 def test_too_few_directions_are_refused() -> None:

@@ -36,6 +36,18 @@ class Residual(nn.Module):
         return output
 
 
+class Wrapped(nn.Module):
+    """Hides what is in it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.inner(x)
+        return output
+
+
 class Net(nn.Module):
     """Not an nn.Sequential; says itself what its stages are."""
 
@@ -51,16 +63,6 @@ class Net(nn.Module):
         for part in self.parts:
             x = part(x)
         return x
-
-
-class Opaque(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Flatten(), nn.Linear(12, CLASSES))
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.inner(x)
-        return output
 
 
 ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.Hardswish, nn.ReLU, nn.SELU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Identity)
@@ -310,13 +312,14 @@ def test_directions_over_all_weights_take_the_plain_way() -> None:
     x, y = torch.from_numpy(batch.x), torch.from_numpy(batch.y)
     loss = Structured(chain, torch.from_numpy(weights.copy()), [(x, y)], cross_entropy, plain)
     dense = [Support(0, len(weights))] * 3
-    assert loss.along(weights, Directions(bytes(32), GAUSSIAN), dense, SIGMA).tolist() == [1.0] * 3
-    assert len(called) == 3
+    assert loss.along(weights, Directions(bytes(32), GAUSSIAN), dense, SIGMA).tolist() == [loss(weights)] * 3
+    assert len(called) == 4
 
 
 def test_only_what_says_its_stages_has_a_chain() -> None:
-    assert chain_of(Opaque(), torch.zeros(1, 3, 4)) is None
-    assert not isinstance(TorchLoss(Opaque()).on(batch_of((3, 4), 2)), Structured)
+    opaque = Wrapped(nn.Sequential(nn.Flatten(), nn.Linear(12, CLASSES)))
+    assert chain_of(opaque, torch.zeros(1, 3, 4)) is None
+    assert not isinstance(TorchLoss(opaque).on(batch_of((3, 4), 2)), Structured)
     shared = nn.Linear(4, 4)
     assert chain_of(nn.Sequential(shared, nn.ReLU(), shared), torch.zeros(1, 4)) is None
     act = nn.ReLU()
@@ -342,6 +345,20 @@ def test_samples_that_see_each_other_are_found() -> None:
     chain = chain_of(module, torch.zeros(1, 1, 5, 5))
     assert chain is not None
     assert [stage.separate for stage in chain.stages] == [True, False, True, True]
+
+
+def test_layers_that_a_block_adds_to_its_output_are_found() -> None:
+    torch.manual_seed(0)
+    block, head = Residual(4, nn.GroupNorm(2, 4)), nn.Linear(4, CLASSES)
+    clipped = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    module = Net(block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), Wrapped(clipped), Wrapped(nn.Linear(4, 4)), head)
+    chain = chain_of(module, torch.zeros(1, 4, 6, 6))
+    assert chain is not None
+    assert [(layer.stage, layer.inside, layer.filters, layer.biases) for layer in chain.layers] == [
+        (0, True, 8, 8 + 144),
+        (4, True, 176, 192),
+        (5, False, 196, 216),
+    ]
 
 
 def test_frozen_weights_are_not_in_the_way() -> None:

@@ -45,17 +45,22 @@ def propose(module: nn.Module, batch: Batch, mode: Mode, k: int, loss: TorchCrit
 
 
 def families_of(chain: Chain, mode: Mode) -> list[list[Support]]:
-    """The supports, those that are alike together. A last linear layer is one: its outputs are all needed anyway."""
-    layers = {layer.stage: layer for layer in chain.layers} if mode == "units" else {}
-    if chain.layers and isinstance(chain.layers[-1].module, nn.Linear):
-        layers.pop(chain.layers[-1].stage, None)
-    families = []
+    """The supports, those that are alike together: units, and what is left of a stage without its units. A last linear
+    layer is one support: its outputs are all needed anyway."""
+    layers = list(chain.layers) if mode == "units" else []
+    if layers and isinstance(layers[-1].module, nn.Linear):
+        layers.pop()
+    families = list[list[Support]]()
     for number, stage in enumerate(chain.stages):
-        if number in layers:
-            layer = layers[number]
-            families.append([unit_support(layer, unit, unit + 1) for unit in range(layer.units)])
-        elif stage.start < stage.stop:
-            families.append([Support(stage.start, stage.stop)])
+        own = [layer for layer in layers if layer.stage == number]
+        families += [[unit_support(layer, unit, unit + 1) for unit in range(layer.units)] for layer in own]
+        taken = [unit_support(layer, 0, layer.units) for layer in own]
+        slices = sorted((where.start, where.stop) for support in taken for where, _ in support.parts())
+        edge = stage.start
+        for start, stop in [*slices, (stage.stop, stage.stop)]:
+            if edge < start:
+                families.append([Support(edge, start)])
+            edge = stop
     return families
 
 

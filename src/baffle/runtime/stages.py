@@ -7,7 +7,7 @@ found out here, once, on a few random samples.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeGuard
 
@@ -39,9 +39,11 @@ class Stage:
 
 
 class Layer(NamedTuple):
-    """A convolution or a linear layer whose output units each have filters, and a bias, of their own."""
+    """A convolution or a linear layer whose output units each have filters, and a bias, of their own. It is a stage, or
+    it stands inside one that adds the layer's output to its own, as a residual block does."""
 
     stage: int
+    inside: bool
     module: nn.Conv2d | nn.Linear
     units: int
     fan: int  # weights of one filter
@@ -138,7 +140,8 @@ def chain_of(module: nn.Module, sample: Tensor) -> Chain | None:
     if said is None and not _is_sequence(module):
         return None
     modules = list(_flat([module] if said is None else said))
-    slices = _slices(module, modules)
+    starts = _starts(module)
+    slices = _slices(starts, modules)
     if slices is None:
         if said is None:
             return None
@@ -148,11 +151,12 @@ def chain_of(module: nn.Module, sample: Tensor) -> Chain | None:
         )
     random = torch.Generator().manual_seed(0)
     x = torch.randn((SAMPLES, *sample.shape[1:]), generator=random).to(sample)
-    expected, shapes, stages = module(x.clone()), [x.shape[1:]], list[Stage]()
+    expected, shapes, stages, layers = module(x.clone()), [x.shape[1:]], list[Stage](), list[Layer]()
     for part, (start, stop) in zip(modules, slices, strict=True):
         given = x.clone()
         output = part(given)
         overwrites = not torch.equal(given, x)
+        layers += _layers(len(stages), part, x, output, starts)
         stages.append(Stage(part, start, stop, _is_separate(part, x, output), overwrites))
         x = output.clone()
         shapes.append(x.shape[1:])
@@ -163,7 +167,7 @@ def chain_of(module: nn.Module, sample: Tensor) -> Chain | None:
             "task.model: stages() one after the other must give exactly what the module gives, and do not; "
             "correct it or remove it"
         )
-    return Chain(tuple(stages), tuple(shapes), tuple(_layers(stages, shapes)))
+    return Chain(tuple(stages), tuple(shapes), tuple(layers))
 
 
 def _flat(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
@@ -178,10 +182,14 @@ def _is_sequence(module: nn.Module) -> TypeGuard[nn.Sequential]:
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
-def _slices(module: nn.Module, modules: Sequence[nn.Module]) -> list[tuple[int, int]] | None:
-    """Each stage's slice of the flat weight vector; none if weights are shared, left out or scattered."""
+def _starts(module: nn.Module) -> dict[int, int]:
+    """Where each trained parameter starts in the flat weight vector, by its identity."""
     trained = [p for p in module.parameters() if p.requires_grad]
-    starts = dict(zip(map(id, trained), itertools.accumulate((p.numel() for p in trained), initial=0), strict=False))
+    return dict(zip(map(id, trained), itertools.accumulate((p.numel() for p in trained), initial=0), strict=False))
+
+
+def _slices(starts: Mapping[int, int], modules: Sequence[nn.Module]) -> list[tuple[int, int]] | None:
+    """Each stage's slice of the flat weight vector; none if weights are shared, left out or scattered."""
     slices, seen = list[tuple[int, int]](), list[int]()
     for part in modules:
         own = [p for p in part.parameters() if p.requires_grad]
@@ -203,15 +211,36 @@ def _is_separate(part: nn.Module, x: Tensor, output: Tensor) -> bool:
     return halves.shape == output.shape and torch.allclose(halves, output, rtol=1e-3, atol=1e-4)
 
 
-def _layers(stages: Sequence[Stage], shapes: Sequence[torch.Size]) -> Iterator[Layer]:
-    for number, (stage, shape) in enumerate(zip(stages, shapes, strict=False)):
-        module = stage.module
-        if not isinstance(module, nn.Conv2d | nn.Linear) or not module.weight.requires_grad:
+def _layers(number: int, part: nn.Module, x: Tensor, output: Tensor, starts: Mapping[int, int]) -> Iterator[Layer]:
+    """The stage itself, or the layers inside it whose output it adds to its own."""
+    for module in part.modules():
+        if not isinstance(module, nn.Conv2d | nn.Linear) or id(module.weight) not in starts:
             continue
-        if responds(module, shape):
+        if responds(module, x.shape[1:]) if module is part else _is_added(module, part, x, output):
             units, size = len(module.weight), module.weight.numel()
-            biased = module.bias is not None and module.bias.requires_grad
-            yield Layer(number, module, units, size // units, stage.start, stage.start + size if biased else None)
+            biases = None if module.bias is None else starts.get(id(module.bias))
+            yield Layer(number, module is not part, module, units, size // units, starts[id(module.weight)], biases)
+
+
+def _is_added(module: nn.Module, part: nn.Module, x: Tensor, output: Tensor) -> bool:
+    """Whether a change of a layer's output is a change of the output of the stage around it, by trying one."""
+    shift = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
+    seen = list[torch.Size]()
+
+    def move(_: nn.Module, given: tuple[Tensor, ...], found: Tensor) -> Tensor:
+        seen.append(given[0].shape)
+        return found + shift if found.shape == shift.shape else found
+
+    hook = module.register_forward_hook(move)
+    try:
+        moved = part(x.clone())
+    finally:
+        hook.remove()
+    return (
+        len(seen) == 1
+        and responds(module, seen[0][1:])
+        and torch.allclose(moved, output + shift, rtol=1e-4, atol=1e-4 * float(output.abs().max()))
+    )
 
 
 def responds(module: nn.Module, shape: torch.Size) -> bool:

@@ -99,11 +99,18 @@ class Structured:
         self._scratch.copy_(torch.from_numpy(weights))
         if self._last is not None and self._last[1].piece is piece and np.array_equal(self._last[0], weights):
             return self._last[1]
-        x, inputs = piece[0], list[Tensor]()
+        x, inputs, inside = piece[0], list[Tensor](), dict[nn.Module, Tensor]()
+
+        def remember(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+            inside[module] = given[0].clone()
+
+        hooks = [layer.module.register_forward_pre_hook(remember) for layer in self.chain.layers if layer.inside]
         for stage in self.chain.stages:
             inputs.append(x)
             x = stage.module(x.clone() if stage.overwrites else x).contiguous()
-        kept = Kept(piece, [*inputs, x], self._sums(x.double().unsqueeze(1), piece[1]).item())
+        for hook in hooks:
+            hook.remove()
+        kept = Kept(piece, [*inputs, x], inside, self._sums(x.double().unsqueeze(1), piece[1]).item())
         self._last = weights.copy(), kept
         return kept
 

@@ -28,6 +28,8 @@ class Kept(NamedTuple):
 
     piece: Piece
     inputs: list[Tensor]
+    inside: dict[nn.Module, Tensor]
+    """What the layers inside stages are given."""
     total: float
 
 
@@ -127,7 +129,7 @@ class Moved:
         """What the filters are multiplied with, and ones for the biases: (samples, inputs) for a linear layer,
         (samples, inputs, positions) for a convolution."""
         layer, biased = self._team.layer, self._team.biased
-        x = self._kept.inputs[layer.stage][some]
+        x = (self._kept.inside[layer.module] if layer.inside else self._kept.inputs[layer.stage])[some]
         if isinstance(layer.module, nn.Linear):
             return F.pad(x, (0, 1), value=1.0) if biased else x
         view = patches_of(layer.module, x, self._chain.shapes[layer.stage + 1])
