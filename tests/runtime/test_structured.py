@@ -188,7 +188,7 @@ def full_forwards(
 
 
 def landscape(module: nn.Module, batch: Batch, loss: TorchCriterion = cross_entropy, micro_batch: int = 0) -> Landscape:
-    made = TorchLoss(module, loss, micro_batch=micro_batch).on(batch)
+    made = TorchLoss(module, loss, micro_batch=micro_batch, structured=True).on(batch)
     assert isinstance(made, Structured)
     assert isinstance(made, Landscape)
     return made
@@ -267,13 +267,13 @@ def test_all_that_is_kept_belongs_to_the_weights_and_the_batch_asked_for() -> No
     module, one, other = lenet_like(), batch_of((1, 8, 8), 6), batch_of((1, 8, 8), 6, seed=1)
     weights = weights_of(module)
     moved = (weights + np.float32(0.05)).astype(np.float32)
-    runtime, directions = TorchLoss(module), Directions(bytes(32), GAUSSIAN)
+    runtime, directions = TorchLoss(module, structured=True), Directions(bytes(32), GAUSSIAN)
     chain = chain_of(module, torch.zeros(1, 1, 8, 8))
     assert chain is not None
     supports = [unit_support(chain.layers[1], 3, 5), unit_support(chain.layers[0], 0, 1)]
     first, second = runtime.on(one), runtime.on(other)
     expected = [
-        forward_difference(TorchLoss(lenet_like()).on(batch), w, directions, supports, SIGMA).scalars
+        forward_difference(TorchLoss(lenet_like(), structured=True).on(batch), w, directions, supports, SIGMA).scalars
         for batch, w in ((one, weights), (other, moved), (one, moved))
     ]
     for _ in range(2):
@@ -319,7 +319,7 @@ def test_directions_over_all_weights_take_the_plain_way() -> None:
 def test_only_what_says_its_stages_has_a_chain() -> None:
     opaque = Wrapped(nn.Sequential(nn.Flatten(), nn.Linear(12, CLASSES)))
     assert chain_of(opaque, torch.zeros(1, 3, 4)) is None
-    assert not isinstance(TorchLoss(opaque).on(batch_of((3, 4), 2)), Structured)
+    assert not isinstance(TorchLoss(opaque, structured=True).on(batch_of((3, 4), 2)), Structured)
     shared = nn.Linear(4, 4)
     assert chain_of(nn.Sequential(shared, nn.ReLU(), shared), torch.zeros(1, 4)) is None
     act = nn.ReLU()

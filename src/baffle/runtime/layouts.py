@@ -28,7 +28,7 @@ DIRECTIONS, TURNS, ENOUGH = 64, 3, 0.1
 def propose(module: nn.Module, batch: Batch, mode: Mode, k: int, loss: TorchCriterion = cross_entropy) -> Layout:
     """k directions for supports that are stages of a module, or output units of its layers."""
     module, few = deepcopy(module), Batch(batch.x[:SAMPLES], batch.y[:SAMPLES])
-    weights, found = weights_of(module), TorchLoss(module, loss).on(few)
+    weights, found = weights_of(module), TorchLoss(module, loss, structured=True).on(few)
     if not isinstance(found, Structured):
         raise PlanError(
             "task.model is not a chain of stages, so directions must touch all of it; make it an nn.Sequential "

@@ -11,8 +11,10 @@ from torch.nn import functional as F
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.directions import Directions, Support
 from baffle.core.ports import Batch
-from baffle.core.probe import forward_each, moves
+from baffle.core.probe import Landscape, forward_each, moves
 from baffle.runtime.quick import Quick
+from baffle.runtime.stages import Chain, chain_of
+from baffle.runtime.structured import Structured
 
 TorchCriterion = Callable[[Tensor, Tensor], Tensor]
 """Model output and labels → one loss per sample, or their mean."""
@@ -36,7 +38,8 @@ class TorchLoss:
 
     The module's trainable parameters become views into one scratch buffer that this object owns, so setting all
     weights is one copy. Frozen parameters and buffers are left alone; the module runs in evaluation mode. Samples go
-    through in micro-batches, and their losses are summed in float64. Use one object per thread.
+    through in micro-batches, and their losses are summed in float64. Where directions touch a part of the weights only,
+    `structured` makes them cheaper. Use one object per thread.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class TorchLoss:
         micro_batch: int = 0,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        structured: bool = False,
     ) -> None:
         self._module = module.to(device=device, dtype=dtype).eval()
         self._loss = loss
@@ -55,6 +59,7 @@ class TorchLoss:
         self._parameters = _trainable(module)
         self.n_weights = sum(p.numel() for p in self._parameters)
         self._scratch = torch.empty(self.n_weights, dtype=dtype, device=device)
+        self._structured, self._chains = structured, dict[torch.Size, Chain | None]()
         self._quick = Quick(self._module, plain=self._device.type != "cpu" or dtype != torch.float32)
         start = 0
         for parameter in self._parameters:
@@ -63,9 +68,11 @@ class TorchLoss:
             parameter.data = view
             start += parameter.numel()
 
-    def on(self, batch: Batch) -> "BatchLoss":
+    def on(self, batch: Batch) -> Landscape:
         """The loss on one batch, to be called for many weights."""
-        return BatchLoss(self, self._pieces(batch, self._quick.arranged))
+        plain, pieces = BatchLoss(self, self._pieces(batch, self._quick.arranged)), self._pieces(batch)
+        chain = self._chain_for(pieces[0][0]) if self._structured else None
+        return Structured(chain, self._scratch, pieces, self._loss, plain) if chain else plain
 
     @torch.inference_mode()
     def set_weights(self, weights: F32) -> None:
@@ -109,6 +116,12 @@ class TorchLoss:
     def _summed(self, output: Tensor, y: Tensor) -> Tensor:
         losses = self._loss(output, y).double()
         return losses.sum() if losses.ndim else losses * len(y)
+
+    def _chain_for(self, x: Tensor) -> Chain | None:
+        """The module as a chain of stages, if it is one: looked for once for each shape of samples."""
+        if x.shape[1:] not in self._chains:
+            self._chains[x.shape[1:]] = chain_of(self._module, x)
+        return self._chains[x.shape[1:]]
 
     def _pieces(self, batch: Batch, arrange: Callable[[Tensor], Tensor] = lambda x: x) -> list[Piece]:
         x = arrange(torch.from_numpy(batch.x).to(self._device, self._dtype))
