@@ -22,7 +22,6 @@ from baffle.app.client import Client
 from baffle.app.downlink import Downlink
 from baffle.app.replica import Replica
 from baffle.app.round import choose_groups, close_round, open_round
-from baffle.app.simulate import one_thread_each
 from baffle.app.task import Runtimes, load_task, versions
 from baffle.core.arrays import F32
 from baffle.core.messages import RoundRequest, contribution_to, encode
@@ -30,6 +29,7 @@ from baffle.core.ring import EXTRAS, GUARD, Ring, RingVector, add
 from baffle.journal.replay import Present, beginning
 from baffle.journal.store import Journal
 from baffle.plan import change, load
+from baffle.runtime.torch_loss import one_thread_each
 from baffle.trajectory import Trajectory, trajectory
 
 ATTACKER = 0

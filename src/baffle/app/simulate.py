@@ -2,8 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up
 from baffle.journal.store import Journal
 from baffle.plan import Plan, change, load
+from baffle.runtime.torch_loss import one_thread_each
 from baffle.secure.peers import reader
 from baffle.secure.plain import PlainSum
 from baffle.secure.rounds import SecureSum
