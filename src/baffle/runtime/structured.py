@@ -89,7 +89,7 @@ class Structured:
                 rest[support] = numbers
                 continue
             ranges = self.chain.ranges(units)
-            key = (units.layer.stage, units.biased, *(stop - start for start, stop in ranges))
+            key = (units.layer.filters, units.biased, *(stop - start for start, stop in ranges))
             team = teams.setdefault(key, Team(units.layer, units.biased, [], []))
             team.ranges.extend([ranges] * len(numbers))
             team.numbers.extend(numbers)
