@@ -10,10 +10,17 @@ from baffle.core.ports import Batch
 from baffle.core.supports import supports
 from baffle.errors import PlanError
 from baffle.models.lenet import lenet
+from baffle.runtime import layouts
 from baffle.runtime.layouts import Mode, propose
 from baffle.runtime.torch_loss import weights_of
 
 N = 3 * 25 + 3 + 4 * 75 + 4 + 40 + 10
+
+
+@pytest.fixture(autouse=True)
+def _any_gain_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time that a test measures may decide whether it passes."""
+    monkeypatch.setattr(layouts, "GAIN", 1e-12)
 
 
 def _batch() -> Batch:
@@ -61,6 +68,12 @@ def test_what_is_left_of_a_block_without_its_units_is_one_support() -> None:
     second = [Support(20 + 18 * unit, 38 + 18 * unit, (74 + unit, 75 + unit)) for unit in range(3)]
     shortcut = [Support(77 + unit, 78 + unit) for unit in range(3)]
     assert [entry.support for entry in layout] == [*second, *shortcut, Support(0, 20), Support(80, 80 + 1930)]
+
+
+def test_units_that_save_nothing_are_moved_with_their_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "GAIN", 1e12)
+    layout = propose(_module(), _batch(), "units", 9)
+    assert [entry.support for entry in layout] == [Support(0, 78), Support(78, 382), Support(382, N)]
 
 
 def test_too_few_directions_are_refused() -> None:

@@ -315,7 +315,7 @@ def test_all_units_of_all_layers_together(first: str, second: str, head: str) ->
     )
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
+            parameter.add_(torch.randn_like(parameter), alpha=0.2)
     batch, weights = batch_of((1, 8, 8), 3), weights_of(module)
     chain = chain_of(module, torch.zeros(1, 1, 8, 8))
     assert chain is not None

@@ -25,6 +25,10 @@ DIRECTIONS, TURNS, ENOUGH = 64, 3, 0.1
 """A family of supports is measured so often, with up to so many directions, in about so many seconds."""
 
 
+GAIN = 2.0
+"""Units of a stage get directions of their own if these are so much cheaper than directions of the whole stage."""
+
+
 def propose(module: nn.Module, batch: Batch, mode: Mode, k: int, loss: TorchCriterion = cross_entropy) -> Layout:
     """k directions for supports that are stages of a module, or output units of its layers."""
     module, few = deepcopy(module), Batch(batch.x[:SAMPLES], batch.y[:SAMPLES])
@@ -34,14 +38,39 @@ def propose(module: nn.Module, batch: Batch, mode: Mode, k: int, loss: TorchCrit
             "task.model is not a chain of stages, so directions must touch all of it; make it an nn.Sequential "
             "or give it a method stages()"
         )
+    found(weights)
     families = families_of(found.chain, mode)
+    costs = [_cost(found, weights, family) for family in families]
+    if mode == "units":
+        families, costs = _worth_it(found, weights, families, costs)
     supports = [support for family in families for support in family]
     if k < len(supports):
         raise PlanError(f"probe.k: expected a direction for each of the {len(supports)} {mode}, got {k}")
-    found(weights)
-    costs = [cost for family in families for cost in [_cost(found, weights, family)] * len(family)]
-    counts = iter(_evened(families, allocate([support.size for support in supports], costs, k)))
-    return tuple(Entry(support, next(counts)) for support in supports)
+    each = [cost for family, cost in zip(families, costs, strict=True) for _ in family]
+    counts = _evened(families, allocate([support.size for support in supports], each, k))
+    return tuple(map(Entry, supports, counts))
+
+
+def _worth_it(
+    loss: Structured, weights: F32, families: list[list[Support]], costs: list[float]
+) -> tuple[list[list[Support]], list[float]]:
+    """Without units that are not cheaper to move than the stage they are in, since a scalar tells as much of either.
+    Such a stage is one support."""
+    kept_families, kept_costs = list[list[Support]](), list[float]()
+    for stage in loss.chain.stages:
+        own = [
+            (family, cost)
+            for family, cost in zip(families, costs, strict=True)
+            if stage.start <= family[0].start < stage.stop
+        ]
+        if any(len(family) > 1 for family, _ in own):
+            whole = [Support(stage.start, stage.stop)]
+            cost_of_whole = _cost(loss, weights, whole)
+            if all(cost > cost_of_whole / GAIN for family, cost in own if len(family) > 1):
+                own = [(whole, cost_of_whole)]
+        kept_families += [family for family, _ in own]
+        kept_costs += [cost for _, cost in own]
+    return kept_families, kept_costs
 
 
 def families_of(chain: Chain, mode: Mode) -> list[list[Support]]:
