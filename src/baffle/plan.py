@@ -97,13 +97,16 @@ class Federation(Section, frozen=True):
 
 
 class Probe(Section, frozen=True):
-    """The estimator's settings. `micro_batch = 0`: chosen when the run starts and written into its own plan."""
+    """The estimator's settings. `micro_batch = 0` and an empty `layout` are chosen when the run starts and written into
+    its own plan. A layout says how many directions each support has: start, stop, start and stop of its tail, count."""
 
     k: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
     sigma: Positive = 1e-3
     scheme: Literal["forward", "central"] = "forward"
     distribution: Literal["gaussian", "rademacher"] = "gaussian"
     micro_batch: OptionalCount = 0
+    supports: Literal["dense", "stages", "units"] = "dense"
+    layout: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount, Count], ...] = ()
 
 
 class Update(Section, frozen=True):
@@ -245,6 +248,7 @@ def build(raw: Mapping[str, Any]) -> Plan:
     except msgspec.ValidationError as fault:
         raise PlanError(_explain(str(fault), raw)) from None
     _check_tiers(plan)
+    _check_layout(plan)
     _check_secure(plan)
     return plan
 
@@ -283,6 +287,18 @@ def imported(name: str) -> Callable[..., Any]:
     if not callable(found):
         raise PlanError(f"{name} must be a function, got {type(found).__name__}")
     return cast(Callable[..., Any], found)
+
+
+def _check_layout(plan: Plan) -> None:
+    probe = plan.probe
+    if not probe.layout:
+        return
+    if probe.supports == "dense":
+        raise PlanError('probe.layout: dense directions have none; leave it out, or set probe.supports = "units"')
+    if sum(row[-1] for row in probe.layout) != probe.k:
+        raise PlanError(f"probe.layout: its counts must add up to probe.k = {probe.k}")
+    if not all(start < stop and first <= last for start, stop, first, last, _ in probe.layout):
+        raise PlanError("probe.layout: every row must be [start, stop, start and stop of its tail or 0, 0, count]")
 
 
 def _check_tiers(plan: Plan) -> None:

@@ -12,8 +12,9 @@ from baffle.core.rebuild import gradient_from_scalars, gradient_from_vector
 from baffle.core.ring import Ring
 from baffle.core.seeds import Seeds
 from baffle.core.state import Rule
+from baffle.core.supports import layout_of, supports
 from baffle.core.update import Transform, adam, average, chain, clip, momentum, no_average, sgd, weight_decay
-from baffle.errors import MessageError
+from baffle.errors import MessageError, PlanError
 from baffle.plan import Plan, Update
 
 
@@ -47,8 +48,8 @@ class Trajectory:
 def trajectory(plan: Plan, n: int) -> Trajectory:
     """What a resolved plan means for a model of n weights."""
     digest = plan.trajectory_digest()
-    seeds, supports, ring = Seeds(plan.seed, digest), dense(n, plan.probe.k), _ring(plan)
-    length = n if plan.outcome_kind == "vector" else len(supports)
+    seeds, touched, ring = Seeds(plan.seed, digest), _supports(plan, n), _ring(plan)
+    length = n if plan.outcome_kind == "vector" else len(touched)
     threads = plan.run.workers or os.cpu_count() or 1
 
     def gradient(outcome: Outcome) -> F32:
@@ -62,13 +63,25 @@ def trajectory(plan: Plan, n: int) -> Trajectory:
         if plan.outcome_kind == "vector":
             return gradient_from_vector(totals.numbers, totals.weight, ring)
         drawn = _directions(plan, seeds, key_number)
-        return gradient_from_scalars(totals.numbers, totals.weight, drawn, supports, n, ring, threads)
+        return gradient_from_scalars(totals.numbers, totals.weight, drawn, touched, n, ring, threads)
 
     # At epoch level the clients have stepped already: what they send is minus their weight change, and one plain
     # step of rate 1 along it is federated averaging.
     step = optimizer(plan.update) if plan.federation.level == "batch" else sgd(1.0)
     smooth = average(plan.update.ema) if plan.update.ema else no_average()
-    return Trajectory(plan, n, length, digest, seeds, supports, ring, Rule(gradient, step, smooth), threads)
+    return Trajectory(plan, n, length, digest, seeds, touched, ring, Rule(gradient, step, smooth), threads)
+
+
+def _supports(plan: Plan, n: int) -> tuple[Support, ...]:
+    """What each direction touches."""
+    if plan.probe.supports == "dense" or plan.estimator == "backprop":
+        return dense(n, plan.probe.k)
+    if not plan.probe.layout:
+        raise PlanError("probe.layout is empty: a run lays its supports out when it starts, in its own plan.toml")
+    layout = layout_of(plan.probe.layout)
+    if max(max(entry.support.stop, entry.support.tail[1]) for entry in layout) > n:
+        raise PlanError(f"probe.layout reaches beyond the model's {n} weights; leave it out to have one made")
+    return supports(layout)
 
 
 def _directions(plan: Plan, seeds: Seeds, key_number: int) -> Directions:

@@ -1,6 +1,7 @@
 """What a run will cost, before it starts."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,16 +79,19 @@ def costs(task: Task) -> Costs:
         join_bytes=_request_bytes(CatchUp("snapshot", 0, (pack(course.rule.start(initial)),))),
         weights_bytes=4 * course.n,
         memory_bytes=_memory(task, course),
-        alignment=_alignment(plan, course.n) if precision else None,
+        alignment=_alignment(course) if precision else None,
         precision=precision,
         advice=judge(task, precision) if precision else [],
     )
 
 
-def _alignment(plan: Plan, n: int) -> float:
-    """√(K/(K+n+1)), with all directions that the clients of a round evaluate together."""
-    directions = plan.probe.k * (plan.secure.groups if plan.own_seeds else 1)
-    return math.sqrt(directions / (directions + n + 1))
+def _alignment(course: Trajectory) -> float:
+    """1/√(1 + Σ_s n_s(n_s + 1)/(n·K_s)) over supports of n_s weights with K_s directions, if the gradient is spread
+    evenly over the weights. Dense directions make it the paper's √(K/(K+n+1))."""
+    per_direction = course.plan.secure.groups if course.plan.own_seeds else 1
+    shares = Counter(course.supports)
+    spread = sum(support.size * (support.size + 1) / count for support, count in shares.items())
+    return 1 / math.sqrt(1 + spread / (course.n * per_direction))
 
 
 def downlink_bytes(course: Trajectory) -> int:

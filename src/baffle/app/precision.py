@@ -8,7 +8,7 @@ import torch
 
 from baffle.app.task import Task
 from baffle.core.arrays import F32
-from baffle.core.directions import DISTRIBUTIONS, Directions, dense
+from baffle.core.directions import DISTRIBUTIONS, Directions
 from baffle.core.probe import SCHEMES
 from baffle.errors import NotFiniteError, PlanError
 from baffle.trajectory import trajectory
@@ -40,10 +40,11 @@ def measure(task: Task) -> Precision:
     indices = task.shares[0][: plan.federation.batch or None]
     batch = task.source.train.batch(indices)
     directions = Directions(bytes(32), DISTRIBUTIONS[plan.probe.distribution])
+    tried = [course.supports[i * plan.probe.k // DIRECTIONS] for i in range(DIRECTIONS)]
 
     def scalars(dtype: torch.dtype, at: F32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         loss = task.runtime(dtype).on(batch)
-        return SCHEMES[plan.probe.scheme](loss, at, directions, dense(course.n, DIRECTIONS), plan.probe.sigma).scalars
+        return SCHEMES[plan.probe.scheme](loss, at, directions, tried, plan.probe.sigma).scalars
 
     exact = scalars(torch.float64, cast(F32, weights.astype(np.float64)))
     error = float(np.sqrt(np.mean((scalars(torch.float32, weights) - exact) ** 2)))

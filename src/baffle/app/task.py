@@ -16,11 +16,13 @@ from torch import nn
 from baffle.app.micro_batch import RULE, SIZES, quickest
 from baffle.core.arrays import F32, I64
 from baffle.core.seeds import Seeds, permutation
+from baffle.core.supports import rows_of
 from baffle.data.partition import iid
 from baffle.data.sources import Source, load
 from baffle.errors import BaffleError, PlanError
 from baffle.models.build import build
 from baffle.plan import Plan
+from baffle.runtime.layouts import propose
 from baffle.runtime.torch_loss import TorchLoss, one_thread_each, weights_of
 
 
@@ -49,11 +51,15 @@ class Task:
         return weights
 
     def runtime(self, dtype: torch.dtype = torch.float32) -> TorchLoss:
-        micro_batch, device = self.plan.probe.micro_batch, self.plan.run.device
-        return TorchLoss(self.module(), micro_batch=micro_batch, dtype=dtype, device=device)
+        probe, device = self.plan.probe, self.plan.run.device
+        structured = probe.supports != "dense"
+        return TorchLoss(
+            self.module(), micro_batch=probe.micro_batch, dtype=dtype, device=device, structured=structured
+        )
 
-    def with_micro_batch(self, size: int) -> "Task":
-        probe = msgspec.structs.replace(self.plan.probe, micro_batch=size)
+    def with_probe(self, **settings: object) -> "Task":
+        """The same task with some of its probe's settings changed."""
+        probe = msgspec.structs.replace(self.plan.probe, **settings)
         return replace(self, plan=msgspec.structs.replace(self.plan, probe=probe))
 
 
@@ -82,7 +88,7 @@ def load_task(plan: Plan, folder: Path | None = None) -> Task:
     shares = iid(seeds.key("partition"), len(source.train), plan.federation.clients)
     task = Task(resolve(plan, shares), source, shares, _tiers(plan, seeds))
     _require_fit(task)
-    return task if plan.probe.micro_batch or plan.estimator == "backprop" else _measured(task)
+    return _laid_out(_measured(task, given=plan.probe.micro_batch > 0)) if plan.estimator == "probe" else task
 
 
 def resolve(plan: Plan, shares: list[I64]) -> Plan:
@@ -103,15 +109,27 @@ def resolve(plan: Plan, shares: list[I64]) -> Plan:
     return plan
 
 
-def _measured(task: Task) -> Task:
+def _measured(task: Task, *, given: bool) -> Task:
     """The task with the quickest size of micro-batches, where its batches are larger than the rule's."""
+    if given:
+        return task
     share = max(task.shares, key=len)[: task.plan.federation.batch or None]
     if len(share) <= RULE:
         return task
     with one_thread_each():
         batch = task.source.train.batch(share[: max(SIZES)])
-        size = quickest(lambda size: task.with_micro_batch(size).runtime(), task.initial_weights(), batch)
-    return task.with_micro_batch(size)
+        size = quickest(lambda size: task.with_probe(micro_batch=size).runtime(), task.initial_weights(), batch)
+    return task.with_probe(micro_batch=size)
+
+
+def _laid_out(task: Task) -> Task:
+    """The task with its directions shared out over parts of the model, by what each of them costs."""
+    probe = task.plan.probe
+    if probe.supports == "dense" or probe.layout:
+        return task
+    with one_thread_each():
+        batch = task.source.train.batch(max(task.shares, key=len)[: task.plan.federation.batch or None])
+        return task.with_probe(layout=tuple(rows_of(propose(task.module(), batch, probe.supports, probe.k))))
 
 
 def _require_fit(task: Task) -> None:

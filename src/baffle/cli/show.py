@@ -117,7 +117,7 @@ def costs_table(costs: "Costs") -> Table:
         "memory": f"about {size(costs.memory_bytes)} of arrays on a client, beside its runtime",
     }
     if costs.alignment is not None and costs.precision is not None:
-        rows["alignment"] = f"cos {costs.alignment:.3f} expected with the gradient: √(K/(K+n+1))"
+        rows["alignment"] = f"cos {costs.alignment:.3f} expected with the gradient"
         rows["a scalar"] = (
             f"{costs.precision.typical:.3g} typical; {costs.precision.noise:.2%} of it rounding, "
             f"{costs.precision.quantum:.3%} a ring step"
