@@ -145,7 +145,8 @@ class Secure(Section, frozen=True):
 
 
 class Run(Section, frozen=True):
-    """How a run is carried out; none of it is part of the trajectory. `workers = 0`: a thread per core."""
+    """How a run is carried out; none of it is part of the trajectory. `workers = 0`: a thread per core. Features of a
+    frozen backbone are kept in memory up to `features_mb`, and in a temporary file beyond."""
 
     downlink: Literal["scalars", "delta", "weights"] = "scalars"
     workers: OptionalCount = 0
@@ -153,6 +154,7 @@ class Run(Section, frozen=True):
     evaluate_every: Count = 20
     snapshot_every: Count = 100
     commit_seconds: NonNegative = 1.0
+    features_mb: OptionalCount = 1024
 
 
 class Plan(Section, frozen=True):

@@ -1,10 +1,11 @@
 """From a plan to what a run works on: data, clients' shares, models, initial weights."""
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from baffle.app.features import halves, source_of_features
 from baffle.app.micro_batch import RULE, SIZES, quickest
 from baffle.core.arrays import F32, I64
 from baffle.core.seeds import Seeds, permutation
@@ -36,13 +38,9 @@ class Task:
     """Each client's samples, as indices into the training set."""
     tiers: list[int]
     """How many directions each client evaluates."""
-
-    def module(self) -> nn.Module:
-        """A new model with the run's initial weights."""
-        key = Seeds(self.plan.seed, b"").key("init")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int.from_bytes(key[:8], "big") >> 1)
-            return build(self.plan.task.model, self.source.shape, self.source.classes)
+    module: Callable[[], nn.Module]
+    """Makes a model with the run's initial weights: the head alone where samples are features of a frozen backbone."""
+    head_only: bool = False
 
     def initial_weights(self) -> F32:
         weights = weights_of(self.module())
@@ -52,7 +50,7 @@ class Task:
 
     def runtime(self, dtype: torch.dtype = torch.float32) -> TorchLoss:
         probe, device = self.plan.probe, self.plan.run.device
-        structured = probe.supports != "dense"
+        structured = probe.supports != "dense" or self.head_only  # many heads at once are one matrix product
         return TorchLoss(
             self.module(), micro_batch=probe.micro_batch, dtype=dtype, device=device, structured=structured
         )
@@ -86,9 +84,34 @@ def load_task(plan: Plan, folder: Path | None = None) -> Task:
     source = load(plan.task.data, folder)
     seeds = Seeds(plan.seed, b"")
     shares = iid(seeds.key("partition"), len(source.train), plan.federation.clients)
-    task = Task(resolve(plan, shares), source, shares, _tiers(plan, seeds))
+    task = Task(resolve(plan, shares), source, shares, _tiers(plan, seeds), partial(_module, plan, source))
     _require_fit(task)
+    task = _behind_backbone(task)
     return _laid_out(_measured(task, given=plan.probe.micro_batch > 0)) if plan.estimator == "probe" else task
+
+
+def _module(plan: Plan, source: Source) -> nn.Module:
+    key = Seeds(plan.seed, b"").key("init")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(key[:8], "big") >> 1)
+        return build(plan.task.model, source.shape, source.classes)
+
+
+def _behind_backbone(task: Task) -> Task:
+    """The task as the head of its model sees it, where the front is frozen."""
+    sample = task.source.train.batch(task.shares[0][:2]).x
+    split = halves(task.module(), sample)
+    if split is None:
+        return task
+
+    def head() -> nn.Module:
+        again = halves(task.module(), sample)
+        assert again is not None
+        return again.head
+
+    with one_thread_each():
+        source = source_of_features(task.source, split.front, task.plan.run.features_mb * 2**20, task.plan.run.device)
+    return replace(task, source=source, module=head, head_only=True)
 
 
 def resolve(plan: Plan, shares: list[I64]) -> Plan:
