@@ -106,7 +106,7 @@ def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
     plan, initial = task.plan, task.initial_weights()
     course = trajectory(plan, len(initial))
     runtimes, replica = Runtimes(task, course.threads), Replica(course)
-    aggregation, sessions = _aggregation(course, task)
+    sums, sessions = aggregation(course, task)
     clients = [
         Client(number, k, course, task.source.train, share, replica, runtimes.borrow, sessions.get(number))
         for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
@@ -124,13 +124,13 @@ def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
         with LocalTransport(answer, course.threads, recorder.tick) as local:
             transport = Dropouts(local, partial(drops, course)) if plan.federation.dropout else local
             while present.round < plan.rounds:
-                played = play_round(course, present, transport, aggregation, journal, downlink)
+                played = play_round(course, present, transport, sums, journal, downlink)
                 recorder.record(played)
                 present = played.present
         return recorder.finish(present)
 
 
-def _aggregation(course: Trajectory, task: Task) -> tuple[Aggregation, dict[int, ClientSession]]:
+def aggregation(course: Trajectory, task: Task) -> tuple[Aggregation, dict[int, ClientSession]]:
     """How replies become a sum, and each client's side of it. Identities live as long as the process."""
     plan = course.plan
     if plan.secure.mode == "off":

@@ -1,0 +1,136 @@
+"""CPU seconds, scalars and bytes until a LeNet knows MNIST: dense directions, stages, units, and backpropagation.
+
+    BAFFLE_DATA=... python benchmarks/time_to_accuracy.py --json results/time_to_accuracy.json
+
+The paper's LeNet (26,730 weights), four clients of 16 samples a round each, Adam, one thread; secure sums are on. The
+clock counts the CPU time of rounds, clients and server together, not that of looking at the accuracy (on the
+first 2,000 test images). Dense directions, stages and units have the settings that were found best for
+each of them in short trials. A mode ends when it reaches 90 %, or at its limit: for dense directions and stages eight
+times what units took to 85 %, whereupon it is reported as "more than". Results are written after each mode and modes
+that are there are not run again, so that a long run can be taken up.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baffle.app.client import Client
+from baffle.app.downlink import Downlink
+from baffle.app.replica import Replica
+from baffle.app.round import play_round
+from baffle.app.simulate import aggregation
+from baffle.app.task import Runtimes, Task, load_task, versions
+from baffle.journal.replay import beginning
+from baffle.journal.store import Journal
+from baffle.plan import Plan, change, load
+from baffle.runtime.torch_loss import accuracy, one_thread_each
+from baffle.trajectory import trajectory
+from baffle.transport.local import LocalTransport
+
+COMMON = [
+    *("federation.clients=4", "federation.batch=16", "federation.level=batch", "rounds=100000"),
+    *("probe.sigma=1e-3", "update.rate=0.01", "update.clip=0.3", "update.ema=0", "run.workers=1"),
+]
+MODES = {
+    "units": ["probe.supports=units", "probe.k=2010"],
+    "backpropagation": ["estimator=backprop"],
+    "stages": ["probe.supports=stages", "probe.k=500"],
+    "dense": ["probe.k=50"],
+}
+GOALS = (0.85, 0.90)
+LIMITED, TIMES = ("stages", "dense"), 8
+TESTED = 2000
+
+
+def plan_of(mode: str, settings: list[str]) -> Plan:
+    return change(load("paper-mnist-lenet"), [*COMMON, *MODES[mode], *settings])
+
+
+def measure(task: Task, limit: float, every: int) -> dict[str, Any]:
+    """One mode: rounds until the last goal or the limit of CPU seconds."""
+    plan, initial = task.plan, task.initial_weights()
+    course, spent, curve = trajectory(plan, len(initial)), 0.0, list[tuple[int, float, float]]()
+    runtimes, replica = Runtimes(task, 1), Replica(course)
+    sums, sessions = aggregation(course, task)
+    clients = [
+        Client(number, k, course, task.source.train, share, replica, runtimes.borrow, sessions.get(number))
+        for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
+    ]
+    test = task.source.test.batch(np.arange(TESTED))
+    reached: dict[float, tuple[float, int]] = {}
+    uplink = list[int]()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Journal.create(Path(folder) / "journal.sqlite", plan, course.rule.start(initial), versions()) as journal,
+        LocalTransport(lambda number, data: clients[number].answer(data), 1) as transport,
+    ):
+        present, downlink = beginning(course, course.rule.start(initial)), Downlink(plan.run.downlink, journal)
+        while present.round < plan.rounds and spent < limit and len(reached) < len(GOALS):
+            began = time.process_time()
+            played = play_round(course, present, transport, sums, journal, downlink)
+            spent += time.process_time() - began
+            present = played.present
+            uplink.append(played.metrics["uplink_bytes"] // len(clients))
+            if present.round % every:
+                continue
+            with runtimes.borrow() as runtime:
+                found = accuracy(runtime, present.state.weights, test)
+            curve.append((present.round, round(spent, 1), round(found, 4)))
+            print(
+                f"{plan.probe.supports:8} round {present.round}  {found:.1%}  {spent:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+            for goal in GOALS:
+                if found >= goal and goal not in reached:
+                    reached[goal] = spent, present.round
+    scalars = course.length if plan.outcome_kind == "scalars" else 0
+    row: dict[str, Any] = {"n_weights": course.n, "scalars_per_round": scalars, "rounds": present.round}
+    row |= {"uplink_bytes_per_round": int(np.median(uplink)), "cpu_seconds": round(spent, 1)}
+    row |= {"cpu_seconds_per_round": round(spent / present.round, 4), "best_accuracy": max(one[2] for one in curve)}
+    for goal in GOALS:
+        seconds, rounds = reached.get(goal, (None, None))
+        row |= {f"cpu_seconds_to_{goal:.0%}"[:-1]: seconds and round(seconds, 1)}
+        row |= {f"rounds_to_{goal:.0%}"[:-1]: rounds, f"scalars_to_{goal:.0%}"[:-1]: rounds and rounds * scalars}
+    return row | {"trajectory_digest": course.digest.hex(), "curve": curve}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modes", nargs="*", metavar="mode", help=f"of {', '.join(MODES)}; all where none is named")
+    parser.add_argument("--out", type=Path, help="write results here, and take up what is there")
+    parser.add_argument("--limit", type=float, default=3600.0, help="CPU seconds of a mode at most")
+    parser.add_argument("--every", type=int, default=5, help="rounds between two looks at the accuracy")
+    parser.add_argument(
+        "--set", action="append", default=[], dest="settings", help="a setting of the plan for all modes"
+    )
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    rows: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    with one_thread_each():
+        for mode in args.modes or MODES:
+            if mode in rows:
+                continue
+            units = rows.get("units", {}).get("cpu_seconds_to_85")
+            limit = min(args.limit, TIMES * units) if units and mode in LIMITED else args.limit
+            rows[mode] = measure(load_task(plan_of(mode, args.settings)), limit, args.every)
+            if args.out:
+                args.out.write_text(json.dumps(rows, indent=1) + "\n")
+    if args.json:
+        print(
+            json.dumps({mode: {k: v for k, v in row.items() if k != "curve"} for mode, row in rows.items()}, indent=2)
+        )
+        return
+    for mode, row in rows.items():
+        to = [f"{row[f'cpu_seconds_to_{g:.0%}'[:-1]] or 'more than ' + str(row['cpu_seconds'])} s" for g in GOALS]
+        print(f"{mode:16} to 85 % {to[0]:>18}  to 90 % {to[1]:>18}  {row['uplink_bytes_per_round']:,} bytes up a round")
+
+
+if __name__ == "__main__":
+    main()
