@@ -30,7 +30,7 @@ class Residual(nn.Module):
     def __init__(self, channels: int, norm: nn.Module) -> None:
         super().__init__()
         self.inner = nn.Sequential(norm, nn.ReLU(inplace=False), nn.Conv2d(channels, channels, 3, padding=1))
-        self.shortcut = nn.Conv2d(channels, channels, 1, bias=False)
+        self.shortcut = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.shortcut(x) + self.inner(x)
@@ -398,9 +398,9 @@ def test_layers_that_a_block_adds_to_its_output_are_found() -> None:
     assert chain is not None
     assert [(layer.stage, layer.inside, layer.filters, layer.biases) for layer in chain.layers] == [
         (0, True, 8, 152),
-        (0, True, 156, None),
-        (4, True, 192, 208),
-        (5, False, 212, 232),
+        (0, True, 156, 172),
+        (4, True, 196, 212),
+        (5, False, 216, 236),
     ]
 
 
