@@ -103,5 +103,6 @@ def test_memory_grows_with_model_and_batch(tiny: Callable[..., Plan]) -> None:
 
 
 def test_advice_is_passed_on(tiny: Callable[..., Plan]) -> None:
-    (advice,) = _costs(tiny("probe.sigma=5e-8")).advice
+    rounded = "task.model={name='lenet', channels=[2, 2], head='flatten'}"
+    (advice,) = _costs(tiny(rounded, "probe.sigma=3e-7")).advice
     assert "probe.sigma" in advice

@@ -315,7 +315,7 @@ def test_a_run_killed_before_its_journal_begins_where_it_would_have(finished_run
 
 
 def test_nothing_is_made_when_a_plan_is_refused(tiny: Callable[..., Plan], tmp_path: Path) -> None:
-    for settings in (["federation.clients=2000"], ["probe.sigma=1e-9"], ["ring.d_max=1e12"]):
+    for settings in (["federation.clients=2000"], ["probe.sigma=1e-18"], ["ring.d_max=1e12"]):
         with pytest.raises(PlanError):
             simulate(tiny(*settings), tmp_path / "run")
         assert not (tmp_path / "run").exists()

@@ -103,8 +103,9 @@ def _cost(loss: Structured, weights: F32, family: Sequence[Support]) -> float:
         loss.along(weights, directions, trial, 1e-3)
         return max(time.process_time() - start, 1e-7)
 
-    count = max(1, min(DIRECTIONS, int(ENOUGH / TURNS / seconds(1))))
-    return min(seconds(count) for _ in range(TURNS)) / count
+    alone = seconds(1)
+    count = min(DIRECTIONS, int(ENOUGH / TURNS / alone))
+    return min(seconds(count) for _ in range(TURNS)) / count if count else alone
 
 
 def _evened(families: Sequence[Sequence[Support]], counts: Sequence[int]) -> list[int]:
