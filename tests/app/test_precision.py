@@ -12,7 +12,6 @@ from baffle.errors import PlanError
 from baffle.plan import Plan, load
 from baffle.trajectory import trajectory
 
-
 ROUNDED = "task.model={name='lenet', channels=[2, 2], head='flatten'}"
 """A model whose losses are differences of float32 forward passes; a linear model's are computed without."""
 
