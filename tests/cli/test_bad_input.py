@@ -174,7 +174,7 @@ def test_a_run_gone_on_with_keeps_its_plan_and_folder(
     cli: Cli, tiny_toml: Path, finished_run: Path, tmp_path: Path
 ) -> None:
     before = (finished_run / "plan.toml").read_bytes()
-    _one_line(cli("run", "--resume", finished_run, "--set", "probe.k=5"), "rounds, secure.* and run.*")
+    _one_line(cli("run", "--resume", finished_run, "--set", "probe.k=5"), "rounds, run.* and secure.*")
     _one_line(cli("run", "--resume", finished_run, "--set", "probe.kk=5"), "did you mean probe.k?")
     _one_line(cli("run", tiny_toml, "--resume", finished_run), "PLAN", "--resume")
     _one_line(cli("run", "--resume", finished_run, "--out", tmp_path / "run"), "--out", "--resume")

@@ -83,6 +83,7 @@ def _table(**more: Any) -> str:
         "n_weights": 650,
         "clipped": 0,
         "dropouts": 0,
+        "refusals": 0,
         "secure": "off",
         "peak_rss_mb": 300.0,
         "weights_sha256": "ab" * 32,
@@ -96,10 +97,11 @@ def test_the_table_names_what_was_clipped_skipped_or_dropped_only_when_something
     assert "clipped" not in _table()
     assert "skipped" not in _table()
     assert "dropouts" not in _table()
-    shown = _table(clipped=7, skipped_rounds=2, dropouts=1_234)
+    shown = _table(clipped=7, skipped_rounds=2, dropouts=1_234, refusals=56)
     assert "1,234 replies missing" in shown
     assert "7 values" in shown
     assert "2 skipped" in shown
+    assert "56 messages" in shown
 
 
 @pytest.mark.parametrize("mode", ["on", "off"])

@@ -129,6 +129,7 @@ KEYS: list[tuple[int, bytes, str, tuple[int, ...]]] = [
     (20, b"", "init", ()),
     (20, b"", "partition", ()),
     (20, b"", "participation", (5,)),
+    (20, b"", "groups", (5,)),
     (20, b"", "tiers", ()),
     (0, b"", "dropout", (0, 0)),
     (2**63 - 1, b"", "dropout", (7, 2**32)),
