@@ -1,0 +1,129 @@
+"""A frozen backbone: its features are computed once, with the same bits whoever asks for them."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from baffle.app.features import PIECE, Features, halves
+from baffle.app.simulate import simulate
+from baffle.app.task import load_task
+from baffle.core.arrays import F32, I64
+from baffle.data.sources import Dataset
+from baffle.errors import DataError
+from baffle.journal.replay import verify
+from baffle.plan import load
+
+SHAPE = (1, 8, 8)
+
+
+def backbone() -> nn.Sequential:
+    front = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
+    for parameter in front.parameters():
+        parameter.requires_grad = False
+    return front
+
+
+def frozen() -> nn.Module:
+    """For plans: a frozen front and a trained head."""
+    return nn.Sequential(backbone(), nn.Linear(96, 10))
+
+
+def samples(count: int) -> F32:
+    return np.random.default_rng(0).normal(size=(count, *SHAPE)).astype(np.float32)
+
+
+def data_of(count: int) -> Dataset:
+    return Dataset(samples(count), np.zeros(count, np.int64), np.asarray)
+
+
+def test_a_model_falls_into_front_and_head() -> None:
+    module = frozen()
+    found = halves(module, samples(2))
+    assert found is not None
+    x = torch.from_numpy(samples(5))
+    with torch.no_grad():
+        assert torch.equal(found.head(found.front(x)), module(x))
+    assert not any(parameter.requires_grad for parameter in found.front.parameters())
+    assert [p.shape for p in found.head.parameters()] == [(10, 96), (10,)]
+
+
+def _meeting() -> nn.Module:
+    front = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten())
+    for parameter in front.parameters():
+        parameter.requires_grad = False
+    return nn.Sequential(front, nn.Linear(72, 3))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
+        nn.Sequential(nn.Conv2d(1, 1, 1), backbone(), nn.Linear(96, 10)),
+        _meeting(),
+    ],
+    ids=["all is trained", "the front is trained", "a feature depends on the batch"],
+)
+def test_nothing_is_kept_where_it_would_be_wrong_or_useless(module: nn.Module) -> None:
+    assert halves(module, samples(2)) is None
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 300), st.lists(st.lists(st.integers(0, 299), min_size=1, max_size=40), min_size=1, max_size=6))
+def test_features_have_the_same_bits_whoever_asks_first(count: int, asked: list[list[int]]) -> None:
+    front = backbone()
+
+    def forward(x: F32) -> F32:
+        with torch.no_grad():
+            found: F32 = front(torch.from_numpy(x)).numpy()
+        return found
+
+    data = data_of(count)
+    whole = Features(data, forward, 2**30).rows(np.arange(count))
+    one, other = Features(data, forward, 2**30), Features(data, forward, 0)
+    for some in asked:
+        indices: I64 = np.array(some) % count
+        assert one.rows(indices).tobytes() == whole[indices].tobytes() == other.rows(indices).tobytes()
+
+
+def test_a_sample_goes_through_the_front_once() -> None:
+    seen: list[int] = []
+
+    def forward(x: F32) -> F32:
+        seen.append(len(x))
+        return x.reshape(len(x), -1)
+
+    kept = Features(data_of(3 * PIECE + 5), forward, 2**30)
+    for _ in range(3):
+        kept.rows(np.arange(3 * PIECE + 5))
+    assert sum(seen) == 3 * PIECE + 5
+
+
+def test_a_file_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(DataError, match=r"run\.features_mb"):
+        Features(data_of(10), lambda x: x.reshape(len(x), -1), 0)
+
+
+def _factory() -> str:
+    return f'task.model={{name="custom", factory="{__name__}:frozen"}}'
+
+
+def test_a_run_trains_the_head_alone(tmp_path: Path) -> None:
+    settings_ = ["rounds=15", "probe.k=200", "run.evaluate_every=15", _factory()]
+    plan = load("digits", settings_)
+    task = load_task(plan)
+    assert task.head_only
+    assert len(task.initial_weights()) == 970
+    kept = simulate(plan, tmp_path / "memory")
+    on_disk = simulate(load("digits", [*settings_, "run.features_mb=0"]), tmp_path / "disk")
+    assert kept["weights_sha256"] == on_disk["weights_sha256"] == verify(tmp_path / "disk").weights_sha256
+    assert kept["test_accuracy_last"] > 0.3
