@@ -1,7 +1,7 @@
 """How fast a client probes: BAFFLE against a plain loop and against the peak of a matrix product.
 
     python benchmarks/probe.py            # a table: LeNet and WRN-10-2 on one and on two threads
-    python benchmarks/probe.py --json     # one thread, as JSON
+    python benchmarks/probe.py --json     # as JSON: one thread, and two beside it
 
 BAFFLE is `forward_difference` on a `TorchLoss`, with drawing and moving the weights. The plain loop does what research
 code does: noise for each tensor, a state dict loaded, a forward pass, the state dict restored. The peak is the best
@@ -208,7 +208,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.json:
-        print(json.dumps({name: measure(name, 1, args.directions, args.repeat) for name in args.models}, indent=2))
+        found = {
+            name: {
+                **measure(name, 1, args.directions, args.repeat),
+                "two_threads": measure(name, 2, args.directions, args.repeat),
+            }
+            for name in args.models
+        }
+        print(json.dumps(found, indent=2))
         return
     print("model  threads  forward ms  of the peak (best)  plain loop ms  ratio (best)  to kept (best)  peak GFLOP/s")
     for name in args.models:

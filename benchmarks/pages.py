@@ -1,0 +1,230 @@
+"""Fills the tables and draws the figures of the docs from the results that are committed beside them.
+
+python benchmarks/pages.py            # write them
+python benchmarks/pages.py --check    # say which tables differ from the results, and fail if one does
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+
+HERE = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "docs/security.md", "docs/performance.md")
+COLOURS = {"units": "#0b6e4f", "stages": "#3f88c5", "dense": "#d1495b", "backpropagation": "#555555"}
+
+
+def read(name: str) -> Any:
+    return json.loads((HERE / "results" / f"{name}.json").read_text())
+
+
+def rows(head: str, lines: list[str]) -> str:
+    ruler = "|" + "---|" * (head.count("|") - 1)
+    return "\n".join([head, ruler, *lines])
+
+
+def digits() -> str:
+    runs = read("digits")
+    lines = [
+        f"| {run['seed']} | {run['test_accuracy']:.2%} | {run['wall_seconds']:.0f} s | {run['bookkeeping_share']:.2%} |"
+        for run in runs["runs"]
+    ]
+    table = rows("| seed | test accuracy | wall time | journal and metrics, share of the run |", lines)
+    return f"{table}\n\nMedian {runs['median_accuracy']:.2%}, least {runs['least_accuracy']:.2%}."
+
+
+def secure_sum(part: str) -> Callable[[], str]:
+    def table() -> str:
+        head = "| clients | values | neighbours, t | dropped | client ms: share / mask / agree / unmask | server | up | down |"
+        return rows(head, [_secure_row(row) for row in read("secure_sum")[part]])
+
+    return table
+
+
+def _secure_row(row: dict[str, Any]) -> str:
+    ms = row["client_ms"]
+    agree = f"{ms['agree']:.1f}" if row["agreement"] else "–"
+    return (
+        f"| {row['clients']:,} | {row['k']:,} | {row['neighbours']}, {row['threshold']} | {row['dropout']:.0%} | "
+        f"{ms['share']:.1f} / {ms['mask']:.1f} / {agree} / {ms['unmask']:.1f} | {row['server_cpu_seconds']:.2f} s | "
+        f"{row['up_bytes']:,} | {row['down_bytes']:,} |"
+    )
+
+
+def ten_clients() -> str:
+    quickest = min(row["all_cpu_ms"] for row in read("secure_sum")["ten clients, K = 20"])
+    return f"Ten clients at K = 20 take {quickest:.1f} ms of CPU a round, all of them and the server together."
+
+
+def poisoning() -> str:
+    found = read("poisoning")["cosine"]
+    bounds = list(next(iter(found.values())))
+    lines = [
+        f"| {name} | " + " | ".join(f"{row[bound]:+.3f}" for bound in bounds) + " |" for name, row in found.items()
+    ]
+    return rows(f"| | {' | '.join(bounds)} |", lines)
+
+
+def schedules() -> str:
+    found = read("schedules")
+
+    def count(what: str) -> int:
+        return sum(kind.get(what, 0) for kind in found["outcomes"].values())
+
+    return (
+        f"{found['cases']:,} random schedules of lost, late, doubled, reordered and damaged messages: {count('sum'):,} "
+        f"right sums, {count('no sum'):,} rounds without one, {count('sum with a damaged vector')} sums that took in a "
+        f"vector damaged on the wire, {len(found['violations'])} violations."
+    )
+
+
+def fuzz() -> str:
+    found = read("fuzz_messages")
+    return (
+        f"{found['messages']:,} malformed messages to clients and server in every phase: "
+        f"{len(found['violations'])} crashes or changes of state, {found['grown_bytes'] / 2**20:.1f} MB of growth."
+    )
+
+
+def probe() -> str:
+    lines = [
+        f"| {name} | {threads} | {row['ratio_to_reference']:.2f} | {row['ratio_to_kept_reference']:.2f} | "
+        f"{row['fraction_of_peak']:.0%} | {row['reference_fraction_of_peak']:.0%} | {row['forward_ms']:.1f} ms |"
+        for name, found in read("probe").items()
+        for threads, row in (("one", found), ("two", found["two_threads"]))
+    ]
+    head = (
+        "| model | threads | plain loop / ours | with memory kept | of the peak | plain loop, of the peak | a scalar |"
+    )
+    return rows(head, lines)
+
+
+def server() -> str:
+    lines = [_server_row(row) for row in read("server")["rows"]]
+    return rows(
+        "| weights | K | directions | whole, ns | in blocks, ns | ratio | replay | memory, whole → blocks |", lines
+    )
+
+
+def _server_row(row: dict[str, Any]) -> str:
+    cpu, peak = row["cpu_ns_per_number"], row["peak_megabytes"]
+    return (
+        f"| {row['n']:,} | {row['k']} | {row['distribution']} | {cpu['reference']:.2f} | {cpu['rebuild']:.2f} | "
+        f"{cpu['reference'] / cpu['rebuild']:.1f} | {row['cpu_seconds']['replay']:.3f} s | "
+        f"{peak['reference']:.0f} → {peak['rebuild']:.0f} MB |"
+    )
+
+
+def accuracy() -> str:
+    found = read("time_to_accuracy")
+    return rows(
+        "| mode | scalars a round | CPU s a round | CPU s to 85 % | scalars to 85 % | CPU s to 90 % | bytes up |",
+        [_accuracy_row(mode, row) for mode, row in found.items()],
+    )
+
+
+def _accuracy_row(mode: str, row: dict[str, Any]) -> str:
+    def to(goal: int) -> str:
+        seconds = row[f"cpu_seconds_to_{goal}"]
+        return f"{seconds:,.0f}" if seconds else f"more than {row['cpu_seconds']:,.0f} ({row['best_accuracy']:.0%})"
+
+    scalars = f"{row['scalars_per_round']:,}" if row["scalars_per_round"] else "–"
+    spent = f"{row['scalars_to_85']:,}" if row["scalars_to_85"] else "–"
+    return (
+        f"| {mode} | {scalars} | {row['cpu_seconds_per_round']:.3f} | {to(85)} | {spent} | {to(90)} | "
+        f"{row['uplink_bytes_per_round']:,} |"
+    )
+
+
+def memory() -> str:
+    peak = read("scale")["peak_mb"]
+    lines = [
+        f"| {int(clients):,} | {mb:,.0f} MB |" if int(clients) else f"| only loaded | {mb:,.0f} MB |"
+        for clients, mb in peak.items()
+    ]
+    return rows("| clients | peak memory, whole process |", lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "digits": digits,
+    "secure sum": secure_sum("K = 1000"),
+    "secure sum, agreement": secure_sum("agreement"),
+    "secure sum, vectors": secure_sum("vectors"),
+    "ten clients": ten_clients,
+    "poisoning": poisoning,
+    "schedules": schedules,
+    "fuzz": fuzz,
+    "probe": probe,
+    "server": server,
+    "accuracy": accuracy,
+    "memory": memory,
+}
+
+
+def filled(text: str) -> str:
+    """A page with everything between `<!-- table: name -->` and `<!-- end -->` made anew."""
+    return re.sub(
+        r"(<!-- table: (.+?) -->\n).*?(\n<!-- end -->)",
+        lambda found: found[1] + TABLES[found[2]]() + found[3],
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def draw_accuracy() -> None:
+    """Accuracy against CPU seconds, on a logarithmic axis because the modes are so far apart."""
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for mode, row in read("time_to_accuracy").items():
+        _, seconds, right = zip(*row["curve"], strict=True)
+        axes.plot(seconds, [100 * one for one in right], label=mode, color=COLOURS[mode], linewidth=1.6)
+    axes.axhline(85, color="#999999", linewidth=0.8, linestyle=":")
+    axes.set(xscale="log", xlabel="CPU seconds, one thread", ylabel="test accuracy, %", ylim=(0, 100))
+    axes.legend(frameon=False, loc="lower right")
+    save(figure, "time-to-accuracy")
+
+
+def draw_scale() -> None:
+    """Cost against K, weights, batch and clients, each with its line."""
+    lines = read("scale")["lines"]
+    figure, panels = plt.subplots(1, len(lines), figsize=(11, 2.8))
+    for axes, line in zip(panels, lines, strict=True):
+        x, y, slope = line["x"], line["cpu_ms"], line["ms_for_one_more"]
+        start = sum(y) / len(y) - slope * sum(x) / len(x)
+        axes.plot(x, [start + slope * one for one in x], color="#bbbbbb", linewidth=1)
+        axes.plot(x, y, "o", color=COLOURS["units"], markersize=4)
+        axes.set(xlabel=line["against"], title=f"{slope:.3g} ms for one more", ylim=(0, None))
+        axes.title.set_fontsize(9)
+    panels[0].set_ylabel("CPU ms")
+    save(figure, "scale")
+
+
+def save(figure: Any, name: str) -> None:
+    figure.tight_layout()
+    figure.savefig(HERE / "docs" / f"{name}.svg", metadata={"Date": None})
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    pages = {HERE / name: filled((HERE / name).read_text()) for name in PAGES}
+    if args.check:
+        stale = [str(page.relative_to(HERE)) for page, text in pages.items() if page.read_text() != text]
+        sys.exit(f"not what the results say: {', '.join(stale)}; run python benchmarks/pages.py" if stale else 0)
+    for page, text in pages.items():
+        page.write_text(text)
+    mpl.use("svg")
+    mpl.rcParams |= {"svg.hashsalt": "baffle", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+    draw_accuracy()
+    draw_scale()
+
+
+if __name__ == "__main__":
+    main()
