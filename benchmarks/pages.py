@@ -41,7 +41,7 @@ def digits() -> str:
 
 def secure_sum(part: str) -> Callable[[], str]:
     def table() -> str:
-        head = "| clients | values | neighbours, t | dropped | client ms: share / mask / agree / unmask | server | up | down |"
+        head = "| clients | values | neighbours, t | dropped | ms: share / mask / agree / unmask | server | up | down |"
         return rows(head, [_secure_row(row) for row in read("secure_sum")[part]])
 
     return table

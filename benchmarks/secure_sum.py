@@ -11,15 +11,19 @@ plain one.
 import argparse
 import json
 import secrets
+import tempfile
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from baffle.app.simulate import simulate
 from baffle.core.messages import CatchUp, Contribution, RoundRequest, encode
 from baffle.core.ring import add
+from baffle.plan import load
 from baffle.secure.messages import Opening, Turn, Turned
 from baffle.secure.session import KEYS_AT_ONCE, ClientSession, ServerSlot
 from baffle.secure.terms import Terms, checked_slot
@@ -118,6 +122,24 @@ def one(n: int, k: int, dropout: float, *, agreement: bool = False) -> dict[str,
     }
 
 
+def slowdown(settings: list[str], turns: int) -> dict[str, float]:
+    """What the secure sum adds to a round of the default plan: CPU seconds with it and without, taken in turn."""
+    spent: dict[str, list[float]] = {"on": [], "off": []}
+    for _ in range(turns):
+        for mode, times in spent.items():
+            plan = load("digits", [f"secure.mode={mode}", "run.evaluate_every=1000", *settings])
+            with tempfile.TemporaryDirectory() as folder:
+                began = time.process_time()
+                simulate(plan, Path(folder) / "run")
+                times.append((time.process_time() - began) / plan.rounds)
+    on, off = min(spent["on"]), min(spent["off"])
+    return {
+        "round_cpu_ms": round(1e3 * off, 2),
+        "secure_cpu_ms": round(1e3 * (on - off), 2),
+        "slower_by": round(on / off - 1, 4),
+    }
+
+
 def table(row: dict[str, Any]) -> str:
     ms = row["client_ms"]
     agree = f" / agree {ms['agree']:.1f}" if row["agreement"] else ""
@@ -136,8 +158,15 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=1000)
     parser.add_argument("--agreement", action="store_true", help='as in secure.mode = "malicious-server"')
     parser.add_argument("--repeat", type=int, default=1, help="keep the quickest of so many rounds")
+    parser.add_argument(
+        "--slowdown", action="store_true", help="what it adds to rounds of the default plan, and of longer ones"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.slowdown:
+        plans = {"the default plan": ["rounds=40"], "the default plan with K = 600": ["rounds=4", "probe.k=600"]}
+        print(json.dumps({name: slowdown(settings, args.repeat) for name, settings in plans.items()}, indent=2))
+        return
     rows = []
     for n in args.clients:
         for dropout in (0.0, 0.3):
