@@ -20,7 +20,7 @@ def run(name: str, *args: str) -> Any:
 
 @pytest.mark.parametrize("extra", [[], ["--agreement"]], ids=["semi-honest", "agreement"])
 def test_secure_sums_are_exact(extra: list[str]) -> None:
-    rows = run("secure_sum", "--clients", "5", "--k", "50", "--json", *extra)
+    rows = run("secure_sum", "--clients", "10", "--k", "50", "--json", *extra)
     assert [row["exact"] for row in rows] == [True, True]
 
 

@@ -1,11 +1,13 @@
-"""The commands: run, verify, plan."""
+"""The commands: run, verify, plan, paper."""
 
 import json
 import sys
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any, cast
 
 import click
 
@@ -170,6 +172,32 @@ def plan_command(
     console.print(show.costs_table(found))
     for advice in found.advice:
         remarks.print(f"note: {advice}", soft_wrap=True)
+
+
+@commands.command()
+@click.argument("name", required=False)
+@click.option("--list", "list_targets", is_flag=True, help="List the tables and figures.")
+@click.option("--scale", type=click.Choice(["smoke", "short", "full"]), default="short", show_default=True)
+@click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs are kept (runs/).")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("paper"), help="Where the page goes (paper/).")
+@data_option
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+def paper(
+    name: str | None, list_targets: bool, scale: str, runs: Path, out: Path, data: Path | None, quiet: bool
+) -> None:
+    """A table or figure of the paper: runs what it needs, goes on with what is there, writes Markdown, JSON and PNG."""
+    from baffle.paper.targets import TARGETS, target
+    from baffle.paper.work import carry_out
+
+    console, _ = show.consoles()
+    console.quiet = quiet
+    if list_targets or not name:
+        for one in TARGETS.values():
+            console.print(f"{one.name:14}{one.about}", soft_wrap=True)
+        return
+    page = carry_out(target(name), cast(Any, scale), runs, out, partial(show.watching, console), data)
+    console.print(page.read_text(), soft_wrap=True)
+    console.print(f"written to {page}", soft_wrap=True)
 
 
 def _new_folder(name: str) -> Path:

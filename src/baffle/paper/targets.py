@@ -1,0 +1,14 @@
+"""All targets, by name."""
+
+from baffle.errors import PlanError
+from baffle.paper.alignment import Alignment
+from baffle.paper.target import Target
+from baffle.paper.training import FIG_ABLATION, FIG_K, TABLE1
+
+TARGETS: dict[str, Target] = {one.name: one for one in (TABLE1, FIG_K, FIG_ABLATION, Alignment())}
+
+
+def target(name: str) -> Target:
+    if name not in TARGETS:
+        raise PlanError(f"no target is called {name!r}; expected one of {', '.join(TARGETS)}")
+    return TARGETS[name]
