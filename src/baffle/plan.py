@@ -29,7 +29,7 @@ NonNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 
-Activation = Literal["hardswish", "relu", "selu", "gelu"]
+Activation = Literal["hardswish", "relu", "relu6", "selu", "gelu"]
 Norm = Literal["none", "group", "batch"]
 
 
@@ -54,6 +54,16 @@ class WRN(Section, frozen=True, tag_field="name", tag="wrn"):
     norm: Norm = "group"
 
 
+class MobileNet(Section, frozen=True, tag_field="name", tag="mobilenet"):
+    """MobileNetV2 on pixels in [0, 1]. `weights`: trained on ImageNet, from a file, or random. `trained`: a new last
+    layer behind a frozen front, or everything. ImageNet's weights were trained with relu6 and hold their BatchNorm."""
+
+    weights: Literal["imagenet", "random"] = "imagenet"
+    trained: Literal["head", "all"] = "head"
+    activation: Activation = "relu6"
+    norm: Norm = "none"
+
+
 class Softmax(Section, frozen=True, tag_field="name", tag="softmax"):
     """Softmax regression: one linear layer."""
 
@@ -64,7 +74,7 @@ class Custom(Section, frozen=True, tag_field="name", tag="custom"):
     factory: str
 
 
-Model = LeNet | WRN | Softmax | Custom
+Model = LeNet | WRN | MobileNet | Softmax | Custom
 
 
 class Task(Section, frozen=True):
@@ -249,10 +259,21 @@ def build(raw: Mapping[str, Any]) -> Plan:
         plan = msgspec.convert(raw, Plan)
     except msgspec.ValidationError as fault:
         raise PlanError(_explain(str(fault), raw)) from None
+    _check_model(plan.task.model)
     _check_tiers(plan)
     _check_layout(plan)
     _check_secure(plan)
     return plan
+
+
+def _check_model(model: Model) -> None:
+    if not isinstance(model, MobileNet) or model.weights != "imagenet":
+        return
+    if (model.activation, model.norm) != ("relu6", "none"):
+        raise PlanError(
+            'task.model: ImageNet\'s weights need activation = "relu6" and norm = "none", got '
+            f'{model.activation!r} and {model.norm!r}; leave these out, or set weights = "random"'
+        )
 
 
 def _check_secure(plan: Plan) -> None:

@@ -7,13 +7,20 @@ from torch import nn
 
 from baffle.models.build import build
 from baffle.models.lenet import ACTIVATIONS, lenet, normalisation
-from baffle.plan import LeNet, Softmax, load
+from baffle.plan import LeNet, Softmax, load, parse
 from baffle.runtime.torch_loss import weights_of
 
 
 def test_the_papers_form_has_26730_weights() -> None:
     assert len(weights_of(lenet((1, 32, 32), 10))) == 26_730
     assert len(weights_of(build(load("paper-mnist-lenet").task.model, (1, 32, 32), 10))) == 26_730
+
+
+def test_the_papers_form_for_cifar100_has_32_and_128_channels() -> None:
+    plan = parse('[task.model]\nname = "lenet"\nchannels = [32, 128]')
+    module = build(plan.task.model, (3, 32, 32), 100)
+    assert len(weights_of(module)) == 117_860
+    assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
 
 
 def test_the_demos_form_has_5994_weights() -> None:
@@ -56,7 +63,7 @@ def test_group_normalisation_fits_any_number_of_channels(channels: int) -> None:
 
 
 def test_the_activation_is_the_one_that_was_named() -> None:
-    kinds = {nn.Hardswish, nn.ReLU, nn.SELU, nn.GELU}
+    kinds = {nn.Hardswish, nn.ReLU, nn.ReLU6, nn.SELU, nn.GELU}
     for name, kind in ACTIVATIONS.items():
         assert {type(layer) for layer in lenet((1, 8, 8), 10, activation=name)} & kinds == {kind}
 

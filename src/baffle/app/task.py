@@ -1,5 +1,6 @@
 """From a plan to what a run works on: data, clients' shares, models, initial weights."""
 
+import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,20 +82,21 @@ class Runtimes:
 def load_task(plan: Plan, folder: Path | None = None) -> Task:
     """Load what the plan names and resolve what it leaves open; the task's plan is the run's own."""
     _require_device(plan.run.device)
+    folder = folder or (Path(os.environ["BAFFLE_DATA"]) if os.environ.get("BAFFLE_DATA") else None)
     source = load(plan.task.data, folder)
     seeds = Seeds(plan.seed, b"")
     shares = iid(seeds.key("partition"), len(source.train), plan.federation.clients)
-    task = Task(resolve(plan, shares), source, shares, _tiers(plan, seeds), partial(_module, plan, source))
+    task = Task(resolve(plan, shares), source, shares, _tiers(plan, seeds), partial(_module, plan, source, folder))
     _require_fit(task)
     task = _behind_backbone(task)
     return _laid_out(_measured(task, given=plan.probe.micro_batch > 0)) if plan.estimator == "probe" else task
 
 
-def _module(plan: Plan, source: Source) -> nn.Module:
+def _module(plan: Plan, source: Source, folder: Path | None) -> nn.Module:
     key = Seeds(plan.seed, b"").key("init")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(key[:8], "big") >> 1)
-        return build(plan.task.model, source.shape, source.classes)
+        return build(plan.task.model, source.shape, source.classes, folder=folder)
 
 
 def _behind_backbone(task: Task) -> Task:

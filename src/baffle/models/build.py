@@ -1,27 +1,37 @@
 """From a plan's [task.model] to a module."""
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
 from baffle.errors import PlanError
 from baffle.models.lenet import lenet
+from baffle.models.mobilenet import freeze_front, mobilenet, pretrained_mobilenet
 from baffle.models.wrn import wrn
-from baffle.plan import WRN, Custom, LeNet, Model, imported
+from baffle.plan import WRN, Custom, LeNet, MobileNet, Model, imported
 
 
-def build(model: Model, shape: tuple[int, ...], classes: int) -> nn.Module:
+def build(model: Model, shape: tuple[int, ...], classes: int, *, folder: Path | None = None) -> nn.Module:
+    """`folder` holds data, and the weights of pretrained models beside them."""
     match model:
         case LeNet():
             return lenet(shape, classes, model.channels, model.head, model.activation, model.norm)
         case WRN():
             return wrn(shape, classes, model.widen, model.activation, model.norm)
+        case MobileNet():
+            if model.weights == "imagenet":
+                made = pretrained_mobilenet(shape, classes, folder)
+            else:
+                made = mobilenet(shape, classes, model.activation, model.norm)
+            return freeze_front(made) if model.trained == "head" else made
         case Custom():
-            made = imported(model.factory)()
-            if not isinstance(made, nn.Module):
+            given = imported(model.factory)()
+            if not isinstance(given, nn.Module):
                 raise PlanError(
-                    f"task.model.factory: {model.factory} must return an nn.Module, got {type(made).__name__}"
+                    f"task.model.factory: {model.factory} must return an nn.Module, got {type(given).__name__}"
                 )
-            return made
+            return given
         case _:
             width = int(torch.Size(shape).numel())
             return nn.Sequential(nn.Flatten(), nn.Linear(width, classes))

@@ -8,6 +8,7 @@ from torch import nn
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "hardswish": nn.Hardswish,
     "relu": nn.ReLU,
+    "relu6": nn.ReLU6,
     "selu": nn.SELU,
     "gelu": nn.GELU,
 }

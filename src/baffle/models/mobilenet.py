@@ -1,0 +1,263 @@
+"""MobileNetV2 of width one: a chain of inverted residual blocks, random or with weights trained on ImageNet.
+
+Published weights come in two forms, and each brings the conventions that it was trained with: TensorFlow's, folded into
+53 convolutions with biases, and torchvision's, where BatchNorm is folded here. Folded weights need no normalisation.
+"""
+
+import pickle
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from baffle.errors import DataError, PlanError
+from baffle.models.lenet import ACTIVATIONS, normalisation
+
+BLOCKS = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
+"""Expansion, channels, number of blocks, stride of the first of them."""
+
+FIRST, FEATURES = 32, 1280
+"""Channels of the first convolution, and of what the classifier sees."""
+
+SMALLEST = 32
+"""Images halve five times on their way."""
+
+EPSILON = 1e-5
+"""What torchvision's BatchNorm adds to a variance."""
+
+GET_IT = (
+    "put mobilenet_v2-*.pth (torchvision's, from download.pytorch.org/models), or an .npz of 53 folded weight/bias "
+    "pairs, into a folder mobilenetv2 and give its parent as --data FOLDER or $BAFFLE_DATA, or set "
+    'task.model.weights = "random"'
+)
+
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, KeyError, RuntimeError, zlib.error),
+    *(zipfile.BadZipFile, pickle.UnpicklingError),
+)
+"""What NumPy and torch raise for files that are not what they should be."""
+
+Pair = tuple[Tensor, Tensor]
+"""A layer's weight and bias."""
+
+
+@dataclass(frozen=True)
+class Convention:
+    """How a network was trained: which pixels it saw for those in [0, 1], and on which sides images are padded."""
+
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    deviation: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    same: bool = False  # as TensorFlow does: as little as needed, on the right and below first
+
+
+TENSORFLOW = Convention(same=True)
+TORCHVISION = Convention((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A file's weights: 52 convolutions in order, and the classifier of ImageNet."""
+
+    convolutions: tuple[Pair, ...]
+    classifier: Pair
+    convention: Convention
+
+
+class Pixels(nn.Module):
+    """Pixels in [0, 1], grey or in colour, as the network saw them."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, convention: Convention) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(convention.mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("deviation", torch.tensor(convention.deviation).view(3, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.deviation  # a single channel is repeated on the way
+
+
+class Same(nn.Module):
+    """The zeros around an image that a convolution of three by three with stride two wants in TensorFlow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = x.shape[-2] % 2, x.shape[-1] % 2
+        return F.pad(x, (columns, 1, rows, 1))
+
+
+class Block(nn.Module):
+    """An inverted residual: widen, convolve each channel by itself, narrow; added to its input where shapes allow."""
+
+    def __init__(
+        self, before: int, after: int, expansion: int, stride: int, activation: str, norm: str, same: bool
+    ) -> None:
+        super().__init__()
+        wide = before * expansion
+        widen = layer(before, wide, 1, 1, norm, activation) if expansion > 1 else []
+        self.branch = nn.Sequential(
+            *widen,
+            *layer(wide, wide, 3, stride, norm, activation, groups=wide, same=same),
+            *layer(wide, after, 1, 1, norm),
+        )
+        self.adds = stride == 1 and before == after
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.branch(x)
+        return x + output if self.adds else output
+
+
+def layer(
+    before: int,
+    after: int,
+    size: int,
+    stride: int,
+    norm: str,
+    activation: str | None = None,
+    *,
+    groups: int = 1,
+    same: bool = False,
+) -> list[nn.Module]:
+    """A convolution that keeps positions, a normalisation if there is one, an activation if there is one."""
+    uneven = same and stride == 2
+    parts: list[nn.Module] = [Same()] if uneven else []
+    parts.append(nn.Conv2d(before, after, size, stride, padding=0 if uneven else size // 2, groups=groups))
+    parts += [normalisation(norm, after)] if norm != "none" else []
+    return [*parts, ACTIVATIONS[activation]()] if activation else parts
+
+
+def mobilenet(
+    shape: tuple[int, ...],
+    classes: int,
+    activation: str = "relu6",
+    norm: str = "none",
+    convention: Convention | None = None,
+) -> nn.Sequential:
+    """Random weights: 2,206,960 of them before the classifier, which has 1,281 for each class."""
+    if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < SMALLEST:
+        raise PlanError(
+            f"task.model: a mobilenet takes images of 1 or 3 channels and {SMALLEST} × {SMALLEST} pixels at least, "
+            f"got samples of shape {shape}"
+        )
+    convention = convention or Convention()
+    width, blocks = FIRST, list[nn.Module]()
+    for expansion, channels, count, stride in BLOCKS:
+        for number in range(count):
+            first = stride if number == 0 else 1
+            blocks.append(Block(width, channels, expansion, first, activation, norm, convention.same))
+            width = channels
+    made = nn.Sequential(
+        Pixels(convention),
+        *layer(3, FIRST, 3, 2, norm, activation, same=convention.same),
+        *blocks,
+        *layer(width, FEATURES, 1, 1, norm, activation),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(FEATURES, classes),
+    )
+    for part in made.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight)
+        elif isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=0.01)
+        if isinstance(part, nn.Conv2d | nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
+    return made
+
+
+def pretrained_mobilenet(shape: tuple[int, ...], classes: int, folder: Path | None) -> nn.Sequential:
+    """The weights of ImageNet before a new classifier, which starts at zero: every class is as likely."""
+    found = read_weights(find_weights(folder))
+    made = mobilenet(shape, classes, convention=found.convention)
+    *_, head = made
+    assert isinstance(head, nn.Linear)
+    nn.init.zeros_(head.weight)
+    with torch.no_grad():
+        for part, (weight, bias) in zip(_convolutions(made), found.convolutions, strict=True):
+            assert part.bias is not None
+            part.weight.copy_(weight)
+            part.bias.copy_(bias)
+    return made
+
+
+def freeze_front(module: nn.Sequential) -> nn.Sequential:
+    """Leave only the last layer to be trained."""
+    module.requires_grad_(False)
+    module[-1].requires_grad_(True)
+    return module
+
+
+def find_weights(folder: Path | None) -> Path:
+    """The file of weights under a data folder."""
+    if folder is None:
+        raise DataError(f"MobileNetV2's weights are not part of BAFFLE: {GET_IT}")
+    for pattern in ("mobilenetv2/*.npz", "mobilenetv2/mobilenet_v2-*.pth", "mobilenet_v2-*.pth"):
+        if found := sorted(folder.glob(pattern)):
+            return found[0]
+    raise DataError(f"no weights of MobileNetV2 in {folder}: {GET_IT}")
+
+
+def read_weights(path: Path) -> Pretrained:
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except UNREADABLE as fault:
+        reason = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
+        raise DataError(f"{path} is damaged or cannot be read ({reason}); download it again") from None
+
+
+@lru_cache(maxsize=1)  # every thread's runtime is made from the same file
+def _read(path: Path, _changed: int) -> Pretrained:
+    if path.suffix == ".npz":
+        pairs, convention = _folded_pairs(path), TENSORFLOW
+    else:
+        pairs, convention = _state_dict_pairs(torch.load(path, map_location="cpu", weights_only=True)), TORCHVISION
+    wanted = [tuple(part.weight.shape) for part in _convolutions(mobilenet((3, SMALLEST, SMALLEST), 1))]
+    *convolutions, (weight, bias) = pairs
+    shapes = [tuple(weight.shape) for weight, _ in convolutions]
+    if shapes != wanted or weight.shape[1:].numel() != FEATURES or any(len(w) != len(b) for w, b in pairs):
+        raise DataError(
+            f"{path} is no MobileNetV2 of width one: expected {len(wanted)} convolutions of its shapes and a "
+            f"classifier of {FEATURES} features, got {len(shapes)} convolutions; {GET_IT}"
+        )
+    if not all(bool(torch.isfinite(part).all()) for pair in pairs for part in pair):
+        raise DataError(f"{path} holds weights that are no finite numbers; download it again")
+    return Pretrained(tuple(convolutions), (weight.flatten(1), bias), convention)
+
+
+def _folded_pairs(path: Path) -> list[Pair]:
+    with path.open("rb") as raw, np.load(raw) as file:
+        names = sorted(name.removesuffix(".weight") for name in file.files if name.endswith(".weight"))
+        return [(torch.from_numpy(file[f"{name}.weight"]), torch.from_numpy(file[f"{name}.bias"])) for name in names]
+
+
+def _state_dict_pairs(state: Mapping[str, Tensor]) -> list[Pair]:
+    """torchvision's layers in order, each BatchNorm folded into the convolution before it."""
+    if not isinstance(state, Mapping):
+        raise ValueError(f"expected a state dict, got {type(state).__name__}")  # noqa: TRY004
+    stems = [name.removesuffix(".weight") for name in state if name.endswith(".weight")]
+    convolutions = [stem for stem in stems if state[f"{stem}.weight"].ndim == 4]
+    norms = [stem for stem in stems if f"{stem}.running_var" in state]
+    if len(convolutions) != len(norms):
+        raise ValueError(f"{len(convolutions)} convolutions but {len(norms)} normalisations")
+    pairs = [_folded(state, *both) for both in zip(convolutions, norms, strict=True)]
+    return [*pairs, (state["classifier.1.weight"], state["classifier.1.bias"])]
+
+
+def _folded(state: Mapping[str, Tensor], convolution: str, norm: str) -> Pair:
+    scale, shift, mean, variance = (
+        state[f"{norm}.{name}"].double() for name in ("weight", "bias", "running_mean", "running_var")
+    )
+    factor = scale / torch.sqrt(variance + EPSILON)
+    weight = state[f"{convolution}.weight"].double() * factor.view(-1, 1, 1, 1)
+    return weight.float(), (shift - mean * factor).float()
+
+
+def _convolutions(module: nn.Module) -> Sequence[nn.Conv2d]:
+    return [part for part in module.modules() if isinstance(part, nn.Conv2d)]

@@ -1,0 +1,298 @@
+"""MobileNetV2: its size, its form, its options, and weights from files of both publishers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from baffle.app.task import load_task
+from baffle.errors import DataError, PlanError
+from baffle.models.build import build
+from baffle.models.mobilenet import (
+    BLOCKS,
+    TENSORFLOW,
+    TORCHVISION,
+    Convention,
+    Pixels,
+    Same,
+    find_weights,
+    mobilenet,
+    pretrained_mobilenet,
+    read_weights,
+)
+from baffle.plan import MobileNet, Plan, parse
+from baffle.runtime.stages import chain_of
+from baffle.runtime.torch_loss import weights_of
+
+SHAPE = (3, 32, 32)
+
+
+def convolutions(module: nn.Module) -> list[nn.Conv2d]:
+    return [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+
+
+def random_pairs(classes: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Weights and biases of all layers, as a file might hold them."""
+    torch.manual_seed(seed)
+    module = mobilenet(SHAPE, classes)
+    layers = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.Linear)]
+    return [(part.weight.detach(), torch.randn(len(part.weight)) * 0.1) for part in layers]
+
+
+def save_npz(folder: Path, pairs: list[tuple[Tensor, Tensor]]) -> Path:
+    arrays: dict[str, Any] = {}
+    for number, (weight, bias) in enumerate(pairs):
+        arrays[f"{number:02}_layer.weight"] = weight.view(*weight.shape, *[1] * (4 - weight.ndim)).numpy()
+        arrays[f"{number:02}_layer.bias"] = bias.numpy()
+    (folder / "mobilenetv2").mkdir(exist_ok=True)
+    path = folder / "mobilenetv2" / "folded.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+class TorchvisionLike(nn.Module):
+    """The network as torchvision writes it down: the names of its state dict, and what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        unit = self.unit
+        features: list[nn.Module] = [unit(3, 32, 3, 2)]
+        width = 32
+        for expansion, channels, count, stride in BLOCKS:
+            for number in range(count):
+                wide = width * expansion
+                parts: list[nn.Module] = [unit(width, wide, 1, 1)] if expansion > 1 else []
+                parts += [unit(wide, wide, 3, 1 if number else stride, wide)]
+                parts += [nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels)]
+                block = nn.Module()
+                block.conv = nn.Sequential(*parts)
+                block.adds = bool(number)  # type: ignore[assignment]
+                features.append(block)
+                width = channels
+        self.features = nn.Sequential(*features, unit(width, 1280, 1, 1))
+        self.classifier = nn.Sequential(nn.Dropout(), nn.Linear(1280, 1000))
+
+    @staticmethod
+    def unit(before: int, after: int, size: int, stride: int, groups: int = 1) -> nn.Sequential:
+        convolution = nn.Conv2d(before, after, size, stride, size // 2, groups=groups, bias=False)
+        return nn.Sequential(convolution, nn.BatchNorm2d(after), nn.ReLU6())
+
+    def seen(self, x: Tensor) -> Tensor:
+        for part in self.features:
+            if isinstance(part, nn.Sequential):
+                x = part(x)
+            else:
+                y = part.conv(x)  # type: ignore[operator]
+                x = x + y if part.adds else y
+        return x.mean((2, 3))
+
+
+def test_with_the_classifier_of_imagenet_it_has_3489097_weights() -> None:
+    assert len(weights_of(mobilenet((3, 224, 224), 1001))) == 3_489_097
+    assert len(convolutions(mobilenet((3, 224, 224), 1001))) == 52
+
+
+@pytest.mark.parametrize("norm", ["none", "group", "batch"])
+@pytest.mark.parametrize("activation", ["relu6", "hardswish"])
+def test_every_option_runs_and_learns_from_every_weight(activation: str, norm: str) -> None:
+    torch.manual_seed(0)
+    model = MobileNet(weights="random", trained="all", activation=activation, norm=norm)  # type: ignore[arg-type]
+    module = build(model, SHAPE, 7)
+    output = module(torch.rand(4, *SHAPE))
+    assert output.shape == (4, 7)
+    (output**2).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+def test_random_weights_keep_a_signal_through_all_layers() -> None:
+    torch.manual_seed(0)
+    features = mobilenet(SHAPE, 7)[:-1](torch.rand(8, *SHAPE))
+    assert 1e-2 < float(features.detach().std(0).mean()) < 10
+
+
+@pytest.mark.parametrize("shape", [(3, 31, 64), (2, 32, 32), (64,), (3, 32)])
+def test_samples_that_are_no_images_or_too_small_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(PlanError, match=r"task\.model: a mobilenet takes images .* 32 × 32 .*got"):
+        build(MobileNet(weights="random"), shape, 7)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (33, 47), (64, 40)])
+@pytest.mark.parametrize("convention", [TENSORFLOW, TORCHVISION])
+def test_any_size_runs_as_a_chain_of_stages(size: tuple[int, int], convention: Convention) -> None:
+    torch.manual_seed(0)
+    module = mobilenet((3, *size), 5, convention=convention).eval()
+    chain = chain_of(module, torch.rand(2, 3, *size))
+    assert chain is not None
+    assert all(stage.separate for stage in chain.stages)
+    assert chain.stages[-1].stop - chain.stages[-1].start == 5 * 1281
+
+
+def test_pixels_reach_the_network_as_its_publisher_scaled_them() -> None:
+    x = torch.rand(2, 3, 4, 4)
+    torch.testing.assert_close(Pixels(TENSORFLOW)(x), x * 255 / 127.5 - 1)
+    means, deviations = torch.tensor(TORCHVISION.mean), torch.tensor(TORCHVISION.deviation)
+    expected = (x - means.view(1, 3, 1, 1)) / deviations.view(1, 3, 1, 1)
+    torch.testing.assert_close(Pixels(TORCHVISION)(x), expected)
+
+
+@pytest.mark.parametrize("convention", [TENSORFLOW, TORCHVISION])
+def test_grey_images_are_seen_as_three_equal_channels(convention: Convention) -> None:
+    grey = torch.rand(2, 1, 5, 5)
+    torch.testing.assert_close(Pixels(convention)(grey), Pixels(convention)(grey.repeat(1, 3, 1, 1)))
+
+
+@pytest.mark.parametrize("size", [(8, 8), (7, 8), (8, 7), (5, 5)])
+def test_padding_is_tensorflows(size: tuple[int, int]) -> None:
+    """Output i of n sees inputs 2i − ⌊p/2⌋ on, where p = 2(⌈n/2⌉ − 1) + 3 − n zeros are added in all."""
+    x, filters = torch.rand(1, 1, *size), torch.rand(1, 1, 3, 3)
+    found = F.conv2d(Same()(x), filters, stride=2)
+    before = [(2 * (-(-n // 2) - 1) + 3 - n) // 2 for n in size]
+    padded = F.pad(x, (before[1], 3, before[0], 3))
+    rows, columns = (-(-n // 2) for n in size)
+    assert found.shape[2:] == (rows, columns)
+    for i in range(rows):
+        for j in range(columns):
+            tile = padded[0, 0, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3]
+            assert float(found[0, 0, i, j]) == pytest.approx(float((tile * filters[0, 0]).sum()), rel=1e-5)
+
+
+def test_a_file_of_folded_pairs_fills_every_convolution(tmp_path: Path) -> None:
+    pairs = random_pairs(1001)
+    save_npz(tmp_path, pairs)
+    module = pretrained_mobilenet(SHAPE, 7, tmp_path)
+    for part, (weight, bias) in zip(convolutions(module), pairs, strict=False):
+        assert torch.equal(part.weight, weight)
+        assert part.bias is not None
+        assert torch.equal(part.bias, bias)
+    assert torch.equal(read_weights(find_weights(tmp_path)).classifier[0], pairs[-1][0])
+    assert isinstance(module[1], Same)
+    assert not module(torch.rand(2, *SHAPE)).any()
+
+
+def test_a_state_dict_of_torchvision_computes_what_it_did_there(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = TorchvisionLike()
+    for part in theirs.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            nn.init.uniform_(part.weight, 0.5, 1.5)
+            nn.init.normal_(part.bias, std=0.3)
+            part.running_mean = torch.randn(part.num_features) * 0.1
+            part.running_var = torch.rand(part.num_features) + 0.2
+    torch.save(theirs.state_dict(), tmp_path / "mobilenet_v2-b0353104.pth")
+    ours, theirs = pretrained_mobilenet((3, 45, 64), 7, tmp_path).eval(), theirs.eval()
+    x = torch.rand(3, 3, 45, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(ours[:-1](x), theirs.seen(Pixels(TORCHVISION)(x)), rtol=1e-3, atol=1e-4)
+
+
+def test_a_new_head_behind_a_frozen_front_is_all_that_is_trained(tmp_path: Path) -> None:
+    save_npz(tmp_path, random_pairs(1001))
+    head = build(MobileNet(), SHAPE, 7, folder=tmp_path)
+    assert len(weights_of(head)) == 7 * 1281
+    whole = build(MobileNet(trained="all"), SHAPE, 7, folder=tmp_path)
+    assert len(weights_of(whole)) == 3_489_097 - 994 * 1281
+
+
+def test_weights_of_imagenet_have_their_own_activation_and_norm() -> None:
+    for setting in ('activation = "relu"', 'norm = "group"'):
+        with pytest.raises(PlanError, match=r'task\.model: .*"relu6".*"none".*weights = "random"'):
+            parse(f'[task.model]\nname = "mobilenet"\n{setting}')
+        parse(f'[task.model]\nname = "mobilenet"\nweights = "random"\n{setting}')
+
+
+@pytest.mark.parametrize("folder", [None, "empty"])
+def test_missing_weights_are_named_with_what_to_download(folder: str | None, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"mobilenet_v2-\*\.pth.*folder mobilenetv2.*BAFFLE_DATA.*random"):
+        pretrained_mobilenet(SHAPE, 7, tmp_path if folder else None)
+
+
+@pytest.mark.parametrize("name", ["folded.npz", "mobilenet_v2-b0353104.pth"])
+@pytest.mark.parametrize("content", ["nothing", "noise", "half"])
+def test_a_damaged_file_is_named(name: str, content: str, tmp_path: Path) -> None:
+    whole = save_npz(tmp_path, random_pairs(1001)).read_bytes()
+    (tmp_path / "mobilenetv2" / "folded.npz").unlink()
+    bytes_of = {"nothing": b"", "noise": np.random.default_rng(0).bytes(5000), "half": whole[: len(whole) // 2]}
+    (tmp_path / "mobilenetv2" / name).write_bytes(bytes_of[content])
+    with pytest.raises(DataError, match=rf"{name} is damaged or cannot be read .*; download it again"):
+        pretrained_mobilenet(SHAPE, 7, tmp_path)
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    path = save_npz(tmp_path, random_pairs(1001))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"folded\.npz is damaged"):
+        pretrained_mobilenet(SHAPE, 7, tmp_path)
+
+
+def test_a_file_that_runs_code_when_it_is_read_is_refused(tmp_path: Path) -> None:
+    torch.save({"features": print}, tmp_path / "mobilenet_v2-b0353104.pth")
+    with pytest.raises(DataError, match=r"mobilenet_v2-b0353104\.pth is damaged or cannot be read"):
+        pretrained_mobilenet(SHAPE, 7, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda pairs: pairs[:-1], "no MobileNetV2 of width one.*got 51 convolutions"),
+        (lambda pairs: [*pairs[1:], pairs[0]], "no MobileNetV2 of width one"),
+        (lambda pairs: [(pairs[0][0] * np.nan, pairs[0][1]), *pairs[1:]], "no finite numbers"),
+        (lambda pairs: [(pairs[0][0], pairs[0][1][:-1]), *pairs[1:]], "no MobileNetV2 of width one"),
+    ],
+    ids=["fewer", "another order", "nan", "short bias"],
+)
+def test_another_networks_weights_are_refused(spoil: Callable[[Any], Any], reason: str, tmp_path: Path) -> None:
+    save_npz(tmp_path, spoil(random_pairs(1001)))
+    with pytest.raises(DataError, match=reason):
+        pretrained_mobilenet(SHAPE, 7, tmp_path)
+
+
+def test_a_replaced_file_is_read_again(tmp_path: Path) -> None:
+    path = save_npz(tmp_path, random_pairs(1001, seed=0))
+    first = read_weights(path)
+    assert read_weights(path) is first
+    save_npz(tmp_path, random_pairs(1001, seed=1))
+    assert not torch.equal(read_weights(path).classifier[0], first.classifier[0])
+
+
+OWN = """
+import numpy as np
+
+from baffle import Dataset, Source
+
+
+def data():
+    random = np.random.default_rng(0)
+    x, y = random.random((80, 1, 32, 32), dtype=np.float32), random.integers(0, 3, 80)
+    x[np.arange(80), 0, y * 8] = 1
+    return Source(Dataset(x[:60], y[:60], lambda x: x), Dataset(x[60:], y[60:], lambda x: x), classes=3)
+"""
+
+
+def test_a_plan_trains_the_head_on_features_that_are_computed_once(
+    tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_small_images.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    save_npz(tmp_path, random_pairs(1001))
+    plan = tiny('task.data="own_small_images:data"', 'task.model={name="mobilenet"}')
+    task = load_task(plan, tmp_path)
+    assert task.head_only
+    assert len(task.initial_weights()) == 3 * 1281
+    assert task.source.train.batch(np.arange(5)).x.shape == (5, 1280)
+    monkeypatch.setenv("BAFFLE_DATA", str(tmp_path))
+    again = load_task(plan)
+    assert again.source.train.batch(np.arange(5)).x.tobytes() == task.source.train.batch(np.arange(5)).x.tobytes()
+
+
+def test_the_published_file_holds_the_published_number_of_weights(data_folder: Path) -> None:
+    if not (data_folder / "mobilenetv2").exists():
+        pytest.skip("needs MobileNetV2's weights in BAFFLE_DATA/mobilenetv2")
+    found = read_weights(find_weights(data_folder))
+    assert sum(part.numel() for pair in (*found.convolutions, found.classifier) for part in pair) == 3_489_097
