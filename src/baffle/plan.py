@@ -113,7 +113,7 @@ class Probe(Section, frozen=True):
     k: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
     sigma: Positive = 1e-3
     scheme: Literal["forward", "central"] = "forward"
-    distribution: Literal["gaussian", "rademacher"] = "gaussian"
+    distribution: Literal["gaussian", "rademacher", "sphere"] = "gaussian"
     micro_batch: OptionalCount = 0
     supports: Literal["dense", "stages", "units"] = "dense"
     layout: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount, Count], ...] = ()

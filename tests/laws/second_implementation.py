@@ -116,6 +116,12 @@ def rademacher(key: bytes, k: int, start: int, stop: int) -> list[int]:
     return [2 * (stream[i // 8 - first] >> i % 8 & 1) - 1 for i in range(start, stop)]
 
 
+def stretch(key: bytes, k: int, n: int) -> float:
+    """On the sphere, how much longer than its integers, in units of 2⁻¹², a direction of n weights is."""
+    square = sum(z * z for z in gaussian(key, k, 0, n))
+    return math.sqrt((n << 24) / square) if square else 1.0
+
+
 DRAW = {"gaussian": gaussian, "rademacher": rademacher}
 
 KEYS: list[tuple[int, bytes, str, tuple[int, ...]]] = [
@@ -136,6 +142,7 @@ KEYS: list[tuple[int, bytes, str, tuple[int, ...]]] = [
 ]
 
 SLICES = [(0, 12), (1, 9), (5, 29), (7, 8), (121, 139), (1000, 1017), (2**40 + 3, 2**40 + 20)]
+SIZES = [1, 2, 17, 1000]
 NUMBERS = [0, 1, 255, 65537, 2**40, 2**64 - 1]
 
 
@@ -171,6 +178,11 @@ def vectors() -> dict[str, list[dict[str, Any]]]:
             for name, draw in DRAW.items()
             for i, k in enumerate(NUMBERS)
             for j, (start, stop) in enumerate(SLICES)
+        ],
+        "stretches": [
+            {"key": keys[i % 4].hex(), "k": str(k), "n": n, "stretch": stretch(keys[i % 4], k, n).hex()}
+            for i, k in enumerate(NUMBERS)
+            for n in SIZES
         ],
     }
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baffle.core.directions import DISTRIBUTIONS, Directions, gaussian_table
+from baffle.core.directions import DISTRIBUTIONS, SPHERE, Directions, gaussian_table
 from baffle.core.seeds import OF_THE_TRAJECTORY, Purpose, Seeds, keystream
 
 HERE = Path(__file__).parent
@@ -36,7 +36,7 @@ def draw_first(key: bytes, distribution: str, k: int, start: int, stop: int) -> 
 
 
 def draw_second(key: bytes, distribution: str, k: int, start: int, stop: int) -> list[int]:
-    numbers: list[int] = second.DRAW[distribution](key, k, start, stop)
+    numbers: list[int] = second.DRAW["gaussian" if distribution == "sphere" else distribution](key, k, start, stop)
     return numbers
 
 
@@ -97,6 +97,13 @@ def test_directions_are_the_published_ones(draw: Draw) -> None:
     for vector in VECTORS["directions"]:
         place = int(vector["k"]), int(vector["start"]), int(vector["stop"])
         assert draw(bytes.fromhex(vector["key"]), vector["distribution"], *place) == vector["z"], vector
+
+
+def test_stretches_onto_the_sphere_are_the_published_ones_to_the_last_bit() -> None:
+    for vector in VECTORS["stretches"]:
+        key, k, n = bytes.fromhex(vector["key"]), int(vector["k"]), int(vector["n"])
+        (found,) = Directions(key, SPHERE).stretch([k], n)
+        assert float(found).hex() == second.stretch(key, k, n).hex() == vector["stretch"]
 
 
 @settings(deadline=None, max_examples=100)

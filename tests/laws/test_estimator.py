@@ -30,6 +30,12 @@ def directions_of(number: int, distribution: Distribution = GAUSSIAN) -> Directi
     return Directions(SEEDS.key("directions", number, 0), distribution)
 
 
+def moved_along(directions: Directions, k: int, n: int) -> F64:
+    """What a probe moves along: K directions over n weights, stretched where they are."""
+    rows = directions.draw(range(k), 0, n).astype(np.float64) * directions.distribution.unit
+    return rows * directions.stretch(range(k), n)[:, None]
+
+
 def double(values: object) -> F32:
     """Weights in float64: the probe keeps their type, which takes rounding out of what is measured."""
     return cast(F32, np.array(values, dtype=np.float64))
@@ -135,7 +141,7 @@ def test_the_error_of_a_scalar_falls_with_sigma_by_the_schemes_order(
     scheme: Scheme, order: int, distribution: Distribution
 ) -> None:
     n, k, directions = len(WAVES), 60, directions_of(0, distribution)
-    exact = directions.draw(range(k), 0, n) * distribution.unit @ (-WAVES * np.sin(WAVES * WAVE_POINT))
+    exact = moved_along(directions, k, n) @ (-WAVES * np.sin(WAVES * WAVE_POINT)) * directions.stretch(range(k), n)
     sigmas = [2.0**-e for e in range(6, 12)]
     errors = [
         float(np.sqrt(np.mean((scheme(waves, double(WAVE_POINT), directions, dense(n, k), s).scalars - exact) ** 2)))
@@ -177,8 +183,9 @@ def test_in_a_deep_linear_network_central_differences_are_the_linear_form_for_ev
 ) -> None:
     net, directions = DeepLinear(), directions_of(1, distribution)
     probed = central_difference(net.loss, net.weights, directions, dense(net.n, 30), sigma)
-    rows = directions.draw(range(30), 0, net.n) * distribution.unit
-    assert probed.scalars == pytest.approx([net.parts_along(z)[0] for z in rows], abs=1e-10)
+    stretch = directions.stretch(range(30), net.n)
+    linear = np.array([net.parts_along(z)[0] for z in moved_along(directions, 30, net.n)])
+    assert probed.scalars == pytest.approx(linear * stretch, abs=2e-6 if distribution.on_sphere else 1e-10)
 
 
 @BOTH_DISTRIBUTIONS
@@ -188,8 +195,11 @@ def test_in_a_deep_linear_network_forward_differences_add_sigma_times_the_layers
 ) -> None:
     net, directions = DeepLinear(), directions_of(1, distribution)
     probed = forward_difference(net.loss, net.weights, directions, dense(net.n, 30), sigma)
-    parts = [net.parts_along(z) for z in directions.draw(range(30), 0, net.n) * distribution.unit]
-    assert probed.scalars == pytest.approx([linear + sigma * product for linear, product in parts], abs=1e-10)
+    stretch = directions.stretch(range(30), net.n)
+    parts = np.array([net.parts_along(z) for z in moved_along(directions, 30, net.n)]) * stretch[:, None]
+    # A stretched step is rounded to float32, as every step is; the others are powers of two.
+    near = 2e-6 * max(1.0, sigma) if distribution.on_sphere else 1e-10
+    assert probed.scalars == pytest.approx(parts @ [1, sigma], abs=near)
 
 
 @BOTH_DISTRIBUTIONS
@@ -291,10 +301,11 @@ def test_scalars_do_not_depend_on_the_order_in_which_directions_are_drawn(distri
 
     found: F64 = np.empty(k)
     directions = directions_of(0, distribution)
+    stretch = directions.stretch(range(k), 33)
     for number in np.random.default_rng(0).permutation(k).tolist():
         (z,) = directions.draw(range(number, number + 1), 0, 33)
-        moved = z.astype(np.float32) * np.float32(sigma * distribution.unit) + weights
-        found[number] = (loss(moved) - loss(weights)) / sigma
+        moved = z.astype(np.float32) * np.float32(sigma * distribution.unit * stretch[number]) + weights
+        found[number] = (loss(moved) - loss(weights)) / sigma * stretch[number]
     probed = forward_difference(loss, weights, directions, dense(33, k), sigma)
     assert probed.scalars.tobytes() == found.tobytes()
 

@@ -181,7 +181,8 @@ def full_forwards(
     losses = np.empty(len(supports))
     for k, support in enumerate(supports):
         moved = weights.astype(np.float64)
-        z = directions.draw(range(k, k + 1), 0, support.size)[0] * directions.distribution.unit
+        (z,) = directions.draw([k], 0, support.size) * directions.distribution.unit
+        z *= directions.stretch([k], support.size)
         for touched, here in support.parts():
             moved[touched] += step * z[here]
         losses[k] = loss(moved)

@@ -151,7 +151,7 @@ def _memory(task: Task, course: Trajectory) -> int:
     replica = course.rule.start(np.zeros(n, np.float32)).vectors() if plan.run.downlink == "scalars" else ()
     copies = 4 * n * 2 + sum(vector.nbytes for vector in replica)
     rows = max(1, min(NUMBERS_AT_ONCE // n, plan.probe.k))
-    drawn = rows * n * (2 if plan.probe.distribution == "gaussian" else 1) if probing else 4 * n
+    drawn = rows * n * (1 if plan.probe.distribution == "rademacher" else 2) if probing else 4 * n
     layers = _layer_bytes(task)
     return copies + drawn + (max(layers) if probing else sum(layers))
 

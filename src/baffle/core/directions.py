@@ -3,18 +3,23 @@
 A direction is an integer vector z_k, a pure function of a key, its number k and its support: the part of the weights
 that it touches. Number i of stream k belongs to weight i of the support, so any direction, or any slice of one, can be
 drawn alone. The paper's δ_k (eq. 4) is σ · unit · z_k.
+
+Directions on the sphere of radius √n, as FedZO has them, are Gaussian ones stretched to that length: u_k is
+s_k · unit · z_k with s_k = √n / ‖unit · z_k‖. A client moves along u_k and sends (u_k · ∇L) · s_k, so that whoever
+rebuilds multiplies integers z_k by integer totals as ever: Σ (u_k · ∇L) · u_k comes out, without a norm.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from math import sqrt
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from baffle.core.arrays import I64, U8, Integers
+from baffle.core.arrays import F64, I64, U8, Integers
 from baffle.core.seeds import BLOCK, Scratch, keystream
 
 NUMBERS_AT_ONCE = 1 << 17
@@ -57,6 +62,7 @@ class Distribution:
     unit_bits: int  # an integer counts units of 2^-unit_bits
     bound: int  # the largest absolute value
     decode: Callable[[U8, Scratch], Integers]
+    on_sphere: bool = False  # directions are stretched to the length √n
 
     @property
     def unit(self) -> float:
@@ -99,7 +105,8 @@ def _look_up(table: NDArray[Any], codes: NDArray[Any], scratch: Scratch) -> NDAr
 
 GAUSSIAN = Distribution("gaussian", bits=16, unit_bits=12, bound=17715, decode=_gaussian)
 RADEMACHER = Distribution("rademacher", bits=1, unit_bits=0, bound=1, decode=_rademacher)
-DISTRIBUTIONS = {d.name: d for d in (GAUSSIAN, RADEMACHER)}
+SPHERE = replace(GAUSSIAN, name="sphere", on_sphere=True)
+DISTRIBUTIONS = {d.name: d for d in (GAUSSIAN, RADEMACHER, SPHERE)}
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,22 @@ class Directions:
         stream = keystream(self.key, numbers, first, -(-stop // per_block) - first, scratch)
         skip = start - first * per_block
         return self.distribution.decode(stream, scratch)[:, skip : skip + stop - start]
+
+    def stretch(self, numbers: Sequence[int], size: int) -> F64:
+        """s_k for directions of so many weights: how much longer than z_k, in its units, each of them is."""
+        if not self.distribution.on_sphere:
+            return np.ones(len(numbers))
+        return np.array([_stretch(self, number, size) for number in numbers])
+
+
+@lru_cache(maxsize=1 << 14)  # a probe asks twice, and clients that share a key ask for the same
+def _stretch(directions: Directions, number: int, size: int) -> float:
+    """√n / ‖unit · z‖ from an exact sum of squares, so the same everywhere. A direction of zeros stays as it is."""
+    square = 0
+    for start in range(0, size, NUMBERS_AT_ONCE):
+        (z,) = directions.draw([number], start, min(start + NUMBERS_AT_ONCE, size)).astype(np.float64)
+        square += int(z @ z)  # below 2⁵³, where float64 counts every integer
+    return sqrt((size << 2 * directions.distribution.unit_bits) / square) if square else 1.0
 
 
 def dense(n: int, k: int) -> tuple[Support, ...]:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from baffle.core.arrays import F32, F64
-from baffle.core.directions import Directions, Support, blocks
+from baffle.core.directions import Directions, Support, blocks, grouped
 from baffle.errors import NotFiniteError
 
 Loss = Callable[[F32], float]
@@ -22,14 +22,14 @@ class Landscape(Protocol):
     def __call__(self, weights: F32) -> float: ...
 
     def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
-        """L(W + step · unit · z_k) for every k."""
+        """L(W + step · s_k · unit · z_k) for every k, where s_k is the direction's stretch."""
         ...
 
 
 class Probed(NamedTuple):
     """What a client found out about its loss at one point."""
 
-    scalars: F64  # D_k ≈ z_k · ∇L, independent of σ
+    scalars: F64  # D_k ≈ s_k² · z_k · ∇L with the stretch s_k (1 but on the sphere), independent of σ
     base: float  # the loss itself
     forwards: int
 
@@ -43,7 +43,7 @@ def forward_difference(
     """D_k = (L(W + σz_k) − L(W)) / σ with K + 1 forwards (eq. 1). With twice the K it is the paper's twice-FD."""
     base = _finite(loss(weights))
     moved = _losses_along(loss, weights, directions, supports, sigma)
-    return Probed((moved - base) / sigma, base, len(supports) + 1)
+    return Probed((moved - base) / sigma * _stretches(directions, supports), base, len(supports) + 1)
 
 
 def central_difference(
@@ -53,10 +53,18 @@ def central_difference(
     ahead = _losses_along(loss, weights, directions, supports, sigma)
     behind = _losses_along(loss, weights, directions, supports, -sigma)
     base = float(np.mean(ahead) + np.mean(behind)) / 2
-    return Probed((ahead - behind) / (2 * sigma), base, 2 * len(supports))
+    return Probed((ahead - behind) / (2 * sigma) * _stretches(directions, supports), base, 2 * len(supports))
 
 
 SCHEMES: Mapping[str, Scheme] = {"forward": forward_difference, "central": central_difference}
+
+
+def _stretches(directions: Directions, supports: Sequence[Support]) -> F64:
+    """s_k for every k: once in the probe's step and once here, because z_k, not s_k · z_k, is multiplied by D_k."""
+    found = np.empty(len(supports))
+    for support, numbers in grouped(supports).items():
+        found[numbers] = directions.stretch(numbers, support.size)
+    return found
 
 
 def _losses_along(loss: Loss, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
@@ -68,7 +76,7 @@ def _losses_along(loss: Loss, weights: F32, directions: Directions, supports: Se
 
 
 def forward_each(loss: Loss, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
-    """L(W + step · unit · z_k) for every k, from a scratch copy of the weights."""
+    """L(W + step · s_k · unit · z_k) for every k, from a scratch copy of the weights."""
     losses = np.empty(len(supports))
     scratch = weights.copy()
     for k in moves(scratch, weights, directions, supports, step):
@@ -79,11 +87,11 @@ def forward_each(loss: Loss, weights: F32, directions: Directions, supports: Seq
 def moves(
     scratch: F32, weights: F32, directions: Directions, supports: Sequence[Support], step: float
 ) -> Iterator[int]:
-    """For every k in turn, write W + step · unit · z_k into `scratch`, which holds exactly W before and afterwards."""
-    scale = np.float32(step * directions.distribution.unit)
+    """For every k in turn, write W + step · s_k · unit · z_k into `scratch`, which holds exactly W before and after."""
     for numbers, support in blocks(supports):
         parts = support.parts()
-        for k, z in zip(numbers, directions.draw(numbers, 0, support.size), strict=True):
+        scales = (step * directions.distribution.unit * directions.stretch(numbers, support.size)).astype(np.float32)
+        for k, z, scale in zip(numbers, directions.draw(numbers, 0, support.size), scales, strict=True):
             for touched, here in parts:
                 np.multiply(z[here], scale, out=scratch[touched], dtype=scratch.dtype)
                 scratch[touched] += weights[touched]

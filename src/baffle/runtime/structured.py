@@ -61,7 +61,7 @@ class Structured:
 
     @torch.inference_mode()
     def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
-        """L(W + step · unit · z_k) for every k, in any order of supports."""
+        """L(W + step · s_k · unit · z_k) for every k, in any order of supports."""
         teams, rest = self._split(supports)
         if not teams and all(self.chain.first_stage(support) == self._first for support in rest):
             way = self._plain.along if isinstance(self._plain, Landscape) else partial(forward_each, self._plain)
@@ -130,7 +130,7 @@ class Structured:
         at_once = max(1, NUMBERS_AT_ONCE // max(1, support.size))
         for start in range(0, len(numbers), at_once):
             some = numbers[start : start + at_once]
-            rows = torch.from_numpy(directions.draw(some, 0, support.size)).to(self._scratch).mul_(scale)
+            rows = self._drawn(directions, some, support.size).mul_(scale)
             for k, row in zip(some, rows, strict=True):
                 for touched, number in parts:
                     torch.add(here[touched], row[number], out=self._scratch[touched])
@@ -138,6 +138,13 @@ class Structured:
                 totals[k] += self._sums(output.double().unsqueeze(1), kept.piece[1]).item()
         for touched, _ in parts:
             self._scratch[touched] = here[touched]
+
+    def _drawn(self, directions: Directions, numbers: Sequence[int], size: int) -> Tensor:
+        """Directions in their units, stretched, a row each."""
+        rows = torch.from_numpy(directions.draw(numbers, 0, size)).to(self._scratch)
+        if directions.distribution.on_sphere:
+            rows *= torch.from_numpy(directions.stretch(numbers, size)).to(rows)[:, None]
+        return rows
 
     def _run(self, numbers: range, x: Tensor, *, ours: bool = True) -> Tensor:
         """Stages one after the other. What is not ours must not be overwritten."""
@@ -169,7 +176,7 @@ class Structured:
         at_once = max(1, min(OUTPUTS_AT_ONCE // outputs_each, 8 * NUMBERS_AT_ONCE // team.size))
         for start in range(0, len(team.numbers), at_once):
             numbers = team.numbers[start : start + at_once]
-            z = torch.from_numpy(directions.draw(numbers, 0, team.size)).to(self._scratch)
+            z = self._drawn(directions, numbers, team.size)
             some = team._replace(numbers=numbers, ranges=team.ranges[start : start + at_once])
             moved = Moved(self.chain, kept, some, z, scale, self._run, self._space)
             totals[numbers] += self._sums(moved.outputs(), kept.piece[1]).cpu().numpy()

@@ -141,7 +141,7 @@ class BatchLoss:
         return self._runtime.mean_loss(self._pieces)
 
     def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
-        """L(W + step · unit · z_k) for every k."""
+        """L(W + step · s_k · unit · z_k) for every k."""
         scratch = self._runtime.own_weights(weights)
         if scratch is None:
             return forward_each(self, weights, directions, supports, step)
