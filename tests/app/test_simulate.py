@@ -22,6 +22,7 @@ from baffle.journal.replay import verify
 from baffle.journal.store import Journal
 from baffle.plan import Plan, load
 
+FIXED = "probe.micro_batch=64"  # otherwise it is measured, and two runs need not agree on it
 VARIANTS: dict[str, list[str]] = {
     "forward": [],
     "central": ["probe.scheme=central"],
@@ -34,13 +35,13 @@ VARIANTS: dict[str, list[str]] = {
     "tiers": ["federation.tiers=[{k=2, share=0.34}, {k=1, share=0.33}]"],
     "few": ["federation.clients=10", "federation.participation=0.3"],
     "one client": ["federation.clients=1"],
-    "full batch": ["federation.batch=0"],
-    "epoch": ['federation.level="epoch"', "rounds=3", "federation.batch=100"],
-    "epoch central": ['federation.level="epoch"', "probe.scheme=central", "rounds=2", "federation.batch=100"],
-    "epoch in one step": ['federation.level="epoch"', "federation.batch=0", "federation.epochs=2"],
+    "full batch": ["federation.batch=0", FIXED],
+    "epoch": ['federation.level="epoch"', "rounds=3", "federation.batch=100", FIXED],
+    "epoch central": ['federation.level="epoch"', "probe.scheme=central", "rounds=2", "federation.batch=100", FIXED],
+    "epoch in one step": ['federation.level="epoch"', "federation.batch=0", FIXED, "federation.epochs=2"],
     "backprop": ['estimator="backprop"'],
     "backprop epoch": ['estimator="backprop"', 'federation.level="epoch"', "rounds=3"],
-    "backprop in one step": ['estimator="backprop"', 'federation.level="epoch"', "federation.batch=0"],
+    "backprop in one step": ['estimator="backprop"', 'federation.level="epoch"', "federation.batch=0", FIXED],
     "lenet": ['task.model={name="lenet", channels=[2, 3], norm="group", activation="relu"}'],
     "batch norm": ['task.model={name="lenet", channels=[2, 3], norm="batch"}'],
 }
