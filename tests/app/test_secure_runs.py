@@ -37,7 +37,7 @@ from baffle.trajectory import Trajectory, trajectory
 Cli = Callable[..., CompletedProcess[str]]
 MakePlan = Callable[..., Plan]
 
-EPOCH = ['federation.level="epoch"', "rounds=3", "federation.batch=100"]
+EPOCH = ['federation.level="epoch"', "rounds=3", "federation.batch=100", "probe.micro_batch=64"]
 BACKPROP = ['estimator="backprop"']
 VARIANTS: dict[str, list[str]] = {
     "forward": [],
