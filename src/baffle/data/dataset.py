@@ -1,0 +1,63 @@
+"""A data set: samples as they are stored, what a model sees of them, and whose they are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baffle.core.arrays import F32, I64
+from baffle.core.ports import Batch
+from baffle.errors import DataError
+
+Prepare = Callable[[NDArray[Any]], F32]
+"""Stored samples → model input."""
+
+Augment = Callable[[NDArray[Any], bytes], NDArray[Any]]
+"""Stored samples → as many that look a little different, as a key determines."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples as they are stored, their labels, and how a batch of them becomes model input.
+
+    Where it is known, each sample has a domain (an index into the names that its `Source` gives) or a writer.
+    """
+
+    samples: NDArray[Any]
+    labels: I64
+    prepare: Prepare
+    augment: Augment | None = None
+    domain_of: I64 | None = None
+    writer_of: I64 | None = None
+
+    def __post_init__(self) -> None:
+        for name, groups in (("domain_of", self.domain_of), ("writer_of", self.writer_of)):
+            if groups is not None and len(groups) != len(self):
+                raise DataError(f"a data set of {len(self)} samples needs as many in {name}, got {len(groups)}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: I64, key: bytes | None = None) -> Batch:
+        """Some samples; with a key, as that key augments them, where the set knows how to."""
+        samples = self.samples[indices]
+        if key is not None and self.augment:
+            samples = self.augment(samples, key)
+        return Batch(self.prepare(samples), self.labels[indices])
+
+
+@dataclass(frozen=True)
+class Source:
+    """A training and a test set of one kind, and the names of their domains where they have some."""
+
+    train: Dataset
+    test: Dataset
+    classes: int
+    domains: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample as a model sees it."""
+        return self.train.batch(np.zeros(1, np.int64)).x.shape[1:]

@@ -1,0 +1,132 @@
+"""Files of data sets: where they lie, and how they are read by someone who does not trust them.
+
+Nothing is ever unpacked to disk, nothing in a file is executed, and no file makes this process allocate more than it
+declares and a limit allows.
+"""
+
+import gzip
+import io
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baffle.core.arrays import I64
+from baffle.errors import DataError
+
+Found = TypeVar("Found")
+
+LARGEST = 2**32
+"""Bytes that a file, or all of an archive, may unpack to. No published set that is read here comes near."""
+
+LARGEST_MEMBER = 2**28
+"""Bytes that one member of an archive may unpack to."""
+
+DAMAGE = (OSError, EOFError, zlib.error)
+"""What reading a damaged file raises, zipped or not."""
+
+
+def find(
+    title: str, folder: Path | None, below: str, get_it: str, look: Callable[[Path], Found | None]
+) -> tuple[Path, Found]:
+    """The folder of a data set, `folder/below` or `folder` itself, and what `look` finds there."""
+    get_it = f"{get_it} into a folder {below} and give its parent"
+    if folder is None:
+        raise DataError(f"{title} is not part of BAFFLE: {get_it} as --data FOLDER or $BAFFLE_DATA")
+    for where in (folder / below, folder):
+        found = look(where)
+        if found is not None:
+            return where, found
+    raise DataError(f"no {title} in {folder}: {get_it}")
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """A file for reading, gzipped or not."""
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def with_or_without_gz(path: Path) -> Path:
+    return path if path.exists() else path.with_name(f"{path.name}.gz")
+
+
+def damaged(path: Path | str, fault: object) -> DataError:
+    return DataError(f"{path} is damaged or cannot be read ({fault}); download it again")
+
+
+def read_whole(path: Path, size: int) -> bytes:
+    """A file that must have so many bytes."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(size + 1)
+    except OSError as fault:
+        raise damaged(path, fault) from None
+    if len(raw) != size:
+        got = "more" if len(raw) > size else str(len(raw))
+        raise DataError(f"{path} is truncated or damaged: expected {size} bytes, got {got}; download it again")
+    return raw
+
+
+def within(labels: NDArray[Any], classes: int, path: Path | str) -> I64:
+    """Labels, once it is sure that each of them names a class."""
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if len(wrong):
+        raise DataError(f"{path} holds the label {wrong[0]}, expected 0 to {classes - 1}; download it again")
+    return labels.astype(np.int64)
+
+
+def open_zip(path: Path) -> zipfile.ZipFile:
+    """An archive whose names stay inside it and whose members declare sizes that can be meant."""
+    try:
+        archive = zipfile.ZipFile(path)
+    except (*DAMAGE, zipfile.BadZipFile, ValueError, NotImplementedError) as fault:
+        raise damaged(path, fault) from None
+    members = archive.infolist()
+    for member in members:
+        # The archive's own spelling: zipfile turns other separators into "/" and cuts names at a NUL.
+        name = PurePosixPath(member.orig_filename.replace("\\", "/"))
+        if name.is_absolute() or ".." in name.parts or ":" in name.parts[:1] or "\0" in member.orig_filename:
+            raise DataError(f"{path} holds a member that reaches outside it, {member.orig_filename!r}; do not use it")
+        if member.file_size > LARGEST_MEMBER:
+            raise _too_large(f"{path}: {member.filename}", member.file_size, LARGEST_MEMBER)
+    total = sum(member.file_size for member in members)
+    if total > LARGEST:
+        raise _too_large(path, total, LARGEST)
+    return archive
+
+
+def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """One member; zipfile itself stops at the size that it declares and checks its sum."""
+    try:
+        return archive.read(name)
+    except KeyError:
+        raise DataError(f"{archive.filename} holds no {name}; is it another data set?") from None
+    except (*DAMAGE, zipfile.BadZipFile, ValueError, RuntimeError) as fault:  # RuntimeError: encrypted, or unknown
+        raise damaged(f"{archive.filename}: {name}", fault) from None
+
+
+def read_npz(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> dict[str, NDArray[Any]]:
+    """Arrays of unsigned bytes from an npz file, each of a given shape (None: any size but 0)."""
+    found = dict[str, NDArray[Any]]()
+    with open_zip(path) as archive:
+        for name, shape in shapes.items():
+            raw = io.BytesIO(read_member(archive, f"{name}.npy"))
+            try:
+                array = np.lib.format.read_array(raw, allow_pickle=False)
+            except Exception as fault:  # a hostile header can raise anything that parsing can
+                raise damaged(f"{path}: {name}", fault) from None
+            fits = array.ndim == len(shape) and all(
+                size > 0 if wanted is None else size == wanted for size, wanted in zip(array.shape, shape, strict=True)
+            )
+            if array.dtype != np.uint8 or not fits:
+                wanted = " × ".join("n" if size is None else str(size) for size in shape)
+                raise DataError(f"{path}: {name}: expected {wanted} bytes, got {array.dtype} of shape {array.shape}")
+            found[name] = array
+    return found
+
+
+def _too_large(what: object, size: int, limit: int) -> DataError:
+    return DataError(f"{what} would unpack to {size:,} bytes, and {limit:,} is the most that is read; do not use it")

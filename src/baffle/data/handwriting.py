@@ -1,0 +1,92 @@
+"""Handwritten digits: scikit-learn's, MNIST (with QMNIST's writers), USPS."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baffle.core.arrays import F32, I64
+from baffle.core.seeds import permutation
+from baffle.data.dataset import Dataset, Source
+from baffle.data.files import find, read_npz, with_or_without_gz, within
+from baffle.data.idx import read_idx
+from baffle.data.pixels import enlarged
+from baffle.errors import DataError
+
+WRITER = 2
+"""The column of QMNIST's labels that numbers the person who wrote the digit. Column 0 is the digit."""
+
+
+def digits(_folder: Path | None = None) -> Source:
+    """scikit-learn's 1,797 images of 8×8 pixels; a fixed random fifth is held out."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError("the digits come with scikit-learn: pip install 'baffle[demo]'") from None
+    bunch = load_digits()
+    images, labels = bunch.images.astype(np.uint8), bunch.target.astype(np.int64)
+    order = permutation(bytes(32), len(labels))
+    held_out, rest = np.split(order, [len(order) // 5])
+
+    def prepare(samples: NDArray[Any]) -> F32:
+        pixels: F32 = samples[:, None].astype(np.float32) / np.float32(16)
+        return (pixels - np.float32(0.305)) / np.float32(0.376)
+
+    return Source(
+        Dataset(images[rest], labels[rest], prepare), Dataset(images[held_out], labels[held_out], prepare), classes=10
+    )
+
+
+def mnist(folder: Path | None) -> Source:
+    """MNIST from its publisher's idx files, resized to 32×32 and scaled by its usual mean and deviation.
+
+    Where QMNIST's label files lie beside them, or in a folder qmnist there, samples know their writers.
+    """
+    files = "{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"
+    get_it = f"put {files} (4 files, from yann.lecun.com/exdb/mnist or a mirror)"
+    where, _ = find("MNIST", folder, "mnist", get_it, lambda place: _holds_mnist(place) or None)
+    prepare = enlarged(28, 32, 0.1307, 0.3081)
+
+    def part(stem: str, stem_of_writers: str) -> Dataset:
+        images = read_idx(with_or_without_gz(where / f"{stem}-images-idx3-ubyte"), (28, 28))
+        labels_path = with_or_without_gz(where / f"{stem}-labels-idx1-ubyte")
+        labels = within(read_idx(labels_path, ()), 10, labels_path)
+        if len(images) != len(labels):
+            raise DataError(f"{where}: {len(images)} {stem} images but {len(labels)} labels; download both files again")
+        return Dataset(images, labels, prepare, writer_of=_writers(where, stem_of_writers, labels))
+
+    return Source(part("train", "qmnist-train"), part("t10k", "qmnist-test"), classes=10)
+
+
+def usps(folder: Path | None) -> Source:
+    """USPS from an npz file, resized from 16×16 to 32×32 and scaled by its mean and deviation."""
+    get_it = "put usps.npz (uint8 arrays x_train n×16×16, y_train, x_test, y_test)"
+    _, path = find("USPS", folder, "usps", get_it, lambda place: next(iter(sorted(place.glob("usps*.npz"))), None))
+    square, line = (None, 16, 16), (None,)
+    found = read_npz(path, {"x_train": square, "y_train": line, "x_test": square, "y_test": line})
+    prepare = enlarged(16, 32, 0.2545, 0.3846)
+
+    def part(name: str) -> Dataset:
+        images, labels = found[f"x_{name}"], within(found[f"y_{name}"], 10, path)
+        if len(images) != len(labels):
+            raise DataError(f"{path}: {len(images)} {name} images but {len(labels)} labels; download it again")
+        return Dataset(images, labels, prepare)
+
+    return Source(part("train"), part("test"), classes=10)
+
+
+def _holds_mnist(where: Path) -> bool:
+    return any(with_or_without_gz(where / f"{stem}-images-idx3-ubyte").exists() for stem in ("train", "t10k"))
+
+
+def _writers(where: Path, stem: str, labels: I64) -> I64 | None:
+    """Who wrote each digit, from QMNIST's labels; these must be of the same digits in the same order."""
+    places = (with_or_without_gz(place / f"{stem}-labels-idx2-int") for place in (where, where / "qmnist"))
+    path = next((place for place in places if place.exists()), None)
+    if path is None:
+        return None
+    rows = read_idx(path, (8,), "ints")[: len(labels)].astype(np.int64)
+    if len(rows) < len(labels) or (rows[:, 0] != labels).any():
+        raise DataError(f"{path} does not belong to the MNIST files in {where}: its digits are others; get both again")
+    return rows[:, WRITER]
