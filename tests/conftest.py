@@ -40,7 +40,7 @@ def _one_torch_thread() -> None:
 def data_folder() -> Path:
     """The folder of real data sets; without one, the test is skipped."""
     if not os.environ.get("BAFFLE_DATA"):
-        pytest.skip("needs real data: set BAFFLE_DATA to a folder that holds mnist/")
+        pytest.skip("needs real data: set BAFFLE_DATA to a folder that holds it")
     return Path(os.environ["BAFFLE_DATA"])
 
 

@@ -3,6 +3,7 @@
 import gzip
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from baffle.core.arrays import U8
-from baffle.data.handwriting import digits, mnist
+from baffle.data.handwriting import digits, mnist, usps
 from baffle.data.idx import read_idx
 from baffle.data.sources import SOURCES, Source, load
 from baffle.errors import DataError, PlanError
@@ -206,10 +207,99 @@ def test_real_mnist(data_folder: Path) -> None:
     assert abs(batch.x.std() - 1) < 0.1
 
 
+def _qmnist(labels: U8, writers: list[int]) -> bytes:
+    """QMNIST's labels: eight numbers a digit, of which the first is the digit and the third its writer."""
+    rows = np.zeros((len(writers), 8), ">i4")
+    rows[:, 0], rows[:, 2] = labels, writers
+    sizes = b"".join(size.to_bytes(4, "big") for size in rows.shape)
+    return gzip.compress(bytes([0, 0, 12, 2]) + sizes + rows.tobytes())
+
+
+WRITERS = [7, 7, 3, 2599, 7, 3, 0, 0, 0, 7, 3, 3]
+
+
+@pytest.mark.parametrize("below", ["mnist", "mnist/qmnist"])
+def test_the_writers_of_mnist_are_known_where_qmnist_lies_beside_it(small_mnist: Path, below: str) -> None:
+    plain = load("mnist", small_mnist)
+    assert plain.train.writer_of is None
+    (small_mnist / below).mkdir(exist_ok=True)
+    labels = plain.train.labels.astype(np.uint8)
+    (small_mnist / below / "qmnist-train-labels-idx2-int.gz").write_bytes(_qmnist(labels, WRITERS))
+    longer = np.concatenate([plain.test.labels, [1, 2]]).astype(np.uint8)
+    (small_mnist / below / "qmnist-test-labels-idx2-int.gz").write_bytes(_qmnist(longer, [5, 6, 5, 6, 5, 9, 9]))
+    source = load("mnist", small_mnist)
+    np.testing.assert_array_equal(source.train.writer_of, WRITERS)
+    np.testing.assert_array_equal(source.test.writer_of, [5, 6, 5, 6, 5])
+
+
+def test_writers_of_other_digits_are_refused(small_mnist: Path) -> None:
+    labels = load("mnist", small_mnist).train.labels.astype(np.uint8)
+    path = small_mnist / "mnist" / "qmnist-train-labels-idx2-int.gz"
+    other = labels.copy()
+    other[3] = (other[3] + 1) % 10
+    for content in (_qmnist(other, WRITERS), _qmnist(labels[:-1], WRITERS[:-1])):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"qmnist-train-labels-idx2-int\.gz does not belong to the MNIST files"):
+            load("mnist", small_mnist)
+    path.write_bytes(_qmnist(labels, WRITERS)[:-5])
+    with pytest.raises(DataError, match=r"qmnist-train-labels-idx2-int\.gz is damaged"):
+        load("mnist", small_mnist)
+
+
+def test_an_idx_file_that_declares_too_much_is_refused_without_reading_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes.fromhex("00000803 ffffffff 00000003 00000004"))
+    with pytest.raises(DataError, match="expected 51539607556 bytes for 4294967295 items, got 16"):
+        read_idx(tmp_path / "file", (3, 4))
+
+
+def _write_usps(path: Path, **changes: U8) -> None:
+    random = np.random.default_rng(0)
+    arrays = {"x_train": random.integers(0, 256, (8, 16, 16)), "y_train": np.arange(8)}
+    arrays |= {"x_test": random.integers(0, 256, (3, 16, 16)), "y_test": np.arange(3)}
+    path.parent.mkdir(exist_ok=True)
+    saved: dict[str, Any] = {name: array.astype(np.uint8) for name, array in (arrays | changes).items()}
+    np.savez(path, **saved)
+
+
+@pytest.mark.parametrize("name", ["usps/usps.npz", "usps_uint8.npz"])
+def test_usps_is_read_and_enlarged(tmp_path: Path, name: str) -> None:
+    _write_usps(tmp_path / name)
+    source = load("usps", tmp_path)
+    assert (len(source.train), len(source.test), source.classes, source.shape) == (8, 3, 10, (1, 32, 32))
+    np.testing.assert_array_equal(source.train.labels, np.arange(8))
+
+
+def test_usps_that_is_missing_or_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no USPS in .*usps\.npz.*folder usps"):
+        load("usps", tmp_path)
+    _write_usps(tmp_path / "usps.npz", y_test=np.zeros(4, np.uint8))
+    with pytest.raises(DataError, match=r"usps\.npz: 3 test images but 4 labels"):
+        load("usps", tmp_path)
+    _write_usps(tmp_path / "usps.npz", y_test=np.full(3, 10, np.uint8))
+    with pytest.raises(DataError, match=r"usps\.npz holds the label 10, expected 0 to 9"):
+        load("usps", tmp_path)
+    _write_usps(tmp_path / "usps.npz", x_test=np.zeros((3, 16, 15), np.uint8))
+    with pytest.raises(DataError, match=r"usps\.npz: x_test: expected n × 16 × 16 bytes, got uint8 of shape"):
+        load("usps", tmp_path)
+
+
+def test_real_usps_and_the_writers_of_real_mnist(data_folder: Path) -> None:
+    if not (data_folder / "usps").exists() or not (data_folder / "mnist" / "qmnist").exists():
+        pytest.skip("BAFFLE_DATA holds no usps/ or no mnist/qmnist/")
+    source = usps(data_folder)
+    assert (len(source.train), len(source.test)) == (7291, 2007)
+    shown = source.train.batch(np.arange(7291)).x
+    assert abs(shown.mean()) < 0.02
+    writers = mnist(data_folder).train.writer_of
+    assert writers is not None
+    counts = np.unique(writers, return_counts=True)[1]
+    assert (len(counts), counts.min(), counts.max()) == (539, 19, 131)
+
+
 def test_an_unknown_data_set_is_refused_with_those_there_are() -> None:
     with pytest.raises(DataError, match=r"task\.data.*digits, mnist.*'cifar'"):
         load("cifar")
-    assert {"digits", "mnist", "usps"} <= set(SOURCES)
+    assert set(SOURCES) == {"digits", "mnist", "usps", "cifar10", "cifar100", "pacs", "officehome"}
 
 
 OWN = """

@@ -24,7 +24,7 @@ LARGEST = 2**32
 """Bytes that a file, or all of an archive, may unpack to. No published set that is read here comes near."""
 
 LARGEST_MEMBER = 2**28
-"""Bytes that one member of an archive may unpack to."""
+"""Bytes that one member of an archive, or a file on its own, may have."""
 
 DAMAGE = (OSError, EOFError, zlib.error)
 """What reading a damaged file raises, zipped or not."""
@@ -57,6 +57,18 @@ def damaged(path: Path | str, fault: object) -> DataError:
     return DataError(f"{path} is damaged or cannot be read ({fault}); download it again")
 
 
+def read_file(path: Path) -> bytes:
+    """A file of which no more is known than that it is not large."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LARGEST_MEMBER + 1)
+    except OSError as fault:
+        raise damaged(path, fault) from None
+    if len(raw) > LARGEST_MEMBER:
+        raise DataError(f"{path} is too large: expected at most {LARGEST_MEMBER:,} bytes; is it another data set?")
+    return raw
+
+
 def read_whole(path: Path, size: int) -> bytes:
     """A file that must have so many bytes."""
     try:
@@ -82,13 +94,13 @@ def open_zip(path: Path) -> zipfile.ZipFile:
     """An archive whose names stay inside it and whose members declare sizes that can be meant."""
     try:
         archive = zipfile.ZipFile(path)
-    except (*DAMAGE, zipfile.BadZipFile, ValueError, NotImplementedError) as fault:
+    except Exception as fault:  # a hostile archive can raise anything that parsing can
         raise damaged(path, fault) from None
     members = archive.infolist()
     for member in members:
         # The archive's own spelling: zipfile turns other separators into "/" and cuts names at a NUL.
         name = PurePosixPath(member.orig_filename.replace("\\", "/"))
-        if name.is_absolute() or ".." in name.parts or ":" in name.parts[:1] or "\0" in member.orig_filename:
+        if name.is_absolute() or ".." in name.parts or ":" in "".join(name.parts[:1]) or "\0" in member.orig_filename:
             raise DataError(f"{path} holds a member that reaches outside it, {member.orig_filename!r}; do not use it")
         if member.file_size > LARGEST_MEMBER:
             raise _too_large(f"{path}: {member.filename}", member.file_size, LARGEST_MEMBER)
@@ -104,7 +116,7 @@ def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
         return archive.read(name)
     except KeyError:
         raise DataError(f"{archive.filename} holds no {name}; is it another data set?") from None
-    except (*DAMAGE, zipfile.BadZipFile, ValueError, RuntimeError) as fault:  # RuntimeError: encrypted, or unknown
+    except Exception as fault:
         raise damaged(f"{archive.filename}: {name}", fault) from None
 
 

@@ -1,0 +1,199 @@
+"""Images in folders or zips, as domain/class/name: PACS, OfficeHome, or a user's own."""
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baffle.core.arrays import F32, I64, U8
+from baffle.core.seeds import permutation
+from baffle.data.dataset import Dataset, Source
+from baffle.data.files import damaged, find, open_zip, read_file, read_member
+from baffle.errors import DataError
+
+FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
+"""By a name's ending. Pillow tries no other formats on a file: some of them start programs."""
+
+MOST_PIXELS = 2**26
+"""Of one image, before it is resized."""
+
+PUBLISHED_PIXELS = 128
+"""The size that images get where a plan names none."""
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A published set: its domains and how many classes it has."""
+
+    title: str
+    name: str
+    domains: tuple[str, ...]
+    classes: int
+    get_it: str
+
+
+PACS = Collection(
+    title="PACS",
+    name="pacs",
+    domains=("art_painting", "cartoon", "photo", "sketch"),
+    classes=7,
+    get_it="put its four folders of domains, or one zip of them (from dali-dl.github.io/project_iccv2017.html),",
+)
+
+OFFICEHOME = Collection(
+    title="OfficeHome",
+    name="officehome",
+    domains=("Art", "Clipart", "Product", "Real World"),
+    classes=65,
+    get_it="put its four folders of domains, or one zip of them (from www.hemanthdv.org/officeHomeDataset.html),",
+)
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image that has not been read yet."""
+
+    domain: str
+    kind: str
+    name: str
+    place: str
+    read: Callable[[], bytes]
+
+
+def pacs(folder: Path | None, pixels: int = PUBLISHED_PIXELS) -> Source:
+    return collected(PACS, folder, pixels)
+
+
+def officehome(folder: Path | None, pixels: int = PUBLISHED_PIXELS) -> Source:
+    return collected(OFFICEHOME, folder, pixels)
+
+
+def collected(collection: Collection, folder: Path | None, pixels: int) -> Source:
+    """A published set, once it is sure that it is the one it should be."""
+
+    def look(where: Path) -> Path | None:
+        zips = (path for path in where.glob("*.zip") if _plain(path.name).startswith(_plain(collection.name)))
+        roots = (where, *where.glob("*/"), *where.glob("*/*/"))
+        return next((root for root in roots if _domains_in(root, collection)), None) or next(iter(sorted(zips)), None)
+
+    _, path = find(collection.title, folder, collection.name, collection.get_it, look)
+    return image_set(path, pixels, collection)
+
+
+def image_set(path: Path, pixels: int, collection: Collection | None = None) -> Source:
+    """Images of pixels × pixels, by domain and class, from a folder or a zip; a fifth of every class of every domain is
+    held out. A model sees colours from -1 to 1, as the MobileNets expect them."""
+    images = sorted(_in_zip(path) if path.is_file() else _in_folder(path), key=lambda i: (i.domain, i.kind, i.name))
+    if collection:
+        known = {_plain(name) for name in collection.domains}
+        images = [image for image in images if _plain(image.domain) in known]
+    domains, kinds = (sorted(set(names)) for names in ([i.domain for i in images], [i.kind for i in images]))
+    if not images:
+        raise DataError(f"{path} holds no images: expected domain/class/name, ending in {', '.join(FORMATS)}")
+    if collection and (len(domains), len(kinds)) != (len(collection.domains), collection.classes):
+        raise DataError(
+            f"{path} is not all of {collection.title}: expected {collection.classes} classes in the domains "
+            f"{', '.join(collection.domains)}, got {len(kinds)} in {', '.join(domains)}"
+        )
+    domain_of = np.array([domains.index(image.domain) for image in images], np.int64)
+    labels = np.array([kinds.index(image.kind) for image in images], np.int64)
+    held_out = _held_out(domain_of * len(kinds) + labels)
+    if not held_out.any():
+        raise DataError(f"{path} holds too few images: expected five or more in some class of some domain")
+
+    def part(chosen: NDArray[np.bool_]) -> Dataset:
+        samples = np.empty((np.count_nonzero(chosen), 3, pixels, pixels), np.uint8)
+        for i, which in enumerate(np.flatnonzero(chosen)):
+            image = images[which]
+            samples[i] = _decoded(image.read(), image.place, pixels).transpose(2, 0, 1)
+        return Dataset(samples, labels[chosen], _from_minus_one_to_one, domain_of=domain_of[chosen])
+
+    return Source(part(~held_out), part(held_out), len(kinds), tuple(domains))
+
+
+def decode(path: Path) -> U8:
+    """The pixels of an image file: rows, columns, colours."""
+    return _decoded(read_file(path), str(path), None)
+
+
+def _decoded(raw: bytes, place: str, pixels: int | None) -> U8:
+    """An image's pixels, resized where a size is given: squeezed to a square, so that nothing of it is lost."""
+    try:
+        import PIL.Image
+    except ImportError:
+        raise DataError("reading images needs Pillow: pip install 'baffle[images]'") from None
+    try:
+        with PIL.Image.open(io.BytesIO(raw), formats=sorted(set(FORMATS.values()))) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise DataError(
+                    f"{place}: {image.width} × {image.height} pixels, and {MOST_PIXELS:,} is the most that is read"
+                )
+            colours = image.convert("RGB")
+            if pixels is not None and colours.size != (pixels, pixels):
+                colours = colours.resize((pixels, pixels), PIL.Image.Resampling.BILINEAR)
+            return np.asarray(colours)
+    except DataError:
+        raise
+    except Exception as fault:  # a hostile image can raise anything that Pillow can
+        raise damaged(place, fault) from None
+
+
+def _from_minus_one_to_one(samples: NDArray[Any]) -> F32:
+    scaled: F32 = samples.astype(np.float32) / np.float32(127.5)
+    return scaled - np.float32(1)
+
+
+def _held_out(groups: I64) -> NDArray[np.bool_]:
+    """A fixed random fifth of each group."""
+    chosen = np.zeros(len(groups), dtype=bool)
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        chosen[members[permutation(bytes(32), len(members))[: len(members) // 5]]] = True
+    return chosen
+
+
+def _in_folder(folder: Path) -> Iterator[Image]:
+    for path in folder.glob("*/*/*"):
+        name = PurePosixPath(path.relative_to(folder).as_posix())
+        if _is_image(name):
+            yield _image(name, str(path), partial(read_file, path))
+
+
+def _in_zip(path: Path) -> Iterator[Image]:
+    archive = open_zip(path)
+    above = set[tuple[str, ...]]()
+    for full in archive.namelist():
+        name = PurePosixPath(full)
+        if not _is_image(name):
+            continue
+        if len(name.parts) < 3:
+            raise DataError(f"{path}: expected domain/class/name, got {full}")
+        above.add(name.parts[:-3])
+        yield _image(name, f"{path}: {full}", partial(read_member, archive, full))
+    if len(above) > 1:
+        raise DataError(f"{path}: expected all images as domain/class/name in one folder, got {len(above)} folders")
+
+
+def _image(name: PurePosixPath, place: str, read: Callable[[], bytes]) -> Image:
+    domain, kind, last = name.parts[-3:]
+    return Image(domain, kind, last, place, read)
+
+
+def _is_image(name: PurePosixPath) -> bool:
+    hidden = any(part.startswith((".", "__MACOSX")) for part in name.parts)
+    return name.suffix.lower() in FORMATS and not hidden
+
+
+def _domains_in(folder: Path, collection: Collection) -> bool:
+    there = {_plain(path.name) for path in folder.glob("*/")}
+    return {_plain(name) for name in collection.domains} <= there
+
+
+def _plain(name: str) -> str:
+    """A name without what publishers and mirrors write differently."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())

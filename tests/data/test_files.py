@@ -1,0 +1,143 @@
+"""Archives that cannot be trusted: nothing leaves them, nothing in them runs, nothing grows without limit."""
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baffle.data import files
+from baffle.data.files import open_zip, read_file, read_member, read_npz, read_whole
+from baffle.errors import DataError
+
+
+def _zip(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.png", "a/../../x.png", "/etc/x.png", "..\\x.png", "\\x.png", "C:/x.png", "c:\\x.png", "a/.."]
+)
+def test_a_name_that_reaches_outside_is_refused(tmp_path: Path, name: str) -> None:
+    path = _zip(tmp_path / "a.zip", {"photo/dog/1.png": b"", name: b""})
+    with pytest.raises(DataError, match=r"a\.zip holds a member that reaches outside it"):
+        open_zip(path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
+
+
+def test_an_archive_that_declares_too_much_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _zip(tmp_path / "a.zip", {str(i): bytes(1000) for i in range(3)})
+    monkeypatch.setattr(files, "LARGEST", 2999)
+    with pytest.raises(DataError, match=r"a\.zip would unpack to 3,000 bytes, and 2,999 is the most"):
+        open_zip(path)
+    monkeypatch.setattr(files, "LARGEST_MEMBER", 999)
+    with pytest.raises(DataError, match=r"a\.zip: 0 would unpack to 1,000 bytes, and 999 is the most"):
+        open_zip(path)
+
+
+def test_a_member_that_is_larger_than_it_declares_is_refused(tmp_path: Path) -> None:
+    path = _zip(tmp_path / "a.zip", {"bomb": bytes(10_000_000)})
+    size, small = (10_000_000).to_bytes(4, "little"), (10).to_bytes(4, "little")
+    path.write_bytes(path.read_bytes().replace(size, small))
+    with open_zip(path) as archive, pytest.raises(DataError, match=r"a\.zip: bomb is damaged"):
+        read_member(archive, "bomb")
+
+
+def test_an_encrypted_or_spoiled_member_is_named(tmp_path: Path) -> None:
+    path = _zip(tmp_path / "a.zip", {"one": b"content"}, zipfile.ZIP_STORED)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"content", b"kontent"))
+    with open_zip(path) as archive, pytest.raises(DataError, match=r"a\.zip: one is damaged .*CRC"):
+        read_member(archive, "one")
+    flag = whole.rindex(b"PK\x01\x02") + 8
+    path.write_bytes(whole[:flag] + b"\x01" + whole[flag + 1 :])
+    with open_zip(path) as archive, pytest.raises(DataError, match=r"a\.zip: one is damaged"):
+        read_member(archive, "one")
+    with open_zip(path) as archive, pytest.raises(DataError, match=r"a\.zip holds no two"):
+        read_member(archive, "two")
+
+
+@given(st.data())
+def test_no_change_to_an_archive_does_more_than_spoil_it(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = _zip(tmp_path_factory.mktemp("zips") / "a.zip", {"a/b/c.png": b"content" * 20, "d": b""})
+    whole = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    try:
+        with open_zip(path) as archive:
+            for name in archive.namelist():
+                read_member(archive, name)
+    except DataError:
+        pass
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"no zip at all", b"PK\x05\x06" + bytes(18)])
+def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.npz (is damaged|holds no x)"):
+        read_npz(tmp_path / "a.npz", {"x": (None,)})
+    with pytest.raises(DataError, match=r"b\.npz is damaged.*No such file"):
+        read_npz(tmp_path / "b.npz", {"x": (None,)})
+
+
+def _npy(header: str) -> bytes:
+    padded = header.encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded
+
+
+def _saved(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        _saved(np.zeros((3, 4), np.uint8))[:-1],
+        _saved(np.zeros((3, 4), np.int64)),
+        _saved(np.zeros((3, 5), np.uint8)),
+        _saved(np.zeros((0, 4), np.uint8)),
+        _saved(np.zeros(4, np.uint8)),
+        _saved(np.array([{"a": print}], object)),
+        _npy("{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000000000, 4)}"),
+        _npy("{'descr': '|u1', 'fortran_order': False, 'shape': (-3, 4)}"),
+        _npy("{'descr': '|V2000000000', 'fortran_order': False, 'shape': (3, 4)}"),
+        _npy("__import__('os').system('true')"),
+        _npy("(" * 5000),
+    ],
+)
+def test_an_array_that_is_not_what_it_should_be_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = _zip(tmp_path / "a.npz", {"x.npy": content})
+    with pytest.raises(DataError, match=r"a\.npz: x"):
+        read_npz(path, {"x": (None, 4)})
+
+
+def test_arrays_are_read_back(tmp_path: Path) -> None:
+    x = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    np.savez_compressed(tmp_path / "a.npz", x=x, more=np.array(["text"]))
+    np.testing.assert_array_equal(read_npz(tmp_path / "a.npz", {"x": (None, 4)})["x"], x)
+
+
+def test_a_file_has_the_size_it_should_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    assert read_whole(tmp_path / "a", 5) == read_file(tmp_path / "a") == b"12345"
+    for size, got in ((6, "5"), (4, "more")):
+        with pytest.raises(DataError, match=f"a is truncated or damaged: expected {size} bytes, got {got}"):
+            read_whole(tmp_path / "a", size)
+    monkeypatch.setattr(files, "LARGEST_MEMBER", 4)
+    with pytest.raises(DataError, match="a is too large: expected at most 4 bytes"):
+        read_file(tmp_path / "a")
