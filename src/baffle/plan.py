@@ -78,9 +78,12 @@ Model = LeNet | WRN | MobileNet | Softmax | Custom
 
 
 class Task(Section, frozen=True):
-    """`data` is a data set that comes with BAFFLE, or "package.module:function" for one of your own."""
+    """`data` is a data set that BAFFLE knows, or "package.module:function" for one of your own. `pixels = 0`: the size
+    that is usual for it. `augment`: training images are shifted and mirrored at random, where the set knows how to."""
 
     data: str = "digits"
+    pixels: Annotated[int, Meta(ge=0, le=1024)] = 0
+    augment: bool = False
     model: Model = LeNet(channels=(8, 16), head="flatten")
 
 
@@ -92,12 +95,15 @@ class Tier(Section, frozen=True):
 
 
 class Federation(Section, frozen=True):
-    """Who takes part and how. `batch = 0`: a client probes on all its samples at once. `dropout`: the chance that a
-    simulated client does not answer in a round."""
+    """Who takes part and how. A "dirichlet" partition has its `alpha` and gives each client `floor_samples` at least.
+    `batch = 0`: a client probes on all its samples at once. `dropout`: the chance that a simulated client does not
+    answer in a round."""
 
     clients: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
     participation: Share = 1.0
-    partition: Literal["iid"] = "iid"
+    partition: Literal["iid", "dirichlet", "domain", "writer"] = "iid"
+    alpha: Positive = 0.3
+    floor_samples: Count = 10
     level: Literal["batch", "epoch"] = "batch"
     batch: OptionalCount = 32
     epochs: Count = 1

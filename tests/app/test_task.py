@@ -151,3 +151,47 @@ def test_mnist_can_be_given_by_folder(tiny: Callable[..., Plan], data_folder: Pa
     task = load_task(tiny('task.data="mnist"', 'task.model={name="lenet"}'), data_folder)
     assert len(task.initial_weights()) == 26_730
     assert [len(share) for share in task.shares] == [20_000] * 3
+
+
+OWN = """
+import numpy as np
+from baffle import Dataset, Source
+
+def source():
+    x = np.random.default_rng(0).normal(size=(80, 1, 8, 8)).astype(np.float32)
+    y, domain_of = np.arange(80) % 10, np.arange(80) // 40
+    data = Dataset(x, y, lambda x: x, lambda x, key: x + np.float32(key[0]), domain_of=domain_of, writer_of=y)
+    return Source(data, data, 10, ("left", "right"))
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_grouped_data.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return 'task.data="own_grouped_data:source"'
+
+
+def test_shares_follow_the_plans_partition(tiny: Callable[..., Plan], own: str) -> None:
+    by_domain = load_task(tiny(own, "federation.partition=domain", "federation.clients=4"))
+    assert [set((share // 40).tolist()) for share in by_domain.shares] == [{0}, {0}, {1}, {1}]
+    by_writer = load_task(tiny(own, "federation.partition=writer", "federation.clients=5"))
+    assert [len(set((share % 10).tolist())) for share in by_writer.shares] == [1] * 5
+    dirichlet = load_task(tiny(own, "federation.partition=dirichlet", "federation.floor_samples=20"))
+    assert min(len(share) for share in dirichlet.shares) >= 20
+    assert dirichlet.plan.ring.n_max == max(len(share) for share in dirichlet.shares)
+
+
+def test_a_partition_that_the_data_cannot_have_is_refused(tiny: Callable[..., Plan], own: str) -> None:
+    with pytest.raises(PlanError, match=r"federation\.clients: 3 clients cannot be divided among 2 domains"):
+        load_task(tiny(own, "federation.partition=domain"))
+    with pytest.raises(PlanError, match=r"federation\.partition: digits has no writers"):
+        load_task(tiny("federation.partition=writer"))
+
+
+def test_data_that_cannot_be_augmented_or_sized_is_refused(tiny: Callable[..., Plan], own: str) -> None:
+    assert load_task(tiny(own, "task.augment=true")).plan.task.augment
+    with pytest.raises(PlanError, match=r"task\.augment: digits has no augmentation"):
+        load_task(tiny("task.augment=true"))
+    with pytest.raises(PlanError, match=r"task\.pixels: only pacs and officehome"):
+        load_task(tiny("task.pixels=16"))

@@ -275,3 +275,21 @@ def test_plan_prints_a_whole_plan_to_start_from(cli: Cli, tiny_toml: Path, tmp_p
 def test_a_preset_can_be_named(cli: Cli) -> None:
     found = parse(cli("plan", "digits", "--toml").stdout)
     assert found.task == load("digits").task
+
+
+def test_show_partition_draws_a_line_for_each_client(cli: Cli, tiny_toml: Path) -> None:
+    done = cli("plan", tiny_toml, "--show-partition", "--set", "federation.partition=dirichlet")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert "3, with 1,438 samples in all" in lines[0]
+    assert [line.split()[0] for line in lines[-3:]] == ["0", "1", "2"]
+
+
+def test_show_partition_as_json_tells_every_clients_classes(cli: Cli, tiny_toml: Path) -> None:
+    done = cli("plan", tiny_toml, "--show-partition", "--json")
+    clients = json.loads(done.stdout)["clients"]
+    assert [client["client"] for client in clients] == [0, 1, 2]
+    assert (
+        [sum(client["classes"]) for client in clients] == [client["samples"] for client in clients] == [480, 479, 479]
+    )
+    assert clients[0]["domain"] is clients[0]["writer"] is None

@@ -132,6 +132,7 @@ KEYS: list[tuple[int, bytes, str, tuple[int, ...]]] = [
     (20, hashlib.sha256(b"a plan").digest(), "local", (7, 11, 13)),
     (20, b"", "batches", (7, 11, 13)),
     (20, b"", "batches", (7, 11)),
+    (20, b"", "augment", (7, 11, 13)),
     (20, b"", "init", ()),
     (20, b"", "partition", ()),
     (20, b"", "participation", (5,)),

@@ -105,7 +105,8 @@ class Client:
             order = permutation(seeds.key("batches", round_number, self.number, lap), len(self.indices))
             for indices in _split(order, plan.federation.batch):
                 key = seeds.key("local", round_number, self.number, len(losses))
-                work, gradient = self._estimate(here, self.data.batch(self.indices[indices]), key, runtime)
+                batch = self._augmented(indices, round_number, len(losses))
+                work, gradient = self._estimate(here, batch, key, runtime)
                 state, change = step.update(state, gradient, here)
                 here = here + change
                 losses.append(work.loss)
@@ -128,11 +129,16 @@ class Client:
     def _batch_of_round(self, round_number: int) -> Batch:
         n, size = len(self.indices), self.course.plan.federation.batch
         if not 0 < size < n:
-            return self.data.batch(self.indices)
+            return self._augmented(np.arange(n), round_number, 0)
         seeds = self.course.seeds
-        return self.data.batch(
-            self.indices[batch_indices(lambda lap: seeds.key("batches", lap, self.number), n, size, round_number)]
-        )
+        chosen = batch_indices(lambda lap: seeds.key("batches", lap, self.number), n, size, round_number)
+        return self._augmented(chosen, round_number, 0)
+
+    def _augmented(self, chosen: I64, round_number: int, step: int) -> Batch:
+        """Some of this client's samples, as they look at one step of a round."""
+        plan, seeds = self.course.plan, self.course.seeds
+        key = seeds.key("augment", round_number, self.number, step) if plan.task.augment else None
+        return self.data.batch(self.indices[chosen], key)
 
 
 def _contribution(request: RoundRequest, vector: RingVector) -> Contribution:

@@ -7,6 +7,7 @@ have the same bits in every run.
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -90,9 +91,10 @@ def source_of_features(source: Source, front: nn.Module, budget: int, device: st
             return np.asarray(quick(quick.arranged(torch.from_numpy(x).to(device))).cpu().numpy())
 
     def seen(data: Dataset, part: float) -> Dataset:
-        return Dataset(np.arange(len(data)), data.labels, Features(data, features, round(budget * part)).rows)
+        kept = Features(data, features, round(budget * part))
+        return replace(data, samples=np.arange(len(data)), prepare=kept.rows, augment=None)
 
-    return Source(seen(source.train, 1 - share), seen(source.test, share), source.classes)
+    return replace(source, train=seen(source.train, 1 - share), test=seen(source.test, share))
 
 
 def _room(shape: tuple[int, ...], budget: int) -> F32:

@@ -20,7 +20,7 @@ from baffle.app.micro_batch import RULE, SIZES, quickest
 from baffle.core.arrays import F32, I64
 from baffle.core.seeds import Seeds, permutation
 from baffle.core.supports import rows_of
-from baffle.data.partition import iid
+from baffle.data.partition import share_out
 from baffle.data.sources import Source, load
 from baffle.errors import BaffleError, PlanError
 from baffle.models.build import build
@@ -83,9 +83,10 @@ def load_task(plan: Plan, folder: Path | None = None) -> Task:
     """Load what the plan names and resolve what it leaves open; the task's plan is the run's own."""
     _require_device(plan.run.device)
     folder = folder or (Path(os.environ["BAFFLE_DATA"]) if os.environ.get("BAFFLE_DATA") else None)
-    source = load(plan.task.data, folder)
-    seeds = Seeds(plan.seed, b"")
-    shares = iid(seeds.key("partition"), len(source.train), plan.federation.clients)
+    source = load(plan.task.data, folder, plan.task.pixels)
+    if plan.task.augment and source.train.augment is None:
+        raise PlanError(f"task.augment: {plan.task.data} has no augmentation; leave it out")
+    seeds, shares = Seeds(plan.seed, b""), share_out(plan, source)
     task = Task(resolve(plan, shares), source, shares, _tiers(plan, seeds), partial(_module, plan, source, folder))
     _require_fit(task)
     task = _behind_backbone(task)
@@ -105,6 +106,8 @@ def _behind_backbone(task: Task) -> Task:
     split = halves(task.module(), sample)
     if split is None:
         return task
+    if task.plan.task.augment:
+        raise PlanError("task.augment: features of a frozen backbone are computed once; leave it out")
 
     def head() -> nn.Module:
         again = halves(task.module(), sample)

@@ -12,6 +12,9 @@ from typing import Any, cast
 import click
 
 from baffle.cli import show
+from baffle.cli.holdings import holdings, partition_view
+from baffle.data.partition import share_out
+from baffle.data.sources import load as load_data
 from baffle.errors import BaffleError
 from baffle.plan import load, presets
 from baffle.version import __version__
@@ -147,9 +150,16 @@ def verify(folder: Path, as_json: bool, quiet: bool) -> None:
 @data_option
 @click.option("--list", "list_presets", is_flag=True, help="List the plans that come with BAFFLE.")
 @click.option("--toml", is_flag=True, help="Print the whole resolved plan, to start one of your own from.")
+@click.option("--show-partition", is_flag=True, help="Draw which client holds how much of which class, and no more.")
 @json_option
 def plan_command(
-    plan: str | None, settings: tuple[str, ...], data: Path | None, list_presets: bool, toml: bool, as_json: bool
+    plan: str | None,
+    settings: tuple[str, ...],
+    data: Path | None,
+    list_presets: bool,
+    toml: bool,
+    show_partition: bool,
+    as_json: bool,
 ) -> None:
     """What a run of PLAN will cost: bytes, forward passes, memory, expected alignment, advice on σ."""
     console, remarks = show.consoles()
@@ -158,6 +168,14 @@ def plan_command(
             click.echo(name)
         return
     chosen = load(plan or "digits", settings)
+    if show_partition:
+        source = load_data(chosen.task.data, data, chosen.task.pixels)
+        held = holdings(source, share_out(chosen, source))
+        if as_json:
+            click.echo(json.dumps({"clients": [asdict(one) for one in held]}))
+        else:
+            console.print(partition_view(held))
+        return
     from baffle.app.costs import costs
     from baffle.app.task import load_task
 

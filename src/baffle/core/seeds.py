@@ -18,7 +18,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from baffle.core.arrays import I64, U8
 
-Purpose = Literal["directions", "local", "batches", "init", "partition", "participation", "groups", "tiers", "dropout"]
+Purpose = Literal[
+    "directions", "local", "batches", "augment", "init", "partition", "participation", "groups", "tiers", "dropout"
+]
 """What a key is for. Two purposes never share a key."""
 
 OF_THE_TRAJECTORY: frozenset[Purpose] = frozenset({"directions", "local"})

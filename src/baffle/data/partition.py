@@ -1,16 +1,139 @@
-"""Who holds what: deterministic from a key."""
+"""Who holds what: deterministic from a key, in integers and correctly rounded arithmetic, so the same everywhere."""
 
 import numpy as np
 
 from baffle.core.arrays import I64
-from baffle.core.seeds import permutation
+from baffle.core.seeds import Seeds, keystream, permutation
+from baffle.data.dataset import Source
 from baffle.errors import PlanError
+from baffle.plan import Plan
+
+
+def share_out(plan: Plan, source: Source) -> list[I64]:
+    """Each client's samples, as indices into the training set."""
+    key, train = Seeds(plan.seed, b"").key("partition"), source.train
+    clients, data = plan.federation.clients, plan.task.data
+    match plan.federation.partition:
+        case "iid":
+            return iid(key, len(train), clients)
+        case "dirichlet":
+            return dirichlet(key, train.labels, clients, plan.federation.alpha, plan.federation.floor_samples)
+        case "domain":
+            if train.domain_of is None:
+                raise PlanError(f'federation.partition: {data} has no domains; "pacs" and "officehome" have')
+            return by_domain(key, train.domain_of, clients)
+        case "writer":
+            if train.writer_of is None:
+                raise PlanError(
+                    f'federation.partition: {data} has no writers; "mnist" has, with qmnist-train-labels-idx2-int.gz '
+                    "(from github.com/facebookresearch/qmnist) beside its files"
+                )
+            return by_writer(key, train.writer_of, clients)
 
 
 def iid(key: bytes, samples: int, clients: int) -> list[I64]:
     """Samples in random order, dealt out in shares that differ by at most one."""
-    if clients > samples:
-        raise PlanError(
-            f"federation.clients: {clients} clients cannot share {samples} samples; set it to at most {samples}"
-        )
+    _require(clients, 1, samples)
     return np.array_split(permutation(key, samples), clients)
+
+
+def dirichlet(key: bytes, labels: I64, clients: int, alpha: float, floor: int) -> list[I64]:
+    """Every class goes to clients in proportions of its own, drawn from Dirichlet(alpha, …, alpha).
+
+    Classes are dealt out one after the other, and whoever has an even share of all samples by then gets none of the
+    next. Clients that end below the floor get samples from those that then have most.
+    """
+    _require(clients, floor, len(labels))
+    order = permutation(key, len(labels))
+    owner = np.empty(len(labels), np.int64)
+    sizes = np.zeros(clients, np.int64)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels[order] == label)
+        below = np.flatnonzero(sizes * clients < len(labels))
+        owner[members] = below[_urn(key, 1 + int(label), len(members), len(below), alpha)]
+        sizes += np.bincount(owner[members], minlength=clients)
+    for client in np.flatnonzero(sizes < floor):
+        while sizes[client] < floor:
+            giver = int(np.argmax(sizes))
+            count = min(floor - sizes[client], sizes[giver] - floor)
+            owner[np.flatnonzero(owner == giver)[-count:]] = client
+            sizes[giver] -= count
+            sizes[client] += count
+    return _grouped(order, owner, clients)
+
+
+def by_domain(key: bytes, domain_of: I64, clients: int) -> list[I64]:
+    """Equally many clients for each domain, in the domains' order; they share its samples evenly."""
+    domains = np.unique(domain_of)
+    if clients % len(domains):
+        raise PlanError(
+            f"federation.clients: {clients} clients cannot be divided among {len(domains)} domains; "
+            f"set it to a multiple of {len(domains)}"
+        )
+    order, each, shares = permutation(key, len(domain_of)), clients // len(domains), list[I64]()
+    for domain in domains:
+        members = order[domain_of[order] == domain]
+        if each > len(members):
+            raise PlanError(
+                f"federation.clients: {each} clients cannot share a domain's {len(members)} samples; "
+                f"set it to at most {np.unique(domain_of, return_counts=True)[1].min() * len(domains)}"
+            )
+        shares += np.array_split(members, each)
+    return shares
+
+
+def by_writer(key: bytes, writer_of: I64, clients: int) -> list[I64]:
+    """A client for each person; where there are fewer clients, they are people drawn at random."""
+    writers, person = np.unique(writer_of, return_inverse=True)
+    if clients > len(writers):
+        raise PlanError(
+            f"federation.clients: {clients} clients, but only {len(writers)} writers; set it to at most {len(writers)}"
+        )
+    order = permutation(key, len(writer_of))
+    shares = _grouped(order, person[order].astype(np.int64), len(writers))
+    return [shares[writer] for writer in permutation(_next(key), len(writers))[:clients]]
+
+
+def class_counts(labels: I64, shares: list[I64], classes: int) -> I64:
+    """How many samples of each class (column) each client (row) holds."""
+    return np.array([np.bincount(labels[share], minlength=classes) for share in shares], dtype=np.int64)
+
+
+def _urn(key: bytes, lane: int, count: int, clients: int, alpha: float) -> I64:
+    """Owners of so many samples, as if drawn from proportions that are themselves drawn from Dirichlet(alpha).
+
+    Pólya's urn has the same distribution and needs no gamma variates, whose last bits differ between machines: sample i
+    goes to a client drawn evenly with probability clients·alpha / (clients·alpha + i), and else to the owner of an
+    earlier sample drawn evenly.
+    """
+    noise = keystream(key, [lane], 0, count).view("<u8").reshape(count, 2)
+    place, weight = np.arange(count), min(clients * alpha, 2.0**52)  # beyond that, samples follow no earlier ones
+    uniform = (noise[:, 0] >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    fresh = uniform * (weight + place) < weight
+    fresh[:1] = True
+    anyone = (noise[:, 1] % np.uint64(clients)).astype(np.int64)
+    earlier = (noise[:, 1] % np.maximum(place, 1).astype(np.uint64)).astype(np.int64)
+    follows = np.where(fresh, place, earlier)
+    while (follows[follows] != follows).any():
+        follows = follows[follows]
+    return anyone[follows]
+
+
+def _grouped(order: I64, owner: I64, clients: int) -> list[I64]:
+    """The samples of each owner, in the given order."""
+    ends = np.cumsum(np.bincount(owner, minlength=clients))[:-1]
+    return np.split(order[np.argsort(owner, kind="stable")], ends)
+
+
+def _next(key: bytes) -> bytes:
+    """A key for a second draw."""
+    return keystream(key, [1], 0, 2).tobytes()
+
+
+def _require(clients: int, floor: int, samples: int) -> None:
+    if clients * floor > samples:
+        of = f" of at least {floor} each" if floor > 1 else ""
+        raise PlanError(
+            f"federation.clients: {clients} clients cannot share {samples} samples{of}; "
+            f"set it to at most {samples // floor}"
+        )
