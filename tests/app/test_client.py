@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -315,3 +316,34 @@ def test_on_a_real_model_the_mean_of_many_scalars_times_directions_is_the_gradie
     _, exact = runtime.gradient_on(task.source.train.batch(task.shares[0]))(state.weights)
     cosine = estimate @ exact / np.linalg.norm(estimate) / np.linalg.norm(exact)
     assert cosine == pytest.approx(np.sqrt(1000 / (1000 + 650 + 1)), rel=0.05)
+
+
+def _keys_used(plan: Plan, number: int, rounds: int) -> list[bytes]:
+    """The keys that a client's samples are augmented with, in order."""
+    setting, used = Setting(plan, Bowl(5), number=number), list[bytes]()
+
+    def augment(samples: F32, key: bytes) -> F32:
+        used.append(key)
+        return samples
+
+    client = replace(setting.client, data=replace(setting.client.data, augment=augment))
+    for number_of_round in range(rounds):
+        client.answer(setting.request(number_of_round))
+    return used
+
+
+@pytest.mark.parametrize(
+    ("level", "steps"), [(["federation.batch=8"], 1), (["federation.batch=0"], 1), ([*EPOCH, "federation.batch=10"], 6)]
+)
+def test_every_step_of_every_client_and_round_is_augmented_in_its_own_way(
+    tiny: Callable[..., Plan], level: list[str], steps: int
+) -> None:
+    plan = _plan(tiny, *level, "task.augment=true")
+    one, other = _keys_used(plan, 0, 2), _keys_used(plan, 1, 2)
+    assert len(one) == len(other) == 2 * steps
+    assert len(set(one + other)) == 4 * steps
+    assert one == _keys_used(plan, 0, 2)
+
+
+def test_nothing_is_augmented_unless_the_plan_says_so(tiny: Callable[..., Plan]) -> None:
+    assert _keys_used(_plan(tiny), 0, 2) == _keys_used(_plan(tiny, *EPOCH), 0, 2) == []
