@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.slowdown:
-        plans = {"the default plan": ["rounds=40"], "the default plan with K = 600": ["rounds=4", "probe.k=600"]}
+        plans = {"the default plan": ["rounds=40"], "the default plan with K = 600": ["rounds=6", "probe.k=600"]}
         print(json.dumps({name: slowdown(settings, args.repeat) for name, settings in plans.items()}, indent=2))
         return
     rows = []

@@ -33,7 +33,7 @@ def test_help_lists_the_commands(cli: Cli) -> None:
         done = cli(option)
         assert done.returncode == 0
         commands = done.stdout.partition("Commands:")[2]
-        assert [line.split()[0] for line in commands.strip().splitlines()] == ["plan", "run", "verify"]
+        assert [line.split()[0] for line in commands.strip().splitlines()] == ["paper", "plan", "run", "verify"]
 
 
 def test_without_arguments_it_shows_the_help_as_it_is(cli: Cli) -> None:
