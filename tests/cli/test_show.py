@@ -84,6 +84,7 @@ def _table(**more: Any) -> str:
         "clipped": 0,
         "dropouts": 0,
         "refusals": 0,
+        "supports": "dense",
         "secure": "off",
         "peak_rss_mb": 300.0,
         "weights_sha256": "ab" * 32,
@@ -108,3 +109,8 @@ def test_the_table_names_what_was_clipped_skipped_or_dropped_only_when_something
 def test_the_table_says_whether_the_sum_was_secure(mode: str) -> None:
     (row,) = [line for line in _table(secure=mode).splitlines() if "secure sum" in line]
     assert mode in row.split()
+
+
+def test_the_table_says_that_structured_probes_are_parts_of_forward_passes() -> None:
+    assert "part that its units change" in _table(supports="units")
+    assert "part" not in _table()

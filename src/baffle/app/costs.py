@@ -46,6 +46,7 @@ class Costs:
     clients_per_sum: int  # the smallest number that is summed together: nobody hides among fewer
     samples_per_client: int
     forwards: int
+    supports: str  # where directions touch a part of the weights, a forward pass is only a part of one
     forwards_in_all: int
     uplink_bytes: int
     downlink_bytes: int
@@ -72,6 +73,7 @@ def costs(task: Task) -> Costs:
         clients_per_sum=plan.group_sizes[0],
         samples_per_client=median,
         forwards=max(forwards),
+        supports=plan.probe.supports,
         forwards_in_all=round(plan.rounds * plan.per_round * float(np.mean(forwards))),
         uplink_bytes=contribution_bytes(course) + secure.up,
         downlink_bytes=downlink_bytes(course) + secure.down,

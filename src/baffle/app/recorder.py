@@ -146,6 +146,7 @@ class Recorder:
             "plan_digest": plan.digest().hex(),
             "trajectory_digest": self._course.digest.hex(),
             "estimator": plan.estimator,
+            "supports": plan.probe.supports,
             "dropouts": self._journal.count(MISSING),
             "refusals": total("refusals"),
             "secure": plan.secure.mode,

@@ -80,7 +80,7 @@ def summary_table(summary: "Summary") -> Table:
     rows = {
         "test accuracy": f"{summary['test_accuracy']:.2%}  (without averaging: {summary['test_accuracy_last']:.2%})",
         "rounds": f"{summary['rounds']:,} in {duration(summary['seconds'])}" + _skipped(summary),
-        "forward passes": f"{summary['forwards']:,}",
+        "forward passes": f"{summary['forwards']:,}{_partly(summary['supports'])}",
         "up": f"{summary['uplink_bytes_per_client_round']:,} bytes per client and round",
         "down": f"{summary['downlink_bytes_per_client_round']:,} bytes per client and round",
         "weights": f"{summary['n_weights']:,} ({weights:,} bytes), sha256 {summary['weights_sha256'][:16]}…",
@@ -108,7 +108,8 @@ def costs_table(costs: "Costs") -> Table:
         "weights": f"{costs.n_weights:,}  ({size(costs.weights_bytes)})",
         "clients": f"{costs.clients_per_round:,} a round, {costs.samples_per_client:,} samples each (median)",
         "hidden among": f"{costs.clients_per_sum:,} clients: the fewest that are summed together",
-        "forward passes": f"{costs.forwards:,} per client and round, {costs.forwards_in_all:,} in all",
+        "forward passes": f"{costs.forwards:,} per client and round, {costs.forwards_in_all:,} in all"
+        + _partly(costs.supports),
         "up": f"{costs.uplink_bytes:,} bytes per client and round  ({share:.1%} of the weights)",
         "down": f"{costs.downlink_bytes:,} bytes per client and round; {costs.join_bytes:,} once to join",
         "secure sum": f"{costs.secure_bytes:,} bytes of these"
@@ -147,6 +148,10 @@ def duration(seconds: float) -> str:
 def consoles() -> tuple[Console, Console]:
     """For results and for remarks."""
     return Console(highlight=False, markup=False), Console(file=sys.stderr, highlight=False, markup=False)
+
+
+def _partly(supports: str) -> str:
+    return "" if supports == "dense" else f", each only the part that its {supports} change"
 
 
 def _skipped(summary: "Summary") -> str:
