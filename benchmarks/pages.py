@@ -94,15 +94,24 @@ def fuzz() -> str:
 
 def probe() -> str:
     lines = [
-        f"| {name} | {threads} | {row['ratio_to_reference']:.2f} | {row['ratio_to_kept_reference']:.2f} | "
-        f"{row['fraction_of_peak']:.0%} | {row['reference_fraction_of_peak']:.0%} | {row['forward_ms']:.1f} ms |"
-        for name, found in read("probe").items()
+        f"| {number} | {name} | {threads} | {row['ratio_to_reference']:.2f} ({row['best_ratio_to_reference']:.2f}) | "
+        f"{row['ratio_to_kept_reference']:.2f} | {row['fraction_of_peak']:.0%} ({row['best_fraction_of_peak']:.0%}) | "
+        f"{row['reference_fraction_of_peak']:.0%} | {row['forward_ms']:.1f} ms |"
+        for number, run in enumerate(read("probe"), 1)
+        for name, found in run.items()
         for threads, row in (("one", found), ("two", found["two_threads"]))
     ]
-    head = (
-        "| model | threads | plain loop / ours | with memory kept | of the peak | plain loop, of the peak | a scalar |"
-    )
+    head = "| run | model | threads | plain loop / ours | with memory kept | of peak | plain loop, of peak | a scalar |"
     return rows(head, lines)
+
+
+def slowdown() -> str:
+    lines = [
+        f"| {number} | {plan} | {row['round_cpu_ms']:,.0f} ms | {row['slower_by']:+.1%} |"
+        for number, run in enumerate(read("secure_sum")["slowdown"], 1)
+        for plan, row in run.items()
+    ]
+    return rows("| run | plan | CPU of a round without | slower with secure sums |", lines)
 
 
 def server() -> str:
@@ -161,6 +170,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "schedules": schedules,
     "fuzz": fuzz,
     "probe": probe,
+    "slowdown": slowdown,
     "server": server,
     "accuracy": accuracy,
     "memory": memory,
