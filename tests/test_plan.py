@@ -408,6 +408,20 @@ def test_digests_do_not_depend_on_how_a_plan_is_written() -> None:
     assert one.trajectory_digest() == other.trajectory_digest()
 
 
+@pytest.mark.parametrize(
+    ("plan", "digest"),
+    [
+        (Plan(), "3f57da93d92526e1940c74495177c5d23248700cef86cf509082cf6d1d720807"),
+        (load("digits"), "268563d5a4342484e4d331a7d8fc890e6120e9288f099a79e38c127c98c40944"),
+        (load("paper-mnist-lenet"), "c3dc239a1c2c3e9d2f75718838429c2e1f7526b5ef4398be6f995302e7e87fef"),
+    ],
+)
+def test_digests_outlive_versions(plan: Plan, digest: str) -> None:
+    """A new setting whose default is what was before, and no other change, leaves every journal its plan's digest. A
+    default that changes would break this silently: it needs another tag."""
+    assert plan.trajectory_digest().hex() == digest
+
+
 def test_the_two_digests_never_coincide() -> None:
     assert Plan().digest() != Plan().trajectory_digest()
     assert len(Plan().digest()) == len(Plan().trajectory_digest()) == 32

@@ -208,12 +208,15 @@ class Plan(Section, frozen=True):
 
     def trajectory_digest(self) -> bytes:
         """Names what determines the weights."""
+        said, secure = _said(self), _said(self.secure)
         parts = ("seed", "estimator", "task", "federation", "probe", "update", "ring")
-        groups = (self.secure.groups, self.secure.group_seeds, self.secure.combine)
-        return _digest("baffle/trajectory/1", {part: getattr(self, part) for part in parts} | {"groups": groups})
+        groups = ("groups", "group_seeds", "combine")
+        determines = {part: said[part] for part in parts if part in said}
+        determines["secure"] = {name: secure[name] for name in groups if name in secure}
+        return _digest("baffle/trajectory/2", determines)
 
     def digest(self) -> bytes:
-        return _digest("baffle/plan/1", self)
+        return _digest("baffle/plan/2", _said(self))
 
     def to_toml(self) -> str:
         return msgspec.toml.encode(self).decode()
@@ -410,6 +413,22 @@ def _choices(keys: list[str], raw: Mapping[str, Any]) -> tuple[Any, ...]:
 def _nearest(word: str, known: Iterable[str], path: str = "") -> str:
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {path}{close[0]}?)" if close else ""
+
+
+def _said(value: Any) -> Any:
+    """What a section says beyond its defaults, so that a setting added later changes no older plan's digest."""
+    if isinstance(value, (tuple, list)):
+        return [_said(one) for one in value]
+    if not isinstance(value, Section):
+        return value
+    settings = {field.encode_name: getattr(value, field.name) for field in _unlike_default(value)}
+    config = value.__struct_config__
+    tag = {config.tag_field: config.tag} if config.tag_field else {}
+    return tag | {name: _said(setting) for name, setting in settings.items()}
+
+
+def _unlike_default(section: Section) -> list[msgspec.structs.FieldInfo]:
+    return [one for one in msgspec.structs.fields(section) if getattr(section, one.name) != one.default]
 
 
 def _digest(tag: str, value: Any) -> bytes:
