@@ -107,11 +107,12 @@ def probe() -> str:
 
 def slowdown() -> str:
     lines = [
-        f"| {number} | {plan} | {row['round_cpu_ms']:,.0f} ms | {row['slower_by']:+.1%} |"
+        f"| {number} | {plan} | {row['rounds']} | {row['round_cpu_ms']:,.0f} ms | {row['secure_cpu_ms']:.1f} ms | "
+        f"{row['slower_by']:+.1%} |"
         for number, run in enumerate(read("secure_sum")["slowdown"], 1)
         for plan, row in run.items()
     ]
-    return rows("| run | plan | CPU of a round without | slower with secure sums |", lines)
+    return rows("| run | plan | rounds | CPU of a round without | secure sum | slower with it |", lines)
 
 
 def server() -> str:

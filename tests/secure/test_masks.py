@@ -2,14 +2,19 @@
 
 import secrets
 import struct
+from string import ascii_lowercase
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+from hypothesis import given
+from hypothesis.strategies import binary, text
 
 from baffle.core.ring import add
 from baffle.errors import RefusalError
-from baffle.secure.masks import agree, derive, pair_mask, self_mask, stream
+from baffle.secure.masks import agree, derive, expand, pair_mask, self_mask, stream
 
 LOW_ORDER = [
     bytes(32),
@@ -47,6 +52,13 @@ def two() -> tuple[X25519PrivateKey, X25519PrivateKey]:
 
 def public(private: X25519PrivateKey) -> bytes:
     return private.public_key().public_bytes_raw()
+
+
+@given(secret=binary(max_size=80), context=binary(max_size=80), purpose=text(ascii_lowercase, max_size=20))
+def test_keys_are_those_of_hkdf(secret: bytes, context: bytes, purpose: str) -> None:
+    info = f"baffle/{purpose}/1".encode()
+    assert derive(secret, context, purpose) == HKDF(SHA256(), length=32, salt=context, info=info).derive(secret)
+    assert expand(secret, context, purpose) == HKDFExpand(SHA256(), length=32, info=info + context).derive(secret)
 
 
 def test_both_sides_agree_and_a_third_does_not() -> None:

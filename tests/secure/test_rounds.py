@@ -431,8 +431,8 @@ def test_boxes_with_shares_of_other_secrets_end_the_round_only(dropped: bool) ->
             peers = rounds.federation.sessions[4]._peers
             points = [1, 2, 3, 4, 5]
             seeds, keys = (split(secrets.token_bytes(32), own.slot.opening.threshold, points) for _ in range(2))
-            boxes = [peers.seal(0, peer, seeds[peer] + keys[peer]) for peer in range(4)]
-            return encode(Turned(None, Sealed(0, b"".join(boxes)), ""))
+            boxes = peers.seal(0, {peer: seeds[peer] + keys[peer] for peer in range(4)})
+            return encode(Turned(None, Sealed(0, boxes), ""))
         return None if dropped and client == 4 and phase == "vector" else data
 
     rounds.network.spoil = lie

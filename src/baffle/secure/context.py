@@ -1,5 +1,6 @@
 """What keys and masks are bound to, so that none of them fits anything else."""
 
+import struct
 from collections.abc import Iterable
 from hashlib import sha256
 
@@ -13,7 +14,7 @@ from baffle.secure.messages import Advertisement, Opening
 
 def key_context(run: bytes, advertisement: Advertisement, slot: int) -> bytes:
     """Binds a mask key to a run, its owner's session, its number and its owner. It exists before the round does."""
-    numbers = slot.to_bytes(8, "big") + advertisement.sender.to_bytes(8, "big")
+    numbers = struct.pack(">QQ", slot, advertisement.sender)
     return sha256(b"baffle/key-context/1" + run + advertisement.session + numbers).digest()
 
 
@@ -38,7 +39,7 @@ def survivors_text(run: bytes, context: bytes, alive: tuple[int, ...]) -> bytes:
 
 def box_context(key: bytes, sender: int, receiver: int) -> bytes:
     """Binds the encryption of a share to one direction of one channel and one slot, so that no nonce can repeat."""
-    return key + sender.to_bytes(8, "big") + receiver.to_bytes(8, "big")
+    return key + struct.pack(">QQ", sender, receiver)
 
 
 def sign(identity: Ed25519PrivateKey, run: bytes, unsigned: Advertisement) -> Advertisement:
@@ -59,7 +60,7 @@ def signed(public: bytes, signature: bytes, text: bytes) -> bool:
 
 
 def _counted(numbers: tuple[int, ...]) -> bytes:
-    return b"".join(number.to_bytes(8, "big") for number in (len(numbers), *numbers))
+    return struct.pack(f">{len(numbers) + 1}Q", len(numbers), *numbers)
 
 
 def _fields(advertisement: Advertisement) -> tuple[int, bytes, bytes, int, tuple[bytes, ...]]:

@@ -76,27 +76,33 @@ class Peers:
         """A client's public mask key for a slot."""
         return _key(self._advertised, peer, slot)
 
-    def seal(self, slot: int, receiver: int, text: bytes) -> bytes:
-        """A box that only the receiver can open, and only as this client's for this slot."""
-        return ChaCha20Poly1305(self._box_key(slot, self._number, receiver)).encrypt(NO_NONCE, text, None)
+    def seal(self, slot: int, texts: Mapping[int, bytes]) -> bytes:
+        """For each receiver in turn a box that only it can open, and only as this client's for this slot."""
+        own = key_context(self._run, self._of(self._number), slot)
+
+        def box(receiver: int, text: bytes) -> bytes:
+            key = expand(self._channel_to(receiver), box_context(own, self._number, receiver), "box")
+            return ChaCha20Poly1305(key).encrypt(NO_NONCE, text, None)
+
+        return b"".join(box(receiver, text) for receiver, text in texts.items())
 
     def open(self, slot: int, sender: int, box: bytes) -> bytes | None:
         """What is in a box, or none where its sender did not seal it for this client and slot."""
+        its = key_context(self._run, self._of(sender), slot)
+        key = expand(self._channel_to(sender), box_context(its, sender, self._number), "box")
         try:
-            return ChaCha20Poly1305(self._box_key(slot, sender, self._number)).decrypt(NO_NONCE, box, None)
+            return ChaCha20Poly1305(key).decrypt(NO_NONCE, box, None)
         except InvalidTag:
             return None
 
     def _of(self, peer: int) -> Advertisement:
         return _known(self._advertised, peer)
 
-    def _box_key(self, slot: int, sender: int, receiver: int) -> bytes:
-        peer = sender if receiver == self._number else receiver
+    def _channel_to(self, peer: int) -> bytes:
         pair = (peer, self._of(peer).channel)
         if pair not in self._channels:
             self._channels[pair] = derive(agree(self._channel, pair[1]), b"", "channel")
-        key = key_context(self._run, self._of(sender), slot)
-        return expand(self._channels[pair], box_context(key, sender, receiver), "box")
+        return self._channels[pair]
 
 
 def _known(advertised: Mapping[int, Advertisement], peer: int) -> Advertisement:

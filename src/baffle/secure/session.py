@@ -137,11 +137,8 @@ class ClientSession:
         points = [holder + 1 for holder in (*neighbours, self._number)]
         *of_seed, own = split(seed, opening.threshold, points)
         *of_key, _ = split(private.private_bytes_raw(), opening.threshold, points)
-        boxes = [
-            self._peers.seal(opening.slot, receiver, a + b)
-            for receiver, a, b in zip(neighbours, of_seed, of_key, strict=True)
-        ]
-        sealed = Sealed(opening.slot, b"".join(boxes))
+        shares = {receiver: a + b for receiver, a, b in zip(neighbours, of_seed, of_key, strict=True)}
+        sealed = Sealed(opening.slot, self._peers.seal(opening.slot, shares))
         self._note(sealed=opening.slot)
         self._keys = {number: key for number, key in self._keys.items() if number > opening.slot}
         self._open = {number: one for number, one in self._open.items() if number >= opening.slot - 1}
@@ -412,8 +409,10 @@ class ServerSlot:
         threshold = self.slot.opening.threshold
         held: dict[int, bytes] = {}
         for peer in sorted((client, *self._neighbours(client))):
-            share = self.released.get(peer, {}).get(client, NO_SHARE)
-            if share != NO_SHARE and len(held) < threshold:
+            if len(held) == threshold:
+                break
+            share = self.released[peer][client] if peer in self.released else NO_SHARE
+            if share != NO_SHARE:
                 held[peer] = share
         if len(held) < threshold:
             raise AbortError(f"{len(held)} neighbours of client {client} answered, {threshold} are needed")

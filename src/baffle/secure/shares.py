@@ -21,7 +21,7 @@ def split(secret: bytes, t: int, points: Sequence[int]) -> list[bytes]:
         raise ValueError(f"a threshold of {t} needs 1 to {len(points)} shares")
     if not all(0 < point < MOST_POINT for point in points):
         raise ValueError(f"points must be 1 to {MOST_POINT - 1}")
-    polynomial = [secrets.randbelow(PRIME) for _ in range(t - 1)] + [int.from_bytes(secret, "big")]
+    polynomial = [*_random_numbers(t - 1), int.from_bytes(secret, "big")]
     return [_evaluate(polynomial, point).to_bytes(SHARE_BYTES, "big") for point in points]
 
 
@@ -41,10 +41,20 @@ def combine(coefficients: Sequence[int], shares: Sequence[bytes]) -> bytes | Non
     return total.to_bytes(SECRET_BYTES, "big") if total < 2 ** (8 * SECRET_BYTES) else None
 
 
+def _random_numbers(count: int) -> list[int]:
+    """Below the prime; from 64 bits more than it has, so that no number is likelier than another by more than 2⁻⁶³."""
+    size = SHARE_BYTES + 8
+    noise = secrets.token_bytes(count * size)
+    return [int.from_bytes(noise[at : at + size], "big") % PRIME for at in range(0, len(noise), size)]
+
+
 def _evaluate(polynomial: list[int], point: int) -> int:
+    """Reduced every few coefficients only: points are small, so values grow slowly."""
     value = 0
-    for coefficient in polynomial:
-        value = (value * point + coefficient) % PRIME
+    for first in range(0, len(polynomial), 8):
+        for coefficient in polynomial[first : first + 8]:
+            value = value * point + coefficient
+        value %= PRIME
     return value
 
 
