@@ -24,7 +24,7 @@ from baffle.data.partition import share_out
 from baffle.data.sources import Source, load
 from baffle.errors import BaffleError, PlanError
 from baffle.models.build import build
-from baffle.plan import Plan
+from baffle.plan import Plan, Softmax
 from baffle.runtime.layouts import propose
 from baffle.runtime.torch_loss import TorchLoss, one_thread_each, weights_of
 
@@ -51,7 +51,9 @@ class Task:
 
     def runtime(self, dtype: torch.dtype = torch.float32) -> TorchLoss:
         probe, device = self.plan.probe, self.plan.run.device
-        structured = probe.supports != "dense" or self.head_only  # many heads at once are one matrix product
+        # Many heads at once, or many softmax regressions, are one matrix product.
+        linear = self.head_only or isinstance(self.plan.task.model, Softmax)
+        structured = probe.supports != "dense" or linear
         return TorchLoss(
             self.module(), micro_batch=probe.micro_batch, dtype=dtype, device=device, structured=structured
         )
