@@ -220,6 +220,30 @@ def test_tiers_need_scalars(setting: str) -> None:
         load("digits", ["federation.tiers=[{k=2, share=0.5}]", setting])
 
 
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (["federation.seeds=own", 'estimator="backprop"'], r'federation\.seeds.*estimator = "probe", got "backprop"'),
+        (["federation.seeds=own", 'federation.level="epoch"'], r'federation\.seeds.*level = "batch", got "epoch"'),
+        (["federation.seeds=own", "secure.groups=3", "secure.group_seeds=own"], r"federation\.seeds.*group_seeds"),
+        (["federation.seeds=own", "federation.tiers=[{k=2, share=0.5}]"], r"federation\.tiers.*seeds"),
+        (["federation.steps=3"], r'federation\.steps.*level = "epoch", got "batch"'),
+        (["federation.steps=3", "federation.epochs=2", 'federation.level="epoch"'], r"steps = 3.*epochs = 2"),
+    ],
+)
+def test_own_seeds_and_local_steps_are_refused_where_they_mean_nothing(settings: list[str], named: str) -> None:
+    with pytest.raises(PlanError, match=named) as refused:
+        load("digits", settings)
+    assert "leave" in str(refused.value) or "tiers" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_clients_with_own_seeds_send_vectors() -> None:
+    assert load("digits", ["federation.seeds=own"]).outcome_kind == "vector"
+    assert load("digits", ["federation.seeds=own", "secure.groups=3"]).outcome_kind == "vector"
+    assert load("digits", ["federation.seeds=shared"]).outcome_kind == "scalars"
+
+
 @pytest.mark.parametrize("k", [8, 9])
 def test_a_tier_has_fewer_directions_than_the_plan(k: int) -> None:
     with pytest.raises(PlanError, match=rf"federation\.tiers.*below probe\.k = 8, got {k}"):

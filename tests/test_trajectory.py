@@ -44,6 +44,12 @@ def test_vectors_travel_in_a_ring_that_holds_update_max(tiny: Callable[..., Plan
     assert course.length == N
 
 
+def test_estimates_by_own_directions_travel_in_a_ring_that_holds_d_max(tiny: Callable[..., Plan]) -> None:
+    course = trajectory(tiny(*SCALARS, "federation.seeds=own", "ring.d_max=30", "ring.update_max=9"), N)
+    assert course.ring == Ring(clients=3, n_max=20, clip=30.0)
+    assert course.length == N
+
+
 def test_directions_belong_to_a_key_number_and_a_distribution(tiny: Callable[..., Plan]) -> None:
     course = trajectory(tiny(*SCALARS), N)
     assert course.directions(3) == course.directions(3)

@@ -96,8 +96,9 @@ class Tier(Section, frozen=True):
 
 class Federation(Section, frozen=True):
     """Who takes part and how. A "dirichlet" partition has its `alpha` and gives each client `floor_samples` at least.
-    `batch = 0`: a client probes on all its samples at once. `dropout`: the chance that a simulated client does not
-    answer in a round."""
+    `batch = 0`: a client probes on all its samples at once. `seeds = "own"`: at batch level every client draws its own
+    directions and sends the gradient that it estimates. At epoch level a client goes through its samples `epochs`
+    times, or takes so many `steps`. `dropout`: the chance that a simulated client does not answer in a round."""
 
     clients: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
     participation: Share = 1.0
@@ -105,8 +106,10 @@ class Federation(Section, frozen=True):
     alpha: Positive = 0.3
     floor_samples: Count = 10
     level: Literal["batch", "epoch"] = "batch"
+    seeds: Literal["shared", "own"] = "shared"
     batch: OptionalCount = 32
     epochs: Count = 1
+    steps: OptionalCount = 0
     weighting: Literal["samples", "uniform"] = "samples"
     tiers: tuple[Tier, ...] = ()
     dropout: Decay = 0.0
@@ -204,7 +207,8 @@ class Plan(Section, frozen=True):
     @property
     def outcome_kind(self) -> Literal["scalars", "vector"]:
         """Scalars where the server rebuilds the gradient; a vector where clients send weight changes or gradients."""
-        return "scalars" if self.estimator == "probe" and self.federation.level == "batch" else "vector"
+        shared = self.federation.level == "batch" and self.federation.seeds == "shared"
+        return "scalars" if self.estimator == "probe" and shared else "vector"
 
     def trajectory_digest(self) -> bytes:
         """Names what determines the weights."""
@@ -269,6 +273,8 @@ def build(raw: Mapping[str, Any]) -> Plan:
     except msgspec.ValidationError as fault:
         raise PlanError(_explain(str(fault), raw)) from None
     _check_model(plan.task.model)
+    _check_seeds(plan)
+    _check_steps(plan.federation)
     _check_tiers(plan)
     _check_layout(plan)
     _check_secure(plan)
@@ -282,6 +288,38 @@ def _check_model(model: Model) -> None:
         raise PlanError(
             'task.model: ImageNet\'s weights need activation = "relu6" and norm = "none", got '
             f'{model.activation!r} and {model.norm!r}; leave these out, or set weights = "random"'
+        )
+
+
+def _check_seeds(plan: Plan) -> None:
+    if plan.federation.seeds == "shared":
+        return
+    remedy = 'leave federation.seeds out, or set it to "shared"'
+    if plan.estimator == "backprop":
+        raise PlanError(f'federation.seeds = "own" needs estimator = "probe", got "backprop", which has none; {remedy}')
+    if plan.federation.level == "epoch":
+        raise PlanError(
+            f'federation.seeds = "own" needs level = "batch", got "epoch", where clients have their own; {remedy}'
+        )
+    if plan.secure.group_seeds == "own":
+        raise PlanError(
+            'federation.seeds = "own" leaves groups no directions to share: expected secure.group_seeds = "shared", '
+            'got "own"; leave one of them out'
+        )
+
+
+def _check_steps(federation: Federation) -> None:
+    if not federation.steps:
+        return
+    if federation.level == "batch":
+        raise PlanError(
+            f'federation.steps are local ones and need level = "epoch", got "batch" with steps = {federation.steps}; '
+            "leave them out"
+        )
+    if federation.epochs != 1:
+        raise PlanError(
+            f"federation.steps = {federation.steps} and federation.epochs = {federation.epochs} both say how long a "
+            "client trains; leave one of them out"
         )
 
 
@@ -336,7 +374,9 @@ def _check_layout(plan: Plan) -> None:
 def _check_tiers(plan: Plan) -> None:
     tiers = plan.federation.tiers
     if tiers and plan.outcome_kind != "scalars":
-        raise PlanError('federation.tiers need level = "batch" and estimator = "probe": only scalars can be fewer')
+        raise PlanError(
+            'federation.tiers need level = "batch", seeds = "shared" and estimator = "probe": only scalars can be fewer'
+        )
     for tier in tiers:
         if tier.k >= plan.probe.k:
             raise PlanError(f"federation.tiers: a tier's k must be below probe.k = {plan.probe.k}, got {tier.k}")

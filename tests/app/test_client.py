@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from baffle.app.client import Client, contribution_bytes, forwards_of
 from baffle.app.replica import Replica
 from baffle.app.task import Task, load_task
 from baffle.core.arrays import F32, F64
+from baffle.core.directions import DISTRIBUTIONS, Directions
 from baffle.core.messages import (
     Abstention,
     CatchUp,
@@ -24,7 +26,7 @@ from baffle.core.messages import (
 )
 from baffle.core.ports import Batch, GradientRuntime
 from baffle.core.probe import SCHEMES, Loss
-from baffle.core.ring import EXTRAS, Sum
+from baffle.core.ring import EXTRAS, Sum, add
 from baffle.core.state import ServerState, pack
 from baffle.data.sources import Dataset
 from baffle.plan import Plan
@@ -35,6 +37,8 @@ FORWARD = ["probe.scheme=forward"]
 CENTRAL = ["probe.scheme=central"]
 BACKPROP = ['estimator="backprop"']
 EPOCH = ['federation.level="epoch"', "federation.epochs=3"]
+STEPS = ['federation.level="epoch"', "federation.steps=6"]
+OWN = ["federation.seeds=own"]
 
 
 class Bowl:
@@ -146,7 +150,32 @@ def test_an_epoch_goes_through_all_samples_in_a_new_order(tiny: Callable[..., Pl
     assert np.concatenate(runtime.batches)[:SAMPLES].tolist() != laps[0].tolist()
 
 
-@pytest.mark.parametrize("level", [["federation.epochs=1"], EPOCH])
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("batch", [0, 5, 6, 20])
+@pytest.mark.parametrize("estimator", [FORWARD, BACKPROP])
+def test_as_many_steps_as_epochs_have_are_the_same(
+    tiny: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, epochs: int, batch: int, estimator: list[str]
+) -> None:
+    monkeypatch.setattr(Plan, "trajectory_digest", lambda _: bytes(32))  # or the two would differ in their directions
+    settings = [*estimator, 'federation.level="epoch"', f"federation.batch={batch}"]
+    one, other = Bowl(5), Bowl(5)
+    by_epochs = Setting(_plan(tiny, *settings, f"federation.epochs={epochs}"), one)
+    steps = epochs * (-(-SAMPLES // batch) if batch else 1)
+    by_steps = Setting(_plan(tiny, *settings, f"federation.steps={steps}"), other)
+    assert by_steps.client.answer(by_steps.request(4)) == by_epochs.client.answer(by_epochs.request(4))
+    assert one.batches == other.batches
+
+
+@pytest.mark.parametrize(("steps", "sizes"), [(1, [6]), (3, [6, 6, 6]), (6, [6, 6, 6, 2, 6, 6])])
+def test_steps_go_through_the_samples_lap_after_lap(tiny: Callable[..., Plan], steps: int, sizes: list[int]) -> None:
+    runtime = Bowl(5)
+    Setting(_plan(tiny, 'federation.level="epoch"', f"federation.steps={steps}"), runtime).sent(4)
+    assert [len(batch) for batch in runtime.batches] == sizes
+    first = np.concatenate(runtime.batches[:4]).tolist()
+    assert len(set(first)) == len(first)
+
+
+@pytest.mark.parametrize("level", [["federation.epochs=1"], EPOCH, STEPS])
 @pytest.mark.parametrize("scheme", [FORWARD, CENTRAL, BACKPROP])
 @pytest.mark.parametrize("batch", [0, 6, 20])
 @pytest.mark.parametrize("held", [20, 3])
@@ -157,6 +186,14 @@ def test_forwards_are_counted_right(
     setting = Setting(_plan(tiny, *level, *scheme, f"federation.batch={batch}"), runtime, held=held)
     setting.sent(2)
     assert forwards_of(setting.course, 4, held) == runtime.forwards
+
+
+@pytest.mark.parametrize("scheme", [FORWARD, CENTRAL])
+def test_forwards_of_a_client_with_its_own_directions(tiny: Callable[..., Plan], scheme: list[str]) -> None:
+    runtime = Bowl(5)
+    setting = Setting(_plan(tiny, *OWN, *scheme), runtime)
+    setting.sent()
+    assert forwards_of(setting.course, 4, SAMPLES) == runtime.forwards
 
 
 def test_forwards_of_a_slow_client(tiny: Callable[..., Plan]) -> None:
@@ -180,6 +217,37 @@ def test_scalars_are_the_directional_derivatives_of_the_rounds_directions(
         )
         np.testing.assert_allclose(setting.values(number), expected.scalars, atol=1e-5)
         assert setting.sent(number).loss == pytest.approx(expected.base, abs=1e-4)
+
+
+@pytest.mark.parametrize("scheme", [FORWARD, CENTRAL])
+@pytest.mark.parametrize("distribution", ["rademacher", "gaussian", "sphere"])
+def test_with_own_seeds_a_client_sends_the_mean_of_its_scalars_times_its_own_directions(
+    tiny: Callable[..., Plan], scheme: list[str], distribution: str
+) -> None:
+    plan = _plan(tiny, "federation.batch=0", *OWN, *scheme, f"probe.distribution={distribution}")
+    everything = Batch(np.zeros((SAMPLES, 1), np.float32), np.arange(SAMPLES))
+    for client, number in ((0, 0), (2, 0), (2, 3)):
+        setting = Setting(plan, Bowl(5), number=client)
+        key = setting.course.seeds.key("local", number, client, 0)
+        directions, supports = Directions(key, DISTRIBUTIONS[distribution]), setting.course.supports
+        probed = SCHEMES[plan.probe.scheme](
+            Bowl(5).on(everything), setting.state.weights, directions, supports, plan.probe.sigma
+        )
+        z = directions.draw(range(4), 0, 5) * directions.distribution.unit
+        np.testing.assert_allclose(setting.values(number), probed.scalars @ z / 4, atol=1e-5)
+
+
+def test_in_any_order_own_estimates_add_up_to_their_weighted_mean(tiny: Callable[..., Plan]) -> None:
+    plan = _plan(tiny, *OWN, "federation.clients=4")
+    settings = [Setting(plan, Bowl(5), number=number, held=5 * (number + 1)) for number in range(4)]
+    replies = [setting.reply() for setting in settings]
+    vectors = [reply.elements().astype(np.uint32) for reply in replies if isinstance(reply, Contribution)]
+    sums = [settings[0].course.ring.decode(add(order), 4) for order in permutations(vectors)]
+    assert len({one.totals.tobytes() for one in sums}) == 1
+    group = Group(0, sums[0].totals.astype("<i4").tobytes(), sums[0].weight)
+    gradient = settings[0].course.rule.gradient(Outcome(0, "vector", (group,)))
+    expected = np.average([setting.values() for setting in settings], axis=0, weights=[5, 10, 15, 20])
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)
 
 
 def test_a_slow_client_sends_a_prefix_that_counts_more(tiny: Callable[..., Plan]) -> None:
@@ -241,7 +309,7 @@ def test_local_directions_belong_to_round_client_and_step(tiny: Callable[..., Pl
     assert one.values(0).tolist() != one.values(1).tolist()
 
 
-@pytest.mark.parametrize("settings", [FORWARD, EPOCH, BACKPROP, [*BACKPROP, *EPOCH]])
+@pytest.mark.parametrize("settings", [FORWARD, OWN, EPOCH, STEPS, BACKPROP, [*BACKPROP, *EPOCH]])
 def test_a_reply_can_be_computed_again(tiny: Callable[..., Plan], settings: list[str]) -> None:
     plan = _plan(tiny, *settings)
     replies = {Setting(plan, Bowl(5)).client.answer(Setting(plan, Bowl(5)).request(number)) for number in (3, 3, 4)}
@@ -266,13 +334,18 @@ def test_clipped_scalars_are_counted(tiny: Callable[..., Plan]) -> None:
     assert Setting(_plan(tiny, "ring.d_max=1e-6"), Bowl(5)).sent().clipped == 4
 
 
+def test_what_own_directions_clip_is_counted_and_update_max_is_not_asked(tiny: Callable[..., Plan]) -> None:
+    assert Setting(_plan(tiny, *OWN, "ring.update_max=1e-9"), Bowl(5)).sent().clipped == 0
+    assert Setting(_plan(tiny, *OWN, "ring.d_max=1e-6"), Bowl(5)).sent().clipped == 4
+
+
 def test_values_clipped_on_the_way_are_counted_at_epoch_level(tiny: Callable[..., Plan]) -> None:
     assert Setting(_plan(tiny, *EPOCH), Bowl(5)).sent().clipped == 0
     assert Setting(_plan(tiny, *EPOCH, "ring.d_max=1e-6"), Bowl(5)).sent().clipped == 5
     assert Setting(_plan(tiny, *EPOCH, "ring.update_max=1e-6"), Bowl(5)).sent().clipped == 5
 
 
-@pytest.mark.parametrize("settings", [FORWARD, EPOCH, BACKPROP])
+@pytest.mark.parametrize("settings", [FORWARD, OWN, EPOCH, BACKPROP])
 def test_a_reply_is_four_bytes_a_value_and_a_constant(tiny: Callable[..., Plan], settings: list[str]) -> None:
     setting = Setting(_plan(tiny, *settings), Bowl(5))
     for number in (0, 2**40):

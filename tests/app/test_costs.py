@@ -19,6 +19,8 @@ VARIANTS: dict[str, list[str]] = {
     "delta": ["run.downlink=delta"],
     "weights": ["run.downlink=weights"],
     "epoch": ['federation.level="epoch"', "federation.batch=100", "federation.epochs=2"],
+    "steps": ['federation.level="epoch"', "federation.steps=7"],
+    "own seeds": ["federation.seeds=own"],
     "backprop": ['estimator="backprop"'],
     "tiers": ["federation.tiers=[{k=2, share=0.34}]"],
     "lenet": ['task.model={name="lenet", channels=[2, 3]}'],
@@ -81,6 +83,8 @@ def test_the_model_does_not_change_what_scalars_cost(tiny: Callable[..., Plan]) 
 
 def test_expected_alignment(tiny: Callable[..., Plan]) -> None:
     assert _costs(tiny("probe.k=50")).alignment == pytest.approx(math.sqrt(50 / (50 + 650 + 1)))
+    own = _costs(tiny("probe.k=50", "federation.seeds=own", "federation.clients=4"))
+    assert own.alignment == pytest.approx(math.sqrt(200 / (200 + 650 + 1)))
     baseline = _costs(tiny('estimator="backprop"'))
     assert baseline.alignment is None
     assert baseline.precision is None

@@ -15,12 +15,13 @@ import torch
 
 from baffle.app.recorder import Progress, Summary
 from baffle.app.simulate import add_baseline, resume, simulate
-from baffle.core.seeds import Seeds
+from baffle.core.seeds import OF_THE_TRAJECTORY, Purpose, Seeds
 from baffle.data.partition import iid
 from baffle.errors import BaffleError, JournalError, NotFiniteError, PlanError, RunFolderError
-from baffle.journal.replay import verify
+from baffle.journal.replay import catch_up, verify
 from baffle.journal.store import Journal
 from baffle.plan import Plan, load
+from baffle.trajectory import trajectory
 
 FIXED = "probe.micro_batch=64"  # otherwise it is measured, and two runs need not agree on it
 VARIANTS: dict[str, list[str]] = {
@@ -32,6 +33,7 @@ VARIANTS: dict[str, list[str]] = {
     "clip and decay": ["update.clip=0.3", "update.weight_decay=0.01"],
     "no average": ["update.ema=0"],
     "uniform": ["federation.weighting=uniform"],
+    "own seeds": ["federation.seeds=own"],
     "tiers": ["federation.tiers=[{k=2, share=0.34}, {k=1, share=0.33}]"],
     "few": ["federation.clients=10", "federation.participation=0.3"],
     "one client": ["federation.clients=1"],
@@ -39,6 +41,7 @@ VARIANTS: dict[str, list[str]] = {
     "epoch": ['federation.level="epoch"', "rounds=3", "federation.batch=100", FIXED],
     "epoch central": ['federation.level="epoch"', "probe.scheme=central", "rounds=2", "federation.batch=100", FIXED],
     "epoch in one step": ['federation.level="epoch"', "federation.batch=0", FIXED, "federation.epochs=2"],
+    "epoch of steps": ['federation.level="epoch"', "rounds=2", "federation.steps=3"],
     "backprop": ['estimator="backprop"'],
     "backprop epoch": ['estimator="backprop"', 'federation.level="epoch"', "rounds=3"],
     "backprop in one step": ['estimator="backprop"', 'federation.level="epoch"', "federation.batch=0", FIXED],
@@ -79,7 +82,7 @@ def test_every_variant_leads_to_other_weights(ran: Ran) -> None:
     assert len({ran(name)[1]["weights_sha256"] for name in VARIANTS}) == len(VARIANTS)
 
 
-@pytest.mark.parametrize("name", ["forward", "epoch", "backprop", "lenet"])
+@pytest.mark.parametrize("name", ["forward", "own seeds", "epoch", "backprop", "lenet"])
 def test_the_number_of_workers_changes_no_bit(tiny: Callable[..., Plan], tmp_path: Path, name: str) -> None:
     settings = [*VARIANTS[name], "federation.clients=5", "rounds=3"]
     found = {
@@ -420,3 +423,33 @@ def test_the_baseline_of_a_longer_run_is_as_long(finished_run: Path) -> None:
     add_baseline(finished_run)
     resume(finished_run, ["rounds=9"])
     assert add_baseline(finished_run)["baseline_rounds"] == 9
+
+
+def test_a_run_with_own_seeds_has_a_baseline_too(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    simulate(tiny("federation.seeds=own"), tmp_path / "run")
+    assert add_baseline(tmp_path / "run")["baseline_rounds"] == 6
+
+
+def test_with_one_client_own_seeds_differ_from_shared_ones_in_the_key_alone(
+    tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Seeds.key
+
+    def key(seeds: Seeds, purpose: Purpose, *numbers: int) -> bytes:
+        return (
+            real(Seeds(0, b""), "local", numbers[0]) if purpose in OF_THE_TRAJECTORY else real(seeds, purpose, *numbers)
+        )
+
+    settings = ["federation.clients=1", 'update.optimizer="sgd"', "update.rate=0.1", "probe.distribution=sphere"]
+
+    def weights(seeds: str) -> Any:
+        simulate(tiny(*settings, f"federation.seeds={seeds}"), tmp_path / seeds)
+        with Journal.open(tmp_path / seeds / "journal.sqlite") as journal:
+            return catch_up(journal, trajectory(journal.plan(), 650)).state.weights
+
+    apart = weights("shared"), weights("own")
+    assert np.abs(apart[0] - apart[1]).max() > 1e-3
+    for name in ("shared", "own"):
+        shutil.rmtree(tmp_path / name)
+    monkeypatch.setattr(Seeds, "key", key)
+    np.testing.assert_allclose(weights("shared"), weights("own"), atol=1e-5)

@@ -1,8 +1,9 @@
 """What a client does in a round: its weights, its data, forward passes, one reply."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from baffle.core.ring import ELEMENT, EXTRAS, Ring, RingVector
 from baffle.core.seeds import batch_indices, permutation
 from baffle.data.sources import Dataset
 from baffle.errors import BaffleError, RefusalError
+from baffle.plan import Plan
 from baffle.secure.messages import Agree, Hello, MaskedRequest, Request, Turn, decode_request
 from baffle.secure.session import ClientSession
 from baffle.trajectory import Trajectory, optimizer
@@ -88,9 +90,10 @@ class Client:
         if plan.federation.level == "epoch":
             return self._train_locally(request.round, weights, runtime)
         batch = self._batch_of_round(request.round)
-        if plan.estimator == "backprop":
-            loss, gradient = runtime.gradient_on(batch)(weights)
-            return Work(gradient.astype(np.float64), loss)
+        if plan.outcome_kind == "vector":
+            key = self.course.seeds.key("local", request.round, self.number, 0)
+            work, gradient = self._estimate(weights, batch, key, runtime)
+            return work._replace(values=gradient.astype(np.float64))
         probe = SCHEMES[plan.probe.scheme]
         supports = self.course.supports[: self.k]
         probed = probe(runtime.on(batch), weights, self.course.directions(request.key), supports, plan.probe.sigma)
@@ -101,20 +104,27 @@ class Client:
         plan, seeds = self.course.plan, self.course.seeds
         step = optimizer(plan.update)
         here, state, losses, clipped = weights, step.init(weights), list[float](), 0
-        for lap in range(plan.federation.epochs):
-            order = permutation(seeds.key("batches", round_number, self.number, lap), len(self.indices))
-            for indices in _split(order, plan.federation.batch):
-                key = seeds.key("local", round_number, self.number, len(losses))
-                batch = self._augmented(indices, round_number, len(losses))
-                work, gradient = self._estimate(here, batch, key, runtime)
-                state, change = step.update(state, gradient, here)
-                here = here + change
-                losses.append(work.loss)
-                clipped += work.clipped
+        steps = local_steps(plan, len(self.indices))
+        for number, indices in enumerate(islice(self._local_batches(round_number), steps)):
+            key = seeds.key("local", round_number, self.number, number)
+            batch = self._augmented(indices, round_number, number)
+            work, gradient = self._estimate(here, batch, key, runtime)
+            state, change = step.update(state, gradient, here)
+            here = here + change
+            losses.append(work.loss)
+            clipped += work.clipped
         return Work(weights.astype(np.float64) - here, float(np.mean(losses)), clipped)
 
+    def _local_batches(self, round_number: int) -> Iterator[I64]:
+        """Lap after lap through this client's samples, each in its own order, its last batch what is left."""
+        n, size = len(self.indices), self.course.plan.federation.batch or len(self.indices)
+        for lap in count():
+            order = permutation(self.course.seeds.key("batches", round_number, self.number, lap), n)
+            yield from (order[start : start + size] for start in range(0, n, size))
+
     def _estimate(self, weights: F32, batch: Batch, key: bytes, runtime: GradientRuntime) -> tuple[Work, F32]:
-        """The gradient at one local step. The scalars pass through a ring of one, so they rebuild exactly."""
+        """The gradient on a batch, by this client alone. The scalars pass through a ring of one, so they rebuild
+        exactly."""
         plan, course = self.course.plan, self.course
         if plan.estimator == "backprop":
             loss, gradient = runtime.gradient_on(batch)(weights)
@@ -145,17 +155,17 @@ def _contribution(request: RoundRequest, vector: RingVector) -> Contribution:
     return Contribution(request.round, vector.astype(ELEMENT, copy=False).tobytes())
 
 
-def _split(order: I64, size: int) -> list[I64]:
-    return [order[i : i + size] for i in range(0, len(order), size)] if size else [order]
+def local_steps(plan: Plan, samples: int) -> int:
+    """Steps of one client in one round at epoch level."""
+    federation = plan.federation
+    return federation.steps or federation.epochs * -(-samples // (federation.batch or samples))
 
 
 def forwards_of(course: Trajectory, k: int, samples: int) -> int:
     """Forward passes of one client in one round (a backpropagation counts as one forward)."""
     plan = course.plan
     each = {"forward": k + 1, "central": 2 * k}[plan.probe.scheme] if plan.estimator == "probe" else 1
-    if plan.federation.level == "batch":
-        return each
-    return each * plan.federation.epochs * -(-samples // (plan.federation.batch or samples))
+    return each if plan.federation.level == "batch" else each * local_steps(plan, samples)
 
 
 def contribution_bytes(course: Trajectory) -> int:

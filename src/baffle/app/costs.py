@@ -89,8 +89,10 @@ def costs(task: Task) -> Costs:
 
 def _alignment(course: Trajectory) -> float:
     """1/√(1 + Σ_s n_s(n_s + 1)/(n·K_s)) over supports of n_s weights with K_s directions, if the gradient is spread
-    evenly over the weights. Dense directions make it the paper's √(K/(K+n+1))."""
-    per_direction = course.plan.secure.groups if course.plan.own_seeds else 1
+    evenly over the weights. Dense directions make it the paper's √(K/(K+n+1)). Groups or clients with directions of
+    their own make it as many times K."""
+    plan = course.plan
+    per_direction = plan.per_round if plan.federation.seeds == "own" else plan.secure.groups if plan.own_seeds else 1
     shares = Counter(course.supports)
     spread = sum(support.size * (support.size + 1) / count for support, count in shares.items())
     return 1 / math.sqrt(1 + spread / (course.n * per_direction))

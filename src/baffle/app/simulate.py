@@ -83,8 +83,8 @@ def resume(path: Path, settings: Iterable[str] = (), *, data: Path | None = None
 
 
 def baseline_of(plan: Plan) -> Plan:
-    """The same plan, trained by backpropagation."""
-    return change(plan, ['estimator = "backprop"'])
+    """The same plan, trained by backpropagation, for which there are no directions to be shared."""
+    return change(plan, ['estimator = "backprop"', 'federation.seeds = "shared"'])
 
 
 def add_baseline(path: Path, *, data: Path | None = None, watch: Watch = _nothing) -> Summary:
