@@ -60,6 +60,28 @@ def test_the_papers_preset_has_the_papers_settings() -> None:
     assert (plan.update.optimizer, plan.update.rate, plan.update.ema) == ("adam", 0.01, 0.995)
 
 
+@pytest.mark.parametrize("name", ["fedzo-mnist", "dlzo-mnist"])
+def test_the_rivals_probe_as_far_as_they_say(name: str) -> None:
+    """FedZO's step of 0.001 on the unit sphere is a σ that is shorter by √n."""
+    plan = load(name)
+    assert plan.probe.sigma * 10_250**0.5 == pytest.approx(1e-3, rel=1e-3)
+    assert plan.probe.distribution == "sphere"
+    assert (plan.update.optimizer, plan.update.ema, plan.outcome_kind) == ("sgd", 0, "vector")
+
+
+def test_the_authors_plan_is_the_papers_but_for_what_their_code_adds() -> None:
+    theirs, adds = load("authors-mnist-lenet"), ["update.clip=0.3", "update.weight_decay=5e-4", "federation.seeds=own"]
+    ours = load("paper-mnist-lenet", ["federation.level=batch", *adds])
+    assert theirs.trajectory_digest() == ours.trajectory_digest()
+
+
+@pytest.mark.parametrize(("name", "level"), [("fedsgd-mnist-lenet", "batch"), ("fedavg-mnist-lenet", "epoch")])
+def test_plans_of_backpropagation_differ_from_the_papers_in_nothing_that_it_uses(name: str, level: str) -> None:
+    ours, theirs = load("paper-mnist-lenet", [f"federation.level={level}"]), load(name)
+    assert theirs.estimator == "backprop"
+    assert (theirs.task, theirs.federation, theirs.update) == (ours.task, ours.federation, ours.update)
+
+
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
