@@ -2,10 +2,11 @@
 
 from baffle.errors import PlanError
 from baffle.paper.alignment import Alignment
+from baffle.paper.fedzo import FEDZO
 from baffle.paper.target import Target
 from baffle.paper.training import FIG_ABLATION, FIG_K, TABLE1
 
-TARGETS: dict[str, Target] = {one.name: one for one in (TABLE1, FIG_K, FIG_ABLATION, Alignment())}
+TARGETS: dict[str, Target] = {one.name: one for one in (TABLE1, FIG_K, FIG_ABLATION, Alignment(), FEDZO)}
 
 
 def target(name: str) -> Target:
