@@ -37,7 +37,7 @@ def _one_line(done: CompletedProcess[str], *words: str) -> str:
         ("probe.k=-5", ["probe.k", ">= 1", "-5"]),
         ("probe.sigma=0", ["probe.sigma", "> 0", "0"]),
         ("probe.sigma=-0.5", ["probe.sigma", "> 0", "-0.5"]),
-        ("probe.sigma=1e-9", ["probe.sigma", "1e-09", "below the precision", "use at least"]),
+        ("probe.sigma=1e-12", ["probe.sigma", "1e-12", "below the precision", "use at least"]),
         ("ring.d_max=1e9", ["ring.d_max", "too coarse"]),
         ("federation.clients=1439", ["federation.clients", "1439", "1438 samples"]),
         ("federation.clients=0", ["federation.clients", ">= 1"]),
