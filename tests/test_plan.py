@@ -556,3 +556,9 @@ def test_a_plan_survives_the_way_through_toml(plan: Plan) -> None:
     assert again.digest() == plan.digest()
     assert again.trajectory_digest() == plan.trajectory_digest()
     assert build(msgspec.to_builtins(plan)) == plan
+
+
+def test_half_precision_is_for_dense_directions() -> None:
+    assert load("digits", ["probe.precision=float16"]).probe.precision == "float16"
+    with pytest.raises(PlanError, match=r"probe\.precision: only dense directions.*bfloat16.*supports"):
+        load("digits", ["probe.precision=bfloat16", "probe.supports=units"])

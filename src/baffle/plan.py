@@ -116,7 +116,8 @@ class Federation(Section, frozen=True):
 
 
 class Probe(Section, frozen=True):
-    """The estimator's settings. `micro_batch = 0` and an empty `layout` are chosen when the run starts and written into
+    """The estimator's settings. `precision` is that of the forward passes: the moved weights are rounded to it.
+    `micro_batch = 0` and an empty `layout` are chosen when the run starts and written into
     its own plan. A layout says how many directions each support has: start, stop, start and stop of its tail, count."""
 
     k: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
@@ -124,6 +125,7 @@ class Probe(Section, frozen=True):
     scheme: Literal["forward", "central"] = "forward"
     distribution: Literal["gaussian", "rademacher", "sphere"] = "gaussian"
     micro_batch: OptionalCount = 0
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
     supports: Literal["dense", "stages", "units"] = "dense"
     layout: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount, Count], ...] = ()
 
@@ -276,7 +278,7 @@ def build(raw: Mapping[str, Any]) -> Plan:
     _check_seeds(plan)
     _check_steps(plan.federation)
     _check_tiers(plan)
-    _check_layout(plan)
+    _check_probe(plan)
     _check_secure(plan)
     return plan
 
@@ -359,8 +361,13 @@ def imported(name: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], found)
 
 
-def _check_layout(plan: Plan) -> None:
+def _check_probe(plan: Plan) -> None:
     probe = plan.probe
+    if probe.precision != "float32" and probe.supports != "dense":
+        raise PlanError(
+            f'probe.precision: only dense directions can be probed in {probe.precision}; set probe.supports = "dense", '
+            'or probe.precision = "float32"'
+        )
     if not probe.layout:
         return
     if probe.supports == "dense":

@@ -1,11 +1,12 @@
 """Whether σ and the ring can carry the losses: refused, warned about, or silent."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from baffle.app.precision import measure, require_precision
+from baffle.app.precision import judge, measure, require_precision
 from baffle.app.simulate import simulate
 from baffle.app.task import load_task
 from baffle.errors import PlanError
@@ -39,6 +40,27 @@ def test_a_small_step_is_warned_about_with_a_better_one(tiny: Callable[..., Plan
 def test_noise_falls_as_the_step_grows(tiny: Callable[..., Plan]) -> None:
     found = [measure(load_task(tiny(ROUNDED, f"probe.sigma={sigma}"))).noise for sigma in (1e-8, 1e-6, 1e-4)]
     assert found[0] > 10 * found[1] > 100 * found[2]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("scheme", ["forward", "central"])
+def test_half_precision_needs_a_larger_step_and_is_told_which(
+    tiny: Callable[..., Plan], precision: str, scheme: str
+) -> None:
+    settings = (ROUNDED, f"probe.precision={precision}", f"probe.scheme={scheme}")
+    assert measure(load_task(tiny(ROUNDED, "probe.sigma=1e-6", f"probe.scheme={scheme}"))).noise < 0.5
+    with pytest.raises(PlanError, match=r"probe\.sigma: 1e-06 is below the precision.*use at least \S+") as refused:
+        require_precision(load_task(tiny(*settings, "probe.sigma=1e-6")))
+    wanted = float(str(refused.value).rsplit(" ", 1)[1])
+    assert wanted > 1e-4
+    assert require_precision(load_task(tiny(*settings, f"probe.sigma={wanted}"))) == []
+
+
+def test_where_no_step_is_large_enough_the_precision_is_to_be_changed(tiny: Callable[..., Plan]) -> None:
+    task = load_task(tiny(ROUNDED, "probe.precision=bfloat16"))
+    hopeless = replace(measure(task), noise=0.9, sigma_wanted=float("inf"))
+    with pytest.raises(PlanError, match=r'no σ up to 0\.1 would do; set probe\.precision = "float32"'):
+        judge(task, hopeless)
 
 
 def test_a_ring_too_coarse_is_refused(tiny: Callable[..., Plan]) -> None:

@@ -453,3 +453,12 @@ def test_with_one_client_own_seeds_differ_from_shared_ones_in_the_key_alone(
         shutil.rmtree(tmp_path / name)
     monkeypatch.setattr(Seeds, "key", key)
     np.testing.assert_allclose(weights("shared"), weights("own"), atol=1e-5)
+
+
+def test_probes_in_half_precision_lead_elsewhere_by_a_chain_that_holds(
+    tiny: Callable[..., Plan], tmp_path: Path
+) -> None:
+    settings = ("task.model={name='lenet', channels=[2, 2], head='flatten'}", "probe.sigma=1e-2")
+    plain = simulate(tiny(*settings), tmp_path / "plain")
+    half = simulate(tiny(*settings, "probe.precision=bfloat16"), tmp_path / "half")
+    assert verify(tmp_path / "half").weights_sha256 == half["weights_sha256"] != plain["weights_sha256"]

@@ -195,3 +195,33 @@ def test_data_that_cannot_be_augmented_or_sized_is_refused(tiny: Callable[..., P
         load_task(tiny("task.augment=true"))
     with pytest.raises(PlanError, match=r"task\.pixels: only pacs and officehome"):
         load_task(tiny("task.pixels=16"))
+
+
+def test_probes_are_computed_in_the_precision_of_the_plan_and_backpropagation_in_float32(
+    tiny: Callable[..., Plan],
+) -> None:
+    task = load_task(tiny("probe.precision=bfloat16"))
+    assert {p.dtype for p in task.runtime()._module.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in task.runtime(torch.float32)._module.parameters()} == {torch.float32}
+    assert task.initial_weights().dtype == np.float32
+    assert load_task(tiny("probe.precision=bfloat16", "estimator=backprop")).dtype == torch.float32
+
+
+class FullPrecisionOnly(torch.nn.Linear):
+    """A model with an operator that is there for float32 alone, as on some machines."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float16:
+            raise RuntimeError("\"addmm_impl_cpu_\" not implemented for 'Half'")
+        return super().forward(x.flatten(1))
+
+
+def full_precision_only() -> torch.nn.Module:
+    return FullPrecisionOnly(64, 10)
+
+
+def test_a_machine_that_cannot_compute_in_a_precision_says_so(tiny: Callable[..., Plan]) -> None:
+    model = f"task.model={{name='custom', factory='{__name__}:full_precision_only'}}"
+    load_task(tiny(model))
+    with pytest.raises(PlanError, match=r"probe\.precision: this machine cannot.*float16.*float32.*not implemented"):
+        load_task(tiny(model, "probe.precision=float16"))

@@ -227,3 +227,16 @@ def test_backpropagation_gives_no_reason_for_a_warning() -> None:
         TorchLoss(_module()).gradient_on(_batch())(weights_of(_module()))
     finally:
         torch.set_warn_always(before)
+
+
+@pytest.mark.parametrize(("dtype", "ulp"), [(torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)])
+def test_in_half_precision_a_step_below_half_a_unit_of_the_weight_vanishes(dtype: torch.dtype, ulp: float) -> None:
+    """A weight of one has steps of 2 · `ulp` above it; the loss is taken in float32."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
+    loss = TorchLoss(module, dtype=dtype).on(_batch())
+    weights = np.ones(640, np.float32)
+    small, large = weights.copy(), weights.copy()
+    small[:64] += np.float32(0.9 * ulp)
+    large[:64] += np.float32(1.1 * ulp)
+    assert loss(small) == loss(weights) != loss(large)
+    assert loss(weights) == pytest.approx(np.log(10), abs=1e-6)

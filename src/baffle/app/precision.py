@@ -1,5 +1,6 @@
 """Whether a plan's σ and ring can carry what its losses say: measured on the task itself, before a run starts."""
 
+import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,6 +20,9 @@ DIRECTIONS = 8
 NOISE_REFUSED, NOISE_WARNED, NOISE_WANTED = 0.5, 0.05, 0.01
 """Rounding noise as a share of a typical scalar."""
 
+SIGMAS_IN_HALF = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+"""What is tried where half precision needs a larger σ."""
+
 QUANTUM_REFUSED = 0.01
 """A median client's step of the ring as a share of a typical scalar."""
 
@@ -28,13 +32,18 @@ class Precision:
     """What a few probes at the initial weights show."""
 
     typical: float  # root mean square of a scalar
-    noise: float  # share of it that is rounding in float32
-    sigma_wanted: float  # smallest σ at which that share would be 1 %
+    noise: float  # share of it that is rounding in the probe's precision
+    sigma_wanted: float  # a σ at which that share would be `noise_wanted`, or infinity
+    noise_wanted: float
     quantum: float  # a median client's step of the ring, as a share of a typical scalar
 
 
 def measure(task: Task) -> Precision:
-    """Probe one client's batch with float32 losses and, along the same directions, with float64 ones."""
+    """Probe one client's batch as the plan says and, along the same directions, with float64 losses.
+
+    Rounding in float32 falls as 1/σ, so the σ that is wanted follows. In half precision a small step also vanishes when
+    it is added to the weights, so larger ones are tried.
+    """
     plan, weights = task.plan, task.initial_weights()
     course = trajectory(plan, len(weights))
     indices = task.shares[0][: plan.federation.batch or None]
@@ -42,18 +51,28 @@ def measure(task: Task) -> Precision:
     directions = Directions(bytes(32), DISTRIBUTIONS[plan.probe.distribution])
     tried = [course.supports[i * plan.probe.k // DIRECTIONS] for i in range(DIRECTIONS)]
 
-    def scalars(dtype: torch.dtype, at: F32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        loss = task.runtime(dtype).on(batch)
-        return SCHEMES[plan.probe.scheme](loss, at, directions, tried, plan.probe.sigma).scalars
+    exact, rounded = (task.runtime(dtype).on(batch) for dtype in (torch.float64, task.dtype))
 
-    exact = scalars(torch.float64, cast(F32, weights.astype(np.float64)))
-    error = float(np.sqrt(np.mean((scalars(torch.float32, weights) - exact) ** 2)))
-    typical = max(float(np.sqrt(np.mean(exact**2))), 1e-30)
+    def noise_at(sigma: float) -> tuple[float, float]:
+        """The root mean square of a scalar, and the share of it that is rounding."""
+        probe = SCHEMES[plan.probe.scheme]
+        right = probe(exact, cast(F32, weights.astype(np.float64)), directions, tried, sigma).scalars
+        found = probe(rounded, weights, directions, tried, sigma).scalars
+        typical = max(float(np.sqrt(np.mean(right**2))), 1e-30)
+        return typical, float(np.sqrt(np.mean((found - right) ** 2))) / typical
+
+    typical, noise = noise_at(plan.probe.sigma)
+    wanted, goal = plan.probe.sigma * noise / NOISE_WANTED, NOISE_WANTED
+    if task.dtype.itemsize < 4:
+        goal, larger = NOISE_WARNED, [sigma for sigma in SIGMAS_IN_HALF if sigma > plan.probe.sigma]
+        enough = (sigma for sigma in larger if noise_at(sigma)[1] <= goal)
+        wanted = next(enough, math.inf) if noise > goal else plan.probe.sigma
     weight = course.weight_of(int(np.median([len(share) for share in task.shares])))
     return Precision(
         typical,
-        error / typical,
-        plan.probe.sigma * error / typical / NOISE_WANTED,
+        noise,
+        wanted,
+        goal,
         1 / (course.ring.scale * weight * typical) if plan.outcome_kind == "scalars" else 0.0,
     )
 
@@ -69,12 +88,18 @@ def require_precision(task: Task) -> list[str]:
     return judge(task, found)
 
 
+def _remedy(found: Precision) -> str:
+    if math.isinf(found.sigma_wanted):
+        return f'no σ up to {max(SIGMAS_IN_HALF):g} would do; set probe.precision = "float32"'
+    return f"to bring it to {found.noise_wanted:.0%}, use at least {found.sigma_wanted:.1g}"
+
+
 def judge(task: Task, found: Precision) -> list[str]:
     plan = task.plan
     if found.noise >= NOISE_REFUSED:
         raise PlanError(
             f"probe.sigma: {plan.probe.sigma:g} is below the precision of the loss: {min(found.noise, 1):.0%} "
-            f"of a scalar would be rounding; use at least {found.sigma_wanted:.1g}"
+            f"of a scalar would be rounding; {_remedy(found)}"
         )
     if found.quantum > QUANTUM_REFUSED:
         raise PlanError(
@@ -85,8 +110,8 @@ def judge(task: Task, found: Precision) -> list[str]:
     advice = []
     if found.noise > NOISE_WARNED:
         advice.append(
-            f"probe.sigma = {plan.probe.sigma:g} is small for float32 losses: {found.noise:.0%} of a scalar is "
-            f"rounding; {found.sigma_wanted:.1g} would bring it to 1 %"
+            f"probe.sigma = {plan.probe.sigma:g} is small for {plan.probe.precision} losses: {found.noise:.0%} of a "
+            f"scalar is rounding; {_remedy(found)}"
         )
     if plan.ring.d_max < 5 * found.typical:
         advice.append(

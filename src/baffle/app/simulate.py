@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from pathlib import Path
 
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.app.client import Client
@@ -119,7 +120,8 @@ def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
         present = catch_up(journal, course)
         if present.round < plan.rounds:
             folder.remove_summary()
-        recorder = Recorder(folder, journal, task, course, runtimes, watch)
+        evaluating = runtimes if task.dtype == torch.float32 else Runtimes(task, 1, torch.float32)
+        recorder = Recorder(folder, journal, task, course, evaluating, watch)
         downlink = Downlink(plan.run.downlink, journal)
         with LocalTransport(answer, course.threads, recorder.tick) as local:
             transport = Dropouts(local, partial(drops, course)) if plan.federation.dropout else local

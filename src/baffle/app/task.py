@@ -28,6 +28,8 @@ from baffle.plan import Plan, Softmax
 from baffle.runtime.layouts import propose
 from baffle.runtime.torch_loss import TorchLoss, one_thread_each, weights_of
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 @dataclass(frozen=True)
 class Task:
@@ -49,11 +51,16 @@ class Task:
             raise PlanError("task.model has no trainable weights; expected at least one")
         return weights
 
-    def runtime(self, dtype: torch.dtype = torch.float32) -> TorchLoss:
-        probe, device = self.plan.probe, self.plan.run.device
-        # Many heads at once, or many softmax regressions, are one matrix product.
+    @property
+    def dtype(self) -> torch.dtype:
+        """What probes are computed in; backpropagation is computed in float32."""
+        return DTYPES[self.plan.probe.precision] if self.plan.estimator == "probe" else torch.float32
+
+    def runtime(self, dtype: torch.dtype | None = None) -> TorchLoss:
+        probe, device, dtype = self.plan.probe, self.plan.run.device, dtype or self.dtype
+        # Many heads at once, or many softmax regressions, are one matrix product, but of weights that nobody has rounded.
         linear = self.head_only or isinstance(self.plan.task.model, Softmax)
-        structured = probe.supports != "dense" or linear
+        structured = probe.supports != "dense" or (linear and dtype.itemsize >= 4)
         return TorchLoss(
             self.module(), micro_batch=probe.micro_batch, dtype=dtype, device=device, structured=structured
         )
@@ -67,10 +74,10 @@ class Task:
 class Runtimes:
     """As many runtimes as threads, lent out one at a time."""
 
-    def __init__(self, task: Task, count: int) -> None:
+    def __init__(self, task: Task, count: int, dtype: torch.dtype | None = None) -> None:
         self._free: SimpleQueue[TorchLoss] = SimpleQueue()
         for _ in range(count):
-            self._free.put(task.runtime())
+            self._free.put(task.runtime(dtype))
 
     @contextmanager
     def borrow(self) -> Iterator[TorchLoss]:
@@ -165,13 +172,24 @@ def _laid_out(task: Task) -> Task:
 def _require_fit(task: Task) -> None:
     """Try the model on two samples: whatever it cannot do is said here, before a run has a folder."""
     batch = task.source.train.batch(task.shares[0][:2])
+    with _explained(f"task.model cannot run on samples of shape {batch.x.shape[1:]}"):
+        task.runtime(torch.float32).on(batch)(task.initial_weights())
+    if task.dtype != torch.float32:
+        name = task.plan.probe.precision
+        with _explained(f'probe.precision: this machine cannot run the model in {name}, set it to "float32"'):
+            task.runtime().on(batch)(task.initial_weights())
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Say in one line what a runtime could not do, with its own reason."""
     try:
-        task.runtime().on(batch)(task.initial_weights())
+        yield
     except BaffleError:
         raise
     except Exception as fault:
         reason = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
-        raise PlanError(f"task.model cannot run on samples of shape {batch.x.shape[1:]}: {reason}") from fault
+        raise PlanError(f"{what}: {reason}") from fault
 
 
 def _require_device(name: str) -> None:

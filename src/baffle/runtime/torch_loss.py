@@ -38,8 +38,9 @@ class TorchLoss:
 
     The module's trainable parameters become views into one scratch buffer that this object owns, so setting all
     weights is one copy. Frozen parameters and buffers are left alone; the module runs in evaluation mode. Samples go
-    through in micro-batches, and their losses are summed in float64. Where directions touch a part of the weights only,
-    `structured` makes them cheaper. Use one object per thread.
+    through in micro-batches, and their losses are summed in float64; losses of half-precision outputs are taken in
+    float32. Where directions touch a part of the weights only, `structured` makes them cheaper. Use one object per
+    thread.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class TorchLoss:
         return torch.cat(rows).numpy()
 
     def _summed(self, output: Tensor, y: Tensor) -> Tensor:
-        losses = self._loss(output, y).double()
+        losses = self._loss(output if output.dtype.itemsize >= 4 else output.float(), y).double()
         return losses.sum() if losses.ndim else losses * len(y)
 
     def _chain_for(self, x: Tensor) -> Chain | None:
