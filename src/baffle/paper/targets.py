@@ -2,6 +2,7 @@
 
 from baffle.errors import PlanError
 from baffle.paper.alignment import Alignment
+from baffle.paper.attack import Attack
 from baffle.paper.fedzo import FEDZO
 from baffle.paper.sigma import Sigma
 from baffle.paper.target import Target
@@ -9,7 +10,7 @@ from baffle.paper.training import FIG_ABLATION, FIG_K, TABLE1
 
 TARGETS: dict[str, Target] = {
     one.name: one
-    for one in (TABLE1, FIG_K, FIG_ABLATION, Alignment(), Sigma(), FEDZO)
+    for one in (TABLE1, FIG_K, FIG_ABLATION, Attack(), Alignment(), Sigma(), FEDZO)
 }
 
 

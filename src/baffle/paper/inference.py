@@ -1,0 +1,171 @@
+"""What K scalars tell a server who knows the seed and the weights: labels, inputs, and who was in a batch.
+
+Scalars are linear measurements D = Z·g of the mean gradient g of some samples. The server can measure along the same
+directions whatever gradient a guess would cause, and compare it with what it was sent. It has public samples of the
+same kind as the clients'.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baffle.core.arrays import F32, F64, I64
+from baffle.core.directions import Directions
+
+CHUNK = 64
+"""Directions that are drawn at a time."""
+
+RIDGE = 1e-2
+"""Added to a variance, as a share of the mean one: public samples do not show every way in which others vary."""
+
+TURNS = 3
+"""How often an input is solved for anew with the probabilities that the last one has."""
+
+
+def measure(directions: Directions, k: int, gradients: F64) -> F64:
+    """What gradients (rows) give along K directions: a column each."""
+    n, unit = gradients.shape[1], directions.distribution.unit
+    parts = [
+        directions.draw(range(first, min(first + CHUNK, k)), 0, n).astype(np.float64) @ gradients.T * unit
+        for first in range(0, k, CHUNK)
+    ]
+    return np.concatenate(parts)
+
+
+class Public(NamedTuple):
+    """What the server has measured of public samples, one by one."""
+
+    measured: F64  # K rows, a column for each sample
+    labels: I64
+    classes: int
+
+    def first(self, k: int) -> "Public":
+        return self._replace(measured=self.measured[:k])
+
+    def by_label(self) -> F64:
+        """The mean of every label, a column each."""
+        return np.stack([self.measured[:, self.labels == c].mean(1) for c in range(self.classes)], axis=1)
+
+    def scatter(self) -> float:
+        """How much a single measurement of one sample varies within its label."""
+        return float(np.mean((self.measured - self.by_label()[:, self.labels]) ** 2))
+
+
+def labels_by_bias(scalars: F64, biases: F64) -> F64:
+    """How much each label seems to be there, from the rebuilt gradient of the last layer's biases alone. `biases`: what
+    each direction does to them, a row each. Needs no public samples."""
+    return -(biases.T @ scalars) / len(scalars)
+
+
+def labels_by_samples(scalars: F64, public: Public) -> F64:
+    """The share of each label, fitted with the mean scalars that public samples of that label cause."""
+    means, usual = public.by_label(), 1 / public.classes
+    variance = usual * (1 - usual)  # of one sample's label; the number of samples divides this and the noise alike
+    ridge = public.scatter() / variance
+    gram = means.T @ means + ridge * np.eye(public.classes)
+    return usual + np.linalg.solve(gram, means.T @ (scalars - means.sum(1) * usual))
+
+
+class Crowd(NamedTuple):
+    """How the scalars of single samples scatter: their mean, and the inverse of their covariance."""
+
+    mean: F64
+    precision: F64
+
+
+def crowd(public: Public) -> Crowd:
+    mean = public.measured.mean(1)
+    apart = public.measured - mean[:, None]
+    covariance = apart @ apart.T / len(public.labels)
+    covariance += RIDGE * np.trace(covariance) / len(mean) * np.eye(len(mean))
+    return Crowd(mean, np.linalg.inv(covariance))
+
+
+def membership(scalars: F64, candidates: F64, samples: int, others: Crowd) -> F64:
+    """For each candidate (a column of what it would cause) how much more likely the mean over so many samples is with
+    it than without it."""
+    apart = candidates - others.mean[:, None]
+    weighed = others.precision @ apart
+    scores: F64 = (scalars - others.mean) @ weighed - np.sum(apart * weighed, axis=0) / (2 * samples)
+    return scores
+
+
+class Prior(NamedTuple):
+    """What inputs look like: mean + shape · c with independent c of variance one."""
+
+    mean: F64
+    shape: F64
+
+
+def prior_of(inputs: F64) -> Prior:
+    """From public samples, rows."""
+    mean = inputs.mean(0)
+    _, lengths, ways = np.linalg.svd(inputs - mean, full_matrices=False)
+    kept = lengths > 1e-6 * lengths[0]
+    return Prior(mean, (ways[kept].T * lengths[kept]) / np.sqrt(len(inputs)))
+
+
+def no_prior(pixels: int) -> Prior:
+    """Nothing known: of all inputs that explain the scalars, the shortest."""
+    return Prior(np.zeros(pixels), np.eye(pixels))
+
+
+def reconstruct(
+    scalars: F64, z: F32, weights: F32, prior: Prior, labels: Sequence[int], noise: float
+) -> tuple[F64, int]:
+    """The input of softmax regression whose gradient (p − e_y) ⊗ (x, 1) fits the scalars best, and its label.
+
+    `z`: directions as (K, classes, pixels + 1), `weights` in the same form. With p and y given this is linear in x, so
+    a few least squares do. `noise`: the variance of a scalar that is not due to this input.
+    """
+    best, found = np.inf, (prior.mean, -1)
+    for label in labels:
+        x = prior.mean
+        for _ in range(TURNS):
+            residual = softmax(weights[:, :-1] @ x + weights[:, -1])
+            residual[label] -= 1
+            seen = np.tensordot(residual.astype(np.float32), z, axes=(0, 1)).astype(np.float64)
+            ways, target = seen[:, :-1] @ prior.shape, scalars - seen[:, -1] - seen[:, :-1] @ prior.mean
+            c = ridge_solution(ways, target, noise)
+            x = prior.mean + prior.shape @ c
+        misfit = float(np.sum((target - ways @ c) ** 2) / noise + c @ c)
+        if misfit < best:
+            best, found = misfit, (x, label)
+    return found
+
+
+def ridge_solution(a: F64, target: F64, ridge: float) -> F64:
+    """argmin ‖a·c − target‖² + ridge·‖c‖², by whichever normal equations are smaller."""
+    rows, columns = a.shape
+    if rows < columns:
+        dual: F64 = a.T @ np.linalg.solve(a @ a.T + ridge * np.eye(rows), target)
+        return dual
+    return np.linalg.solve(a.T @ a + ridge * np.eye(columns), a.T @ target).astype(np.float64)
+
+
+def softmax(logits: F64) -> F64:
+    powers: F64 = np.exp(logits - float(np.max(logits)))
+    return powers / float(np.sum(powers))
+
+
+def likeness(one: F64, other: F64, mean: F64) -> float:
+    """Cosine of two inputs as they differ from the mean one: 1 the same, 0 nothing in common."""
+    a, b = one - mean, other - mean
+    return float(a @ b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-30)
+
+
+def auc(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> float:
+    """How often a score of the first kind is above one of the second: 0.5 by chance."""
+    a, b = np.ravel(inside), np.sort(np.ravel(outside))
+    below, upto = np.searchsorted(b, a, "left"), np.searchsorted(b, a, "right")
+    return float(np.mean((below + upto) / 2) / len(b))
+
+
+def kolmogorov_smirnov(one: F64, other: F64) -> float:
+    """The largest difference of two empirical distribution functions; a best threshold is right in (1 + this) / 2 of
+    the cases."""
+    at = np.concatenate([one, other])
+    shares = [np.searchsorted(np.sort(few), at, "right") / len(few) for few in (one, other)]
+    return float(np.max(np.abs(shares[0] - shares[1])))

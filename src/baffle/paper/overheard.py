@@ -1,0 +1,119 @@
+"""What a server gets to see of a round: each client's scalars, their secure sum, or masked vectors."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from baffle.app.client import Client
+from baffle.app.replica import Replica
+from baffle.app.task import Runtimes, Task
+from baffle.core.arrays import F32, F64, I64
+from baffle.core.messages import CatchUp, Contribution, Message, RoundRequest, contribution_to, encode
+from baffle.core.ring import EXTRAS, RingVector
+from baffle.errors import RefusalError
+from baffle.secure.messages import Hello, MaskedRequest, Turn, decode_request
+from baffle.secure.plain import PlainSum
+from baffle.secure.rounds import SecureSum
+from baffle.secure.session import ClientSession
+from baffle.secure.terms import Terms
+from baffle.trajectory import Trajectory, trajectory
+
+
+@dataclass(frozen=True)
+class Overheard:
+    """One round of real clients, each with a batch of its own, at the same weights and along the same directions."""
+
+    course: Trajectory
+    request: RoundRequest
+    batches: Sequence[I64]
+    vectors: Mapping[int, RingVector]  # what each client has to say, before masks
+
+    def singly(self) -> list[tuple[list[int], F64]]:
+        """Without the secure sum: who is meant, and the scalars."""
+        plain = PlainSum(self.course.ring, self.course.length)
+        groups = [{client: self.request} for client in self.vectors]
+        replies = {client: encode(_contribution(self.request, vector)) for client, vector in self.vectors.items()}
+        found = plain.collect(groups, Replies(replies))
+        return [([client], self._scalars(one.totals, one.weight)) for client, one in enumerate(found.sums) if one]
+
+    def summed(self, size: int) -> tuple[list[tuple[list[int], F64]], dict[int, RingVector]]:
+        """With the secure sum over groups of so many clients: who is in each, and their mean scalars; and the masked
+        vectors that the server has received on the way."""
+        clients = list(self.vectors)
+        groups = [clients[start : start + size] for start in range(0, len(clients) - size + 1, size)]
+        terms, run = Terms(floor=min(3, size), groups_of=lambda _: groups), secrets.token_bytes(32)
+        identities = {client: Ed25519PrivateKey.generate() for client in clients}
+        directory = {client: identity.public_key().public_bytes_raw() for client, identity in identities.items()}
+        sessions = {client: ClientSession(client, own, directory, run, terms) for client, own in identities.items()}
+        tap = Tap(sessions, self.vectors)
+        server = SecureSum(self.course.ring, self.course.length, run, directory, terms)
+        found = server.collect([dict.fromkeys(group, self.request) for group in groups], tap)
+        sums = [(group, one) for group, one in zip(groups, found.sums, strict=True) if one]
+        return [(group, self._scalars(one.totals, one.weight)) for group, one in sums], tap.masked
+
+    def read(self, vector: RingVector) -> F64:
+        """What a vector would say if it were one client's own."""
+        weight = self.course.weight_of(len(self.batches[0]))
+        return self._scalars(vector[:-EXTRAS].view(np.int32), weight)
+
+    def _scalars(self, totals: np.ndarray[tuple[int], np.dtype[np.int32]], weight: int) -> F64:
+        return totals / (self.course.ring.scale * weight)
+
+
+def overhear(task: Task, weights: F32, batches: Sequence[I64], number: int) -> Overheard:
+    """Have a client for each batch answer the request of a round."""
+    course, sent = trajectory(task.plan, len(weights)), weights.astype("<f4").tobytes()
+    catch_up = CatchUp("weights", 0, (sent,))
+    request = RoundRequest(number, course.key_number(number, 0), course.digest, sha256(sent).digest(), catch_up)
+    runtimes, replica = Runtimes(task, 1), Replica(course)
+    answers = (
+        Client(client, task.plan.probe.k, course, task.source.train, batch, replica, runtimes.borrow).answer(
+            encode(request)
+        )
+        for client, batch in enumerate(batches)
+    )
+    vectors = {client: contribution_to(request, answer) for client, answer in enumerate(answers)}
+    return Overheard(course, request, batches, vectors)
+
+
+@dataclass(frozen=True)
+class Replies:
+    """A transport whose replies have come already."""
+
+    replies: Mapping[int, bytes]
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        return {client: self.replies[client] for client in requests}
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A transport to clients whose vectors are computed already; it keeps what they send masked."""
+
+    sessions: Mapping[int, ClientSession]
+    vectors: Mapping[int, RingVector]
+    masked: dict[int, RingVector] = field(default_factory=dict)
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        return {client: encode(self._reply(client, data)) for client, data in requests.items()}
+
+    def _reply(self, client: int, data: bytes) -> Message:
+        session = self.sessions[client]
+        match decode_request(data):
+            case Hello() as asked:
+                return session.advertise(asked.slot)
+            case Turn() as asked:
+                return session.turn(asked)
+            case MaskedRequest() as asked:
+                self.masked[client] = session.mask(asked, lambda: self.vectors[client])
+                return _contribution(asked.request, self.masked[client])
+            case asked:
+                raise RefusalError(f"a {type(asked).__name__} has no place in a secure sum that trusts its server")
+
+
+def _contribution(request: RoundRequest, vector: RingVector) -> Contribution:
+    return Contribution(request.round, vector.astype("<u4").tobytes())
