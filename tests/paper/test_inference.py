@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baffle.core.arrays import F64
+from baffle.core.arrays import F32, F64
 from baffle.core.directions import GAUSSIAN, Directions
 from baffle.paper.inference import (
     Public,
@@ -56,7 +56,7 @@ def test_both_normal_equations_give_the_same(rows: int, columns: int, ridge: flo
     np.testing.assert_allclose(a.T @ (a @ c - target) + ridge * c, 0, atol=1e-8)
 
 
-def _softmax_scalars(k: int, label: int) -> tuple[F64, ...]:
+def _softmax_scalars(k: int, label: int) -> tuple[F64, F32, F32, F64]:
     """Exact scalars of one sample, the directions, the weights, and the sample."""
     z = RANDOM.normal(size=(k, CLASSES, PIXELS + 1)).astype(np.float32)
     weights = RANDOM.normal(0, 0.1, size=(CLASSES, PIXELS + 1)).astype(np.float32)
