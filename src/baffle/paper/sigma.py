@@ -211,7 +211,7 @@ def _notes(curves: Curves) -> list[str]:
         "Predicted from three things that are measured apart: curvature, as float64 losses show it; the scatter ε of "
         "the loss by the arithmetic of a forward pass (√2·ε/σ against a scalar, half of it with central differences); "
         "and the difference between z and the move that is left of it when W + σz is rounded. It takes the errors of "
-        "two nearby points for independent, so it is on the low side.",
+        "two nearby points for independent, and is what many directions would give; K of one key scatter around it.",
         f"Moved: the share of the weights that a step of {PAPERS:g} changes at all, with weights that are kept in "
         "float32 and rounded when they enter the model, as here, and with weights that are kept in that precision. "
         "With the first a step below half a unit does not vanish everywhere: some weights jump by a whole unit "
@@ -234,7 +234,7 @@ def draw(curves: Curves, figure: Any) -> None:
         axes.set_title(f"{state}, {scheme}", fontsize=9)
     for axes in panels.flat:
         axes.axvline(PAPERS, color="#999999", linewidth=0.8, linestyle="--")
-        axes.set(xscale="log", ylim=(-0.15, 1.1))
+        axes.set(xscale="log", ylim=(-0.5, 1.1))
     panels[0][0].legend(frameon=False, fontsize=7, loc="lower center")
     for axes in panels[-1]:
         axes.set_xlabel("σ (dashed: the paper's; dotted: predicted)", fontsize=8)
