@@ -340,7 +340,8 @@ def _rows(scores: Sequence[Score], size: Size) -> list[list[Cell]]:
 
 def _chance(of_views: Sequence[Sequence[float]]) -> str:
     """One figure where all views have the same, else one for each."""
-    return " / ".join(dict.fromkeys(f"{np.mean(one):.2f}" for one in of_views))
+    means = [f"{np.mean(one):.2f}" for one in of_views]
+    return means[0] if len(set(means)) == 1 else " / ".join(means)
 
 
 def _notes(size: Size, right: float) -> list[str]:
@@ -370,10 +371,11 @@ def _findings(told: Told, scores: Sequence[Score], size: Size) -> list[str]:
     for state, kinds in told.items():
         chance = max(kinds["other real"]["ks"])
         noise = {kind: float(np.mean(found["ks"])) for kind, found in kinds.items() if kind != "other real"}
-        apart = "cannot be told from" if max(noise.values()) <= chance else "can be told from"
+        apart = "no further" if max(noise.values()) <= chance else "further"
         named = " and ".join(f"{ks:.2f} ({kind})" for kind, ks in noise.items())
         figure.append(
-            f"{state}, noise {apart} real data by its ΔL: KS {named}, {chance:.2f} at most between real batches"
+            f"{state}, noise is {apart} from real data by single ΔL than real batches can be from each other: KS "
+            f"{named}, {chance:.2f} at most between real batches"
         )
     largest = size.sums[-1]
     views = {"one client": 1, f"a sum of {size.sums[0]}": size.sums[0], f"a sum of {largest}": largest, "masked": 0}
