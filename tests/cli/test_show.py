@@ -114,3 +114,13 @@ def test_the_table_says_whether_the_sum_was_secure(mode: str) -> None:
 def test_the_table_says_that_structured_probes_are_parts_of_forward_passes() -> None:
     assert "part that its units change" in _table(supports="units")
     assert "part" not in _table()
+
+
+def test_the_table_tells_top_5_and_domains_where_there_are_some() -> None:
+    assert "top-5" not in _table()
+    assert "domains" not in _table()
+    shown = _table(
+        test_top5=0.9876, test_domains={"photo": {"accuracy": 0.5, "top5": 1.0}, "sketch": {"accuracy": 0.25}}
+    )
+    assert "98.76%" in shown
+    assert "photo 50.00%, sketch 25.00%" in shown

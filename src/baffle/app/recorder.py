@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from baffle.app.client import forwards_of
+from baffle.app.evaluation import accuracies
 from baffle.app.round import Played
 from baffle.app.task import Runtimes, Task
 from baffle.core.arrays import F32
@@ -21,14 +22,14 @@ from baffle.errors import BaffleError, JournalError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import Present
 from baffle.journal.store import Journal
-from baffle.runtime.torch_loss import accuracy
 from baffle.trajectory import Trajectory
 
 MOST_SKIPPED = 10
 """A run stops after so many skipped rounds in a row: something is wrong that more rounds will not mend."""
 
-EVALUATED = ("test_accuracy", "test_accuracy_last")
-"""Accuracy of the averaged weights (where there is an average), and of the weights."""
+EVALUATED = ("test_accuracy", "test_accuracy_last", "test_top5", "test_domains")
+"""Accuracy of the averaged weights (where there is an average), and of the weights. Of the averaged ones also top-5,
+where there are more than five classes, and for each domain, where there are some."""
 
 SOON = 1.0
 """Seconds after which a watcher of a long round hears something."""
@@ -157,19 +158,20 @@ class Recorder:
     def _last_evaluation(self, present: Present) -> Record:
         last = self._records[-1] if self._records else {}
         known = last.get("round") == present.round - 1 and EVALUATED[0] in last
-        return {name: last[name] for name in EVALUATED} if known else self._evaluate(present.state)
+        return {name: last[name] for name in EVALUATED if name in last} if known else self._evaluate(present.state)
 
     def _evaluate(self, state: ServerState) -> Record:
         """Accuracy on the test set."""
         smooth = self._course.rule.smooth_weights(state)
         candidates = [smooth] if smooth is state.weights else [smooth, state.weights]
         with ThreadPoolExecutor(len(candidates)) as pool:
-            found = list(pool.map(self._accuracy, candidates))
-        return dict(zip(EVALUATED, (found[0], found[-1]), strict=True))
+            found = list(pool.map(self._accuracies, candidates))
+        record = found[0] | {"test_accuracy_last": found[-1]["test_accuracy"]}
+        return {name: record[name] for name in EVALUATED if name in record}
 
-    def _accuracy(self, weights: F32) -> float:
+    def _accuracies(self, weights: F32) -> Record:
         with self._runtimes.borrow() as runtime:
-            return round(accuracy(runtime, weights, self._test), 6)
+            return accuracies(self._task.source, runtime.outputs(weights, self._test))
 
     def _forwards(self, client: int) -> int:
         return forwards_of(self._course, self._task.tiers[client], len(self._task.shares[client]))

@@ -79,6 +79,7 @@ def summary_table(summary: "Summary") -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2))
     rows = {
         "test accuracy": f"{summary['test_accuracy']:.2%}  (without averaging: {summary['test_accuracy_last']:.2%})",
+        **_closer(summary),
         "rounds": f"{summary['rounds']:,} in {duration(summary['seconds'])}" + _skipped(summary),
         "forward passes": f"{summary['forwards']:,}{_partly(summary['supports'])}",
         "up": f"{summary['uplink_bytes_per_client_round']:,} bytes per client and round",
@@ -148,6 +149,17 @@ def duration(seconds: float) -> str:
 def consoles() -> tuple[Console, Console]:
     """For results and for remarks."""
     return Console(highlight=False, markup=False), Console(file=sys.stderr, highlight=False, markup=False)
+
+
+def _closer(summary: "Summary") -> dict[str, str]:
+    """Top-5 accuracy, and the accuracy on each domain, where a run has them."""
+    rows = {}
+    if "test_top5" in summary:
+        rows["top-5 accuracy"] = f"{summary['test_top5']:.2%}"
+    if "test_domains" in summary:
+        domains = summary["test_domains"].items()
+        rows["domains"] = ", ".join(f"{name} {found['accuracy']:.2%}" for name, found in domains)
+    return rows
 
 
 def _partly(supports: str) -> str:

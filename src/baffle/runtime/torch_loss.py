@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from baffle.core.arrays import F32, F64, I64
+from baffle.core.arrays import F32, F64
 from baffle.core.directions import Directions, Support
 from baffle.core.ports import Batch
 from baffle.core.probe import Landscape, forward_each, moves
+from baffle.core.ranks import ranks
 from baffle.runtime.quick import Quick
 from baffle.runtime.stages import Chain, chain_of
 from baffle.runtime.structured import Structured
@@ -165,8 +166,7 @@ def one_thread_each() -> Iterator[None]:
 
 
 def accuracy(runtime: TorchLoss, weights: F32, batch: Batch) -> float:
-    right: I64 = runtime.outputs(weights, batch).argmax(1) == batch.y
-    return float(np.mean(right))
+    return float(np.mean(ranks(runtime.outputs(weights, batch), batch.y) == 0))
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:
