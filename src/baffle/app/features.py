@@ -6,8 +6,9 @@ have the same bits in every run.
 
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
@@ -95,6 +96,29 @@ def source_of_features(source: Source, front: nn.Module, budget: int, device: st
         return replace(data, samples=np.arange(len(data)), prepare=kept.rows, augment=None)
 
     return replace(source, train=seen(source.train, 1 - share), test=seen(source.test, share))
+
+
+class Backbones:
+    """Remembers the newest data set as a front saw it, so that runs one after the other, on the same data behind the
+    same front, compute its features once."""
+
+    def __init__(self) -> None:
+        self._newest: tuple[Hashable, Source] | None = None
+
+    def source(self, data: Hashable, front: nn.Module, make: Callable[[], Source]) -> Source:
+        """What `make` gives, or gave for the same data (as its name tells) and the same front."""
+        key = data, repr(front), _digest(front)
+        if self._newest is None or self._newest[0] != key:
+            self._newest = None
+            self._newest = key, make()
+        return self._newest[1]
+
+
+def _digest(front: nn.Module) -> bytes:
+    digest = sha256()
+    for name, tensor in front.state_dict().items():
+        digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    return digest.digest()
 
 
 def _room(shape: tuple[int, ...], budget: int) -> F32:

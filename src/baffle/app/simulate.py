@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.app.client import Client
 from baffle.app.downlink import Downlink
+from baffle.app.features import Backbones
 from baffle.app.precision import require_precision
 from baffle.app.recorder import Recorder, Summary, Watch
 from baffle.app.replica import Replica
@@ -41,11 +42,17 @@ def _nothing(_: object) -> None:
 
 
 def simulate(
-    plan: Plan, out: Path, *, data: Path | None = None, watch: Watch = _nothing, warn: Warn = _nothing
+    plan: Plan,
+    out: Path,
+    *,
+    data: Path | None = None,
+    watch: Watch = _nothing,
+    warn: Warn = _nothing,
+    backbones: Backbones | None = None,
 ) -> Summary:
-    """Run a plan into a new folder."""
+    """Run a plan into a new folder. Runs that are given the same `backbones` share the features of a frozen one."""
     folder = RunFolder.new(out)
-    task = load_task(plan, data)
+    task = load_task(plan, data, backbones)
     with one_thread_each():
         for advice in (*exposure(task.plan), *require_precision(task)):
             warn(advice)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from baffle.app.features import halves, source_of_features
+from baffle.app.features import Backbones, halves, source_of_features
 from baffle.app.micro_batch import RULE, SIZES, quickest
 from baffle.core.arrays import F32, I64
 from baffle.core.seeds import Seeds, permutation
@@ -88,8 +88,9 @@ class Runtimes:
             self._free.put(runtime)
 
 
-def load_task(plan: Plan, folder: Path | None = None) -> Task:
-    """Load what the plan names and resolve what it leaves open; the task's plan is the run's own."""
+def load_task(plan: Plan, folder: Path | None = None, backbones: Backbones | None = None) -> Task:
+    """Load what the plan names and resolve what it leaves open; the task's plan is the run's own. Tasks that are loaded
+    with the same `backbones` share the features of a frozen one."""
     _require_device(plan.run.device)
     folder = folder or (Path(os.environ["BAFFLE_DATA"]) if os.environ.get("BAFFLE_DATA") else None)
     source = load(plan.task.data, folder, plan.task.pixels)
@@ -98,7 +99,7 @@ def load_task(plan: Plan, folder: Path | None = None) -> Task:
     seeds, shares = Seeds(plan.seed, b""), share_out(plan, source)
     task = Task(resolve(plan, shares), source, shares, _tiers(plan, seeds), partial(_module, plan, source, folder))
     _require_fit(task)
-    task = _behind_backbone(task)
+    task = _behind_backbone(task, folder, backbones or Backbones())
     return _laid_out(_measured(task, given=plan.probe.micro_batch > 0)) if plan.estimator == "probe" else task
 
 
@@ -109,7 +110,7 @@ def _module(plan: Plan, source: Source, folder: Path | None) -> nn.Module:
         return build(plan.task.model, source.shape, source.classes, folder=folder)
 
 
-def _behind_backbone(task: Task) -> Task:
+def _behind_backbone(task: Task, folder: Path | None, backbones: Backbones) -> Task:
     """The task as the head of its model sees it, where the front is frozen."""
     sample = task.source.train.batch(task.shares[0][:2]).x
     split = halves(task.module(), sample)
@@ -123,8 +124,14 @@ def _behind_backbone(task: Task) -> Task:
         assert again is not None
         return again.head
 
+    plan = task.plan
+    data = (plan.task.data, plan.task.pixels, folder, plan.run.features_mb, plan.run.device)
     with one_thread_each():
-        source = source_of_features(task.source, split.front, task.plan.run.features_mb * 2**20, task.plan.run.device)
+        source = backbones.source(
+            data,
+            split.front,
+            lambda: source_of_features(task.source, split.front, plan.run.features_mb * 2**20, plan.run.device),
+        )
     return replace(task, source=source, module=head, head_only=True)
 
 
