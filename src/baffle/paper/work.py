@@ -4,12 +4,15 @@ import json
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from baffle.app.features import Backbones
 from baffle.app.recorder import Watch
 from baffle.app.simulate import resume, simulate
+from baffle.errors import DataError
 from baffle.paper.target import Cell, Finished, Result, Scale, Target
 from baffle.plan import Plan, load
 from baffle.version import __version__
@@ -20,19 +23,34 @@ Watching = Callable[[str], AbstractContextManager[Watch]]
 
 def carry_out(target: Target, scale: Scale, runs: Path, out: Path, watching: Watching, data: Path | None) -> Path:
     """Run a target and write NAME-SCALE.md, .json and .png into `out`. A run of the same plan that is there
-    already is gone on with, or taken as it is if it is finished."""
-    finished = {}
+    already is gone on with, or taken as it is if it is finished. One whose data is not there is skipped, and the page
+    says so; where no run has its data, there is no page."""
+    finished, faults, backbones = {}, dict[str, DataError](), Backbones()
     for name, plan in target.plans(scale).items():
         with watching(name) as watch:
             folder = f"{target.name}-{scale}-{plan.digest().hex()[:12]}"
-            finished[name] = _run(runs / folder, plan, watch, data)
+            try:
+                finished[name] = _run(runs / folder, plan, watch, data, backbones)
+            except DataError as fault:
+                faults[name] = fault
+    if faults and not finished:
+        raise next(iter(faults.values()))
     result = target.result(finished, scale, data)
-    return write(target, scale, result, finished, out)
+    return write(target, scale, replace(result, notes=[*result.notes, *_skipped(faults)]), finished, out)
 
 
-def _run(path: Path, plan: Plan, watch: Watch, data: Path | None) -> Finished:
+def _skipped(faults: Mapping[str, DataError]) -> list[str]:
+    """For each reason, a line that names the rows that are left out for it."""
+    reasons = dict.fromkeys(str(fault) for fault in faults.values())
+    return [
+        f"Left out: {'; '.join(name for name, fault in faults.items() if str(fault) == reason)} ({reason})."
+        for reason in reasons
+    ]
+
+
+def _run(path: Path, plan: Plan, watch: Watch, data: Path | None, backbones: Backbones) -> Finished:
     if not (path / "plan.toml").exists():
-        simulate(plan, path, data=data, watch=watch)
+        simulate(plan, path, data=data, watch=watch, backbones=backbones)
     elif not (path / "summary.json").exists():
         resume(path, data=data, watch=watch)
     lines = (path / "metrics.jsonl").read_text().splitlines()
