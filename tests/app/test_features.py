@@ -1,5 +1,6 @@
 """A frozen backbone: its features are computed once, with the same bits whoever asks for them."""
 
+import copy
 import tempfile
 from pathlib import Path
 
@@ -10,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from baffle.app.features import PIECE, Features, halves
+from baffle.app.features import PIECE, Backbones, Features, halves
 from baffle.app.simulate import simulate
 from baffle.app.task import load_task
 from baffle.core.arrays import F32, I64
-from baffle.data.sources import Dataset
+from baffle.data.sources import Dataset, Source
+from baffle.data.sources import load as load_data
 from baffle.errors import DataError
 from baffle.journal.replay import verify
 from baffle.plan import load
@@ -127,3 +129,31 @@ def test_a_run_trains_the_head_alone(tmp_path: Path) -> None:
     on_disk = simulate(load("digits", [*settings_, "run.features_mb=0"]), tmp_path / "disk")
     assert kept["weights_sha256"] == on_disk["weights_sha256"] == verify(tmp_path / "disk").weights_sha256
     assert kept["test_accuracy_last"] > 0.3
+
+
+def test_tasks_with_the_same_data_and_front_share_features_and_others_do_not() -> None:
+    torch.manual_seed(0)
+    one, other = backbone(), backbone()
+    made: list[nn.Module] = []
+
+    def kept(data: str, front: nn.Module) -> None:
+        def make() -> Source:
+            made.append(front)
+            return load_data("digits")
+
+        shared.source(data, front, make)
+
+    shared = Backbones()
+    for data, front in (("a", one), ("a", one), ("b", one), ("b", other), ("b", copy.deepcopy(other)), ("a", one)):
+        kept(data, front)
+    assert made == [one, one, other, one]
+
+
+def test_shared_features_change_no_bit_of_a_run(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plans = [load("digits", ["rounds=2", f"probe.k={k}", "run.evaluate_every=2", _factory()]) for k in (2, 3)]
+    shared = Backbones()
+    together = [simulate(plan, tmp_path / f"{i}", backbones=shared) for i, plan in enumerate(plans)]
+    alone = [simulate(plan, tmp_path / f"{i}-alone") for i, plan in enumerate(plans)]
+    assert [one["weights_sha256"] for one in together] == [one["weights_sha256"] for one in alone]
+    assert load_task(plans[0], None, shared).source is load_task(plans[1], None, shared).source

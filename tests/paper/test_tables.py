@@ -1,0 +1,123 @@
+"""The paper's tables of accuracies: their figures, which rows they have at which scale, and rows without data."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from baffle.app.recorder import Watch
+from baffle.errors import DataError
+from baffle.paper.feature_skew import BACKPROPAGATION, KS, OFFICEHOME, TABLE3, TABLE3_OFFICEHOME, pairs
+from baffle.paper.label_skew import TABLE2
+from baffle.paper.looks import LOOKS, digits_in_four_looks
+from baffle.paper.rows import Row
+from baffle.paper.training import TABLE1, Training
+from baffle.paper.work import carry_out
+from baffle.plan import WRN
+
+
+@contextmanager
+def nobody(_label: str) -> Iterator[Watch]:
+    yield lambda _progress: None
+
+
+@pytest.mark.parametrize("table", [TABLE1, TABLE2], ids=lambda table: table.name)
+def test_the_papers_figures_grow_with_k_and_stay_below_backpropagation(table: Training) -> None:
+    groups = {row.group for row in table.full.values()}
+    assert len(groups) == (6 if table is TABLE1 else 4)
+    for group in groups:
+        figures = [row.paper for row in table.full.values() if row.group == group]
+        assert all(figure is not None for figure in figures)
+        by_k, rest = figures[:3], figures[3:]
+        assert by_k == sorted(by_k, key=lambda figure: figure or 0)
+        assert max(figure or 0 for figure in figures) == rest[-1]
+
+
+@pytest.mark.parametrize("name", ["K = 20", "K = 50", "K = 100", "K = 200", "K = 500", BACKPROPAGATION])
+def test_the_papers_averages_are_those_of_its_domains(name: str) -> None:
+    *domains, average = OFFICEHOME[name].values()
+    for which in (0, 1):
+        assert average[which] == pytest.approx(sum(pair[which] for pair in domains) / 4, abs=0.02)
+
+
+def test_top_5_counts_where_the_paper_counts_it() -> None:
+    for table in (TABLE1, TABLE2):
+        for name, plan in table.plans("full").items():
+            row = table.full[name]
+            assert (row.shown == "test_top5") == (plan.task.data == "cifar100") == ("top-5" in name)
+            assert plan.task.augment == plan.task.data.startswith("cifar")
+            assert plan.rounds == (40 if plan.task.augment else 20)
+            assert isinstance(plan.task.model, WRN) == name.startswith("WRN-10-2")
+
+
+def test_smaller_scales_of_table_1_train_lenet_on_one_data_set() -> None:
+    for scale, data in (("smoke", "digits"), ("short", "mnist")):
+        plans = TABLE1.plans("smoke" if scale == "smoke" else "short")
+        assert {plan.task.data for plan in plans.values()} == {data}
+        assert plans.keys() >= {"K = 100", "K = 500", "K = 100, central", "backpropagation"}
+        assert len(plans) == 8
+
+
+def test_table_2_shows_the_same_runs_with_and_without_skew() -> None:
+    plans = TABLE2.plans("short")
+    for name, plan in plans.items():
+        other = plans[name.replace("Dirichlet", "iid")]
+        assert other.federation.partition == "iid"
+        assert (other.probe, other.estimator) == (plan.probe, plan.estimator)
+        assert (plan.federation.partition == "dirichlet") == name.startswith("Dirichlet")
+
+
+@pytest.mark.parametrize("scale", ["short", "full"])
+def test_table_3_differs_between_its_data_sets_in_the_data_alone(scale: str) -> None:
+    at = "short" if scale == "short" else "full"
+    ours, theirs = TABLE3.plans(at), TABLE3_OFFICEHOME.plans(at)
+    assert ours.keys() == theirs.keys() == OFFICEHOME.keys()
+    assert tuple(plan.probe.k for plan in ours.values() if plan.estimator == "probe") == KS
+    for name, plan in ours.items():
+        assert plan.task.data == "pacs"
+        assert (plan.rounds, plan.update.rate, plan.federation.clients) == (40, 0.005, 40)
+        assert (plan.federation, plan.probe, plan.update) == (
+            theirs[name].federation,
+            theirs[name].probe,
+            theirs[name].update,
+        )
+
+
+def test_every_domain_counts_the_same_in_an_average() -> None:
+    summary = {"test_domains": {"a": {"accuracy": 0.5, "top5": 0.75}, "b": {"accuracy": 0.25, "top5": 1.0}}}
+    assert pairs(summary)["average"] == (37.5, 87.5)
+
+
+def test_the_digits_in_four_looks_differ_by_domain() -> None:
+    source = digits_in_four_looks()
+    assert source.domains == LOOKS
+    for part in (source.train, source.test):
+        assert part.domain_of is not None
+        assert set(part.domain_of.tolist()) == {0, 1, 2, 3}
+    assert source.shape == (3, 32, 32)
+
+
+_SMALL = ("rounds=1", "probe.k=2", 'task.model={name="softmax"}')
+
+
+def _target(**rows: Row) -> Training:
+    return Training("some", "some rows", rows, {"smoke": _SMALL, "short": (), "full": ()})
+
+
+def test_rows_without_data_are_left_out_and_named(tmp_path: Path) -> None:
+    elsewhere = Row(("task.data=cifar100",), 50.0)
+    target = _target(here=Row((), 40.0), there=elsewhere, yonder=Row(("task.data=cifar100", "probe.k=3")))
+    page = carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, tmp_path).read_text()
+    found = json.loads((tmp_path / "some-smoke.json").read_text())
+    assert [row[0] for row in found["rows"]] == ["here"]
+    (note,) = [line for line in page.splitlines() if line.startswith("Left out")]
+    assert "there; yonder" in note
+    assert "CIFAR-100" in note
+
+
+def test_without_any_data_there_is_no_page(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="CIFAR-100"):
+        carry_out(_target(there=Row(("task.data=cifar100",))), "smoke", tmp_path / "runs", tmp_path, nobody, tmp_path)
+    assert not list(tmp_path.glob("*.md"))
