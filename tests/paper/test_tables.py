@@ -13,6 +13,7 @@ from baffle.paper.feature_skew import BACKPROPAGATION, KS, OFFICEHOME, TABLE3, T
 from baffle.paper.label_skew import TABLE2
 from baffle.paper.looks import LOOKS, digits_in_four_looks
 from baffle.paper.rows import Row
+from baffle.paper.target import Scale
 from baffle.paper.training import TABLE1, Training
 from baffle.paper.work import carry_out
 from baffle.plan import WRN
@@ -53,8 +54,9 @@ def test_top_5_counts_where_the_paper_counts_it() -> None:
 
 
 def test_smaller_scales_of_table_1_train_lenet_on_one_data_set() -> None:
-    for scale, data in (("smoke", "digits"), ("short", "mnist")):
-        plans = TABLE1.plans("smoke" if scale == "smoke" else "short")
+    scales: dict[Scale, str] = {"smoke": "digits", "short": "mnist"}
+    for scale, data in scales.items():
+        plans = TABLE1.plans(scale)
         assert {plan.task.data for plan in plans.values()} == {data}
         assert plans.keys() >= {"K = 100", "K = 500", "K = 100, central", "backpropagation"}
         assert len(plans) == 8
@@ -70,9 +72,8 @@ def test_table_2_shows_the_same_runs_with_and_without_skew() -> None:
 
 
 @pytest.mark.parametrize("scale", ["short", "full"])
-def test_table_3_differs_between_its_data_sets_in_the_data_alone(scale: str) -> None:
-    at = "short" if scale == "short" else "full"
-    ours, theirs = TABLE3.plans(at), TABLE3_OFFICEHOME.plans(at)
+def test_table_3_differs_between_its_data_sets_in_the_data_alone(scale: Scale) -> None:
+    ours, theirs = TABLE3.plans(scale), TABLE3_OFFICEHOME.plans(scale)
     assert ours.keys() == theirs.keys() == OFFICEHOME.keys()
     assert tuple(plan.probe.k for plan in ours.values() if plan.estimator == "probe") == KS
     for name, plan in ours.items():
