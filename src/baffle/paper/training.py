@@ -77,7 +77,8 @@ def draw_curves(runs: Mapping[str, Finished], rows: Mapping[str, Row]) -> Callab
                     style = "-" if run.plan.estimator == "probe" else "--"
                     label = name.removeprefix(f"{group}: ")
                     axes.plot(*curve(run, rows[name].shown), label=label, linewidth=1.5, linestyle=style)
-            axes.set(xlabel="round", ylabel="test accuracy, %", title=group)
+            axes.set(xlabel="round", ylabel="test accuracy, %")
+            axes.set_title(group, fontsize=9)
             axes.legend(frameon=False, fontsize=8 if len(groups) == 1 else 5)
 
     return draw
