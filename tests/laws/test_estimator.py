@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from baffle.core import directions as directions_module
+from baffle.core import probe as probe_module
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, RADEMACHER, Directions, Distribution, Support, dense
 from baffle.core.ports import Batch
@@ -288,6 +289,7 @@ def test_scalars_do_not_depend_on_how_many_directions_are_drawn_at_once(
 
     before = scheme(loss, weights, directions_of(0, distribution), supports, 1e-2)
     monkeypatch.setattr(directions_module, "NUMBERS_AT_ONCE", at_once)
+    monkeypatch.setattr(probe_module, "NUMBERS_AT_ONCE", at_once)
     after = scheme(loss, weights, directions_of(0, distribution), supports, 1e-2)
     assert after.scalars.tobytes() == before.scalars.tobytes()
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from baffle.core.arrays import F32, F64
-from baffle.core.directions import Directions, Support, blocks, grouped
+from baffle.core.directions import NUMBERS_AT_ONCE, Directions, Support, blocks, grouped
 from baffle.errors import NotFiniteError
 
 Loss = Callable[[F32], float]
@@ -89,14 +89,17 @@ def moves(
 ) -> Iterator[int]:
     """For every k in turn, write W + step · s_k · unit · z_k into `scratch`, which holds exactly W before and after."""
     for numbers, support in blocks(supports):
-        parts = support.parts()
         scales = (step * directions.distribution.unit * directions.stretch(numbers, support.size)).astype(np.float32)
-        for k, z, scale in zip(numbers, directions.draw(numbers, 0, support.size), scales, strict=True):
-            for touched, here in parts:
-                np.multiply(z[here], scale, out=scratch[touched], dtype=scratch.dtype)
-                scratch[touched] += weights[touched]
+        slices = [(at, min(at + NUMBERS_AT_ONCE, support.size)) for at in range(0, support.size, NUMBERS_AT_ONCE)]
+        together = directions.draw(numbers, *slices[0]) if len(slices) == 1 else None
+        for row, (k, scale) in enumerate(zip(numbers, scales, strict=True)):
+            for start, stop in slices:
+                z = directions.draw([k], start, stop)[0] if together is None else together[row]
+                for touched, here in support.parts(start, stop):
+                    np.multiply(z[here], scale, out=scratch[touched], dtype=scratch.dtype)
+                    scratch[touched] += weights[touched]
             yield k
-        for touched, _ in parts:
+        for touched, _ in support.parts():
             scratch[touched] = weights[touched]
 
 
