@@ -14,6 +14,7 @@ from baffle.core.ports import Batch
 from baffle.core.probe import Landscape, forward_each
 from baffle.models.lenet import lenet
 from baffle.models.wrn import wrn
+from baffle.runtime.footprint import tensor_bytes
 from baffle.runtime.quick import Quick
 from baffle.runtime.torch_loss import TorchLoss, weights_of
 
@@ -189,3 +190,56 @@ def test_a_layer_of_ones_own_is_not_replaced() -> None:
     torch.manual_seed(0)
     layer, x = Doubled(3, 2, 3), torch.randn(2, *SHAPE)
     assert torch.equal(Quick(layer)(x), layer(x))
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(4, 32, 5, padding=2), nn.MaxPool2d(2), nn.Conv2d(4, 32, 5, stride=3)])
+def test_many_samples_go_through_in_pieces_with_the_same_bits(
+    layer: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(11, 4, 12, 12, generator=torch.Generator().manual_seed(0))
+    run = Quick(nn.Sequential(layer))
+    with torch.inference_mode():
+        whole = run(x)
+        monkeypatch.setattr("baffle.runtime.quick.AT_ONCE", 3 * whole[0].nbytes)
+        pieces = run(x)
+    assert torch.equal(whole, pieces)
+    assert whole.stride() == pieces.stride()
+
+
+def test_activations_work_in_place_where_nobody_else_sees_their_input() -> None:
+    class Watching(nn.Module):
+        """Uses what its sequence's convolution gave a second time."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Identity(), nn.ReLU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            first = self.inner[0](x)
+            return first + self.inner[2](first) + self.inner(x)
+
+    module = Watching()
+    seen = list[Tensor]()
+    x = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        first = module.inner[0](x)
+        assert torch.allclose(Quick(module)(x), first + 2 * torch.relu(first), atol=1e-5)
+        module.inner[0].register_forward_hook(lambda _, __, output: seen.append(output))
+        Quick(module)(x)
+        assert all(torch.allclose(one, first, atol=1e-5) for one in seen)
+        before = x.clone()
+        Quick(nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 3), nn.Hardswish()))(x)
+    assert len(seen) == 2
+    assert torch.equal(x, before)
+    with torch.inference_mode():
+        stack = nn.Sequential(nn.Conv2d(3, 64, 1), nn.ReLU6())
+        lone = tensor_bytes(lambda: nn.Sequential(stack[0])(x))
+        assert tensor_bytes(lambda: Quick(stack)(x)) < 1.3 * lone + x.nbytes
+        assert tensor_bytes(lambda: stack(x)) >= 2 * 2 * 64 * 144 * 4
+
+
+def test_a_batch_of_several_pieces_is_not_copied() -> None:
+    x = np.random.default_rng(0).normal(size=(64, 1, 40, 40)).astype(np.float32)
+    batch = Batch(x, np.zeros(64, np.int64))
+    module = lenet((1, 40, 40), 10, (1, 1))
+    assert tensor_bytes(lambda: TorchLoss(module, micro_batch=8).on(batch)) < x.nbytes / 4

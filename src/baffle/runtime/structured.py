@@ -13,25 +13,16 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import NUMBERS_AT_ONCE, Directions, Support, grouped
 from baffle.core.probe import Landscape, Loss, forward_each
+from baffle.runtime.quick import IN_PLACE
 from baffle.runtime.stages import Chain, Units
 from baffle.runtime.units import Kept, Moved, Piece, Team, Workspace
 
 OUTPUTS_AT_ONCE = 1 << 20
 """Model outputs (of samples times directions) that are kept before their losses are computed."""
-
-IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
-    nn.Hardswish: lambda x: F.hardswish(x, inplace=True),
-    nn.ReLU: torch.relu_,
-    nn.SELU: torch.selu_,
-    nn.Tanh: torch.tanh_,
-    nn.Sigmoid: torch.sigmoid_,
-}
-"""Modules without settings that need no second tensor."""
 
 
 class Structured:

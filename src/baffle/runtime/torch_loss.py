@@ -72,7 +72,10 @@ class TorchLoss:
 
     def on(self, batch: Batch) -> Landscape:
         """The loss on one batch, to be called for many weights."""
-        plain, pieces = BatchLoss(self, self._pieces(batch, self._quick.arranged)), self._pieces(batch)
+        pieces = self._pieces(batch)
+        # What goes through in one piece is arranged once for all directions; a copy of many pieces would outgrow each.
+        alone = [(self._quick.arranged(x), y) for x, y in pieces] if len(pieces) == 1 else pieces
+        plain = BatchLoss(self, alone)
         chain = self._chain_for(pieces[0][0]) if self._structured else None
         return Structured(chain, self._scratch, pieces, self._loss, plain) if chain else plain
 
@@ -112,7 +115,7 @@ class TorchLoss:
     def outputs(self, weights: F32, batch: Batch) -> F32:
         """What the model says, a row per sample."""
         self.set_weights(weights)
-        rows = [self._quick(x).to("cpu", torch.float32) for x, _ in self._pieces(batch, self._quick.arranged)]
+        rows = [self._quick(x).to("cpu", torch.float32) for x, _ in self._pieces(batch)]
         return torch.cat(rows).numpy()
 
     def _summed(self, output: Tensor, y: Tensor) -> Tensor:
@@ -125,8 +128,8 @@ class TorchLoss:
             self._chains[x.shape[1:]] = chain_of(self._module, x)
         return self._chains[x.shape[1:]]
 
-    def _pieces(self, batch: Batch, arrange: Callable[[Tensor], Tensor] = lambda x: x) -> list[Piece]:
-        x = arrange(torch.from_numpy(batch.x).to(self._device, self._dtype))
+    def _pieces(self, batch: Batch) -> list[Piece]:
+        x = torch.from_numpy(batch.x).to(self._device, self._dtype)
         y = torch.from_numpy(batch.y).to(self._device)
         size = self._micro_batch or len(y)
         return list(zip(torch.split(x, size), torch.split(y, size), strict=True))
