@@ -117,8 +117,9 @@ class Federation(Section, frozen=True):
 
 class Probe(Section, frozen=True):
     """The estimator's settings. `precision` is that of the forward passes: the moved weights are rounded to it.
-    `micro_batch = 0` and an empty `layout` are chosen when the run starts and written into
-    its own plan. A layout says how many directions each support has: start, stop, start and stop of its tail, count."""
+    `micro_batch = 0` and an empty `layout` are chosen when the run starts and written into its own plan. Probes take at
+    most `memory_mb` beside the model and the batch (0: what they take), because micro-batches are made small enough. A
+    layout says how many directions each support has: start, stop, start and stop of its tail, count."""
 
     k: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
     sigma: Positive = 1e-3
@@ -126,6 +127,7 @@ class Probe(Section, frozen=True):
     distribution: Literal["gaussian", "rademacher", "sphere"] = "gaussian"
     micro_batch: OptionalCount = 0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    memory_mb: OptionalCount = 0
     supports: Literal["dense", "stages", "units"] = "dense"
     layout: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount, Count], ...] = ()
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from baffle.app.client import contribution_bytes, forwards_of
 from baffle.app.precision import Precision, judge, measure
 from baffle.app.task import Task
-from baffle.core.directions import NUMBERS_AT_ONCE
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.state import pack
 from baffle.plan import Plan
+from baffle.runtime.footprint import RESERVE
 from baffle.secure.messages import (
     BOX_BYTES,
     SIGNATURE_BYTES,
@@ -148,16 +148,16 @@ def _memory(task: Task, course: Trajectory) -> int:
     """Arrays that a client holds at once, without its runtime's own code: weights, directions, activations.
 
     Weights stand in the replica and in the runtime, where a probe moves them; a replaying client keeps the optimizer's
-    state too. A forward pass holds one layer's input and output, a backpropagation all of them.
+    state too. A whole forward pass has an upper bound; where only parts of one are run, the activations of a
+    micro-batch are kept, as in a backpropagation.
     """
     plan, n = task.plan, course.n
     probing = plan.estimator == "probe"
     replica = course.rule.start(np.zeros(n, np.float32)).vectors() if plan.run.downlink == "scalars" else ()
     copies = 4 * n * 2 + sum(vector.nbytes for vector in replica)
-    rows = max(1, min(NUMBERS_AT_ONCE // n, plan.probe.k))
-    drawn = rows * n * (1 if plan.probe.distribution == "rademacher" else 2) if probing else 4 * n
-    layers = _layer_bytes(task)
-    return copies + drawn + (max(layers) if probing else sum(layers))
+    if probing and task.runs_whole:
+        return copies + task.footprint().bytes(min(plan.probe.micro_batch, len(task.source.train)))
+    return copies + RESERVE + 4 * n + sum(_layer_bytes(task))
 
 
 def _layer_bytes(task: Task) -> list[int]:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from baffle.app.features import Backbones, halves, source_of_features
+from baffle.app.memory import Footprint
 from baffle.app.micro_batch import RULE, SIZES, quickest
 from baffle.core.arrays import F32, I64
 from baffle.core.seeds import Seeds, permutation
@@ -26,6 +27,7 @@ from baffle.errors import BaffleError, PlanError
 from baffle.models.build import build
 from baffle.plan import Plan, Softmax
 from baffle.runtime.layouts import propose
+from baffle.runtime.quick import give_back_freed_memory
 from baffle.runtime.torch_loss import TorchLoss, one_thread_each, weights_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -58,12 +60,23 @@ class Task:
 
     def runtime(self, dtype: torch.dtype | None = None) -> TorchLoss:
         probe, device, dtype = self.plan.probe, self.plan.run.device, dtype or self.dtype
-        # Many heads at once, or many softmax regressions, are one matrix product, but of weights that nobody has rounded.
-        linear = self.head_only or isinstance(self.plan.task.model, Softmax)
-        structured = probe.supports != "dense" or (linear and dtype.itemsize >= 4)
+        if probe.memory_mb:
+            give_back_freed_memory()
         return TorchLoss(
-            self.module(), micro_batch=probe.micro_batch, dtype=dtype, device=device, structured=structured
+            self.module(), micro_batch=probe.micro_batch, dtype=dtype, device=device, structured=not self.runs_whole(dtype)
         )
+
+    def runs_whole(self, dtype: torch.dtype | None = None) -> bool:
+        """Whether a probe is a forward pass of all of the model. Of a head alone, or of softmax regression, many are one
+        matrix product, but of weights that nobody has rounded."""
+        linear = self.head_only or isinstance(self.plan.task.model, Softmax)
+        return self.plan.probe.supports == "dense" and not (linear and (dtype or self.dtype).itemsize >= 4)
+
+    def footprint(self) -> Footprint:
+        """The memory of this task's probes, where each is a whole forward pass."""
+        sample = self.source.train.batch(self.shares[0][:1])
+        runtimes = lambda size: self.with_probe(micro_batch=size).runtime()  # noqa: E731
+        return Footprint(runtimes, self.initial_weights(), sample, self.plan.probe.k)
 
     def with_probe(self, **settings: object) -> "Task":
         """The same task with some of its probe's settings changed."""
@@ -100,7 +113,10 @@ def load_task(plan: Plan, folder: Path | None = None, backbones: Backbones | Non
     task = Task(resolve(plan, shares), source, shares, _tiers(plan, seeds), partial(_module, plan, source, folder))
     _require_fit(task)
     task = _behind_backbone(task, folder, backbones or Backbones())
-    return _laid_out(_measured(task, given=plan.probe.micro_batch > 0)) if plan.estimator == "probe" else task
+    if plan.estimator != "probe":
+        return task
+    given = plan.probe.micro_batch > 0
+    return _laid_out(_within_memory(_measured(task, given=given), given=given))
 
 
 def _module(plan: Plan, source: Source, folder: Path | None) -> nn.Module:
@@ -164,6 +180,20 @@ def _measured(task: Task, *, given: bool) -> Task:
         batch = task.source.train.batch(share[: max(SIZES)])
         size = quickest(lambda size: task.with_probe(micro_batch=size).runtime(), task.initial_weights(), batch)
     return task.with_probe(micro_batch=size)
+
+
+def _within_memory(task: Task, *, given: bool) -> Task:
+    """The task with micro-batches that keep to probe.memory_mb."""
+    probe = task.plan.probe
+    if not probe.memory_mb:
+        return task
+    if not task.runs_whole():
+        raise PlanError(
+            "probe.memory_mb: only whole forward passes have a bound, and these probes keep activations of a batch; "
+            'leave it out, or set probe.supports = "dense" (with a frozen backbone, train all of the model)'
+        )
+    size = min(probe.micro_batch, task.plan.federation.batch or max(len(share) for share in task.shares))
+    return task.with_probe(micro_batch=task.footprint().within(probe.memory_mb, size, given=given))
 
 
 def _laid_out(task: Task) -> Task:

@@ -116,7 +116,7 @@ def costs_table(costs: "Costs") -> Table:
         "secure sum": f"{costs.secure_bytes:,} bytes of these"
         if costs.secure_bytes
         else "off: the server sees each client",
-        "memory": f"about {size(costs.memory_bytes)} of arrays on a client, beside its runtime",
+        "memory": f"about {size(costs.memory_bytes)} of arrays on a client at most, beside its runtime and its samples",
     }
     if costs.alignment is not None and costs.precision is not None:
         rows["alignment"] = f"cos {costs.alignment:.3f} expected with the gradient"
