@@ -155,7 +155,7 @@ def _memory(task: Task, course: Trajectory) -> int:
     probing = plan.estimator == "probe"
     replica = course.rule.start(np.zeros(n, np.float32)).vectors() if plan.run.downlink == "scalars" else ()
     copies = 4 * n * 2 + sum(vector.nbytes for vector in replica)
-    if probing and task.runs_whole:
+    if probing and task.runs_whole():
         return copies + task.footprint().bytes(min(plan.probe.micro_batch, len(task.source.train)))
     return copies + RESERVE + 4 * n + sum(_layer_bytes(task))
 

@@ -6,13 +6,14 @@ from baffle.paper.attack import Attack
 from baffle.paper.feature_skew import TABLE3, TABLE3_OFFICEHOME
 from baffle.paper.fedzo import FEDZO
 from baffle.paper.label_skew import TABLE2
+from baffle.paper.memory import Memory
 from baffle.paper.sigma import Sigma
 from baffle.paper.target import Target
 from baffle.paper.training import FIG_ABLATION, FIG_K, TABLE1
 
 TARGETS: dict[str, Target] = {
     one.name: one
-    for one in (TABLE1, TABLE2, TABLE3, TABLE3_OFFICEHOME, FIG_K, FIG_ABLATION, Attack(), Alignment(), Sigma(), FEDZO)
+    for one in (TABLE1, TABLE2, TABLE3, TABLE3_OFFICEHOME, Memory(), FIG_K, FIG_ABLATION, Attack(), Alignment(), Sigma(), FEDZO)
 }
 
 
