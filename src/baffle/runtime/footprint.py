@@ -1,5 +1,4 @@
-"""The memory that a loss on one batch takes: an upper bound that every machine computes alike, and what a process of its
-own really took."""
+"""The memory that some work takes: tensors, counted as they come and go, and what a process really took."""
 
 import ctypes
 import gc
@@ -8,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -17,8 +15,6 @@ from baffle.errors import BaffleError
 
 RESERVE = 4 << 20
 """Beside tensors and directions: what oneDNN compiles and keeps for new shapes, Python's objects, rounding to pages."""
-
-CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.mkldnn_convolution.default)
 
 
 class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -39,7 +35,7 @@ class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
             where, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
             if where in self._users or where not in given:
                 self._use(tensor, where, size)
-        copies = sum(tensor.nbytes for tensor in _tensors((args, made))) if func in CONVOLUTIONS else 0
+        copies = sum(tensor.nbytes for tensor in _tensors((args, made))) if "conv" in func.name() else 0
         self.peak = max(self.peak, self.live + copies)
         return made
 

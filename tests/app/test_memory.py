@@ -1,0 +1,69 @@
+"""A limit of memory is kept by the real high-water mark of a process that is one client, or refused."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baffle.app.memory import MEGABYTE
+from baffle.app.task import load_task
+from baffle.errors import PlanError
+from baffle.plan import Plan
+
+LENET = 'task.model={name="lenet"}'
+PLAN = """
+task = {{data = "memory_client:images", model = {{name = "{model}"}}}}
+federation = {{clients = 1, batch = {batch}}}
+probe = {{k = 1, memory_mb = {limit}}}
+secure.mode = "off"
+"""
+
+
+def _client(model: str, limit: int, batch: int = 64) -> dict[str, Any]:
+    script = str(Path(__file__).with_name("memory_client.py"))
+    command = [sys.executable, script, PLAN.format(model=model, limit=limit, batch=batch)]
+    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="high-water marks are read from /proc")
+@pytest.mark.parametrize(("model", "limits"), [("lenet", (8, 14)), ("wrn", (9, 24))])
+def test_a_limit_is_kept_by_the_process_and_used(model: str, limits: tuple[int, int]) -> None:
+    small, large = (_client(model, limit) for limit in limits)
+    for found, limit in ((small, limits[0]), (large, limits[1])):
+        assert found["taken"] <= found["bound"] <= limit * MEGABYTE
+        assert found["bound"] <= 4 * found["taken"] + 4 * MEGABYTE
+    assert 1 <= small["micro_batch"] < large["micro_batch"]
+
+
+def test_without_a_limit_nothing_changes_and_a_wide_one_changes_no_size(tiny: Callable[..., Plan]) -> None:
+    free, wide = (load_task(tiny(LENET, f"probe.memory_mb={limit}")).plan for limit in (0, 4000))
+    assert free.probe.micro_batch == wide.probe.micro_batch
+    assert free.trajectory_digest() != wide.trajectory_digest()
+
+
+def test_too_little_is_refused_with_what_is_needed(tiny: Callable[..., Plan]) -> None:
+    with pytest.raises(PlanError, match=r"need at least \d+ MB, got 1$") as refused:
+        load_task(tiny(LENET, "probe.memory_mb=1"))
+    least = int(str(refused.value).split(" MB")[0].split()[-1])
+    assert load_task(tiny(LENET, f"probe.memory_mb={least}")).plan.probe.micro_batch >= 1
+    with pytest.raises(PlanError, match="at least"):
+        load_task(tiny(LENET, f"probe.memory_mb={least - 1}"))
+
+
+def test_a_given_size_is_kept_or_refused_never_changed(tiny: Callable[..., Plan]) -> None:
+    limit = ["probe.memory_mb=7", "federation.batch=0"]
+    chosen = load_task(tiny(LENET, *limit)).plan.probe.micro_batch
+    assert load_task(tiny(LENET, *limit, f"probe.micro_batch={chosen}")).plan.probe.micro_batch == chosen
+    with pytest.raises(PlanError, match=r"set probe.micro_batch to at most \d+, or to 0"):
+        load_task(tiny(LENET, *limit, "probe.micro_batch=400"))
+
+
+@pytest.mark.parametrize("supports", ["stages", "units"])
+def test_probes_of_parts_have_no_bound_and_say_so(tiny: Callable[..., Plan], supports: str) -> None:
+    with pytest.raises(PlanError, match=r'probe.supports = "dense"'):
+        load_task(tiny(LENET, "probe.memory_mb=500", f"probe.supports={supports}"))
