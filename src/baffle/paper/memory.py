@@ -85,9 +85,11 @@ class Memory:
                 | {"backpropagation_micro": back_few, "forward_micro": forward_few}
             )
             rows.append(
-                [name, f"{pixels} × {pixels}", batch, _mb(back), _mb(forward), f"{forward / back:.1%}"]
-                + [_mb(forward_few), f"{forward_few / back:.1%}", _mb(back_few), f"{forward_few / back_few:.1%}"]
-                + [theirs[0], theirs[1]]
+                [
+                    *(name, f"{pixels} × {pixels}", batch, _mb(back), _mb(forward), f"{forward / back:.1%}"),
+                    *(_mb(forward_few), f"{forward_few / back:.1%}", _mb(back_few), f"{forward_few / back_few:.1%}"),
+                    *theirs,
+                ]
             )
         columns = (
             *("model", "images", "batch", "backpropagation, MB", "forward, whole batch, MB", "of backpropagation"),
@@ -151,12 +153,12 @@ def _mb(count: int) -> str:
 
 def _notes(scale: Scale) -> list[str]:
     notes = [
-        "Counted is how far the high-water mark of a fresh process (VmHWM, one thread, CPU) rises above what the process "
-        "holds when it is ready: libraries, model, a copy of the weights and the batch, which are in neither column, and "
+        "Counted is how far the high-water mark of a fresh process (VmHWM, one thread, CPU) rises above what it holds "
+        "when it is ready: libraries, model, a copy of the weights and the batch, which are in neither column, and "
         "what a pass with a single sample leaves behind (oneDNN's compiled kernels). On both sides freed memory goes "
         "back to the system at once, as probe.memory_mb has it in a run. MB are 2²⁰ bytes.",
-        "Forward is one loss along one direction, drawing the direction included; further directions use the same memory "
-        "again. Whole batch: a layer after the other, only what is still needed is held. Backpropagation is the "
+        "Forward is one loss along one direction, drawing the direction included; further directions use the same "
+        "memory again. Whole batch: a layer after the other, only what is still needed is held. Backpropagation is the "
         "baseline's: autograd, float32, without checkpoints.",
         "At the same micro-batch both do with little (column *forward of that*): small micro-batches are a part "
         "of the gain, and backpropagation can have that part by accumulating gradients.",
@@ -185,4 +187,4 @@ def _draw(figure: Any, measured: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    print(measure(msgspec.json.decode(sys.argv[1], type=Case)))
+    sys.stdout.write(f"{measure(msgspec.json.decode(sys.argv[1], type=Case))}\n")
