@@ -9,6 +9,9 @@
     ├── MessageError     a message between client and server is malformed or does not fit the round
     │   ├── RefusalError one side of a secure sum will not do what the other asks
     │   └── AbortError   too few clients answered to end a secure sum; nothing was learnt
+    ├── TransportError   a server cannot be reached, or does not answer as expected
+    │   ├── AwayError    nobody answers now: worth trying again
+    │   └── KeyRefusedError  a server does not accept a client's key
     └── NotFiniteError   a client's loss is not a finite number, so it has nothing to contribute
 
 Every message says what was expected, what came, and what to do.
@@ -53,6 +56,18 @@ class RefusalError(MessageError):
 
 class AbortError(MessageError):
     """Too few clients answered to end a secure sum; nothing was learnt."""
+
+
+class TransportError(BaffleError):
+    """A server cannot be reached, or does not answer as expected."""
+
+
+class AwayError(TransportError):
+    """Nobody answers now: worth trying again."""
+
+
+class KeyRefusedError(TransportError):
+    """A server does not accept a client's key."""
 
 
 class NotFiniteError(BaffleError):

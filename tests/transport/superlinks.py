@@ -1,0 +1,167 @@
+"""A real SuperLink, in the clear and guarded, and clients that echo."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from ipaddress import ip_address
+from pathlib import Path
+from secrets import token_bytes
+from ssl import create_default_context
+from threading import Thread
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from cryptography.x509.oid import NameOID
+
+from baffle.transport.fleet import Fleet, Message
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""Nothing reaches outside the machine."""
+
+
+class Superlink:
+    """An unmodified `flower-superlink` as a process that can be killed and started again."""
+
+    def __init__(self, folder: Path, guarded: bool) -> None:
+        self._folder = folder
+        self.secret = token_bytes(32)
+        (folder / "secret").write_bytes(self.secret)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port: int = probe.getsockname()[1]
+        self.address = f"127.0.0.1:{self._port}"
+        self.roots = certify(folder) if guarded else None
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        where = ["--host", "127.0.0.1", "--port", str(self._port)]
+        safe = ["--isolation", "process", "--superexec-auth-secret-file", "secret"]
+        if self.roots:
+            safe += ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
+            safe += ["--enable-supernode-auth", "--database", "state.db"]
+        else:
+            safe += ["--insecure"]
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [Path(sys.executable).with_name("flower-superlink"), *where, *safe],
+                cwd=self._folder,
+                env={**os.environ, **QUIET, "FLWR_HOME": str(self._folder)},
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait(self) -> None:
+        """Until it answers."""
+        for _ in range(400):
+            connection = (
+                HTTPSConnection(self.address, context=create_default_context(cadata=self.roots.decode()))
+                if self.roots
+                else HTTPConnection(self.address)
+            )
+            try:
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    return
+            except (OSError, HTTPException):
+                time.sleep(0.1)
+            finally:
+                connection.close()
+        pytest.fail((self._folder / "log").read_text())
+
+    def kill(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+
+
+class Echo:
+    """A client in a thread that answers with what it was asked, and remembers what it was told."""
+
+    def __init__(
+        self,
+        link: Superlink,
+        key: ec.EllipticCurvePrivateKey | None = None,
+        answer: Callable[[Fleet, Message], None] = lambda fleet, message: fleet.reply(message, message.content),
+        known: int = 0,
+    ) -> None:
+        self.told: list[str] = []
+        self.fleet = Fleet(link.address, link.roots, key, self.told.append, known=known)
+        self._answer = answer
+        self._thread = Thread(target=self._work)
+        self._thread.start()
+
+    def _work(self) -> None:
+        with self.fleet as fleet:
+            for message in fleet.messages():
+                self._answer(fleet, message)
+
+    def node(self) -> int:
+        """Its number, once it joined."""
+        until(lambda: self.fleet.node != 0)
+        return self.fleet.node
+
+    def leave(self) -> None:
+        self.fleet.stop()
+        self._thread.join()
+
+
+def until(true: Callable[[], bool], seconds: float = 40) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def public(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def certify(folder: Path) -> bytes:
+    """Writes a certificate authority, and a certificate for this machine from it; gives the authority's."""
+
+    def certificate(
+        subject: str, public_key: ec.EllipticCurvePublicKey, issuer: str, signer: ec.EllipticCurvePrivateKey, ca: bool
+    ) -> bytes:
+        now = datetime.now(UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(minutes=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+            .sign(signer, hashes.SHA256())
+            .public_bytes(Encoding.PEM)
+        )
+
+    authority, server = new_key(), new_key()
+    roots = certificate("authority", authority.public_key(), "authority", authority, ca=True)
+    (folder / "ca.pem").write_bytes(roots)
+    (folder / "server.pem").write_bytes(certificate("server", server.public_key(), "authority", authority, ca=False))
+    (folder / "server.key").write_bytes(server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return roots
