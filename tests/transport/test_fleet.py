@@ -135,11 +135,12 @@ def test_a_killed_client_that_knows_its_node_is_back_at_once(
     until(lambda: bool(forgetful.told))
     assert "counts as present" in forgetful.told[0]
     with FlowerRun(guarded.address, guarded.secret, guarded.roots) as run:
-        nodes = [client.node for client in crashed]
-        assert over(run, nodes, 0.5).exchange({0: b"a", 1: b"b"}) == {}
-        assert join(guarded, crashed[0].key, known=nodes[0]).node() == nodes[0]
-        assert forgetful.fleet.node == 0
-        assert over(run, nodes, 5).exchange({0: b"a", 1: b"b"}) == {0: b"a"}
+        key, node = crashed[0]
+        assert over(run, [node], 0.5).exchange({0: b"gone"}) == {}
+        back = join(guarded, key, known=node)
+        assert back.node() == node
+        assert "joined" in back.told[0]
+        assert over(run, [node]).exchange({0: b"back"}) == {0: b"back"}
 
 
 def test_bytes_of_any_size_come_back_from_several_clients(clear: Superlink, join: Join) -> None:
@@ -265,8 +266,7 @@ def test_clients_outlive_a_server_that_is_killed(guarded: Superlink, clear: Supe
         guarded.start()
         clear.start()
         guarded.wait()
-        until(lambda: before in run.nodes())
-        assert over(run, [before]).exchange({0: b"the same run"}) == {0: b"the same run"}
+        until(lambda: over(run, [before], 5).exchange({0: b"the same run"}) == {0: b"the same run"})
     assert remembered.node() == before
     assert any("trying again" in words for words in remembered.told)
     assert any("is there again" in words for words in remembered.told)

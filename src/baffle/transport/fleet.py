@@ -233,10 +233,10 @@ class Fleet:
                 break
             if not answer.object_available:
                 self._closed.wait(_SHORTEST)
-            elif wire.name_of(answer.object_content) != names[len(objects)]:
+                continue
+            objects.append(answer.object_content)
+            if wire.name_of(objects[-1]) != names[len(objects) - 1]:
                 raise MessageError("expected an object with the hash that names it, got another")
-            else:
-                objects.append(answer.object_content)
         if len(objects) < len(names):
             raise TransportError(f"{self._line.address} no longer has its content")
         return objects
@@ -308,14 +308,14 @@ class Fleet:
 
     def _beat(self) -> None:
         def beat() -> None:
-            while not self._closed.wait(_BEAT):
-                node = self.node
+            pause = _BEAT
+            while not self._closed.wait(pause):
+                node, pause = self.node, _BEAT
                 try:
-                    alive = self._alive(self._pulse, node)
+                    if not self._alive(self._pulse, node):
+                        self._forgotten(node)
                 except TransportError:  # whoever looks for messages tells of it
-                    continue
-                if not alive:
-                    self._forgotten(node)
+                    pause = 1.0
 
         if self._beats is None:
             self._beats = Thread(target=beat, name="heartbeat", daemon=True)

@@ -58,21 +58,28 @@ publisher = "baffle"
 serverapp = "app:server"
 clientapp = "app:client"
 """
-"""SuperLink wants an app with every run. Here nobody loads it: the ServerApp is this process, and clients bring their
-own."""
+"""SuperLink wants an app with every run. Our own clients do not load it, and the ServerApp is this process."""
 
 
 class FlowerRun:
     """A run on a SuperLink that was started with `--isolation process` and a secret: whoever knows the secret may take
-    the ServerApp's place. `keys` are the public keys of the clients, as PEM, for a SuperLink that asks for them."""
+    the ServerApp's place. `keys` are the public keys of the clients, as PEM, for a SuperLink that asks for them. `app`
+    is a bundle with a ClientApp, which stock SuperNodes load."""
 
-    def __init__(self, address: str, secret: bytes, roots: bytes | None = None, keys: Iterable[bytes] = ()) -> None:
+    def __init__(
+        self,
+        address: str,
+        secret: bytes,
+        roots: bytes | None = None,
+        keys: Iterable[bytes] = (),
+        app: bytes | None = None,
+    ) -> None:
         if not version("flwr").startswith(f"{FLOWER}."):
             raise TransportError(f"expected flwr {FLOWER}, got {version('flwr')}: install flwr=={FLOWER}.*")
         self._address, self._roots = address, roots
         try:
             self._register(keys)
-            self.grid = self._take(self._submit(), secret)
+            self.grid = self._take(self._submit(app or _no_app()), secret)
         except httpx.HTTPStatusError as fault:
             raise TransportError(f"{address} refuses to begin a run: {fault.response.text}") from fault
         except httpx.HTTPError as fault:
@@ -116,13 +123,10 @@ class FlowerRun:
                     if fault.response.json().get("code") != _KEY_KNOWN:
                         raise
 
-    def _submit(self) -> int:
-        bundle = BytesIO()
-        with ZipFile(bundle, "w") as files:
-            files.writestr("pyproject.toml", _APP)
-        app = Fab(hash_str=sha256(bundle.getvalue()).hexdigest(), content=bundle.getvalue())
+    def _submit(self, app: bytes) -> int:
+        fab = Fab(hash_str=sha256(app).hexdigest(), content=app)
         with self._control() as control:
-            return control.StartRun(StartRunRequest(fab=app)).run_id
+            return control.StartRun(StartRunRequest(fab=fab)).run_id
 
     def _take(self, run: int, secret: bytes) -> HttpGrid:
         """The grid of the run. SuperLink gives out the oldest run that waits: one that is not ours is ended, as nobody
@@ -175,18 +179,17 @@ class GridTransport:
         tell: Callable[[int, str], None] = lambda _client, _why: None,
     ) -> None:
         self._grid, self._nodes, self._seconds, self._tell = grid, nodes, seconds, tell
-        self._stale: set[str] = (
-            set()
-        )  # messages past their deadline, asked for once more so that SuperLink forgets them
+        # Messages past their deadline: asked for once more, so that SuperLink forgets them.
+        self._stale: set[str] = set()
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         begun = time.monotonic()
         nodes = self._nodes()
         there = [client for client in requests if client in nodes]
-        messages = [self._message(nodes[client], requests[client]) for client in there]
-        open_ = dict(zip(self._push(messages), there, strict=True)) if messages else {}
+        open_ = dict(zip(self._push([(nodes[c], requests[c]) for c in there], begun), there, strict=True))
         replies: dict[int, bytes] = {}
         while open_ and (spent := time.monotonic() - begun) < self._seconds:
+            looked = time.monotonic()
             for reply in self._pull(open_.keys() | self._stale):
                 asked = reply.metadata.reply_to_message_id
                 self._stale.discard(asked)
@@ -200,20 +203,29 @@ class GridTransport:
                 else:
                     replies[client] = content
             if open_:
-                time.sleep(min(_LONGEST, max(_SHORTEST, spent / 10)))
+                time.sleep(min(_LONGEST, max(_SHORTEST, spent / 10, time.monotonic() - looked)))
         self._stale |= open_.keys()
         return {client: replies[client] for client in requests if client in replies}
 
-    def _message(self, node: int, content: bytes) -> Message:
-        return Message(RecordDict({RECORD: ConfigRecord({KEY: content})}), node, KIND, ttl=self._seconds)
-
-    def _push(self, messages: list[Message]) -> list[str]:
-        try:
-            return list(self._grid.push_messages(messages))
-        except ObjectPushError:  # a client took its message as received before all of it was there
-            return [message.metadata.message_id for message in messages]
-        except httpx.HTTPError as fault:
-            raise _told("SuperLink", fault) from fault
+    def _push(self, contents: list[tuple[int, bytes]], begun: float) -> list[str]:
+        """Sends each content to its node; gives the messages' names. Waits for a SuperLink that is away."""
+        while contents:
+            left = self._seconds - (time.monotonic() - begun)
+            messages = [
+                Message(RecordDict({RECORD: ConfigRecord({KEY: content})}), node, KIND, ttl=max(left, _LONGEST))
+                for node, content in contents
+            ]
+            try:
+                return list(self._grid.push_messages(messages))
+            except ObjectPushError:  # a client took its message as received before all of it was there
+                return [message.metadata.message_id for message in messages]
+            except httpx.HTTPError as fault:
+                told = _told("SuperLink", fault)
+                if not isinstance(told, AwayError) or left <= _LONGEST:
+                    raise told from fault
+                self._stale |= {message.metadata.message_id for message in messages}
+                time.sleep(_LONGEST)
+        return []
 
     def _pull(self, names: set[str]) -> Iterable[Message]:
         try:
@@ -222,6 +234,13 @@ class GridTransport:
             raise _told("SuperLink", fault) from fault
         except httpx.HTTPError:
             return []  # away for now; the deadline ends this
+
+
+def _no_app() -> bytes:
+    bundle = BytesIO()
+    with ZipFile(bundle, "w") as files:
+        files.writestr("pyproject.toml", _APP)
+    return bundle.getvalue()
 
 
 def _content(reply: Message) -> bytes | None:

@@ -114,8 +114,9 @@ def records_object(child: str) -> bytes:
 
 
 def record_object(content: bytes) -> bytes:
-    item = make("Item", key=KEY, value=make("Value", bytes=content))
-    return _pack("ConfigRecord", "", encode(make("ConfigRecord", items=[item])))
+    record = make("ConfigRecord")
+    record.items.add(key=KEY).value.bytes = content  # in place: a message that is given to another is copied
+    return _pack("ConfigRecord", "", encode(record))
 
 
 def content_of(record: bytes) -> bytes:
@@ -140,4 +141,4 @@ def names(tree: Wire) -> list[str]:
 
 
 def _pack(kind: str, children: str, body: bytes) -> bytes:
-    return f"{kind} {children} {len(body)}".encode() + b"\0" + body
+    return b"%b %b %d\0%b" % (kind.encode(), children.encode(), len(body), body)
