@@ -20,6 +20,7 @@ from baffle.transport.fleet import Fleet, Message
 pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
+from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 
 from baffle.transport.flower import FlowerRun, GridTransport
 
@@ -199,6 +200,29 @@ def test_a_refusal_a_stranger_and_a_late_reply_do_no_harm(clear: Superlink, join
         assert over(run, [echo.node()], seconds=0.7).exchange({0: b"late"}) == {}
         wait.set()
         assert transport.exchange({0: b"on time"}) == {0: b"on time"}
+
+
+def test_a_message_is_taken_when_all_of_it_is_there(
+    clear: Superlink, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its objects come one by one. Who confirms it early makes SuperLink refuse the rest, and Flower's grid fail."""
+    node = join(clear).node()
+    with FlowerRun(clear.address, clear.secret) as run:
+        runtime, sent = run.grid._runtime_client, []
+
+        def slowly(request: PushObjectRequest) -> PushObjectResponse:
+            sent.append(request.object_id)
+            time.sleep(0.4 * len(sent))
+            return type(runtime).PushObject(runtime, request)
+
+        monkeypatch.setattr(runtime, "PushObject", slowly)
+        message = FlowerMessage(RecordDict({"baffle": ConfigRecord({"message": b"slow"})}), node, "train", ttl=20)
+        names = list(run.grid.push_messages([message]))
+        assert len(sent) == 3
+        replies: list[FlowerMessage] = []
+        while not replies:
+            replies = list(run.grid.pull_messages(names))
+        assert replies[0].content == message.content
 
 
 def test_a_client_whose_clock_is_wrong_follows_the_server(
