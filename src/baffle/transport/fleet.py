@@ -243,34 +243,16 @@ class Fleet:
 
     def _push(self, message: Message, below: list[bytes], error: Wire | None) -> None:
         """Sends a reply that is made of the objects `below` it, from the lowest up, or of an error."""
-        asked, now = message.metadata, self._identity.now()
+        asked = message.metadata
         until = asked.created_at + asked.ttl
-        metadata = make(
-            "Metadata",
-            run_id=asked.run_id,
-            src_node_id=asked.dst_node_id,
-            dst_node_id=asked.src_node_id,
-            reply_to_message_id=asked.message_id,
-            group_id=asked.group_id,
-            ttl=until - now,
-            message_type=asked.message_type,
-            created_at=now,
-        )
-        objects = [*below, wire.message_object(metadata, wire.name_of(below[-1]) if below else "", error)]
-        tree = None
-        for thing in objects:
-            tree = make("ObjectTree", object_id=wire.name_of(thing), children=[tree] if tree else [])
-        assert tree is not None
-        metadata.message_id = tree.object_id
-        envelope = make("Message", metadata=metadata, error=error, content=None if error else make("RecordDict"))
+        envelope, tree, objects = wire.reply(asked, self._identity.now(), below, error)
         node = make("Node", node_id=self.node)
         request = make("PushMessagesRequest", node=node, messages_list=[envelope], message_object_trees=[tree])
         try:
             wanted = self._stubborn(partial(self._line.call, "push-messages", request, "PushMessagesResponse"), until)
             if wanted and not wanted.objects_to_push:
                 self._tell("the server no longer waits for this reply")
-            for thing in objects:
-                name = wire.name_of(thing)
+            for name, thing in objects.items():
                 if wanted and name in wanted.objects_to_push:
                     part = make(
                         "PushObjectRequest",
@@ -280,7 +262,9 @@ class Fleet:
                         object_content=thing,
                         session_id=wanted.session_id,
                     )
-                    self._stubborn(partial(self._line.call, "push-object", part, "PushObjectResponse"), until)
+                    kept = self._stubborn(partial(self._line.call, "push-object", part, "PushObjectResponse"), until)
+                    if kept and not kept.stored:
+                        self._tell("the server did not keep all of this reply")
         except CallError as fault:
             self._tell(f"a reply was not taken: {fault}")
         except AwayError as fault:
@@ -290,7 +274,7 @@ class Fleet:
         """Calls until the server is there, or until the given time by its clock; nothing comes of it if this client is
         closed meanwhile."""
         pause = 0.25
-        while not self._closed.is_set():
+        while True:
             try:
                 result = call()
             except AwayError as fault:
@@ -298,13 +282,13 @@ class Fleet:
                     raise
                 if pause == 0.25:
                     self._tell(f"{fault}; trying again")
-                self._closed.wait(pause)
+                if self._closed.wait(pause):
+                    return None
                 pause = min(2 * pause, 5.0)
             else:
                 if pause > 0.25:
                     self._tell(f"{self._line.address} is there again")
                 return result
-        return None
 
     def _beat(self) -> None:
         def beat() -> None:

@@ -103,11 +103,6 @@ def name_of(thing: bytes) -> str:
     return sha256(thing).hexdigest()
 
 
-def message_object(metadata: Wire, child: str = "", error: Wire | None = None) -> bytes:
-    """A message as an object: what it says about itself, and where its content is."""
-    return _pack("Message", child, encode(make("Message", metadata=metadata, error=error)))
-
-
 def records_object(child: str) -> bytes:
     """The one set of records that BAFFLE's messages have, which holds one record."""
     return _pack("RecordDict", child, json.dumps({RECORD: child}).encode())
@@ -138,6 +133,31 @@ def names(tree: Wire) -> list[str]:
         if records == name_of(records_object(record)):
             return [record, records, tree.object_id]
     raise MessageError(f"expected a message whose content is one record named {RECORD!r}, got other content")
+
+
+def reply(asked: Wire, now: float, below: list[bytes], error: Wire | None) -> tuple[Wire, Wire, dict[str, bytes]]:
+    """A reply to a message that says `asked` of itself: the reply without its content, the tree of its objects' names,
+    and the objects, the reply's own last. Its content is the objects `below`, lowest first, or it is an error."""
+    metadata = make(
+        "Metadata",
+        run_id=asked.run_id,
+        src_node_id=asked.dst_node_id,
+        dst_node_id=asked.src_node_id,
+        reply_to_message_id=asked.message_id,
+        group_id=asked.group_id,
+        ttl=asked.created_at + asked.ttl - now,  # it may not outlive what it replies to
+        message_type=asked.message_type,
+        created_at=now,
+    )
+    child = name_of(below[-1]) if below else ""
+    whole = _pack("Message", child, encode(make("Message", metadata=metadata, error=error)))
+    metadata.message_id = name_of(whole)
+    objects = {name_of(thing): thing for thing in (*below, whole)}
+    tree: Wire = None
+    for name in objects:
+        tree = make("ObjectTree", object_id=name, children=[tree] if tree else [])
+    envelope = make("Message", metadata=metadata, error=error, content=None if error else make("RecordDict"))
+    return envelope, tree, objects
 
 
 def _pack(kind: str, children: str, body: bytes) -> bytes:
