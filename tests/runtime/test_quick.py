@@ -215,7 +215,7 @@ def test_activations_work_in_place_where_nobody_else_sees_their_input() -> None:
             self.inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Identity(), nn.ReLU())
 
         def forward(self, x: Tensor) -> Tensor:
-            first = self.inner[0](x)
+            first: Tensor = self.inner[0](x)
             return first + self.inner[2](first) + self.inner(x)
 
     module = Watching()

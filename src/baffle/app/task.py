@@ -63,12 +63,16 @@ class Task:
         if probe.memory_mb:
             give_back_freed_memory()
         return TorchLoss(
-            self.module(), micro_batch=probe.micro_batch, dtype=dtype, device=device, structured=not self.runs_whole(dtype)
+            self.module(),
+            micro_batch=probe.micro_batch,
+            dtype=dtype,
+            device=device,
+            structured=not self.runs_whole(dtype),
         )
 
     def runs_whole(self, dtype: torch.dtype | None = None) -> bool:
-        """Whether a probe is a forward pass of all of the model. Of a head alone, or of softmax regression, many are one
-        matrix product, but of weights that nobody has rounded."""
+        """Whether a probe is a forward pass of all of the model. Of a head alone, or of softmax regression, many are
+        one matrix product, but of weights that nobody has rounded."""
         linear = self.head_only or isinstance(self.plan.task.model, Softmax)
         return self.plan.probe.supports == "dense" and not (linear and (dtype or self.dtype).itemsize >= 4)
 

@@ -13,7 +13,19 @@ from baffle.paper.training import FIG_ABLATION, FIG_K, TABLE1
 
 TARGETS: dict[str, Target] = {
     one.name: one
-    for one in (TABLE1, TABLE2, TABLE3, TABLE3_OFFICEHOME, Memory(), FIG_K, FIG_ABLATION, Attack(), Alignment(), Sigma(), FEDZO)
+    for one in (
+        TABLE1,
+        TABLE2,
+        TABLE3,
+        TABLE3_OFFICEHOME,
+        Memory(),
+        FIG_K,
+        FIG_ABLATION,
+        Attack(),
+        Alignment(),
+        Sigma(),
+        FEDZO,
+    )
 }
 
 
