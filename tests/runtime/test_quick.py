@@ -215,8 +215,9 @@ def test_activations_work_in_place_where_nobody_else_sees_their_input() -> None:
             self.inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Identity(), nn.ReLU())
 
         def forward(self, x: Tensor) -> Tensor:
-            first: Tensor = self.inner[0](x)
-            return first + self.inner[2](first) + self.inner(x)
+            first = self.inner[0](x)
+            found: Tensor = first + self.inner[2](first) + self.inner(x)
+            return found
 
     module = Watching()
     seen = list[Tensor]()
