@@ -21,7 +21,8 @@ import numpy as np
 from baffle.app.client import Client
 from baffle.app.downlink import Downlink
 from baffle.app.replica import Replica
-from baffle.app.round import choose_groups, close_round, open_round
+from baffle.app.roster import choose_groups
+from baffle.app.round import close_round, open_round
 from baffle.app.task import Runtimes, load_task, versions
 from baffle.core.arrays import F32
 from baffle.core.messages import RoundRequest, contribution_to, encode

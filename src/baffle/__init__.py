@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 from baffle.data.sources import Dataset, Source
 from baffle.errors import BaffleError
-from baffle.journal.replay import Verified, verify
 from baffle.plan import Plan
 from baffle.plan import load as load_plan
 from baffle.version import __version__
 
 if TYPE_CHECKING:
     from baffle.app.simulate import resume, simulate
+    from baffle.journal.replay import Verified, verify
 
 __all__ = [
     "BaffleError",
@@ -27,9 +27,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # These need PyTorch; reading plans and checking journals must not.
+    # These need PyTorch, or SQLite; a client on the edge has neither.
     if name in ("resume", "simulate"):
         from baffle.app import simulate as module
 
         return getattr(module, name)
+    if name in ("Verified", "verify"):
+        from baffle.journal import replay
+
+        return getattr(replay, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

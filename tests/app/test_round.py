@@ -11,7 +11,8 @@ import pytest
 from baffle.app.client import Client
 from baffle.app.downlink import Downlink
 from baffle.app.replica import Replica
-from baffle.app.round import Played, choose_clients, play_round
+from baffle.app.roster import choose_clients
+from baffle.app.round import Played, play_round
 from baffle.app.simulate import simulate
 from baffle.app.task import Runtimes, load_task
 from baffle.core.messages import RoundRequest, decode

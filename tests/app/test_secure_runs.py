@@ -17,7 +17,8 @@ from baffle.app.client import Client
 from baffle.app.downlink import Downlink
 from baffle.app.recorder import Progress, Summary
 from baffle.app.replica import Replica
-from baffle.app.round import Played, choose_clients, choose_groups, open_round, play_round, terms_of
+from baffle.app.roster import choose_clients, choose_groups, terms_of
+from baffle.app.round import Played, open_round, play_round
 from baffle.app.simulate import drops, resume, simulate
 from baffle.app.task import Runtimes, load_task
 from baffle.core.messages import Abstention, RoundRequest, decode_reply, encode

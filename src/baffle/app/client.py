@@ -12,7 +12,7 @@ from baffle.app.replica import Replica
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.directions import DISTRIBUTIONS, Directions
 from baffle.core.messages import Abstention, Contribution, Message, RoundRequest, encode
-from baffle.core.ports import Batch, GradientRuntime
+from baffle.core.ports import Batch, GradientRuntime, Runtime
 from baffle.core.probe import SCHEMES
 from baffle.core.rebuild import gradient_from_scalars
 from baffle.core.ring import ELEMENT, EXTRAS, Ring, RingVector
@@ -24,7 +24,7 @@ from baffle.secure.messages import Agree, Hello, MaskedRequest, Request, Turn, d
 from baffle.secure.session import ClientSession
 from baffle.trajectory import Trajectory, optimizer
 
-BorrowRuntime = Callable[[], AbstractContextManager[GradientRuntime]]
+BorrowRuntime = Callable[[], AbstractContextManager[Runtime]]
 """Lends a runtime for the time of one reply, so that there are as many as threads and not as many as clients."""
 
 
@@ -85,7 +85,7 @@ class Client:
         weight = self.course.weight_of(len(self.indices))
         return self.course.ring.encode(work.values, self.course.length, weight, work.loss, work.clipped)
 
-    def _work(self, request: RoundRequest, weights: F32, runtime: GradientRuntime) -> Work:
+    def _work(self, request: RoundRequest, weights: F32, runtime: Runtime) -> Work:
         plan = self.course.plan
         if plan.federation.level == "epoch":
             return self._train_locally(request.round, weights, runtime)
@@ -99,7 +99,7 @@ class Client:
         probed = probe(runtime.on(batch), weights, self.course.directions(request.key), supports, plan.probe.sigma)
         return Work(probed.scalars, probed.base)
 
-    def _train_locally(self, round_number: int, weights: F32, runtime: GradientRuntime) -> Work:
+    def _train_locally(self, round_number: int, weights: F32, runtime: Runtime) -> Work:
         """Epoch level: the same probe with this client's own keys, and an optimizer that starts fresh every round."""
         plan, seeds = self.course.plan, self.course.seeds
         step = optimizer(plan.update)
@@ -122,12 +122,12 @@ class Client:
             order = permutation(self.course.seeds.key("batches", round_number, self.number, lap), n)
             yield from (order[start : start + size] for start in range(0, n, size))
 
-    def _estimate(self, weights: F32, batch: Batch, key: bytes, runtime: GradientRuntime) -> tuple[Work, F32]:
+    def _estimate(self, weights: F32, batch: Batch, key: bytes, runtime: Runtime) -> tuple[Work, F32]:
         """The gradient on a batch, by this client alone. The scalars pass through a ring of one, so they rebuild
         exactly."""
         plan, course = self.course.plan, self.course
         if plan.estimator == "backprop":
-            loss, gradient = runtime.gradient_on(batch)(weights)
+            loss, gradient = _gradient(runtime, batch, weights)
             return Work(np.empty(0), loss), gradient
         directions = Directions(key, DISTRIBUTIONS[plan.probe.distribution])
         probed = SCHEMES[plan.probe.scheme](runtime.on(batch), weights, directions, course.supports, plan.probe.sigma)
@@ -149,6 +149,12 @@ class Client:
         plan, seeds = self.course.plan, self.course.seeds
         key = seeds.key("augment", round_number, self.number, step) if plan.task.augment else None
         return self.data.batch(self.indices[chosen], key)
+
+
+def _gradient(runtime: Runtime, batch: Batch, weights: F32) -> tuple[float, F32]:
+    if not isinstance(runtime, GradientRuntime):
+        raise RefusalError("backpropagation, but this client can only run inference")
+    return runtime.gradient_on(batch)(weights)
 
 
 def _contribution(request: RoundRequest, vector: RingVector) -> Contribution:

@@ -3,21 +3,19 @@
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from baffle.app.downlink import Downlink
+from baffle.app.roster import choose_groups
 from baffle.core.arrays import F32
 from baffle.core.messages import Group, Outcome, RoundRequest
 from baffle.core.ports import CONTRIBUTED, MISSING, Aggregation, Collected, Transport
 from baffle.core.ring import Sum
-from baffle.core.seeds import permutation
 from baffle.core.state import ServerState, apply
 from baffle.journal.replay import Present
 from baffle.journal.store import Journal
-from baffle.secure.terms import Terms
 from baffle.trajectory import Trajectory
 
 MOST_REFUSALS = 20
@@ -53,36 +51,6 @@ def play_round(
         present.chain, outcome, state, snapshot=snapshot, metrics=metrics, participation=collected.events
     )
     return Played(present.after(outcome, state, chain), metrics, collected.events)
-
-
-def choose_clients(course: Trajectory, round_number: int) -> list[int]:
-    """Who takes part: the same for everybody who knows the plan."""
-    everyone = course.plan.federation.clients
-    if course.plan.per_round == everyone:
-        return list(range(everyone))
-    order = permutation(course.seeds.key("participation", round_number), everyone)
-    return sorted(order[: course.plan.per_round].tolist())
-
-
-def choose_groups(course: Trajectory, round_number: int) -> list[list[int]]:
-    """Who is summed with whom: the same for everybody who knows the plan, and drawn anew in every round."""
-    roster, count = choose_clients(course, round_number), course.plan.secure.groups
-    if count == 1:
-        return [roster]
-    order = permutation(course.seeds.key("groups", round_number), len(roster)).tolist()
-    return [sorted(roster[place] for place in order[group::count]) for group in range(count)]
-
-
-def terms_of(course: Trajectory, tiers: Mapping[int, int]) -> Terms:
-    """What the clients of a run insist on in its secure sums."""
-    plan = course.plan
-
-    @lru_cache(maxsize=4)  # simulated clients ask for the same round, one after the other
-    def groups_of(round_number: int) -> list[list[int]]:
-        return choose_groups(course, round_number) if round_number < plan.rounds else []
-
-    secure = plan.secure
-    return Terms(secure.floor, secure.threshold, secure.mode == "malicious-server", groups_of, tiers)
 
 
 def open_round(

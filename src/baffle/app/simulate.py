@@ -15,7 +15,8 @@ from baffle.app.features import Backbones
 from baffle.app.precision import require_precision
 from baffle.app.recorder import Recorder, Summary, Watch
 from baffle.app.replica import Replica
-from baffle.app.round import play_round, terms_of
+from baffle.app.roster import terms_of
+from baffle.app.round import play_round
 from baffle.app.task import Runtimes, Task, load_task, versions
 from baffle.core.arrays import F32
 from baffle.core.ports import Aggregation

@@ -1,28 +1,26 @@
 """From a plan to what a run works on: data, clients' shares, models, initial weights."""
 
-import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
-import numpy as np
 import torch
 from torch import nn
 
 from baffle.app.features import Backbones, halves, source_of_features
 from baffle.app.memory import Footprint
 from baffle.app.micro_batch import RULE, SIZES, quickest
+from baffle.app.roster import tiers_of
 from baffle.core.arrays import F32, I64
-from baffle.core.seeds import Seeds, permutation
+from baffle.core.seeds import Seeds
 from baffle.core.supports import rows_of
 from baffle.data.partition import share_out
-from baffle.data.sources import Source, load
+from baffle.data.sources import Source, data_folder, load
 from baffle.errors import BaffleError, PlanError
 from baffle.models.build import build
 from baffle.plan import Plan, Softmax
@@ -109,12 +107,12 @@ def load_task(plan: Plan, folder: Path | None = None, backbones: Backbones | Non
     """Load what the plan names and resolve what it leaves open; the task's plan is the run's own. Tasks that are loaded
     with the same `backbones` share the features of a frozen one."""
     _require_device(plan.run.device)
-    folder = folder or (Path(os.environ["BAFFLE_DATA"]) if os.environ.get("BAFFLE_DATA") else None)
+    folder = data_folder(folder)
     source = load(plan.task.data, folder, plan.task.pixels)
     if plan.task.augment and source.train.augment is None:
         raise PlanError(f"task.augment: {plan.task.data} has no augmentation; leave it out")
-    seeds, shares = Seeds(plan.seed, b""), share_out(plan, source)
-    task = Task(resolve(plan, shares), source, shares, _tiers(plan, seeds), partial(_module, plan, source, folder))
+    shares = share_out(plan, source)
+    task = Task(resolve(plan, shares), source, shares, tiers_of(plan), partial(initial_module, plan, source, folder))
     _require_fit(task)
     task = _behind_backbone(task, folder, backbones or Backbones())
     if plan.estimator != "probe":
@@ -123,7 +121,8 @@ def load_task(plan: Plan, folder: Path | None = None, backbones: Backbones | Non
     return _laid_out(_within_memory(_measured(task, given=given), given=given))
 
 
-def _module(plan: Plan, source: Source, folder: Path | None) -> nn.Module:
+def initial_module(plan: Plan, source: Source, folder: Path | None) -> nn.Module:
+    """The whole model with its initial weights, whatever of it is frozen."""
     key = Seeds(plan.seed, b"").key("init")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(key[:8], "big") >> 1)
@@ -238,19 +237,6 @@ def _require_device(name: str) -> None:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as fault:  # what torch raises for a device that is not there
         raise PlanError(f"run.device: {name!r} cannot be used: {str(fault).splitlines()[0]}") from None
-
-
-def _tiers(plan: Plan, seeds: Seeds) -> list[int]:
-    """K for each client: shares of the clients, in random order, go to the slower tiers."""
-    clients = plan.federation.clients
-    order = permutation(seeds.key("tiers"), clients)
-    k, start, upto = np.full(clients, plan.probe.k), 0, Fraction(0)
-    for tier in plan.federation.tiers:
-        upto += Fraction(tier.share)
-        stop = round(upto * clients)
-        k[order[start:stop]] = tier.k
-        start = stop
-    return [int(one) for one in k]
 
 
 def versions() -> dict[str, str]:

@@ -73,7 +73,7 @@ class Distribution:
 def gaussian_table() -> NDArray[np.int16]:
     """The standard normal quantile at (i + ½)/65536, scaled to unit variance, in units of 2⁻¹²."""
     normal = NormalDist()
-    quantiles = np.array([normal.inv_cdf((i + 0.5) / 65536) for i in range(65536)])
+    quantiles = np.fromiter((normal.inv_cdf((i + 0.5) / 65536) for i in range(65536)), np.float64, 65536)
     table: NDArray[np.int16] = np.rint(quantiles / np.sqrt(np.mean(quantiles**2)) * 4096).astype(np.int16)
     table.flags.writeable = False
     return table

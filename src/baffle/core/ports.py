@@ -1,7 +1,7 @@
 """The seams of the system: each takes one value and returns one."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from baffle.core.arrays import F32, I64
 from baffle.core.messages import RoundRequest
@@ -22,6 +22,7 @@ class Runtime(Protocol):
     def on(self, batch: Batch) -> Loss: ...
 
 
+@runtime_checkable
 class GradientRuntime(Runtime, Protocol):
     """A runtime that can also backpropagate: needed for the baseline only."""
 

@@ -11,7 +11,7 @@ from baffle.data.images import officehome, pacs
 from baffle.errors import DataError, PlanError
 from baffle.plan import imported
 
-__all__ = ["SIZED", "SOURCES", "Dataset", "Source", "load"]
+__all__ = ["SIZED", "SOURCES", "Dataset", "Source", "data_folder", "load"]
 
 SOURCES: dict[str, Callable[[Path | None], Source]] = {
     "digits": digits,
@@ -41,9 +41,10 @@ def load(name: str, folder: Path | None = None, pixels: int = 0) -> Source:
         return made
     if name not in SOURCES:
         raise DataError(f'task.data: expected one of {", ".join(SOURCES)} or "package.module:function", got {name!r}')
-    where = folder or _folder_from_environment()
+    where = data_folder(folder)
     return SIZED[name](where, pixels) if pixels else SOURCES[name](where)
 
 
-def _folder_from_environment() -> Path | None:
-    return Path(os.environ["BAFFLE_DATA"]) if os.environ.get("BAFFLE_DATA") else None
+def data_folder(given: Path | None) -> Path | None:
+    """The folder of data sets: the one that was given, or else $BAFFLE_DATA."""
+    return given or (Path(os.environ["BAFFLE_DATA"]) if os.environ.get("BAFFLE_DATA") else None)

@@ -1,0 +1,55 @@
+"""Who takes part in a round, summed with whom, with how many directions: all of it follows from the plan."""
+
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from baffle.core.seeds import Seeds, permutation
+from baffle.plan import Plan
+from baffle.secure.terms import Terms
+from baffle.trajectory import Trajectory
+
+
+def choose_clients(course: Trajectory, round_number: int) -> list[int]:
+    """Who takes part: the same for everybody who knows the plan."""
+    everyone = course.plan.federation.clients
+    if course.plan.per_round == everyone:
+        return list(range(everyone))
+    order = permutation(course.seeds.key("participation", round_number), everyone)
+    return sorted(order[: course.plan.per_round].tolist())
+
+
+def choose_groups(course: Trajectory, round_number: int) -> list[list[int]]:
+    """Who is summed with whom: the same for everybody who knows the plan, and drawn anew in every round."""
+    roster, count = choose_clients(course, round_number), course.plan.secure.groups
+    if count == 1:
+        return [roster]
+    order = permutation(course.seeds.key("groups", round_number), len(roster)).tolist()
+    return [sorted(roster[place] for place in order[group::count]) for group in range(count)]
+
+
+def tiers_of(plan: Plan) -> list[int]:
+    """K for each client: shares of the clients, in random order, go to the slower tiers."""
+    clients = plan.federation.clients
+    order = permutation(Seeds(plan.seed, b"").key("tiers"), clients)
+    k, start, upto = np.full(clients, plan.probe.k), 0, Fraction(0)
+    for tier in plan.federation.tiers:
+        upto += Fraction(tier.share)
+        stop = round(upto * clients)
+        k[order[start:stop]] = tier.k
+        start = stop
+    return [int(one) for one in k]
+
+
+def terms_of(course: Trajectory, tiers: Mapping[int, int]) -> Terms:
+    """What the clients of a run insist on in its secure sums."""
+    plan = course.plan
+
+    @lru_cache(maxsize=4)  # simulated clients ask for the same round, one after the other
+    def groups_of(round_number: int) -> list[list[int]]:
+        return choose_groups(course, round_number) if round_number < plan.rounds else []
+
+    secure = plan.secure
+    return Terms(secure.floor, secure.threshold, secure.mode == "malicious-server", groups_of, tiers)
