@@ -3,6 +3,7 @@
     BaffleError
     ├── PlanError        a setting is unknown, of the wrong type, or out of range
     ├── DataError        a data set is missing or a file of it is damaged
+    ├── ModelError       an exported model is damaged, of another plan, or cannot be run
     ├── RunFolderError   a run folder cannot be used: it holds another run, is in use, or cannot be written
     ├── JournalError     a journal is damaged, or belongs to another plan or version
     │   └── ChainError   a round of the journal does not follow from the one before
@@ -28,6 +29,10 @@ class PlanError(BaffleError):
 
 class DataError(BaffleError):
     """A data set is missing, or a file of it is damaged."""
+
+
+class ModelError(BaffleError):
+    """An exported model is damaged, belongs to another plan, or cannot be run."""
 
 
 class RunFolderError(BaffleError):

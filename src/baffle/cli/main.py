@@ -1,4 +1,4 @@
-"""The commands: run, verify, plan, paper."""
+"""The commands: run, verify, plan, export, paper."""
 
 import json
 import sys
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
+from msgspec import to_builtins
 
 from baffle.cli import show
 from baffle.cli.holdings import holdings, partition_view
@@ -21,6 +22,9 @@ from baffle.version import __version__
 
 INTERRUPTED = 130
 """The exit code of a process that Ctrl-C stopped."""
+
+EXTRAS = {"torch": "demo", "onnx": "export", "onnxscript": "export", "onnxruntime": "edge"}
+"""Packages that a command may need, and the extra that brings each."""
 
 
 def main() -> None:
@@ -35,9 +39,9 @@ def main() -> None:
     except BaffleError as fault:
         sys.exit(_error(str(fault)))
     except ModuleNotFoundError as fault:
-        if fault.name != "torch":
+        if fault.name not in EXTRAS:
             raise
-        sys.exit(_error("this command needs PyTorch: pip install 'baffle[demo]'"))
+        sys.exit(_error(f"this command needs {fault.name}: pip install 'baffle[{EXTRAS[fault.name]}]'"))
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
     sys.exit(code or 0)
@@ -190,6 +194,47 @@ def plan_command(
     console.print(show.costs_table(found))
     for advice in found.advice:
         remarks.print(f"note: {advice}", soft_wrap=True)
+
+
+@commands.command()
+@click.argument("source", required=False)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The model's folder, a new one.")
+@click.option("--onnx", type=click.Path(path_type=Path), metavar="FILE", help="A classifier that came as ONNX.")
+@click.option("--freeze", multiple=True, metavar="PATTERN", help="With --onnx: weights that stay as they are.")
+@set_option
+@data_option
+@json_option
+def export(
+    source: str | None,
+    out: Path,
+    onnx: Path | None,
+    freeze: tuple[str, ...],
+    settings: tuple[str, ...],
+    data: Path | None,
+    as_json: bool,
+) -> None:
+    """A model for devices without PyTorch. SOURCE is a run's folder, a plan's TOML file or a preset's name."""
+    if (source is None) == (onnx is None):
+        raise click.UsageError("name what to export: a run's folder, a plan, or --onnx FILE, and one of these alone")
+    run = Path(source) if source and Path(source).is_dir() else None
+    if (freeze and not onnx) or (settings and (onnx or run)):
+        raise click.UsageError("--freeze belongs to --onnx FILE, and --set to a plan that has not run")
+    from baffle.app.export import export_onnx, export_plan, export_run
+
+    if onnx:
+        manifest = export_onnx(onnx, out, freeze)
+    else:
+        manifest = export_run(run, out, data=data) if run else export_plan(str(source), out, settings, data=data)
+    if as_json:
+        click.echo(json.dumps(to_builtins(manifest)))
+        return
+    console, _ = show.consoles()
+    for tensor in manifest.weights:
+        console.print(f"{tensor.name:40} {' × '.join(map(str, tensor.shape))}", soft_wrap=True)
+    console.print(
+        f"{manifest.n_weights:,} weights after {manifest.rounds:,} rounds, sha256 {manifest.weights_sha256}, in {out}",
+        soft_wrap=True,
+    )
 
 
 @commands.command()

@@ -1,0 +1,125 @@
+"""Models for devices without PyTorch: from a plan, from a run, or from an ONNX file of another origin."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from baffle.core.arrays import F32
+from baffle.core.ports import Batch
+from baffle.core.state import FLOAT
+from baffle.data.sources import data_folder
+from baffle.data.sources import load as load_data
+from baffle.errors import ModelError
+from baffle.journal.folder import RunFolder
+from baffle.journal.replay import catch_up
+from baffle.journal.store import Journal
+from baffle.plan import Plan, load
+from baffle.runtime.exported import AVERAGE, MODEL, PLAN, WEIGHTS, Manifest, Tensor, write_manifest, write_tensors
+from baffle.runtime.onnx_graph import Graph, graph_from_file
+from baffle.runtime.onnx_loss import OnnxLoss
+from baffle.trajectory import trajectory
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Stand(NamedTuple):
+    """Where a run stands."""
+
+    rounds: int
+    weights: F32
+    average: F32 | None
+
+
+def export_plan(source: str, out: Path, settings: Iterable[str] = (), *, data: Path | None = None) -> Manifest:
+    """The model of a plan with its initial weights, and the plan as it was resolved."""
+    from baffle.app.task import load_task
+
+    _require_free(out)
+    plan = load_task(load(source, settings), data).plan
+    graph = _graph(plan, data)
+    return _write(out, graph, Stand(0, _flat(graph), None), plan)
+
+
+def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
+    """The model of a run with its present weights, and their average beside them where the run has one."""
+    _require_free(out)
+    folder = RunFolder.existing(run)
+    with Journal.open(folder.journal) as journal, journal.one_view():
+        plan = load(str(folder.plan))
+        course = trajectory(plan, journal.n_weights())
+        present = catch_up(journal, course)
+    average = present.state.average[0] if present.state.average else None
+    return _write(out, _graph(plan, data), Stand(present.round, present.state.weights, average), plan)
+
+
+def export_module(module: "nn.Module", shape: tuple[int, ...], out: Path) -> Manifest:
+    """Any module on samples of a shape, with its own weights."""
+    from baffle.runtime.onnx_module import graph_of
+
+    _require_free(out)
+    graph = graph_of(module, shape)
+    return _write(out, graph, Stand(0, _flat(graph), None), None)
+
+
+def export_onnx(model: Path, out: Path, freeze: Sequence[str] = ()) -> Manifest:
+    """A classifier that came as ONNX, with the weights that it came with."""
+    _require_free(out)
+    graph = graph_from_file(model, freeze)
+    return _write(out, graph, Stand(0, _flat(graph), None), None)
+
+
+def _graph(plan: Plan, data: Path | None) -> Graph:
+    from baffle.app.task import initial_module
+    from baffle.runtime.onnx_module import graph_of
+
+    where = data_folder(data)
+    source = load_data(plan.task.data, where, plan.task.pixels)
+    return graph_of(initial_module(plan, source, where), source.shape)
+
+
+def _flat(graph: Graph) -> F32:
+    return np.concatenate([values.reshape(-1) for values in graph.weights.values()])
+
+
+def _write(out: Path, graph: Graph, stand: Stand, plan: Plan | None) -> Manifest:
+    model = graph.to_bytes()
+    manifest = Manifest(
+        weights=tuple(Tensor(name, values.shape) for name, values in graph.weights.items()),
+        n_weights=sum(values.size for values in graph.weights.values()),
+        input_shape=graph.input_shape,
+        classes=graph.classes,
+        opset=graph.opset,
+        rounds=stand.rounds,
+        model_sha256=hashlib.sha256(model).hexdigest(),
+        weights_sha256=hashlib.sha256(stand.weights.astype(FLOAT).tobytes()).hexdigest(),
+        trajectory=plan.trajectory_digest().hex() if plan else "",
+    )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / MODEL).write_bytes(model)
+        write_tensors(out / WEIGHTS, manifest.split(stand.weights))
+        if stand.average is not None:
+            write_tensors(out / AVERAGE, manifest.split(stand.average))
+        if plan:
+            (out / PLAN).write_text(plan.to_toml())
+        write_manifest(out, manifest)
+    except OSError as fault:
+        raise ModelError(f"{out} cannot be written: {fault.strerror or fault}; give another --out") from None
+    _try_out(out, manifest, stand.weights)
+    return manifest
+
+
+def _require_free(out: Path) -> None:
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ModelError(f"{out} exists and is not an empty folder; give another --out")
+
+
+def _try_out(out: Path, manifest: Manifest, weights: F32) -> None:
+    """Run the graph with one sample and with three: whatever a device could not do is said here."""
+    runtime = OnnxLoss(out)
+    for count in (1, 3):
+        runtime.on(Batch(np.zeros((count, *manifest.input_shape), np.float32), np.zeros(count, np.int64)))(weights)

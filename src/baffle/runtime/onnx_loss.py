@@ -1,0 +1,130 @@
+"""ONNX Runtime as a runtime: a graph whose weights are inputs, on devices without PyTorch."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from baffle.core.arrays import F32, F64, I64
+from baffle.core.directions import Directions, Support
+from baffle.core.ports import Batch
+from baffle.core.probe import Landscape, moves
+from baffle.errors import ModelError
+from baffle.runtime.exported import LOGITS, LOSS, MODEL, WEIGHT, X, Y, read_manifest
+
+
+class Piece(NamedTuple):
+    """A micro-batch, bound to the session. It holds the arrays whose memory is bound."""
+
+    binding: Any
+    samples: F32
+    labels: I64
+
+
+class OnnxLoss:
+    """The loss of an exported model as a function of its weights.
+
+    Weights, samples and the loss are bound to memory that this object owns, so that a forward pass copies none of
+    them. Samples go through in micro-batches; the graph averages their losses in float64. Use one object per thread.
+    """
+
+    def __init__(self, folder: Path, *, micro_batch: int = 0) -> None:
+        self.manifest = read_manifest(folder)
+        self.n_weights = self.manifest.n_weights
+        self._micro_batch = micro_batch
+        self._scratch: F32 = np.zeros(self.n_weights, np.float32)
+        self._views = self.manifest.split(self._scratch)
+        self._loss: F64 = np.zeros((), np.float64)
+        with _translated(str(folder / MODEL)):
+            self._session = _open(folder / MODEL)
+
+    @property
+    def scratch(self) -> F32:
+        """The graph's own weights, to write into."""
+        return self._scratch
+
+    def on(self, batch: Batch) -> Landscape:
+        """The loss on one batch, to be called for many weights."""
+        return BatchLoss(self, self._pieces(batch, LOSS))
+
+    def mean_loss(self, pieces: Sequence[Piece]) -> float:
+        """The loss at the weights in `scratch`."""
+        total = 0.0
+        with _translated("a forward pass"):
+            for piece in pieces:
+                self._session.run_with_iobinding(piece.binding)
+                total += float(self._loss) * len(piece.labels)
+        return total / sum(len(piece.labels) for piece in pieces)
+
+    def outputs(self, weights: F32, batch: Batch) -> F32:
+        """What the model says, a row per sample."""
+        self._scratch[:] = weights
+        rows = list[F32]()
+        with _translated("a forward pass"):
+            for piece in self._pieces(batch, LOGITS):
+                self._session.run_with_iobinding(piece.binding)
+                rows += piece.binding.copy_outputs_to_cpu()
+        return np.concatenate(rows)
+
+    def _pieces(self, batch: Batch, output: str) -> list[Piece]:
+        if batch.x.shape[1:] != self.manifest.input_shape:
+            raise ModelError(
+                f"the model takes samples of shape {self.manifest.input_shape}, got {batch.x.shape[1:]}; "
+                "was it exported for other data?"
+            )
+        x, y = np.ascontiguousarray(batch.x, np.float32), np.ascontiguousarray(batch.y, np.int64)
+        size = self._micro_batch or len(y)
+        return [self._bound(x[i : i + size], y[i : i + size], output) for i in range(0, len(y), size)]
+
+    def _bound(self, x: F32, y: I64, output: str) -> Piece:
+        binding = self._session.io_binding()
+        inputs: dict[str, NDArray[Any]] = {WEIGHT + name: view for name, view in self._views.items()}
+        for name, array in (inputs | {X: x, Y: y}).items():
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        if output == LOSS:
+            binding.bind_output(LOSS, "cpu", 0, np.float64, (), self._loss.ctypes.data)
+        else:
+            binding.bind_output(LOGITS)
+        return Piece(binding, x, y)
+
+
+class BatchLoss:
+    """A runtime's loss on one batch. Probes write into the graph's own weights, without a copy in between."""
+
+    def __init__(self, runtime: OnnxLoss, pieces: Sequence[Piece]) -> None:
+        self._runtime, self._pieces = runtime, pieces
+
+    def __call__(self, weights: F32) -> float:
+        self._runtime.scratch[:] = weights
+        return self._runtime.mean_loss(self._pieces)
+
+    def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
+        """L(W + step · s_k · unit · z_k) for every k."""
+        losses, scratch = np.empty(len(supports)), self._runtime.scratch
+        scratch[:] = weights
+        for k in moves(scratch, weights, directions, supports, step):
+            losses[k] = self._runtime.mean_loss(self._pieces)
+        return losses
+
+
+def _open(path: Path) -> Any:
+    """One thread, so that sums have one order. The arena stays on: passes are all alike, so with small
+    micro-batches it is small, and without it every pass would ask the system for the same pages again."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    onnxruntime.disable_telemetry_events()
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as fault:  # ONNX Runtime's own have no common ancestor below this
+        reason = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
+        raise ModelError(f"ONNX Runtime {onnxruntime.__version__} refuses {what}: {reason}") from None

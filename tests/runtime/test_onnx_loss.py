@@ -1,0 +1,227 @@
+"""ONNX Runtime as a runtime: the losses of PyTorch, at any weights, batch and micro-batch."""
+
+import json
+import shutil
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from baffle.app.export import export_module, export_onnx
+from baffle.core.arrays import F32
+from baffle.core.directions import GAUSSIAN, Directions, Support, dense
+from baffle.core.ports import Batch
+from baffle.core.probe import SCHEMES
+from baffle.errors import ModelError
+from baffle.models.lenet import lenet
+from baffle.models.mobilenet import freeze_front, mobilenet
+from baffle.models.wrn import wrn
+from baffle.runtime.exported import WEIGHTS, read_manifest, read_weights
+from baffle.runtime.onnx_loss import OnnxLoss
+from baffle.runtime.torch_loss import TorchLoss, weights_of
+
+SMALL = (1, 8, 8)
+
+
+def _batch(shape: tuple[int, ...], n: int, seed: int = 0) -> Batch:
+    random = np.random.default_rng(seed)
+    return Batch(random.random((n, *shape), np.float32), random.integers(0, 10, n))
+
+
+def _moved(weights: F32, seed: int, by: float = 0.05) -> F32:
+    return weights + np.random.default_rng(seed).normal(0, by, len(weights)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
+    torch.manual_seed(0)
+    module, folder = lenet(SMALL, 10, (3, 4), "flatten"), tmp_path_factory.mktemp("small") / "model"
+    export_module(module, SMALL, folder)
+    return module, folder
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lenet, (1, 32, 32)),
+        (wrn, (3, 32, 32)),
+        (mobilenet, (3, 32, 32)),
+        (lambda shape, classes: freeze_front(lenet(shape, classes, head="flatten")), SMALL),
+    ],
+    ids=["lenet", "wrn", "mobilenet", "the head behind a frozen front"],
+)
+def test_losses_are_those_of_torch(
+    make: Callable[[tuple[int, ...], int], nn.Module], shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    module = make(shape, 10)
+    manifest = export_module(module, shape, tmp_path / "model")
+    weights = weights_of(module)
+    np.testing.assert_array_equal(read_weights(tmp_path / "model" / WEIGHTS, manifest), weights)
+    ours, theirs, batch = OnnxLoss(tmp_path / "model", micro_batch=3), TorchLoss(module), _batch(shape, 5)
+    for point in (weights, _moved(weights, 0, 0.01), _moved(weights, 1, 0.02)):
+        assert ours.on(batch)(point) == pytest.approx(theirs.on(batch)(point), abs=1e-5, rel=1e-5)
+    np.testing.assert_allclose(ours.outputs(weights, batch), theirs.outputs(weights, batch), atol=1e-4)
+
+
+@settings(max_examples=40)
+@given(n=st.integers(1, 40), micro=st.integers(0, 45), seed=st.integers(0, 99), by=st.floats(0, 0.5))
+def test_any_batch_micro_batch_and_point_gives_torchs_loss(
+    small: tuple[nn.Module, Path], n: int, micro: int, seed: int, by: float
+) -> None:
+    module, folder = small
+    batch, point = _batch(SMALL, n, seed), _moved(weights_of(module), seed, by)
+    found = OnnxLoss(folder, micro_batch=micro).on(batch)(point)
+    assert found == pytest.approx(TorchLoss(deepcopy(module)).on(batch)(point), abs=1e-5, rel=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["forward", "central"])
+def test_probes_find_the_scalars_that_torch_finds(small: tuple[nn.Module, Path], scheme: str) -> None:
+    module, folder = small
+    batch, weights, directions = _batch(SMALL, 20), weights_of(module), Directions(bytes(32), GAUSSIAN)
+    supports = [*dense(len(weights), 3), Support(5, 60), Support(0, 20, (70, 80))]
+    ours, theirs = (
+        SCHEMES[scheme](runtime.on(batch), weights, directions, supports, 1e-2).scalars
+        for runtime in (OnnxLoss(folder, micro_batch=8), TorchLoss(deepcopy(module)))
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_batches_and_weights_do_not_disturb_each_other(small: tuple[nn.Module, Path]) -> None:
+    module, folder = small
+    runtime, weights = OnnxLoss(folder), weights_of(module)
+    one, other = runtime.on(_batch(SMALL, 6)), runtime.on(_batch(SMALL, 9, seed=1))
+    first = one(weights)
+    assert other(_moved(weights, 2)) != first
+    assert one(weights) == first
+
+
+def test_the_same_module_is_exported_with_the_same_bytes(small: tuple[nn.Module, Path], tmp_path: Path) -> None:
+    module, folder = small
+    export_module(module, SMALL, tmp_path / "again")
+    for file in folder.iterdir():
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_samples_of_another_shape_are_refused(small: tuple[nn.Module, Path]) -> None:
+    with pytest.raises(ModelError, match=r"shape \(1, 8, 8\), got \(1, 9, 9\)"):
+        OnnxLoss(small[1]).on(_batch((1, 9, 9), 2))
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [("model.onnx", "not the graph"), ("manifest.json", "no exported model"), (WEIGHTS, "does not hold")],
+)
+def test_a_damaged_folder_is_refused(small: tuple[nn.Module, Path], tmp_path: Path, file: str, says: str) -> None:
+    folder = Path(shutil.copytree(small[1], tmp_path / "model"))
+    raw = (folder / file).read_bytes()
+    (folder / file).write_bytes(raw[: len(raw) // 2])
+    with pytest.raises(ModelError, match=says):
+        read_weights(folder / WEIGHTS, read_manifest(folder))
+
+
+def test_safetensors_are_what_the_format_says(small: tuple[nn.Module, Path]) -> None:
+    raw = (small[1] / WEIGHTS).read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    assert size % 8 == 0
+    header, body = json.loads(raw[8 : 8 + size]), raw[8 + size :]
+    for name, weight in small[0].named_parameters():
+        start, stop = header[name]["data_offsets"]
+        values = np.frombuffer(body[start:stop], "<f4").reshape(header[name]["shape"])
+        np.testing.assert_array_equal(values, weight.detach().numpy())
+    assert header.keys() == dict(small[0].named_parameters()).keys()
+    assert max(entry["data_offsets"][1] for entry in header.values()) == len(body)
+
+
+def _foreign(path: Path, kind: int = TensorProto.FLOAT, *, softmax: bool = False, opset: int = 17) -> dict[str, F32]:
+    """Another tool's classifier: a normalisation with statistics, a clip, a reshape, a layer; names that clash."""
+    random = np.random.default_rng(0)
+    exact = np.float16 if kind == TensorProto.FLOAT16 else np.float32
+    made = {
+        "x": random.normal(0, 0.3, (4, 2, 3, 3)),
+        "loss": random.normal(1, 0.1, 4),
+        "shift": random.normal(0, 0.1, 4),
+        "mean": random.normal(0, 0.1, 4),
+        "variance": random.uniform(0.5, 1, 4),
+        "dense": random.normal(0, 0.3, (64, 5)),
+        "logits": random.normal(0, 0.3, 5),
+        "limit": np.array(3.0),
+    }
+    tensors = {name: values.astype(exact) for name, values in made.items()}
+    nodes = [
+        helper.make_node("Conv", ["image", "x"], ["conv"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["conv", "loss", "shift", "mean", "variance"], ["normal"]),
+        helper.make_node("Clip", ["normal", "", "limit"], ["clipped"]),
+        helper.make_node("Reshape", ["clipped", "sizes"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "dense"], ["product"]),
+        helper.make_node("Add", ["product", "logits"], ["y"]),
+        *([helper.make_node("Softmax", ["y"], ["likely"])] if softmax else []),
+    ]
+    constants = [numpy_helper.from_array(values, name) for name, values in tensors.items()]
+    constants.append(numpy_helper.from_array(np.array([-1, 64]), "sizes"))
+    graph = helper.make_graph(
+        nodes,
+        "foreign",
+        [helper.make_tensor_value_info("image", kind, ["n", 2, 4, 4])],
+        [helper.make_tensor_value_info("likely" if softmax else "y", kind, None)],
+        constants,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.save(model, path)
+    return {name: values.astype(np.float32) for name, values in tensors.items()}
+
+
+def _loss_by_hand(made: dict[str, F32], batch: Batch) -> float:
+    t = {name: torch.from_numpy(values) for name, values in made.items()}
+    x = nn.functional.conv2d(torch.from_numpy(batch.x), t["x"], padding=1)
+    x = nn.functional.batch_norm(x, t["mean"], t["variance"], t["loss"], t["shift"])
+    output = x.clamp(max=float(t["limit"])).flatten(1) @ t["dense"] + t["logits"]
+    return float(nn.functional.cross_entropy(output, torch.from_numpy(batch.y)))
+
+
+@pytest.mark.parametrize("softmax", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "close"), [(TensorProto.FLOAT, 1e-5), (TensorProto.FLOAT16, 5e-3)], ids=["float32", "float16"]
+)
+def test_a_foreign_classifier_is_taken_with_its_weights_as_inputs(
+    tmp_path: Path, softmax: bool, kind: int, close: float
+) -> None:
+    made = _foreign(tmp_path / "foreign.onnx", kind, softmax=softmax)
+    manifest = export_onnx(tmp_path / "foreign.onnx", tmp_path / "model")
+    assert [tensor.name for tensor in manifest.weights] == ["x", "loss", "shift", "dense", "logits"]
+    assert (manifest.input_shape, manifest.classes, manifest.trajectory) == ((2, 4, 4), 5, "")
+    weights = read_weights(tmp_path / "model" / WEIGHTS, manifest)
+    runtime, batch = OnnxLoss(tmp_path / "model", micro_batch=4), _batch((2, 4, 4), 7)
+    batch = Batch(batch.x, batch.y % 5)
+    assert runtime.on(batch)(weights) == pytest.approx(_loss_by_hand(made, batch), abs=close)
+    moved = _moved(weights, 0)
+    there = _loss_by_hand(made | manifest.split(moved), batch)
+    assert abs(there - _loss_by_hand(made, batch)) > 10 * close
+    assert runtime.on(batch)(moved) == pytest.approx(there, abs=close)
+
+
+def test_what_is_frozen_stays_inside(tmp_path: Path) -> None:
+    _foreign(tmp_path / "foreign.onnx")
+    manifest = export_onnx(tmp_path / "foreign.onnx", tmp_path / "model", ["x", "s*"])
+    assert [tensor.name for tensor in manifest.weights] == ["loss", "dense", "logits"]
+    with pytest.raises(ModelError, match="--freeze nothing: no weight"):
+        export_onnx(tmp_path / "foreign.onnx", tmp_path / "other", ["nothing"])
+
+
+def test_what_cannot_be_taken_is_said(tmp_path: Path) -> None:
+    _foreign(tmp_path / "old.onnx", opset=12)
+    (tmp_path / "noise.onnx").write_bytes(b"noise")
+    for name, says in (("old.onnx", "opset 12, expected 13"), ("noise.onnx", "no ONNX"), ("none.onnx", "no ONNX")):
+        with pytest.raises(ModelError, match=says):
+            export_onnx(tmp_path / name, tmp_path / "model")
+    (tmp_path / "taken").touch()
+    with pytest.raises(ModelError, match="give another --out"):
+        export_onnx(tmp_path / "old.onnx", tmp_path / "taken")
