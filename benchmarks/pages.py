@@ -16,7 +16,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 
 HERE = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/security.md", "docs/performance.md")
+PAGES = ("README.md", "docs/security.md", "docs/performance.md", "docs/edge.md")
 COLOURS = {"units": "#0b6e4f", "stages": "#3f88c5", "dense": "#d1495b", "backpropagation": "#555555"}
 
 
@@ -161,6 +161,12 @@ def memory() -> str:
     return rows("| clients | peak memory, whole process |", lines)
 
 
+def edge() -> str:
+    found = read("edge")
+    called = {"imports": "modules imported", "loaded": "model and data loaded", "peak": "peak over whole rounds"}
+    return rows("| | resident, MB |", [f"| {name} | {found['memory_mb'][key]:.1f} |" for key, name in called.items()])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "digits": digits,
     "secure sum": secure_sum("K = 1000"),
@@ -175,6 +181,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "server": server,
     "accuracy": accuracy,
     "memory": memory,
+    "edge": edge,
 }
 
 

@@ -1,0 +1,85 @@
+"""A client for devices without PyTorch: an exported model, its own data, forward passes."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from baffle.app.client import Client
+from baffle.app.replica import Replica
+from baffle.app.roster import tiers_of
+from baffle.core.ports import Runtime
+from baffle.data.partition import share_out
+from baffle.data.sources import Dataset, load
+from baffle.errors import ModelError, PlanError
+from baffle.plan import Plan
+from baffle.runtime.onnx_loss import OnnxLoss
+from baffle.trajectory import trajectory
+
+MICRO_BATCH = 4
+"""Samples that go through the graph at once, where the plan says more: they need less memory and hardly more time."""
+
+MMAP_THRESHOLD, LARGE = -3, 1 << 17
+"""glibc's number for a setting, and its value: blocks of so many bytes are mapped alone, and unmapped when freed."""
+
+
+def edge_client(plan: Plan, model: Path, number: int, data: Path | None = None, *, share: bool = False) -> Client:
+    """Client `number` of a resolved plan, with the model in a folder that `baffle export` made. For secure sums it
+    still needs its session, whose terms follow from its course.
+
+    All training samples in the data folder are its own; with `share` the folder holds everybody's, and it takes its
+    part of them by the plan's partition.
+    """
+    _require_fit(plan, number)
+    give_memory_back()
+    runtime = OnnxLoss(model, micro_batch=min(plan.probe.micro_batch, MICRO_BATCH))
+    if runtime.manifest.trajectory not in ("", plan.trajectory_digest().hex()):
+        raise ModelError(f"the model in {model} was exported for another plan; export it from this one")
+    # Threads would each need memory, and none of a run's bits depends on their number.
+    course = trajectory(
+        msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1)), runtime.n_weights
+    )
+
+    @contextmanager
+    def borrow() -> Iterator[Runtime]:
+        yield runtime
+
+    held = _samples(plan, runtime, number, data, share=share)
+    everything = np.arange(len(held))
+    return Client(number, tiers_of(plan)[number], course, held, everything, Replica(course), borrow)
+
+
+def give_memory_back() -> None:
+    """Let large blocks of NumPy and Python go back to the system when they are freed: left alone, glibc keeps ever
+    larger ones. ONNX Runtime has an arena of its own, so forward passes do not suffer."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(MMAP_THRESHOLD, LARGE)
+
+
+def _require_fit(plan: Plan, number: int) -> None:
+    if plan.estimator == "backprop":
+        raise PlanError('estimator: a client on ONNX Runtime can only run inference; expected "probe"')
+    if not plan.probe.micro_batch or not plan.ring.n_max:
+        raise PlanError("the plan is not resolved; expected the plan.toml of a run or of an exported model")
+    if not 0 <= number < plan.federation.clients:
+        raise PlanError(f"expected a client's number from 0 to {plan.federation.clients - 1}, got {number}")
+
+
+def _samples(plan: Plan, runtime: OnnxLoss, number: int, folder: Path | None, *, share: bool) -> Dataset:
+    """This client's samples, and nothing else, so that memory holds no more."""
+    source, manifest = load(plan.task.data, folder, plan.task.pixels), runtime.manifest
+    if (source.shape, source.classes) != (manifest.input_shape, manifest.classes):
+        raise ModelError(
+            f"the model takes samples of shape {manifest.input_shape} and {manifest.classes} classes, but "
+            f"{plan.task.data} has {source.shape} and {source.classes}; export it from this plan"
+        )
+    if not share:
+        return source.train
+    own = share_out(plan, source)[number]
+    train = source.train
+    return replace(train, samples=train.samples[own], labels=train.labels[own], domain_of=None, writer_of=None)

@@ -1,0 +1,159 @@
+"""Clients on ONNX Runtime: exported from plans and runs, without PyTorch, and beside clients that have it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baffle.app.client import Client
+from baffle.app.downlink import Downlink
+from baffle.app.edge import edge_client
+from baffle.app.export import export_plan, export_run
+from baffle.app.replica import Replica
+from baffle.app.round import play_round
+from baffle.app.simulate import aggregation
+from baffle.app.task import load_task
+from baffle.core.ports import Runtime
+from baffle.errors import ModelError, PlanError
+from baffle.journal.replay import catch_up, verify
+from baffle.journal.store import Journal
+from baffle.plan import Plan, change, load
+from baffle.runtime.exported import AVERAGE, MANIFEST, MODEL, PLAN, WEIGHTS, read_manifest, read_weights
+from baffle.runtime.onnx_loss import OnnxLoss
+from baffle.trajectory import trajectory
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_toml: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny plan's model, for secure sums."""
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    export_plan(str(tiny_toml), folder, ['secure.mode="on"'])
+    return folder
+
+
+@pytest.fixture
+def plan(exported: Path) -> Plan:
+    return load(str(exported / PLAN))
+
+
+def test_a_plan_is_exported_with_its_initial_weights(exported: Path, plan: Plan) -> None:
+    task, manifest = load_task(plan), read_manifest(exported)
+    np.testing.assert_array_equal(read_weights(exported / WEIGHTS, manifest), task.initial_weights())
+    assert manifest.trajectory == plan.trajectory_digest().hex()
+    assert (manifest.rounds, manifest.input_shape, manifest.classes) == (0, (1, 8, 8), 10)
+    assert sorted(file.name for file in exported.iterdir()) == sorted([MODEL, WEIGHTS, MANIFEST, PLAN])
+
+
+def test_a_run_is_exported_with_its_present_weights_and_their_average(
+    finished_run: Path, exported: Path, tmp_path: Path
+) -> None:
+    manifest, found = export_run(finished_run, tmp_path / "model"), verify(finished_run)
+    assert (manifest.weights_sha256, manifest.rounds) == (found.weights_sha256, found.rounds)
+    assert manifest.model_sha256 == read_manifest(exported).model_sha256
+    with Journal.open(finished_run / "journal.sqlite") as journal:
+        course = trajectory(journal.plan(), journal.n_weights())
+        state = catch_up(journal, course).state
+    np.testing.assert_array_equal(read_weights(tmp_path / "model" / WEIGHTS, manifest), state.weights)
+    np.testing.assert_array_equal(
+        read_weights(tmp_path / "model" / AVERAGE, manifest), course.rule.smooth_weights(state)
+    )
+
+
+def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: Plan, tmp_path: Path) -> None:
+    task = load_task(plan)
+    course = trajectory(task.plan, len(task.initial_weights()))
+    sums, sessions = aggregation(course, task)
+    torch_runtime, used = task.runtime(), set[type]()
+
+    @contextmanager
+    def borrow() -> Iterator[Runtime]:
+        used.add(type(torch_runtime))
+        yield torch_runtime
+
+    clients = [replace(edge_client(plan, exported, n, share=True), session=sessions[n]) for n in range(2)]
+    clients.append(Client(2, 4, course, task.source.train, task.shares[2], Replica(course), borrow, sessions[2]))
+
+    class Direct:
+        def exchange(self, requests: dict[int, bytes]) -> dict[int, bytes]:
+            return {number: clients[number].answer(request) for number, request in requests.items()}
+
+    with Journal.create(tmp_path / "journal.sqlite", plan, course.rule.start(task.initial_weights()), {}) as journal:
+        present, downlink = catch_up(journal, course), Downlink("scalars", journal)
+        losses = list[float]()
+        for _ in range(5):
+            played = play_round(course, present, Direct(), sums, journal, downlink)  # type: ignore[arg-type]
+            present = played.present
+            assert set(played.participation.values()) == {"contributed"}
+            losses.append(played.metrics["loss"])
+        assert catch_up(journal, course).state.weights_hash() == present.state.weights_hash()
+    assert used
+    assert len(set(losses)) == 5
+
+
+def test_an_edge_client_says_what_its_torch_twin_says(exported: Path, plan: Plan) -> None:
+    """Same samples, same scalars, to the rounding of a loss."""
+    task = load_task(plan)
+    edge, share = edge_client(plan, exported, 1, share=True), task.shares[1]
+    own, whole = edge.data.batch(edge.indices), task.source.train.batch(share)
+    np.testing.assert_array_equal(own.x, whole.x)
+    np.testing.assert_array_equal(own.y, whole.y)
+    weights = task.initial_weights()
+    runtime = OnnxLoss(exported, micro_batch=4)
+    assert runtime.on(own)(weights) == pytest.approx(task.runtime().on(whole)(weights), abs=1e-6)
+    assert len(edge_client(plan, exported, 1).indices) == len(task.source.train)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("probe.sigma=1e-2", "another plan"),
+        ('estimator="backprop"', "only run inference"),
+        ("probe.micro_batch=0", "not resolved"),
+        ("federation.clients=1", "from 0 to"),
+    ],
+)
+def test_what_does_not_fit_is_refused(exported: Path, plan: Plan, setting: str, says: str) -> None:
+    off = ['secure.mode="off"'] if "clients" in setting else []
+    with pytest.raises((ModelError, PlanError), match=says):
+        edge_client(change(plan, [*off, setting]), exported, 1)
+
+
+def test_the_command_exports_and_refuses_in_one_line(
+    cli: Callable[..., subprocess.CompletedProcess[str]], tiny_toml: Path, tmp_path: Path
+) -> None:
+    done = cli("export", tiny_toml, "--out", tmp_path / "model", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["n_weights"] == 650
+    for arguments, says in (
+        ([tiny_toml, "--out", tmp_path / "model"], "not an empty folder"),
+        (["--out", tmp_path / "new"], "name what to export"),
+        ([tiny_toml, "--onnx", "file", "--out", tmp_path / "new"], "name what to export"),
+        ([tiny_toml, "--freeze", "a", "--out", tmp_path / "new"], "--freeze belongs"),
+        (["--onnx", tmp_path / "none.onnx", "--out", tmp_path / "new"], "no ONNX model"),
+    ):
+        done = cli("export", *arguments)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+        assert says in done.stderr
+
+
+def test_whole_rounds_need_neither_torch_nor_what_exports() -> None:
+    """Processes of their own, as the benchmark starts them; they say what they have imported."""
+    program = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "edge.py"
+    done = subprocess.run(
+        [sys.executable, str(program), "--json", "--rounds", "2", "--k", "3", "--samples", "40"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert found["foreign"] == []
+    assert found["contributions"] == 6
+    assert found["memory_mb"]["imports"] < found["memory_mb"]["loaded"] <= found["memory_mb"]["peak"] <= 90
