@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baffle.app.recorder import Watch
-from baffle.errors import DataError
+from baffle.errors import DataError, PlanError
 from baffle.paper.feature_skew import BACKPROPAGATION, KS, OFFICEHOME, TABLE3, TABLE3_OFFICEHOME, pairs
 from baffle.paper.label_skew import TABLE2
 from baffle.paper.looks import LOOKS, digits_in_four_looks
@@ -26,14 +26,13 @@ def nobody(_label: str) -> Iterator[Watch]:
 
 @pytest.mark.parametrize("table", [TABLE1, TABLE2], ids=lambda table: table.name)
 def test_the_papers_figures_grow_with_k_and_stay_below_backpropagation(table: Training) -> None:
-    groups = {row.group for row in table.full.values()}
+    groups = {row.group for row in table.rows["full"].values()}
     assert len(groups) == (6 if table is TABLE1 else 4)
     for group in groups:
-        figures = [row.paper for row in table.full.values() if row.group == group]
-        assert all(figure is not None for figure in figures)
+        figures = [row.paper for row in table.rows["full"].values() if row.group == group and row.paper is not None]
         by_k, rest = figures[:3], figures[3:]
-        assert by_k == sorted(by_k, key=lambda figure: figure or 0)
-        assert max(figure or 0 for figure in figures) == rest[-1]
+        assert by_k == sorted(by_k)
+        assert max(figures) == rest[-1]
 
 
 @pytest.mark.parametrize("name", ["K = 20", "K = 50", "K = 100", "K = 200", "K = 500", BACKPROPAGATION])
@@ -46,7 +45,7 @@ def test_the_papers_averages_are_those_of_its_domains(name: str) -> None:
 def test_top_5_counts_where_the_paper_counts_it() -> None:
     for table in (TABLE1, TABLE2):
         for name, plan in table.plans("full").items():
-            row = table.full[name]
+            row = table.rows["full"][name]
             assert (row.shown == "test_top5") == (plan.task.data == "cifar100") == ("top-5" in name)
             assert plan.task.augment == plan.task.data.startswith("cifar")
             assert plan.rounds == (40 if plan.task.augment else 20)
@@ -54,12 +53,13 @@ def test_top_5_counts_where_the_paper_counts_it() -> None:
 
 
 def test_smaller_scales_of_table_1_train_lenet_on_one_data_set() -> None:
-    scales: dict[Scale, str] = {"smoke": "digits", "short": "mnist"}
-    for scale, data in scales.items():
+    scales: dict[Scale, tuple[str, int]] = {"smoke": ("digits", 100), "short": ("mnist", 400)}
+    for scale, (data, k) in scales.items():
         plans = TABLE1.plans(scale)
         assert {plan.task.data for plan in plans.values()} == {data}
-        assert plans.keys() >= {"K = 100", "K = 500", "K = 100, central", "backpropagation"}
+        assert plans.keys() >= {f"K = {k}", f"K = {k}, central", "backpropagation"}
         assert len(plans) == 8
+        assert plans[f"K = {k}, central"].probe.k == k // 2
 
 
 def test_table_2_shows_the_same_runs_with_and_without_skew() -> None:
@@ -104,7 +104,7 @@ _SMALL = ("rounds=1", "probe.k=2", 'task.model={name="softmax"}')
 
 
 def _target(**rows: Row) -> Training:
-    return Training("some", "some rows", rows, {"smoke": _SMALL, "short": (), "full": ()})
+    return Training("some", "some rows", {"smoke": rows}, {"smoke": _SMALL})
 
 
 def test_rows_without_data_are_left_out_and_named(tmp_path: Path) -> None:
@@ -116,6 +116,18 @@ def test_rows_without_data_are_left_out_and_named(tmp_path: Path) -> None:
     (note,) = [line for line in page.splitlines() if line.startswith("Left out")]
     assert "there; yonder" in note
     assert "CIFAR-100" in note
+
+
+def test_some_rows_can_be_asked_for_alone(tmp_path: Path) -> None:
+    target = _target(here=Row(()), there=Row(("probe.k=3",)), elsewhere=Row(("probe.k=4",)))
+    page = carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, None, ["HERE"]).read_text()
+    found = json.loads((tmp_path / "some-smoke.json").read_text())
+    assert [row[0] for row in found["rows"]] == ["here", "there", "elsewhere"]
+    page = carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, None, ["there", "else"]).read_text()
+    assert [row[0] for row in json.loads((tmp_path / "some-smoke.json").read_text())["rows"]] == ["there", "elsewhere"]
+    assert "Not asked for: here." in page
+    with pytest.raises(PlanError, match="here, there, elsewhere"):
+        carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, None, ["yonder"])
 
 
 def test_without_any_data_there_is_no_page(tmp_path: Path) -> None:

@@ -241,12 +241,20 @@ def export(
 @click.argument("name", required=False)
 @click.option("--list", "list_targets", is_flag=True, help="List the tables and figures.")
 @click.option("--scale", type=click.Choice(["smoke", "short", "full"]), default="short", show_default=True)
+@click.option("--only", multiple=True, metavar="TEXT", help="Only rows whose names hold this; may be repeated.")
 @click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs are kept (runs/).")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("paper"), help="Where the page goes (paper/).")
 @data_option
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 def paper(
-    name: str | None, list_targets: bool, scale: str, runs: Path, out: Path, data: Path | None, quiet: bool
+    name: str | None,
+    list_targets: bool,
+    scale: str,
+    only: tuple[str, ...],
+    runs: Path,
+    out: Path,
+    data: Path | None,
+    quiet: bool,
 ) -> None:
     """A table or figure of the paper: runs what it needs, goes on with what is there, writes Markdown, JSON and PNG."""
     from baffle.paper.targets import TARGETS, target
@@ -258,7 +266,7 @@ def paper(
         for one in TARGETS.values():
             console.print(f"{one.name:14}{one.about}", soft_wrap=True)
         return
-    page = carry_out(target(name), cast(Any, scale), runs, out, partial(show.watching, console), data)
+    page = carry_out(target(name), cast(Any, scale), runs, out, partial(show.watching, console), data, only)
     console.print(page.read_text(), soft_wrap=True)
     console.print(f"written to {page}", soft_wrap=True)
 

@@ -1,7 +1,7 @@
 """table2: clients that hold few classes each, against clients that hold the same of all."""
 
 from baffle.paper.rows import Row, Settings, rows_of
-from baffle.paper.training import Training
+from baffle.paper.training import UNITS, Training
 
 _CIFAR = ("task.data=cifar10", "task.augment=true")
 _SKEWED, _EVEN = "federation.partition=dirichlet", "federation.partition=iid"
@@ -24,18 +24,29 @@ _FULL = rows_of(
     },
 )
 
-TABLE2 = Training(
-    "table2",
-    "clients of few classes each (Dirichlet 0.3), 100 clients, one local epoch a round",
-    {
+
+def _skewed_and_even(few: int, many: int) -> dict[str, Row]:
+    """The same with clients of few classes and with clients of all."""
+    return {
         f"{partition}: {name}": Row((setting, *settings), group=partition)
         for partition, setting in (("Dirichlet", _SKEWED), ("iid", _EVEN))
         for name, settings in {
-            "K = 50": ("probe.k=50",),
-            "K = 100, units": ("probe.k=100", "probe.supports=units"),
+            f"K = {few}, units": (f"probe.k={few}", "probe.supports=units"),
+            f"K = {many}, units": (f"probe.k={many}", "probe.supports=units"),
             "backpropagation": ("estimator=backprop",),
         }.items()
-    },
+    }
+
+
+_NOTES = (
+    "The accuracy is that of the averaged weights.",
+    "Where a row says units, a direction touches one output unit of a layer and costs a part of a forward pass.",
+)
+
+TABLE2 = Training(
+    "table2",
+    "clients of few classes each (Dirichlet 0.3), 100 clients, one local epoch a round",
+    {"smoke": _skewed_and_even(50, 100), "short": _skewed_and_even(200, 800), "full": _FULL},
     {
         "smoke": (
             "federation.clients=20",
@@ -45,12 +56,11 @@ TABLE2 = Training(
             "rounds=2",
             "run.evaluate_every=1",
         ),
-        "short": (*_CIFAR, "federation.clients=100", "federation.participation=0.1", "rounds=4"),
+        "short": (
+            *(*_CIFAR, *UNITS, "federation.clients=100", "federation.participation=0.1"),
+            *("federation.steps=20", "rounds=20"),
+        ),
         "full": (_SKEWED, "federation.clients=100"),
     },
-    (
-        "The accuracy is that of the averaged weights.",
-        "Where a row says units, a direction touches one output unit of a layer and costs a part of a forward pass.",
-    ),
-    _FULL,
+    {"smoke": _NOTES, "short": (*_NOTES, "Ten clients a round, 20 local steps of 8 samples each."), "full": _NOTES},
 )

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from typing import Any
 from baffle.app.features import Backbones
 from baffle.app.recorder import Watch
 from baffle.app.simulate import resume, simulate
-from baffle.errors import DataError
+from baffle.errors import DataError, PlanError
 from baffle.paper.target import Cell, Finished, Result, Scale, Target
 from baffle.plan import Plan, load
 from baffle.version import __version__
@@ -21,12 +21,24 @@ Watching = Callable[[str], AbstractContextManager[Watch]]
 """A label → somebody who watches the run of that name."""
 
 
-def carry_out(target: Target, scale: Scale, runs: Path, out: Path, watching: Watching, data: Path | None) -> Path:
+def carry_out(
+    target: Target,
+    scale: Scale,
+    runs: Path,
+    out: Path,
+    watching: Watching,
+    data: Path | None,
+    only: Sequence[str] = (),
+) -> Path:
     """Run a target and write NAME-SCALE.md, .json and .png into `out`. A run of the same plan that is there
     already is gone on with, or taken as it is if it is finished. One whose data is not there is skipped, and the page
-    says so; where no run has its data, there is no page."""
+    says so; where no run has its data, there is no page. With `only`, runs whose names hold one of these words."""
     finished, faults, backbones = {}, dict[str, DataError](), Backbones()
-    for name, plan in target.plans(scale).items():
+    plans = target.plans(scale)
+    asked = {name: plan for name, plan in plans.items() if any(w.lower() in name.lower() for w in only) or not only}
+    if plans and not asked:
+        raise PlanError(f"no row's name holds {' or '.join(only)}; expected a part of one of: {', '.join(plans)}")
+    for name, plan in asked.items():
         with watching(name) as watch:
             folder = f"{target.name}-{scale}-{plan.digest().hex()[:12]}"
             try:
@@ -36,7 +48,9 @@ def carry_out(target: Target, scale: Scale, runs: Path, out: Path, watching: Wat
     if faults and not finished:
         raise next(iter(faults.values()))
     result = target.result(finished, scale, data)
-    return write(target, scale, replace(result, notes=[*result.notes, *_skipped(faults)]), finished, out)
+    rest = [name for name in plans if name not in asked]
+    notes = [*result.notes, *_skipped(faults), *([f"Not asked for: {', '.join(rest)}."] if rest else [])]
+    return write(target, scale, replace(result, notes=notes), finished, out)
 
 
 def _skipped(faults: Mapping[str, DataError]) -> list[str]:
