@@ -9,14 +9,17 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
+from baffle.paper.work import table
+
 HERE = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/security.md", "docs/performance.md", "docs/edge.md")
+PAGES = ("README.md", "docs/security.md", "docs/performance.md", "docs/edge.md", "docs/paper.md")
 COLOURS = {"units": "#0b6e4f", "stages": "#3f88c5", "dense": "#d1495b", "backpropagation": "#555555"}
 
 
@@ -167,7 +170,18 @@ def edge() -> str:
     return rows("| | resident, MB |", [f"| {name} | {found['memory_mb'][key]:.1f} |" for key, name in called.items()])
 
 
+def of_paper(stem: str) -> str:
+    """A page of `baffle paper`: its table, where it comes from, and what it draws."""
+    found = read(f"paper/{stem}")
+    made = f"`baffle paper {found['target']} --scale {found['scale']}`, {found['date']}, commit {found['commit']}"
+    figure = f"\n\n![{found['target']}](../results/paper/{stem}.png)" if (PAPER / f"{stem}.png").exists() else ""
+    return f"{table(found['columns'], found['rows'])}\n\n({made}; [page](../results/paper/{stem}.md)){figure}"
+
+
+PAPER = HERE / "results" / "paper"
+
 TABLES: dict[str, Callable[[], str]] = {
+    **{f"paper {page.stem}": partial(of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
     "digits": digits,
     "secure sum": secure_sum("K = 1000"),
     "secure sum, agreement": secure_sum("agreement"),

@@ -58,7 +58,7 @@ TABLE2 = Training(
         ),
         "short": (
             *(*_CIFAR, *UNITS, "federation.clients=100", "federation.participation=0.1"),
-            *("federation.steps=20", "rounds=20"),
+            *("federation.steps=20", "rounds=10"),
         ),
         "full": (_SKEWED, "federation.clients=100"),
     },

@@ -154,7 +154,7 @@ TABLE1 = Training(
     },
     {
         "smoke": (*_DIGITS, "federation.level=epoch", "federation.batch=0"),
-        "short": (*UNITS, "federation.steps=20", "rounds=20"),
+        "short": (*UNITS, "federation.steps=20", "rounds=10"),
         "full": (),
     },
     {"smoke": _ON_DIGITS, "short": _SHORTER, "full": _TWICE},

@@ -84,8 +84,8 @@ def write(target: Target, scale: Scale, result: Result, runs: Mapping[str, Finis
         "plans": {name: run.summary["plan_digest"] for name, run in runs.items()},
         "weights": {name: run.summary["weights_sha256"] for name, run in runs.items()},
     }
-    table = {"columns": list(result.columns), "rows": [list(row) for row in result.rows], "notes": list(result.notes)}
-    text = json.dumps({**about, **table, "data": result.data}, indent=1)
+    found = {"columns": list(result.columns), "rows": [list(row) for row in result.rows], "notes": list(result.notes)}
+    text = json.dumps({**about, **found, "data": result.data}, indent=1)
     (out / f"{stem}.json").write_text(text + "\n")
     if result.draw:
         _draw(result.draw, out / f"{stem}.png")
@@ -95,8 +95,7 @@ def write(target: Target, scale: Scale, result: Result, runs: Mapping[str, Finis
 
 
 def markdown(target: Target, result: Result, about: Mapping[str, Any], figure: str) -> str:
-    lines = [f"# {target.name}: {target.about}", "", _row(result.columns), "|" + "---|" * len(result.columns)]
-    lines += [_row(row) for row in result.rows]
+    lines = [f"# {target.name}: {target.about}", "", table(result.columns, result.rows)]
     lines += ["", *(f"{note}\n" for note in result.notes)]
     lines += [f"![{target.about}]({figure})", ""] if figure else []
     made = f"`baffle paper {target.name} --scale {about['scale']}`, {about['date']}, commit {about['commit']}"
@@ -105,7 +104,12 @@ def markdown(target: Target, result: Result, about: Mapping[str, Any], figure: s
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _row(cells: Any) -> str:
+def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """As Markdown."""
+    return "\n".join([_row(columns), "|" + "---|" * len(columns), *map(_row, rows)])
+
+
+def _row(cells: Sequence[Cell]) -> str:
     return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
 
 
