@@ -33,7 +33,8 @@ def test_help_lists_the_commands(cli: Cli) -> None:
         done = cli(option)
         assert done.returncode == 0
         commands = done.stdout.partition("Commands:")[2]
-        assert [line.split()[0] for line in commands.strip().splitlines()] == ["paper", "plan", "run", "verify"]
+        listed = [line.split()[0] for line in commands.strip().splitlines()]
+        assert listed == ["export", "paper", "plan", "run", "verify"]
 
 
 def test_without_arguments_it_shows_the_help_as_it_is(cli: Cli) -> None:
@@ -104,16 +105,16 @@ def test_a_folders_name_is_shown_as_it_is(
 
 
 def test_a_quiet_run_prints_nothing(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:
-    done = cli("run", tiny_toml, "--out", tmp_path / "run", "--quiet", "--set", "probe.sigma=5e-8")
+    done = cli("run", tiny_toml, "--out", tmp_path / "run", "--quiet", "--set", "probe.sigma=5e-9")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "run" / "summary.json").exists()
 
 
 def test_advice_goes_to_the_other_stream(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:
-    settings = ["--set", "probe.sigma=5e-8", "--set", "secure.mode=on"]
+    settings = ["--set", "probe.sigma=5e-9", "--set", "secure.mode=on"]
     done = cli("run", tiny_toml, "--out", tmp_path / "run", "--json", *settings)
     assert json.loads(done.stdout)["rounds"] == 6
-    assert done.stderr.startswith("note: probe.sigma = 5e-08 is small")
+    assert done.stderr.startswith("note: probe.sigma = 5e-09 is small")
     assert done.stderr.count("\n") == 1
 
 
@@ -230,7 +231,7 @@ def test_a_command_that_needs_torch_says_so(tmp_path: Path) -> None:
             [sys.executable, "-c", WITHOUT_TORCH, *arguments], capture_output=True, text=True, check=False
         )
         assert done.returncode == 2
-        assert done.stderr == "error: this command needs PyTorch: pip install 'baffle[demo]'\n"
+        assert done.stderr == "error: this command needs torch: pip install 'baffle[demo]'\n"
 
 
 def test_plan_shows_what_a_run_will_cost(cli: Cli, tiny_toml: Path) -> None:
@@ -247,9 +248,9 @@ def test_plan_as_json(cli: Cli, tiny_toml: Path) -> None:
 
 
 def test_plan_gives_advice(cli: Cli, tiny_toml: Path) -> None:
-    done = cli("plan", tiny_toml, "--set", "probe.sigma=5e-8")
+    done = cli("plan", tiny_toml, "--set", "probe.sigma=5e-9")
     assert done.returncode == 0
-    assert "note: probe.sigma = 5e-08 is small" in done.stderr
+    assert "note: probe.sigma = 5e-09 is small" in done.stderr
 
 
 def test_plan_defaults_to_digits_and_makes_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
