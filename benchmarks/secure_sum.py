@@ -3,7 +3,7 @@
     python benchmarks/secure_sum.py                       # n = 10, 100, 1000; 0 and 30 % dropout; K = 1000
     python benchmarks/secure_sum.py --json --clients 10   # one size, as JSON
 
-The real client and server halves in one process, without a transport. A list of keys is signed once and serves 64
+The real client and server halves in one process, without a transport. A list of keys is signed once and serves 128
 rounds; its share of a round is counted in the bytes, its making and checking in `list`. Every sum is compared with the
 plain one.
 """
