@@ -29,7 +29,7 @@ from baffle.secure.messages import (
     Unmasked,
     cut,
 )
-from baffle.secure.session import MOST_QUERIES, ClientSession, ServerSlot
+from baffle.secure.session import KEYS_AT_ONCE, MOST_QUERIES, ClientSession, ServerSlot
 from baffle.secure.shares import SHARE_BYTES, combine, weights
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -380,7 +380,7 @@ def test_a_slot_is_not_opened_with_other_members() -> None:
 def test_a_slot_without_a_key_is_not_opened() -> None:
     made = federation(3)
     with pytest.raises(RefusalError, match="no key was advertised"):
-        made.sessions[0].seal(made.opening(64, 0))
+        made.sessions[0].seal(made.opening(KEYS_AT_ONCE, 0))
     with pytest.raises(RefusalError):
         Federation(2).sessions[0].seal(made.opening(0, 0))
 

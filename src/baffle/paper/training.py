@@ -197,7 +197,7 @@ FIG_ABLATION = Training(
     {"smoke": _ablation(20), "short": _ablation(400), "full": _ablation(100)},
     {
         "smoke": ("task.model.norm=none", *_DIGITS),
-        "short": (*UNITS, "federation.level=batch", "rounds=300", "run.evaluate_every=10", "update.ema=0.98"),
+        "short": (*UNITS, "federation.level=batch", "rounds=300", "run.evaluate_every=30", "update.ema=0.98"),
         "full": ("federation.level=batch", "rounds=3750", "run.evaluate_every=50"),
     },
     {"smoke": _ON_DIGITS, "short": _TWICE, "full": _TWICE},
