@@ -171,17 +171,23 @@ def edge() -> str:
 
 
 def of_paper(stem: str) -> str:
-    """A page of `baffle paper`: its table, where it comes from, and what it draws."""
+    """A page of `baffle paper`: its table, and what it draws."""
+    found = read(f"paper/{stem}")
+    return f"{table(found['columns'], found['rows'])}\n\n{figure_of_paper(stem)}"
+
+
+def figure_of_paper(stem: str) -> str:
+    """What a page draws, and where it comes from."""
     found = read(f"paper/{stem}")
     made = f"`baffle paper {found['target']} --scale {found['scale']}`, {found['date']}, commit {found['commit']}"
-    figure = f"\n\n![{found['target']}](../results/paper/{stem}.png)" if (PAPER / f"{stem}.png").exists() else ""
-    return f"{table(found['columns'], found['rows'])}\n\n({made}; [page](../results/paper/{stem}.md)){figure}"
+    return f"![{found['target']}](../results/paper/{stem}.png)\n\n({made}: [page](../results/paper/{stem}.md))"
 
 
 PAPER = HERE / "results" / "paper"
 
 TABLES: dict[str, Callable[[], str]] = {
     **{f"paper {page.stem}": partial(of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
+    **{f"figure {page.stem}": partial(figure_of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
     "digits": digits,
     "secure sum": secure_sum("K = 1000"),
     "secure sum, agreement": secure_sum("agreement"),

@@ -58,9 +58,9 @@ TABLE2 = Training(
         ),
         "short": (
             *(*_CIFAR, *UNITS, "federation.clients=100", "federation.participation=0.1"),
-            *("federation.steps=20", "rounds=10"),
+            *("federation.steps=10", "rounds=10", "run.evaluate_every=5"),
         ),
         "full": (_SKEWED, "federation.clients=100"),
     },
-    {"smoke": _NOTES, "short": (*_NOTES, "Ten clients a round, 20 local steps of 8 samples each."), "full": _NOTES},
+    {"smoke": _NOTES, "short": (*_NOTES, "Ten clients a round, ten local steps of 8 samples each."), "full": _NOTES},
 )

@@ -154,7 +154,7 @@ TABLE1 = Training(
     },
     {
         "smoke": (*_DIGITS, "federation.level=epoch", "federation.batch=0"),
-        "short": (*UNITS, "federation.steps=20", "rounds=10"),
+        "short": (*UNITS, "federation.steps=20", "rounds=10", "run.evaluate_every=5"),
         "full": (),
     },
     {"smoke": _ON_DIGITS, "short": _SHORTER, "full": _TWICE},
@@ -197,7 +197,7 @@ FIG_ABLATION = Training(
     {"smoke": _ablation(20), "short": _ablation(400), "full": _ablation(100)},
     {
         "smoke": ("task.model.norm=none", *_DIGITS),
-        "short": (*UNITS, "federation.level=batch", "rounds=300", "run.evaluate_every=30", "update.ema=0.98"),
+        "short": (*UNITS, "federation.level=batch", "rounds=150", "run.evaluate_every=30", "update.ema=0.98"),
         "full": ("federation.level=batch", "rounds=3750", "run.evaluate_every=50"),
     },
     {"smoke": _ON_DIGITS, "short": _TWICE, "full": _TWICE},
