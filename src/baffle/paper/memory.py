@@ -158,8 +158,8 @@ def _notes(scale: Scale) -> list[str]:
         "what a pass with a single sample leaves behind (oneDNN's compiled kernels). On both sides freed memory goes "
         "back to the system at once, as probe.memory_mb has it in a run. MB are 2²⁰ bytes.",
         "Forward is one loss along one direction, drawing the direction included; further directions use the same "
-        "memory again. Whole batch: a layer after the other, only what is still needed is held. Backpropagation is the "
-        "baseline's: autograd, float32, without checkpoints.",
+        "memory again. Whole batch: a layer after the other; of what went before, only the input of a residual block "
+        "that is still running is held. Backpropagation is the baseline's: autograd, float32, without checkpoints.",
         "At the same micro-batch both do with little (column *forward of that*): small micro-batches are a part "
         "of the gain, and backpropagation can have that part by accumulating gradients.",
         "The paper's figures are of a GPU and unknown batches: compare ratios. Models are ours, with random weights; "
