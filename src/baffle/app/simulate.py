@@ -6,24 +6,19 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from pathlib import Path
 
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.app.client import Client
-from baffle.app.downlink import Downlink
 from baffle.app.features import Backbones
 from baffle.app.precision import require_precision
-from baffle.app.recorder import Recorder, Summary, Watch
+from baffle.app.recorder import Summary, Watch
 from baffle.app.replica import Replica
 from baffle.app.roster import terms_of
-from baffle.app.round import play_round
-from baffle.app.task import Runtimes, Task, load_task, versions
-from baffle.core.arrays import F32
+from baffle.app.running import opened
+from baffle.app.task import Runtimes, Task, load_task
 from baffle.core.ports import Aggregation
 from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
-from baffle.journal.replay import catch_up
-from baffle.journal.store import Journal
 from baffle.plan import Plan, change, load
 from baffle.runtime.torch_loss import one_thread_each
 from baffle.secure.peers import reader
@@ -112,8 +107,8 @@ def add_baseline(path: Path, *, data: Path | None = None, watch: Watch = _nothin
 
 
 def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
-    plan, initial = task.plan, task.initial_weights()
-    course = trajectory(plan, len(initial))
+    plan = task.plan
+    course = trajectory(plan, len(task.initial_weights()))
     runtimes, replica = Runtimes(task, course.threads), Replica(course)
     sums, sessions = aggregation(course, task)
     clients = [
@@ -124,20 +119,14 @@ def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
     def answer(number: int, message: bytes) -> bytes:
         return clients[number].answer(message)
 
-    with _open_journal(folder, course, initial) as journal:
-        present = catch_up(journal, course)
-        if present.round < plan.rounds:
-            folder.remove_summary()
-        evaluating = runtimes if task.dtype == torch.float32 else Runtimes(task, 1, torch.float32)
-        recorder = Recorder(folder, journal, task, course, evaluating, watch)
-        downlink = Downlink(plan.run.downlink, journal)
-        with LocalTransport(answer, course.threads, recorder.tick) as local:
-            transport = Dropouts(local, partial(drops, course)) if plan.federation.dropout else local
-            while present.round < plan.rounds:
-                played = play_round(course, present, transport, sums, journal, downlink)
-                recorder.record(played)
-                present = played.present
-        return recorder.finish(present)
+    with (
+        opened(folder, task, course, runtimes, watch) as running,
+        LocalTransport(answer, course.threads, running.recorder.tick) as local,
+    ):
+        transport = Dropouts(local, partial(drops, course)) if plan.federation.dropout else local
+        while not running.over:
+            running.play(transport, sums)
+        return running.finish()
 
 
 def aggregation(course: Trajectory, task: Task) -> tuple[Aggregation, dict[int, ClientSession]]:
@@ -160,15 +149,3 @@ def drops(course: Trajectory, round_number: int, client: int) -> bool:
     """Whether a simulated client does not answer in a round: the same for everybody who knows the plan."""
     ticket = course.seeds.key("dropout", round_number, client)[:8]
     return int.from_bytes(ticket, "big") < course.plan.federation.dropout * 2**64
-
-
-def _open_journal(folder: RunFolder, course: Trajectory, initial: F32) -> Journal:
-    """The run's journal; a new one where there is none, or where a process was killed while making it."""
-    plan = course.plan
-    if not Journal.begun(folder.journal):
-        return Journal.create(folder.journal, plan, course.rule.start(initial), versions())
-    journal = Journal.open(folder.journal, commit_seconds=plan.run.commit_seconds)
-    if journal.plan().trajectory_digest() != course.digest:
-        raise JournalError(f"{folder.journal} belongs to another plan than {folder.plan}; put the right file back")
-    journal.extend(plan)
-    return journal

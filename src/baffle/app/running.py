@@ -1,0 +1,68 @@
+"""A run from where its journal ends to its last round, whoever its clients are and however they are reached."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from baffle.app.downlink import Downlink
+from baffle.app.recorder import Recorder, Summary, Watch
+from baffle.app.round import play_round
+from baffle.app.task import Runtimes, Task, versions
+from baffle.core.arrays import F32
+from baffle.core.ports import Aggregation, Transport
+from baffle.errors import JournalError
+from baffle.journal.folder import RunFolder
+from baffle.journal.replay import Present, catch_up
+from baffle.journal.store import Journal
+from baffle.trajectory import Trajectory
+
+
+@dataclass
+class Running:
+    """A run that is under way: where it stands, its journal, and who is told."""
+
+    course: Trajectory
+    journal: Journal
+    recorder: Recorder
+    downlink: Downlink
+    present: Present
+
+    @property
+    def over(self) -> bool:
+        return self.present.round >= self.course.plan.rounds
+
+    def play(self, transport: Transport, sums: Aggregation) -> None:
+        """One round."""
+        played = play_round(self.course, self.present, transport, sums, self.journal, self.downlink)
+        self.recorder.record(played)
+        self.present = played.present
+
+    def finish(self) -> Summary:
+        return self.recorder.finish(self.present)
+
+
+@contextmanager
+def opened(folder: RunFolder, task: Task, course: Trajectory, runtimes: Runtimes, watch: Watch) -> Iterator[Running]:
+    """The run in a folder, brought to where its journal ends."""
+    plan = task.plan
+    with _open_journal(folder, course, task.initial_weights()) as journal:
+        present = catch_up(journal, course)
+        if present.round < plan.rounds:
+            folder.remove_summary()
+        evaluating = runtimes if task.dtype == torch.float32 else Runtimes(task, 1, torch.float32)
+        recorder = Recorder(folder, journal, task, course, evaluating, watch)
+        yield Running(course, journal, recorder, Downlink(plan.run.downlink, journal), present)
+
+
+def _open_journal(folder: RunFolder, course: Trajectory, initial: F32) -> Journal:
+    """The run's journal; a new one where there is none, or where a process was killed while making it."""
+    plan = course.plan
+    if not Journal.begun(folder.journal):
+        return Journal.create(folder.journal, plan, course.rule.start(initial), versions())
+    journal = Journal.open(folder.journal, commit_seconds=plan.run.commit_seconds)
+    if journal.plan().trajectory_digest() != course.digest:
+        raise JournalError(f"{folder.journal} belongs to another plan than {folder.plan}; put the right file back")
+    journal.extend(plan)
+    return journal
