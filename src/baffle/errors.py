@@ -13,6 +13,7 @@
     ├── TransportError   a server cannot be reached, or does not answer as expected
     │   ├── AwayError    nobody answers now: worth trying again
     │   └── KeyRefusedError  a server does not accept a client's key
+    ├── KeysError        a key, a certificate or a roster is missing or is not what it should be
     └── NotFiniteError   a client's loss is not a finite number, so it has nothing to contribute
 
 Every message says what was expected, what came, and what to do.
@@ -73,6 +74,10 @@ class AwayError(TransportError):
 
 class KeyRefusedError(TransportError):
     """A server does not accept a client's key."""
+
+
+class KeysError(BaffleError):
+    """A key, a certificate or a roster is missing, or is not what it should be."""
 
 
 class NotFiniteError(BaffleError):
