@@ -27,6 +27,13 @@ class Downlink:
         """Those of whom it is not known that they hold any weights."""
         return set(clients) - self._held.keys()
 
+    def holds(self, client: int, number: int | None) -> None:
+        """A client says which round's weights it holds, if any."""
+        if number is None:
+            self._held.pop(client, None)
+        else:
+            self._held[client] = number
+
     def delivered(self, clients: list[int], present: Present) -> None:
         """These clients have contributed to a round about the present weights, so they hold them."""
         self._held.update(dict.fromkeys(clients, present.round))

@@ -1,15 +1,19 @@
 """A client's copy of the weights: how it is brought up to date, and how it knows that it is right."""
 
 import threading
+import time
+from contextlib import suppress
 from hashlib import sha256
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from baffle.core.arrays import F32
 from baffle.core.messages import CatchUp, Outcome, RoundRequest, decode
-from baffle.core.state import FLOAT, ServerState, apply, unpack
-from baffle.errors import MessageError
+from baffle.core.state import FLOAT, ServerState, apply, pack, unpack
+from baffle.errors import JournalError, MessageError, RunFolderError
 from baffle.trajectory import Trajectory
 
 
@@ -20,18 +24,49 @@ class Held(NamedTuple):
     weights: F32
 
 
+SAVE_SECONDS = 10.0
+"""How much work a client that is killed does again at most."""
+
+
 class Replica:
     """The weights as a client holds them. Simulated clients share one, because theirs are identical.
 
-    With `outcomes` it replays rounds and needs the whole state; with `weights` or `delta` the weights are enough.
+    With `outcomes` it replays rounds and needs the whole state; with `weights` or `delta` the weights are enough. A
+    whole state is saved to the file, if there is one, every few seconds: a client that starts anew goes on from there.
     """
 
-    def __init__(self, course: Trajectory) -> None:
-        self._course = course
+    def __init__(self, course: Trajectory, file: Path | None = None) -> None:
+        self._course, self._file, self._saved = course, file, time.monotonic()
         self._lock = threading.Lock()
-        self._round = -1
-        self._held = Held(None, np.empty(0, np.float32))
-        self._hash = b""
+        self._round, state = _saved(file, course) if file else (-1, None)
+        self._held = Held(state, state.weights if state else np.empty(0, np.float32))
+        self._hash = state.weights_hash() if state else b""
+
+    @property
+    def round(self) -> int:
+        """The round whose weights it holds; −1 for none."""
+        return self._round
+
+    @staticmethod
+    def round_in(file: Path) -> int:
+        """The round of what was saved in a file; −1 where nothing is."""
+        found = _read(file)
+        return found[1] if found else -1
+
+    def save(self) -> None:
+        """Write the state down, where there is one and a file for it."""
+        if not self._file or self._held.state is None:
+            return
+        data = msgspec.msgpack.encode((self._course.digest, self._round, pack(self._held.state)))
+        new = self._file.with_name(f".{self._file.name}.new")
+        try:
+            new.write_bytes(sha256(data).digest() + data)
+            new.replace(self._file)
+        except OSError as fault:
+            raise RunFolderError(
+                f"{self._file} cannot be written: {fault.strerror or fault}; free some space"
+            ) from None
+        self._saved = time.monotonic()
 
     def weights_for(self, request: RoundRequest) -> F32:
         """The weights that the request is about. Refused, without a change, when they are not everybody's."""
@@ -46,6 +81,8 @@ class Replica:
                     f"round {request.round}: this client's weights are not the ones that the server names"
                 )
             self._round, self._held, self._hash = request.round, held, request.weights_hash
+            if time.monotonic() - self._saved > SAVE_SECONDS:
+                self.save()
             return held.weights
 
     def _advanced(self, catch_up: CatchUp) -> Held:
@@ -76,6 +113,24 @@ class Replica:
         if len(data) != self._course.n * FLOAT.itemsize:
             raise MessageError(f"expected {self._course.n} weights of 4 bytes, got {len(data)} bytes")
         return np.frombuffer(data, dtype="<u4").astype(np.uint32)
+
+
+def _read(file: Path) -> tuple[bytes, int, bytes] | None:
+    """What was saved: trajectory, round, state. Nothing where it is missing or damaged: the server can tell it anew."""
+    with suppress(OSError, msgspec.MsgspecError):
+        data = file.read_bytes()
+        if sha256(data[32:]).digest() == data[:32]:
+            return msgspec.msgpack.decode(data[32:], type=tuple[bytes, int, bytes])
+    return None
+
+
+def _saved(file: Path, course: Trajectory) -> tuple[int, ServerState | None]:
+    """What was saved of this trajectory."""
+    found = _read(file)
+    if found and found[0] == course.digest:
+        with suppress(JournalError):
+            return found[1], unpack(course.rule, found[2])
+    return -1, None
 
 
 def _only(catch_up: CatchUp) -> bytes:

@@ -103,15 +103,20 @@ class Runtimes:
             self._free.put(runtime)
 
 
-def load_task(plan: Plan, folder: Path | None = None, backbones: Backbones | None = None) -> Task:
+def load_task(
+    plan: Plan,
+    folder: Path | None = None,
+    backbones: Backbones | None = None,
+    share: Callable[[Plan, Source], list[I64]] = share_out,
+) -> Task:
     """Load what the plan names and resolve what it leaves open; the task's plan is the run's own. Tasks that are loaded
-    with the same `backbones` share the features of a frozen one."""
+    with the same `backbones` share the features of a frozen one. `share` says who holds what."""
     _require_device(plan.run.device)
     folder = data_folder(folder)
     source = load(plan.task.data, folder, plan.task.pixels)
     if plan.task.augment and source.train.augment is None:
         raise PlanError(f"task.augment: {plan.task.data} has no augmentation; leave it out")
-    shares = share_out(plan, source)
+    shares = share(plan, source)
     task = Task(resolve(plan, shares), source, shares, tiers_of(plan), partial(initial_module, plan, source, folder))
     _require_fit(task)
     task = _behind_backbone(task, folder, backbones or Backbones())

@@ -1,0 +1,57 @@
+"""What a networked client computes with: its samples, and PyTorch or ONNX Runtime."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from baffle.app.client import Client
+from baffle.app.member import CountSamples, Equip
+from baffle.app.replica import Replica
+from baffle.core.arrays import I64
+from baffle.data.partition import share_out
+from baffle.data.sources import Source, load
+from baffle.plan import Plan
+from baffle.trajectory import trajectory
+
+Share = Callable[[Plan, Source], list[I64]]
+
+
+def all_its_own(plan: Plan, source: Source) -> list[I64]:
+    """Every training sample in the folder is this client's, whatever its number."""
+    return [np.arange(len(source.train))] * plan.federation.clients
+
+
+def count_samples(number: int, data: Path | None, *, part: bool) -> CountSamples:
+    """How many samples a client has. With `part` the folder holds everybody's, and the plan says which are its own."""
+
+    def count(plan: Plan) -> int:
+        source = load(plan.task.data, data, plan.task.pixels)
+        return len((share_out if part else all_its_own)(plan, source)[number])
+
+    return count
+
+
+def with_torch(number: int, data: Path | None, *, part: bool) -> Equip:
+    return partial(_with_torch, number, data, share_out if part else all_its_own)
+
+
+def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equip:
+    def equip(plan: Plan) -> Client:
+        from baffle.app.edge import edge_client
+
+        return edge_client(plan, model, number, data, share=part)
+
+    return equip
+
+
+def _with_torch(number: int, data: Path | None, share: Share, plan: Plan) -> Client:
+    from baffle.app.task import Runtimes, load_task
+
+    task = load_task(plan, data, share=share)
+    course = trajectory(task.plan, len(task.initial_weights()))
+    runtimes = Runtimes(task, 1)
+    return Client(
+        number, plan.probe.k, course, task.source.train, task.shares[number], Replica(course), runtimes.borrow
+    )

@@ -1,0 +1,156 @@
+"""A client in a network: what it does with whatever reaches it, over any transport.
+
+It needs no PyTorch. What it computes with comes from outside, as a function from a plan to a client.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from baffle.app.client import Client
+from baffle.app.joining import UNREADY, Asked, Begin, Done, Introduce, Over, Ready, decode_asked, introduce_oneself
+from baffle.app.keys import ClientKeys
+from baffle.app.replica import Replica
+from baffle.app.roster import terms_of
+from baffle.core.messages import Abstention, Message, encode
+from baffle.errors import BaffleError, RefusalError, RunFolderError
+from baffle.plan import Plan, parse
+from baffle.secure.marks import MarksFile
+from baffle.secure.session import ClientSession
+
+Equip = Callable[[Plan], Client]
+"""A plan → a client with its data and runtime, and nothing yet of the run."""
+
+CountSamples = Callable[[Plan], int]
+"""A plan → how many samples this client has for it."""
+
+
+@dataclass
+class Member:
+    """One client of a network. Its folder holds, for each run, what it must not forget: its marks and its replica.
+
+    `pinned` is the plan that it takes part in, and no other; without one it takes part in any with secure sums.
+    """
+
+    keys: ClientKeys
+    folder: Path
+    samples: CountSamples
+    equip: Equip
+    affords: int = 0
+    pinned: Plan | None = None
+    tell: Callable[[str], None] = lambda _words: None
+    over: bool = False
+    """Whether its run has ended."""
+    _run: bytes = b""
+    _client: Client | None = field(default=None, repr=False)
+
+    def answer(self, data: bytes) -> bytes:
+        asked = decode_asked(data)
+        if asked is None:
+            return self._client.answer(data) if self._client else UNREADY
+        try:
+            return encode(self._answer(asked))
+        except BaffleError as fault:
+            self.tell(f"will not take part: {fault}")
+            return encode(Abstention(0, str(fault)))
+
+    def close(self) -> None:
+        """Write down what it holds."""
+        if self._client:
+            self._client.replica.save()
+
+    def _answer(self, asked: Asked) -> Message:
+        match asked:
+            case Introduce():
+                plan = parse(asked.plan)
+                self._require_acceptable(plan)
+                held = self._client.replica.round if self._client and self._run == asked.run else self._saved(asked.run)
+                return introduce_oneself(
+                    self.keys.identity, asked, self.keys.number, self.samples(plan), self.affords, held + 1
+                )
+            case Begin():
+                self._begin(asked)
+                assert self._client is not None
+                return Ready(self._client.course.digest)
+            case Over():
+                if self._client is None:
+                    raise RefusalError("this client was not told about the run")
+                self._client.replica.weights_for(asked.request)
+                self._client.replica.save()
+                self.over = True
+                return Done(asked.request.weights_hash)
+
+    def _begin(self, asked: Begin) -> None:
+        plan = parse(asked.plan)
+        self._require_acceptable(plan)
+        number, roster = self.keys.number, self.keys.roster
+        if not plan.federation.clients == len(asked.tiers) == len(roster.clients):
+            raise RefusalError(
+                f"a run of {plan.federation.clients} clients and {len(asked.tiers)} tiers, but the roster has "
+                f"{len(roster.clients)}"
+            )
+        if self.affords and asked.tiers[number] > self.affords:
+            raise RefusalError(f"{asked.tiers[number]} directions a round, but this client affords {self.affords}")
+        if self._client and self._run == asked.run and self._client.course.digest == plan.trajectory_digest():
+            return  # told again; a new session would forget keys that the others still count on
+        equipped = self.equip(plan)
+        course, folder = equipped.course, self._folder(asked.run)
+        session = None
+        if plan.secure.mode != "off":
+            marks = MarksFile(folder / "marks.jsonl")
+            session = ClientSession(
+                number,
+                self.keys.identity,
+                roster.directory(),
+                asked.run,
+                terms_of(course, dict(enumerate(asked.tiers))),
+                marks=marks.marks,
+                remember=marks.remember,
+            )
+        replica = Replica(course, folder / "replica")
+        self._client = replace(equipped, number=number, k=asked.tiers[number], replica=replica, session=session)
+        self._run = asked.run
+        at = f", from round {replica.round + 1} on" if replica.round >= 0 else ""
+        self.tell(f"takes part in {plan.name!r} as client {number} of {len(roster.clients)}{at}")
+
+    def _require_acceptable(self, plan: Plan) -> None:
+        if self.pinned is not None:
+            require_same(self.pinned, plan)
+        elif plan.secure.mode == "off":
+            raise RefusalError(
+                'the plan has secure.mode = "off": the server would see this client\'s values; a client that accepts '
+                "that says so with --plan"
+            )
+
+    def _saved(self, run: bytes) -> int:
+        """The round of what was saved of a run. Its plan may not be settled yet, so the replica is not read whole."""
+        return Replica.round_in(self._folder(run) / "replica")
+
+    def _folder(self, run: bytes) -> Path:
+        folder = self.folder / run.hex()[:16]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as fault:
+            raise RunFolderError(f"{folder} cannot be used: {fault.strerror or fault}") from None
+        return folder
+
+
+def require_same(pinned: Plan, offered: Plan) -> None:
+    """The offered plan must be the pinned one, but for what that leaves open and how long and how the run goes."""
+    ring, probe, federation = pinned.ring, pinned.probe, pinned.federation
+    settled = msgspec.structs.replace(
+        pinned,
+        ring=ring if ring.n_max else msgspec.structs.replace(ring, n_max=offered.ring.n_max),
+        probe=msgspec.structs.replace(
+            probe,
+            micro_batch=probe.micro_batch or offered.probe.micro_batch,
+            layout=probe.layout or offered.probe.layout,
+        ),
+        federation=federation
+        if federation.tiers
+        else msgspec.structs.replace(federation, tiers=offered.federation.tiers),
+    )
+    if settled.trajectory_digest() != offered.trajectory_digest() or settled.secure != offered.secure:
+        raise RefusalError("the server's plan is another than the one that this client takes part in")
