@@ -169,7 +169,8 @@ class Secure(Section, frozen=True):
 
 class Run(Section, frozen=True):
     """How a run is carried out; none of it is part of the trajectory. `workers = 0`: a thread per core. Features of a
-    frozen backbone are kept in memory up to `features_mb`, and in a temporary file beyond."""
+    frozen backbone are kept in memory up to `features_mb`, and in a temporary file beyond. In a network, a client that
+    has not answered after `deadline_seconds` is not waited for."""
 
     downlink: Literal["scalars", "delta", "weights"] = "scalars"
     workers: OptionalCount = 0
@@ -178,6 +179,7 @@ class Run(Section, frozen=True):
     snapshot_every: Count = 100
     commit_seconds: NonNegative = 1.0
     features_mb: OptionalCount = 1024
+    deadline_seconds: Positive = 60.0
 
 
 class Plan(Section, frozen=True):

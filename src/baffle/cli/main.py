@@ -1,4 +1,4 @@
-"""The commands: run, verify, plan, export, paper."""
+"""The commands: run, verify, plan, export, paper, and those of a network."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from typing import Any, cast
 import click
 from msgspec import to_builtins
 
-from baffle.cli import show
+from baffle.cli import network, show
 from baffle.cli.holdings import holdings, partition_view
 from baffle.data.partition import share_out
 from baffle.data.sources import load as load_data
@@ -23,7 +23,14 @@ from baffle.version import __version__
 INTERRUPTED = 130
 """The exit code of a process that Ctrl-C stopped."""
 
-EXTRAS = {"torch": "demo", "onnx": "export", "onnxscript": "export", "onnxruntime": "edge"}
+EXTRAS = {
+    "torch": "demo",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "edge",
+    "flwr": "flower",
+    "google": "edge",
+}
 """Packages that a command may need, and the extra that brings each."""
 
 
@@ -269,6 +276,10 @@ def paper(
     page = carry_out(target(name), cast(Any, scale), runs, out, partial(show.watching, console), data, only)
     console.print(page.read_text(), soft_wrap=True)
     console.print(f"written to {page}", soft_wrap=True)
+
+
+for command in (network.keys, network.serve, network.join):
+    commands.add_command(command)
 
 
 def _new_folder(name: str) -> Path:

@@ -3,14 +3,16 @@
 After a crash it must ask for the same sum again: no client helps to unmask two.
 """
 
+import os
 from hashlib import sha256
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from baffle.core.messages import Hash, Message, Number, decode, encode
 from baffle.core.ring import ELEMENT
-from baffle.errors import MessageError
+from baffle.errors import MessageError, RunFolderError
 from baffle.secure.messages import Advertisement, Key, Members, Opening, Packed
 from baffle.secure.session import ServerSlot
 from baffle.secure.terms import Terms, checked_slot
@@ -22,6 +24,34 @@ class Memory(Protocol):
     def keep(self, data: bytes) -> None: ...
 
     def kept(self) -> bytes | None: ...
+
+
+class KeptFile:
+    """A memory on disk, replaced whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def keep(self, data: bytes) -> None:
+        new = self._path.with_name(f".{self._path.name}.new")
+        try:
+            with new.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._path)
+        except OSError as fault:
+            raise RunFolderError(
+                f"{self._path} cannot be written: {fault.strerror or fault}; free some space"
+            ) from None
+
+    def kept(self) -> bytes | None:
+        try:
+            return self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as fault:
+            raise RunFolderError(f"{self._path} cannot be read: {fault.strerror or fault}") from None
 
 
 class KeptSlot(Message, frozen=True, tag="kept-slot"):

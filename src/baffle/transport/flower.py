@@ -257,3 +257,18 @@ def _told(address: str, fault: httpx.HTTPError) -> TransportError:
     if isinstance(fault, httpx.HTTPStatusError) and fault.response.status_code < 500:
         return TransportError(f"{address} does not know this run any more: begin another ({fault.response.text})")
     return AwayError(f"{address} cannot be reached ({fault})")
+
+
+class FlowerNodes:
+    """The nodes of a run, and messages to them."""
+
+    def __init__(self, run: FlowerRun, seconds: float, tell: Callable[[int, str], None]) -> None:
+        self._run, self._here = run, dict[int, int]()
+        self._transport = GridTransport(run.grid, lambda: self._here, seconds, tell)
+
+    def present(self) -> set[int]:
+        self._here = {node: node for node in self._run.nodes()}
+        return set(self._here)
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        return self._transport.exchange(requests)

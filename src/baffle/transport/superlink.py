@@ -1,0 +1,116 @@
+"""Flower's SuperLink as a process of ours: started in a configuration that is safe, and stopped with us."""
+
+import os
+import subprocess
+import sys
+import time
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from ssl import create_default_context
+from types import TracebackType
+
+from baffle.errors import TransportError
+
+STARTUP = 60.0
+"""Seconds that it may take to answer."""
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""Nothing that it does reaches beyond this machine and its clients."""
+
+
+class SuperLink:
+    """A SuperLink at `host`:`port`. Without `certificates` (the CA's, its own, its key) nothing is encrypted and every
+    node is let in. Its ServerApp is whoever knows the secret: without one, anybody who reaches the port could be it."""
+
+    def __init__(
+        self, host: str, port: int, folder: Path, secret: Path, certificates: tuple[Path, Path, Path] | None
+    ) -> None:
+        self.host, self.port, self._folder = host, port, folder
+        self._secret, self._certificates = secret, certificates
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """Where we reach it ourselves."""
+        return f"{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
+
+    def __enter__(self) -> "SuperLink":
+        self._folder.mkdir(parents=True, exist_ok=True)
+        log = self._folder / "superlink.log"
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*_command(), *self._options()],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **QUIET, "FLWR_HOME": str(self._folder.resolve())},
+                start_new_session=True,  # Ctrl-C is for us; we stop it when we are done
+            )
+        began = time.monotonic()
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() - began > STARTUP:
+                self._stop()
+                lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+                raise TransportError(
+                    f"flower-superlink did not start at {self.host}:{self.port}; its last words in {log} are: "
+                    f"{lines[-1].strip() if lines else 'none'}"
+                )
+            time.sleep(0.1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _options(self) -> list[str]:
+        options = ["--host", self.host, "--port", str(self.port), "--isolation", "process"]
+        options += ["--superexec-auth-secret-file", str(self._secret), "--disable-runtime-dependency-installation"]
+        if self._certificates is None:
+            return [*options, "--insecure"]
+        ca, certificate, key = map(str, self._certificates)
+        options += ["--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key]
+        return [*options, "--enable-supernode-auth"]
+
+    def _answers(self) -> bool:
+        host, port = self.address.rsplit(":", 1)
+        try:
+            if self._certificates is None:
+                connection = HTTPConnection(host, int(port), timeout=2)
+            else:
+                context = create_default_context(cafile=str(self._certificates[0]))
+                context.check_hostname = False  # it is our own process, by whatever name clients call it
+                connection = HTTPSConnection(host, int(port), timeout=2, context=context)
+            try:
+                connection.request("GET", "/health")
+                return connection.getresponse().status == 200
+            finally:
+                connection.close()
+        except (OSError, HTTPException):
+            return False
+
+    def _stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _command() -> list[str]:
+    """The program that was installed beside this interpreter."""
+    beside = Path(sys.executable).with_name("flower-superlink")
+    if not beside.exists():
+        raise TransportError("flower-superlink is not installed: pip install 'baffle[flower]'")
+    return [str(beside)]
