@@ -1,0 +1,316 @@
+"""Costs of a networked run over loopback: the real commands, SuperLink, TLS and node keys.
+
+python benchmarks/network.py           # 3 and 10 clients on PyTorch, K = 100 on digits; 3 on ONNX Runtime with a LeNet
+python benchmarks/network.py --json    # for results/network.json
+
+Clients reach the server through a proxy that counts what passes, encrypted, in both directions, from the second round
+to the last: what TCP carries, without its own headers. Seconds are those of metrics.jsonl. All processes share the
+cores of one machine, so CPU time says more than seconds do. Memory is what the kernel counts for a whole process.
+"""
+
+import argparse
+import json
+import os
+import re
+import select
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+from edge import write_samples
+
+COMMAND = (sys.executable, "-m", "baffle.cli.main")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+SAMPLES = 600
+"""Of each client with a folder of its own."""
+
+QUIET = 12.0
+"""Seconds after which a client without messages looks for them as seldom as it ever does."""
+
+
+class Proxy:
+    """Passes connections on to a port of this machine, and counts bytes: up is to the server, down from it."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self._listener = port, socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.up = self.down = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._pass, args=(client,), daemon=True).start()
+
+    def _pass(self, client: socket.socket) -> None:
+        with client:
+            try:
+                with socket.create_connection(("127.0.0.1", self._port)) as server:
+                    self._carry(client, server)
+            except OSError:
+                return  # either side went away; closing both tells the other
+
+    def _carry(self, client: socket.socket, server: socket.socket) -> None:
+        for one in (client, server):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while True:
+            for source in select.select([client, server], [], [])[0]:
+                data = source.recv(1 << 16)
+                if not data:
+                    return
+                if source is client:
+                    self.up += len(data)
+                    server.sendall(data)
+                else:
+                    self.down += len(data)
+                    client.sendall(data)
+
+
+class Reading(NamedTuple):
+    """Bytes and CPU seconds of everybody, at one moment."""
+
+    moment: float
+    up: int
+    down: int
+    server_cpu: float
+    superlink_cpu: float
+    clients_cpu: float
+
+
+class Federation:
+    """A server and its clients as processes, in a folder with keys. `options` of the clients follow their number."""
+
+    def __init__(self, folder: Path, plan: Sequence[str], serving: Sequence[str]) -> None:
+        self.folder, self._plan, self._serving = folder, plan, serving
+        self._port = free_port()
+        self.proxy = Proxy(self._port)
+        self.clients: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> "Federation":
+        options = ["--keys", "keys/server", "--out", "run", "--host", "127.0.0.1", "--port", str(self._port)]
+        self._server = self._start("server", ["serve", *self._plan, *options, *self._serving])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in (*self.clients, self._server):
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+            process.wait()
+        self.proxy.close()
+
+    def join(self, number: int, options: Sequence[str]) -> None:
+        own = ["--keys", f"keys/client-{number}", "--state", f"state-{number}", *options]
+        self.clients.append(self._start(f"client-{number}", ["join", f"localhost:{self.proxy.port}", *own]))
+
+    def read(self) -> Reading:
+        return Reading(
+            time.monotonic(),
+            self.proxy.up,
+            self.proxy.down,
+            cpu_seconds(self._server.pid),
+            sum(cpu_seconds(child) for child in children(self._server.pid)),
+            sum(cpu_seconds(client.pid) for client in self.clients),
+        )
+
+    def wait_for(self, words: str, count: int, name: str = "client-*") -> None:
+        """Until so many logs hold the words."""
+        while sum(words in log.read_text() for log in self.folder.glob(f"{name}.log")) < count:
+            self._require_running()
+            time.sleep(0.1)
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The metrics of the rounds that are done."""
+        try:
+            lines = (self.folder / "run" / "metrics.jsonl").read_text().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def wait_for_rounds(self, count: int) -> Reading:
+        while len(self.rounds()) < count:
+            self._require_running()
+            time.sleep(0.02)
+        return self.read()
+
+    def summary(self) -> dict[str, Any]:
+        if self._server.wait():
+            sys.exit((self.folder / "server.log").read_text())
+        return dict(json.loads((self.folder / "run" / "summary.json").read_text()))
+
+    def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                [*COMMAND, *command],
+                cwd=self.folder,
+                env={**os.environ, **ONE_THREAD},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _require_running(self) -> None:
+        for process in (self._server, *self.clients):
+            if process.poll():
+                sys.exit("".join(log.read_text() for log in sorted(self.folder.glob("*.log"))))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def cpu_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def resident_mb(process: int, field: str) -> float:
+    found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def make(folder: Path, *command: str) -> None:
+    subprocess.run([*COMMAND, *command], cwd=folder, stdout=subprocess.DEVNULL, check=True)
+
+
+def costs(federation: Federation, clients: int, rounds: int) -> dict[str, Any]:
+    """What a round costs, from the second to the last but one, which alone is followed by an evaluation."""
+    begin, end = federation.wait_for_rounds(1), federation.wait_for_rounds(rounds - 1)
+    turns, found = rounds - 2, federation.rounds()
+    ends = [one["seconds"] for one in found[: rounds - 1]]
+    seconds = [later - earlier for earlier, later in zip(ends, ends[1:], strict=False)]
+    return {
+        "clients": clients,
+        "rounds": turns,
+        "contributors": min(one["contributors"] for one in found[1 : rounds - 1]),
+        "seconds": {
+            "median": round(statistics.median(seconds), 3),
+            "least": round(min(seconds), 3),
+            "most": round(max(seconds), 3),
+        },
+        "cpu_ms": {
+            "client": round(1000 * (end.clients_cpu - begin.clients_cpu) / turns / clients, 1),
+            "server": round(1000 * (end.server_cpu - begin.server_cpu) / turns, 1),
+            "superlink": round(1000 * (end.superlink_cpu - begin.superlink_cpu) / turns, 1),
+        },
+        "wire_bytes": {
+            "up": round((end.up - begin.up) / turns / clients),
+            "down": round((end.down - begin.down) / turns / clients),
+        },
+    }
+
+
+def own_bytes(summary: dict[str, Any]) -> dict[str, int]:
+    """Bytes of our messages, for one client and round."""
+    return {
+        "up": round(summary["uplink_bytes_per_client_round"]),
+        "down": round(summary["downlink_bytes_per_client_round"]),
+    }
+
+
+def on_torch(clients: int, k: int, rounds: int) -> dict[str, Any]:
+    """Rounds on the digits, each client a process with PyTorch; and what waiting costs, while the last is missing."""
+    plan = ["digits", "--set", f"probe.k={k}", "--set", f"rounds={rounds}", "--set", "run.evaluate_every=1000"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make(folder, "keys", "keys", "--clients", str(clients))
+        with Federation(folder, plan, []) as federation:
+            federation.wait_for("listening", 1, "server")
+            for number in range(clients - 1):
+                federation.join(number, ["--part"])
+            federation.wait_for("joined", clients - 1)
+            time.sleep(QUIET)
+            begin = federation.read()
+            time.sleep(QUIET)
+            end = federation.read()
+            federation.join(clients - 1, ["--part"])
+            found = costs(federation, clients, rounds)
+            waited = (end.moment - begin.moment) * (clients - 1)
+            waiting = {"up": round((end.up - begin.up) / waited), "down": round((end.down - begin.down) / waited)}
+            return {
+                "k": k,
+                **found,
+                "message_bytes": own_bytes(federation.summary()),
+                "waiting_bytes_per_second": waiting,
+            }
+
+
+def on_onnx(clients: int, k: int, rounds: int) -> dict[str, Any]:
+    """Rounds of the paper's LeNet, each client a process without PyTorch and with a folder of its own samples."""
+    settings = [f"probe.k={k}", f"rounds={rounds}", f"federation.clients={clients}", f"ring.n_max={SAMPLES}"]
+    settings += ['federation.level="batch"', "run.evaluate_every=1000"]
+    plan = ["paper-mnist-lenet", *(word for setting in settings for word in ("--set", setting))]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number in range(clients):
+            write_samples(folder / f"data-{number}", SAMPLES, number)
+        make(folder, "keys", "keys", "--clients", str(clients))
+        make(folder, "export", *plan, "--data", "data-0", "--out", "model")
+        with Federation(folder, plan, ["--data", "data-0"]) as federation:
+            federation.wait_for("listening", 1, "server")
+            for number in range(clients):
+                federation.join(number, ["--data", f"data-{number}", "--model", "model"])
+            federation.wait_for("joined", clients)
+            joined = [resident_mb(client.pid, "VmRSS") for client in federation.clients]
+            found = costs(federation, clients, rounds)
+            resident = [resident_mb(client.pid, "VmRSS") for client in federation.clients]
+            federation.wait_for("the run is over", clients)  # they stay for some seconds more
+            peak = [resident_mb(client.pid, "VmHWM") for client in federation.clients]
+            summary = federation.summary()
+            memory = {"joined": joined, "in rounds": resident, "peak": peak}
+            return {
+                "k": k,
+                "batch": 32,
+                "n_weights": summary["n_weights"],
+                **found,
+                "message_bytes": own_bytes(summary),
+                "memory_mb": {stage: round(float(np.max(mb)), 1) for stage, mb in memory.items()},
+            }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, nargs="*", default=[3, 10], help="Numbers of clients on PyTorch.")
+    parser.add_argument("--edge", type=int, default=3, help="Clients on ONNX Runtime; 0 leaves them out.")
+    parser.add_argument("--k", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=22)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    load = os.getloadavg()[0]
+    torch = [on_torch(clients, args.k, args.rounds) for clients in args.clients]
+    onnx = on_onnx(args.edge, args.k, args.rounds) if args.edge else None
+    found = {"cores": os.cpu_count(), "load_before": round(load, 1), "torch": torch, "onnx": onnx}
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return
+    for row in [*torch, *([onnx] if onnx else [])]:
+        for name, value in row.items():
+            print(f"{name:26}{value}")
+        print()
+
+
+if __name__ == "__main__":
+    main()
