@@ -12,10 +12,7 @@ from typing import Any, cast
 import click
 from msgspec import to_builtins
 
-from baffle.cli import network, show
-from baffle.cli.holdings import holdings, partition_view
-from baffle.data.partition import share_out
-from baffle.data.sources import load as load_data
+from baffle.cli import network
 from baffle.errors import BaffleError
 from baffle.plan import load, presets
 from baffle.version import __version__
@@ -101,6 +98,7 @@ def run(
     chosen = None if resumed else load(plan or "digits", settings)
     folder = resumed or out or _new_folder(chosen.name if chosen else "run")
     from baffle.app.simulate import add_baseline, baseline_of, resume, simulate
+    from baffle.cli import show
 
     if baseline and chosen:
         baseline_of(chosen)  # a plan that has no baseline is refused before it is run
@@ -140,6 +138,7 @@ def run(
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 def verify(folder: Path, as_json: bool, quiet: bool) -> None:
     """Replay the journal of the run in FOLDER and check every hash. Needs NumPy alone."""
+    from baffle.cli import show
     from baffle.journal.replay import verify as replay
 
     console, _ = show.consoles()
@@ -173,13 +172,19 @@ def plan_command(
     as_json: bool,
 ) -> None:
     """What a run of PLAN will cost: bytes, forward passes, memory, expected alignment, advice on σ."""
-    console, remarks = show.consoles()
     if list_presets:
         for name in presets():
             click.echo(name)
         return
+    from baffle.cli import show
+
+    console, remarks = show.consoles()
     chosen = load(plan or "digits", settings)
     if show_partition:
+        from baffle.cli.holdings import holdings, partition_view
+        from baffle.data.partition import share_out
+        from baffle.data.sources import load as load_data
+
         source = load_data(chosen.task.data, data, chosen.task.pixels)
         held = holdings(source, share_out(chosen, source))
         if as_json:
@@ -235,6 +240,8 @@ def export(
     if as_json:
         click.echo(json.dumps(to_builtins(manifest)))
         return
+    from baffle.cli import show
+
     console, _ = show.consoles()
     for tensor in manifest.weights:
         console.print(f"{tensor.name:40} {' × '.join(map(str, tensor.shape))}", soft_wrap=True)
@@ -264,6 +271,7 @@ def paper(
     quiet: bool,
 ) -> None:
     """A table or figure of the paper: runs what it needs, goes on with what is there, writes Markdown, JSON and PNG."""
+    from baffle.cli import show
     from baffle.paper.targets import TARGETS, target
     from baffle.paper.work import carry_out
 

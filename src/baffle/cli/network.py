@@ -8,7 +8,6 @@ from threading import Timer
 
 import click
 
-from baffle.cli import show
 from baffle.errors import AwayError, TransportError
 from baffle.plan import load
 
@@ -69,6 +68,7 @@ def serve(
     from baffle.app.keys import ServerKeys
     from baffle.app.recorder import Progress, Watch
     from baffle.app.serve import serve as serve_run
+    from baffle.cli import show
     from baffle.transport.flower import FlowerNodes, FlowerRun
     from baffle.transport.superlink import SuperLink
 
