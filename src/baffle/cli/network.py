@@ -34,7 +34,7 @@ def keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> None:
     """Make the keys of a federation in FOLDER: a CA, the server's certificate, and a folder for each client."""
     from baffle.app.keys import make_keys
 
-    make_keys(folder, clients, hosts)
+    make_keys(folder, clients, tuple(dict.fromkeys((*hosts, "127.0.0.1"))))  # where the server reaches its SuperLink
     click.echo(f"{folder}/server is for the server, {folder}/client-0 … client-{clients - 1} for the clients.")
     click.echo(f"Keep {folder}/ca.key offline: it can make other servers that these clients trust.")
 
