@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -94,7 +95,7 @@ class Reading(NamedTuple):
 
 
 class Federation:
-    """A server and its clients as processes, in a folder with keys. `options` of the clients follow their number."""
+    """A server and its clients as processes, in a folder with keys."""
 
     def __init__(self, folder: Path, plan: Sequence[str], serving: Sequence[str]) -> None:
         self.folder, self._plan, self._serving = folder, plan, serving
@@ -201,7 +202,7 @@ def costs(federation: Federation, clients: int, rounds: int) -> dict[str, Any]:
     begin, end = federation.wait_for_rounds(1), federation.wait_for_rounds(rounds - 1)
     turns, found = rounds - 2, federation.rounds()
     ends = [one["seconds"] for one in found[: rounds - 1]]
-    seconds = [later - earlier for earlier, later in zip(ends, ends[1:], strict=False)]
+    seconds = [later - earlier for earlier, later in pairwise(ends)]
     return {
         "clients": clients,
         "rounds": turns,

@@ -19,7 +19,7 @@ from matplotlib import pyplot as plt
 from baffle.paper.work import table
 
 HERE = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/security.md", "docs/performance.md", "docs/edge.md", "docs/paper.md")
+PAGES = ("README.md", *(f"docs/{page}.md" for page in ("security", "performance", "edge", "deploy", "paper")))
 COLOURS = {"units": "#0b6e4f", "stages": "#3f88c5", "dense": "#d1495b", "backpropagation": "#555555"}
 
 
@@ -170,6 +170,39 @@ def edge() -> str:
     return rows("| | resident, MB |", [f"| {name} | {found['memory_mb'][key]:.1f} |" for key, name in called.items()])
 
 
+def network() -> str:
+    found = read("network")
+    lines = [_network_row("PyTorch", row) for row in found["torch"]] + [_network_row("ONNX Runtime", found["onnx"])]
+    head = (
+        "| clients | seconds a round: median (range) | CPU ms a round: client / server / SuperLink | "
+        "messages: up, down | on the wire: up, down |"
+    )
+    waiting = found["torch"][0]["waiting_bytes_per_second"]
+    return (
+        f"{rows(head, lines)}\n\n"
+        f"All processes shared {found['cores']} cores with other work (load {found['load_before']} before the first of "
+        "them), so seconds are far more than they need be, and CPU time is the better measure. A client that waits for "
+        f"a run to begin sends {waiting['up']:,} bytes a second and receives {waiting['down']:,}."
+    )
+
+
+def _network_row(runtime: str, row: dict[str, Any]) -> str:
+    seconds, cpu, own, wire = row["seconds"], row["cpu_ms"], row["message_bytes"], row["wire_bytes"]
+    return (
+        f"| {row['clients']}, {runtime} | {seconds['median']:.1f} ({seconds['least']:.1f}–{seconds['most']:.1f}) | "
+        f"{cpu['client']:.0f} / {cpu['server']:.0f} / {cpu['superlink']:.0f} | {own['up']:,}, {own['down']:,} | "
+        f"{wire['up']:,}, {wire['down']:,} |"
+    )
+
+
+def networked_edge() -> str:
+    memory = read("network")["onnx"]["memory_mb"]
+    called = {"joined": "joined, before the model is loaded", "in rounds": "between rounds", "peak": "peak"}
+    return rows(
+        "| `baffle join --model` | resident, MB |", [f"| {called[key]} | {memory[key]:.1f} |" for key in called]
+    )
+
+
 def of_paper(stem: str) -> str:
     """A page of `baffle paper`: its table, and what it draws."""
     found = read(f"paper/{stem}")
@@ -202,6 +235,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "memory": memory,
     "edge": edge,
+    "network": network,
+    "networked edge": networked_edge,
 }
 
 
