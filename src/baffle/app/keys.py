@@ -19,12 +19,13 @@ from typing import Annotated
 
 import msgspec
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import (
     SECP256R1,
     SECP384R1,
     EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
     generate_private_key,
 )
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -64,8 +65,8 @@ class Roster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def node_keys(self) -> list[bytes]:
         """As Flower takes them."""
         return [
-            load_ssh_public_key(one.node.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-            for one in self.clients
+            _node_key(number, one).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+            for number, one in enumerate(self.clients)
         ]
 
 
@@ -82,9 +83,19 @@ class ServerKeys:
     @classmethod
     def load(cls, folder: Path) -> "ServerKeys":
         ca, certificate, key, secret = (folder / name for name in ("ca.pem", "server.pem", "server.key", "secret"))
-        for path in (ca, certificate, key, secret):
-            _read(path)
-        return cls(ca, certificate, key, secret, _roster(folder))
+        authority, own = _certified(ca), _certified(certificate)
+        try:
+            own.verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature):
+            raise KeysError(f"{certificate} was not issued by {ca}; take both from one `baffle keys`") from None
+        private = _private(key, load_pem_private_key)
+        if not isinstance(private, EllipticCurvePrivateKey) or private.public_key() != own.public_key():
+            raise KeysError(f"{key} is not the key of {certificate}; take both from one `baffle keys`")
+        if len(_read(secret)) < SECRET_BYTES:
+            raise KeysError(f"{secret} is shorter than {SECRET_BYTES} bytes; expected one that `baffle keys` made")
+        roster = _roster(folder)
+        roster.node_keys()
+        return cls(ca, certificate, key, secret, roster)
 
 
 @dataclass(frozen=True)
@@ -108,13 +119,22 @@ class ClientKeys:
         numbers = [number for number, public in roster.directory().items() if public == own]
         if len(numbers) != 1:
             raise KeysError(f"{folder / 'roster.json'} names the identity in {folder} {len(numbers)} times, expected 1")
+        if _node_key(numbers[0], roster.clients[numbers[0]]) != node.public_key():
+            raise KeysError(
+                f"{folder / 'node.key'} is not the one in {folder / 'roster.json'}; take both from one folder"
+            )
+        _certified(folder / "ca.pem")
         return cls(numbers[0], identity, node, _read(folder / "ca.pem"), roster)
 
 
 def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> None:
     """Keys for a new federation in a new folder. `hosts`: the names or addresses that clients will reach the server
     by."""
-    if folder.exists() and any(folder.iterdir()):
+    try:
+        taken = folder.exists() and any(folder.iterdir())
+    except OSError as fault:
+        raise KeysError(f"{folder} cannot be used: {fault.strerror or fault}; give a new folder") from None
+    if taken:
         raise KeysError(f"{folder} is not empty; keys are made once, give a new folder")
     if not 1 <= clients <= MOST_CLIENTS:
         raise KeysError(f"{clients} clients, expected 1 to {MOST_CLIENTS:,}")
@@ -190,7 +210,11 @@ def _host(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
+        pass
+    try:
         return x509.DNSName(name)
+    except ValueError:
+        raise KeysError(f"{name!r} is no host: expected an address, or a name in ASCII (xn--… for others)") from None
 
 
 def _pem(key: EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
@@ -220,12 +244,29 @@ def _roster(folder: Path) -> Roster:
     path = folder / "roster.json"
     try:
         return msgspec.json.decode(_read(path), type=Roster)
-    except msgspec.MsgspecError as fault:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as fault:
         raise KeysError(f"{path} is no roster: {fault}") from None
+
+
+def _node_key(number: int, one: Participant) -> EllipticCurvePublicKey:
+    try:
+        key = load_ssh_public_key(one.node.encode())
+    except (ValueError, UnsupportedAlgorithm) as fault:
+        raise KeysError(f"the roster's node key of client {number} is none: {fault}") from None
+    if not isinstance(key, EllipticCurvePublicKey):
+        raise KeysError(f"the roster's node key of client {number} is of another kind than `baffle keys` makes")
+    return key
+
+
+def _certified(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(_read(path))
+    except ValueError as fault:
+        raise KeysError(f"{path} is no certificate: {str(fault).splitlines()[0]}") from None
 
 
 def _private(path: Path, load: Callable[[bytes, bytes | None], object]) -> object:
     try:
         return load(_read(path), None)
-    except (ValueError, UnsupportedAlgorithm) as fault:
-        raise KeysError(f"{path} is no private key: {fault}") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm) as fault:
+        raise KeysError(f"{path} is no private key: {str(fault).splitlines()[0]}") from None
