@@ -1,6 +1,8 @@
-"""Flower's SuperLink as a process of ours: started in a configuration that is safe, and stopped with us."""
+"""Flower's SuperLink as a process of ours: started in a configuration that is safe, and gone when we are."""
 
+import errno
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +15,9 @@ from baffle.errors import TransportError
 
 STARTUP = 60.0
 """Seconds that it may take to answer."""
+
+PORT_FREE = 10.0
+"""Seconds to wait for a port that is in use: that of a server that was killed is free in a moment."""
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -41,12 +46,13 @@ class SuperLink:
     def __enter__(self) -> "SuperLink":
         self._folder.mkdir(parents=True, exist_ok=True)
         log = self._folder / "superlink.log"
+        self._wait_for_port()
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [*_command(), *self._options()],
+                [sys.executable, "-m", "baffle.transport.leash", *_command(), *self._options()],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # the leash
                 env={**os.environ, **QUIET, "FLWR_HOME": str(self._folder.resolve())},
                 start_new_session=True,  # Ctrl-C is for us; we stop it when we are done
             )
@@ -67,10 +73,6 @@ class SuperLink:
     ) -> None:
         self._stop()
 
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
     def _options(self) -> list[str]:
         options = ["--host", self.host, "--port", str(self.port), "--isolation", "process"]
         options += ["--superexec-auth-secret-file", str(self._secret), "--disable-runtime-dependency-installation"]
@@ -79,6 +81,21 @@ class SuperLink:
         ca, certificate, key = map(str, self._certificates)
         options += ["--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key]
         return [*options, "--enable-supernode-auth"]
+
+    def _wait_for_port(self) -> None:
+        """Another process at our port would answer in SuperLink's place."""
+        give_up = time.monotonic() + PORT_FREE
+        while True:
+            try:
+                with socket.create_server((self.host, self.port), family=_family(self.host)):
+                    return
+            except OSError as fault:
+                if fault.errno != errno.EADDRINUSE or time.monotonic() > give_up:
+                    raise TransportError(
+                        f"cannot listen at {self.host}:{self.port}: {fault.strerror or fault}; "
+                        "give another --host or --port, or stop whoever is there"
+                    ) from None
+            time.sleep(0.1)
 
     def _answers(self) -> bool:
         host, port = self.address.rsplit(":", 1)
@@ -104,8 +121,16 @@ class SuperLink:
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            pass  # it ends when the leash is let go
+        finally:
+            if self._process.stdin:
+                self._process.stdin.close()
             self._process.wait()
+            self._process = None
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _command() -> list[str]:

@@ -1,0 +1,28 @@
+"""A program that ends with the one who started it, even where that is killed: `python -m baffle.transport.leash …`.
+
+Its standard input is a pipe that its starter holds open. The system closes that when the starter is gone.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from threading import Thread
+
+
+def main(command: list[str]) -> int:
+    """Run a command until it ends by itself, or until nobody holds the other end of the standard input."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: process.terminate())
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        process.kill()
+
+    Thread(target=watch, daemon=True).start()
+    return process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
