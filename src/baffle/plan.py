@@ -225,6 +225,10 @@ class Plan(Section, frozen=True):
         determines["secure"] = {name: secure[name] for name in groups if name in secure}
         return _digest("baffle/trajectory/2", determines)
 
+    def model_digest(self) -> bytes:
+        """Names the model, whatever else is done with it."""
+        return _digest("baffle/model/1", _said(self.task.model))
+
     def digest(self) -> bytes:
         return _digest("baffle/plan/2", _said(self))
 

@@ -46,6 +46,7 @@ def test_a_plan_is_exported_with_its_initial_weights(exported: Path, plan: Plan)
     task, manifest = load_task(plan), read_manifest(exported)
     np.testing.assert_array_equal(read_weights(exported / WEIGHTS, manifest), task.initial_weights())
     assert manifest.trajectory == plan.trajectory_digest().hex()
+    assert manifest.architecture == plan.model_digest().hex()
     assert (manifest.rounds, manifest.input_shape, manifest.classes) == (0, (1, 8, 8), 10)
     assert sorted(file.name for file in exported.iterdir()) == sorted([MODEL, WEIGHTS, MANIFEST, PLAN])
 
@@ -112,7 +113,7 @@ def test_an_edge_client_says_what_its_torch_twin_says(exported: Path, plan: Plan
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("probe.sigma=1e-2", "another plan"),
+        ('task.model={name="lenet"}', "another than the plan's"),
         ('estimator="backprop"', "only run inference"),
         ("probe.micro_batch=0", "not resolved"),
         ("federation.clients=1", "from 0 to"),
@@ -122,6 +123,13 @@ def test_what_does_not_fit_is_refused(exported: Path, plan: Plan, setting: str, 
     off = ['secure.mode="off"'] if "clients" in setting else []
     with pytest.raises((ModelError, PlanError), match=says):
         edge_client(change(plan, [*off, setting]), exported, 1)
+
+
+@pytest.mark.parametrize("setting", ["probe.sigma=1e-2", "ring.n_max=5000", "federation.clients=7", "seed=1"])
+def test_a_model_serves_every_plan_that_has_it(exported: Path, plan: Plan, setting: str) -> None:
+    """A server settles some of a plan when it knows its clients, long after the export."""
+    other = change(plan, [setting])
+    assert edge_client(other, exported, 1).course.digest == other.trajectory_digest() != plan.trajectory_digest()
 
 
 def test_the_command_exports_and_refuses_in_one_line(

@@ -37,8 +37,8 @@ def edge_client(plan: Plan, model: Path, number: int, data: Path | None = None, 
     _require_fit(plan, number)
     give_memory_back()
     runtime = OnnxLoss(model, micro_batch=min(plan.probe.micro_batch, MICRO_BATCH))
-    if runtime.manifest.trajectory not in ("", plan.trajectory_digest().hex()):
-        raise ModelError(f"the model in {model} was exported for another plan; export it from this one")
+    if runtime.manifest.architecture not in ("", plan.model_digest().hex()):
+        raise ModelError(f"the model in {model} is another than the plan's; export it from this plan")
     # Threads would each need memory, and none of a run's bits depends on their number.
     course = trajectory(
         msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1)), runtime.n_weights

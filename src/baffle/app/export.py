@@ -97,6 +97,7 @@ def _write(out: Path, graph: Graph, stand: Stand, plan: Plan | None) -> Manifest
         model_sha256=hashlib.sha256(model).hexdigest(),
         weights_sha256=hashlib.sha256(stand.weights.astype(FLOAT).tobytes()).hexdigest(),
         trajectory=plan.trajectory_digest().hex() if plan else "",
+        architecture=plan.model_digest().hex() if plan else "",
     )
     try:
         out.mkdir(parents=True, exist_ok=True)

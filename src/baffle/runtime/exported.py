@@ -46,7 +46,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a graph is: its weights in the order of the flat vector, its samples, its files. `trajectory` names the plan
-    that the weights belong to, and is empty where there was none."""
+    that the weights belong to, and `architecture` the model in it; both are empty where there was none."""
 
     format: Literal["baffle/model/1"] = "baffle/model/1"
     weights: tuple[Tensor, ...]
@@ -60,6 +60,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     model_sha256: Digest
     weights_sha256: Digest
     trajectory: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
+    architecture: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
 
     def split(self, weights: F32) -> dict[str, F32]:
         """Each tensor as a view into the flat vector."""
