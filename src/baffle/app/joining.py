@@ -10,11 +10,12 @@
                                       ←         Done(their hash)
 
 Who it is follows from a key that everybody has seen before the run, in the roster; which computer speaks for it does
-not matter. A client that will not take part answers with an Abstention that says why; one that was started anew answers
-`Unready`, and is met again.
+not matter. A client that will not take part answers with an Abstention that says why; one that was started anew, or
+has lost its way, answers `Unready`, and is met again.
 """
 
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol, TypeVar
@@ -26,6 +27,9 @@ from baffle.core.messages import Abstention, Hash, Message, Number, RoundRequest
 from baffle.errors import MessageError, RefusalError
 from baffle.secure.context import signed
 from baffle.secure.messages import Key, Signature
+
+AGAIN = 10.0
+"""Seconds after which a node is asked again that was silent or was turned away: asking costs the others' time."""
 
 MOST_PLAN = 1 << 20
 """A plan is no longer than so many characters."""
@@ -128,6 +132,9 @@ class Roll:
     met: dict[int, int] = field(default_factory=dict)
     """Client → the node that has introduced itself as this client."""
     ready: set[int] = field(default_factory=set)
+    seen: set[int] = field(default_factory=set)
+    """Who has been ready at some time."""
+    _later: dict[int, float] = field(default_factory=dict)
     _turned_away: dict[int, str] = field(default_factory=dict)
 
     def meet(self) -> dict[int, Introduction]:
@@ -136,12 +143,15 @@ class Roll:
         for client, node in list(self.met.items()):
             if node not in here:
                 self._lose(client, "has left")
-        strangers = here - set(self.met.values())
+        now = time.monotonic()
+        strangers = {node for node in here - set(self.met.values()) if self._later.get(node, now) <= now}
         if not strangers:
             return {}
         asked = {node: Introduce(self.run, secrets.token_bytes(32), self.plan) for node in strangers}
         found: dict[int, Introduction] = {}
-        for node, reply in self._exchange(asked).items():
+        replies = self._exchange(asked)
+        self._later |= dict.fromkeys(strangers, time.monotonic() + AGAIN)
+        for node, reply in replies.items():
             try:
                 answer = _as(Introduction, reply)
                 require_known(self.directory, asked[node], answer)
@@ -150,6 +160,7 @@ class Roll:
                 continue
             self.met[answer.client] = node
             self.ready.discard(answer.client)
+            del self._later[node]
             found[answer.client] = answer
         return found
 
@@ -160,17 +171,19 @@ class Roll:
         begun: set[int] = set()
         for client in clients:
             node = self.met[client]
-            if node not in replies:
-                self._lose(client, "did not answer when it was told about the run")
-                continue
             try:
+                if node not in replies:
+                    raise MessageError("it did not answer")
                 if _as(Ready, replies[node]).trajectory != trajectory:
                     raise MessageError("it follows another plan")
             except MessageError as fault:
+                self._lose(client)
+                self._later[node] = time.monotonic() + AGAIN
                 self._turn_away(node, f"client {client} does not take part: {fault}")
                 continue
             begun.add(client)
         self.ready |= begun
+        self.seen |= begun
         return begun
 
     def end(self, last: Mapping[int, RoundRequest]) -> set[int]:
@@ -181,6 +194,8 @@ class Roll:
             reply = replies.get(self.met.get(client, -1))
             if isinstance(reply, Done) and reply.weights_hash == request.weights_hash:
                 hold.add(client)
+            elif isinstance(reply, Unready):
+                self._lose(client, "must be told about the run again")
             elif isinstance(reply, Abstention):
                 self.tell(f"client {client} does not hold the last weights: {reply.reason}")
         return hold
@@ -195,7 +210,7 @@ class Roll:
             if data is None:
                 continue
             if data == UNREADY:
-                self._lose(client, "was started anew")
+                self._lose(client, "must be told about the run again")
                 continue
             found[client] = data
         return found
@@ -210,14 +225,14 @@ class Roll:
                 self._turn_away(node, str(fault))
         return found
 
-    def _lose(self, client: int, why: str) -> None:
+    def _lose(self, client: int, why: str = "") -> None:
         del self.met[client]
         if client in self.ready:
             self.ready.discard(client)
             self.tell(f"client {client} {why}")
 
     def _turn_away(self, node: int, why: str) -> None:
-        """Said once for each node and reason: it is asked again before every round."""
+        """Said once for each node and reason: it is asked again and again."""
         if self._turned_away.get(node) != why:
             self._turned_away[node] = why
             self.tell(f"turned away: {why}")

@@ -10,12 +10,23 @@ from pathlib import Path
 import msgspec
 
 from baffle.app.client import Client
-from baffle.app.joining import UNREADY, Asked, Begin, Done, Introduce, Over, Ready, decode_asked, introduce_oneself
-from baffle.app.keys import ClientKeys
+from baffle.app.joining import (
+    UNREADY,
+    Asked,
+    Begin,
+    Done,
+    Introduce,
+    Over,
+    Ready,
+    Unready,
+    decode_asked,
+    introduce_oneself,
+)
+from baffle.app.keys import ClientKeys, Roster
 from baffle.app.replica import Replica
 from baffle.app.roster import terms_of
-from baffle.core.messages import Abstention, Message, encode
-from baffle.errors import BaffleError, RefusalError, RunFolderError
+from baffle.core.messages import Abstention, Message, RoundRequest, encode
+from baffle.errors import BaffleError, MessageError, RefusalError, RunFolderError
 from baffle.plan import Plan, parse
 from baffle.secure.marks import MarksFile
 from baffle.secure.session import ClientSession
@@ -49,7 +60,7 @@ class Member:
     def answer(self, data: bytes) -> bytes:
         asked = decode_asked(data)
         if asked is None:
-            return self._client.answer(data) if self._client else UNREADY
+            return self._take_part(data)
         try:
             return encode(self._answer(asked))
         except BaffleError as fault:
@@ -61,26 +72,48 @@ class Member:
         if self._client:
             self._client.replica.save()
 
+    def _take_part(self, data: bytes) -> bytes:
+        if self._client is None:
+            return UNREADY
+        reply = self._client.answer(data)
+        if self._client.replica.astray:
+            self.tell("its weights are not those of the others; it needs them whole")
+            return UNREADY
+        return reply
+
     def _answer(self, asked: Asked) -> Message:
         match asked:
             case Introduce():
                 plan = parse(asked.plan)
                 self._require_acceptable(plan)
-                held = self._client.replica.round if self._client and self._run == asked.run else self._saved(asked.run)
                 return introduce_oneself(
-                    self.keys.identity, asked, self.keys.number, self.samples(plan), self.affords, held + 1
+                    self.keys.identity,
+                    asked,
+                    self.keys.number,
+                    self.samples(plan),
+                    self.affords,
+                    self._holds(asked.run) + 1,
                 )
             case Begin():
                 self._begin(asked)
                 assert self._client is not None
                 return Ready(self._client.course.digest)
             case Over():
-                if self._client is None:
-                    raise RefusalError("this client was not told about the run")
-                self._client.replica.weights_for(asked.request)
-                self._client.replica.save()
-                self.over = True
-                return Done(asked.request.weights_hash)
+                return self._end(asked.request)
+
+    def _end(self, last: RoundRequest) -> Message:
+        if self._client is None:
+            return Unready()
+        replica = self._client.replica
+        try:
+            replica.weights_for(last)
+        except MessageError:
+            if not replica.astray:
+                raise
+            return Unready()
+        replica.save()
+        self.over = True
+        return Done(last.weights_hash)
 
     def _begin(self, asked: Begin) -> None:
         plan = parse(asked.plan)
@@ -117,15 +150,19 @@ class Member:
 
     def _require_acceptable(self, plan: Plan) -> None:
         if self.pinned is not None:
-            require_same(self.pinned, plan)
+            require_same(for_roster(self.pinned, self.keys.roster), plan)
         elif plan.secure.mode == "off":
             raise RefusalError(
                 'the plan has secure.mode = "off": the server would see this client\'s values; a client that accepts '
                 "that says so with --plan"
             )
 
-    def _saved(self, run: bytes) -> int:
-        """The round of what was saved of a run. Its plan may not be settled yet, so the replica is not read whole."""
+    def _holds(self, run: bytes) -> int:
+        """The round whose weights it holds, or saved, of a run; −1 for none. The plan may not be settled yet, so that
+        what was saved is not read whole."""
+        if self._client and self._run == run:
+            replica = self._client.replica
+            return -1 if replica.astray else replica.round
         return Replica.round_in(self._folder(run) / "replica")
 
     def _folder(self, run: bytes) -> Path:
@@ -135,6 +172,13 @@ class Member:
         except OSError as fault:
             raise RunFolderError(f"{folder} cannot be used: {fault.strerror or fault}") from None
         return folder
+
+
+def for_roster(plan: Plan, roster: Roster) -> Plan:
+    """The plan with as many clients as the roster has."""
+    return msgspec.structs.replace(
+        plan, federation=msgspec.structs.replace(plan.federation, clients=len(roster.clients))
+    )
 
 
 def require_same(pinned: Plan, offered: Plan) -> None:

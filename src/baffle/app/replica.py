@@ -35,9 +35,13 @@ class Replica:
     whole state is saved to the file, if there is one, every few seconds: a client that starts anew goes on from there.
     """
 
+    astray: bool
+    """Whether what was said to bring it to everybody's weights did not, so that it needs them whole."""
+
     def __init__(self, course: Trajectory, file: Path | None = None) -> None:
         self._course, self._file, self._saved = course, file, time.monotonic()
         self._lock = threading.Lock()
+        self.astray = False
         self._round, state = _saved(file, course) if file else (-1, None)
         self._held = Held(state, state.weights if state else np.empty(0, np.float32))
         self._hash = state.weights_hash() if state else b""
@@ -75,12 +79,13 @@ class Replica:
         with self._lock:
             if self._round == request.round and self._hash == request.weights_hash:
                 return self._held.weights
+            self.astray = request.catch_up.kind in ("outcomes", "delta")  # unless they lead there
             held = self._advanced(request.catch_up)
             if sha256(held.weights.astype(FLOAT, copy=False).data).digest() != request.weights_hash:
                 raise MessageError(
                     f"round {request.round}: this client's weights are not the ones that the server names"
                 )
-            self._round, self._held, self._hash = request.round, held, request.weights_hash
+            self._round, self._held, self._hash, self.astray = request.round, held, request.weights_hash, False
             if time.monotonic() - self._saved > SAVE_SECONDS:
                 self.save()
             return held.weights

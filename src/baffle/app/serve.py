@@ -15,9 +15,9 @@ import numpy as np
 
 from baffle.app.joining import Begin, Introduction, Nodes, Roll
 from baffle.app.keys import Roster
-from baffle.app.member import require_same
+from baffle.app.member import for_roster, require_same
 from baffle.app.recorder import Summary, Watch
-from baffle.app.roster import terms_of
+from baffle.app.roster import terms_of, tiers_of
 from baffle.app.running import Running, opened
 from baffle.app.task import Runtimes, Task, load_task
 from baffle.core.messages import RoundRequest
@@ -30,6 +30,9 @@ from baffle.secure.kept import KeptFile
 from baffle.secure.plain import PlainSum
 from baffle.secure.rounds import SecureSum
 from baffle.trajectory import Trajectory, trajectory
+
+SETTLED = "network.json"
+"""Stands in the run's folder before its plan does."""
 
 LOOK = 0.25
 """Seconds between two looks at who is there, while there are too few."""
@@ -65,6 +68,7 @@ def serve(
                 require_same(plan, stored)
                 settled, task = _read(out), load_task(stored, data)
                 return _run(folder, settled, task, Roll(*_about(nodes, roster, settled, stored, tell)), {}, watch)
+        _forget(out)
         folder = RunFolder.new(out)
         settled = Settled(secrets.token_hex(32), ())
         roll = Roll(*_about(nodes, roster, settled, plan, tell))
@@ -84,12 +88,12 @@ def settle(plan: Plan, found: Mapping[int, Introduction]) -> tuple[Plan, tuple[i
     fewer directions than others. Who has not come yet is expected to afford them all."""
     ring, federation = plan.ring, plan.federation
     most = 1 if federation.weighting == "uniform" else max(one.samples for one in found.values())
-    tiers = [plan.probe.k] * federation.clients
+    tiers = tiers_of(plan)
     if plan.outcome_kind == "scalars" and not federation.tiers:
         for client, one in found.items():
             tiers[client] = min(one.affords or plan.probe.k, plan.probe.k)
     slower = sorted({k for k in tiers if k < plan.probe.k})
-    if slower and tiers.count(plan.probe.k) < plan.secure.floor and plan.secure.mode != "off":
+    if slower and not federation.tiers and tiers.count(plan.probe.k) < plan.secure.floor and plan.secure.mode != "off":
         raise PlanError(
             f"probe.k: {tiers.count(plan.probe.k)} clients afford {plan.probe.k} directions, and their last ones would "
             f"be seen: expected {plan.secure.floor} at least; set probe.k={slower[-1]}"
@@ -131,7 +135,7 @@ def _run(
                 continue
             waiting = False
             running.play(roll, sums)
-        _part(running, roll)
+        _part(running, task, roll, about)
         return running.finish()
 
 
@@ -147,19 +151,27 @@ def _welcome(running: Running, task: Task, roll: Roll, found: Mapping[int, Intro
         roll.tell(f"client {client} takes part")
 
 
-def _part(running: Running, roll: Roll) -> None:
-    """Bring everybody who is there to the last weights."""
-    roll.meet()
-    present, clients = running.present, sorted(roll.ready)
-    catch_ups = running.downlink.catch_ups(clients, present)
-    hold = roll.end(
-        {
-            client: RoundRequest(
-                present.round, 0, running.course.digest, present.state.weights_hash(), catch_ups[client]
-            )
-            for client in clients
-        }
-    )
+def _part(running: Running, task: Task, roll: Roll, about: Begin) -> None:
+    """Bring everybody to the last weights. Who was here is waited for, as long as for an answer; after a restart that
+    is everybody."""
+    expected, hold = roll.seen or set(roll.directory), set[int]()
+    give_up = time.monotonic() + task.plan.run.deadline_seconds
+    present = running.present
+    while True:
+        _welcome(running, task, roll, roll.meet(), about)
+        clients = sorted(roll.ready - hold)
+        catch_ups = running.downlink.catch_ups(clients, present)
+        hold |= roll.end(
+            {
+                client: RoundRequest(
+                    present.round, 0, running.course.digest, present.state.weights_hash(), catch_ups[client]
+                )
+                for client in clients
+            }
+        )
+        if expected <= hold or time.monotonic() > give_up:
+            break
+        time.sleep(LOOK)
     roll.tell(f"{len(hold)} of {len(roll.directory)} clients hold the last weights")
 
 
@@ -192,9 +204,8 @@ def _gather(roll: Roll, least: int) -> dict[int, Introduction]:
 
 def _for(plan: Plan, roster: Roster) -> Plan:
     """The plan with as many clients as the roster has, every round durable before it counts."""
-    federation = msgspec.structs.replace(plan.federation, clients=len(roster.clients))
     run = msgspec.structs.replace(plan.run, commit_seconds=0.0)
-    return parse(msgspec.structs.replace(plan, federation=federation, run=run).to_toml())  # checked as a whole
+    return parse(msgspec.structs.replace(for_roster(plan, roster), run=run).to_toml())  # checked as a whole
 
 
 def _about(
@@ -204,7 +215,7 @@ def _about(
 
 
 def _read(out: Path) -> Settled:
-    path = out / "network.json"
+    path = out / SETTLED
     try:
         return msgspec.json.decode(path.read_bytes(), type=Settled)
     except (OSError, msgspec.MsgspecError) as fault:
@@ -213,8 +224,16 @@ def _read(out: Path) -> Settled:
         ) from None
 
 
+def _forget(out: Path) -> None:
+    """Remove what a server left that was killed before it wrote its plan: nobody was told of that run."""
+    try:
+        (out / SETTLED).unlink(missing_ok=True)
+    except OSError as fault:
+        raise RunFolderError(f"{out} cannot be used for a run: {fault.strerror or fault}; give another --out") from None
+
+
 def _write(out: Path, settled: Settled) -> None:
     try:
-        (out / "network.json").write_bytes(msgspec.json.encode(settled))
+        (out / SETTLED).write_bytes(msgspec.json.encode(settled))
     except OSError as fault:
         raise RunFolderError(f"{out} cannot be written: {fault.strerror or fault}") from None
