@@ -1,14 +1,17 @@
 """The commands of a networked run: keys, serve, join."""
 
+import fcntl
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Timer
 
 import click
 
-from baffle.errors import AwayError, TransportError
+from baffle.errors import AwayError, RunFolderError, TransportError
 from baffle.plan import load
 
 PORT = 9092
@@ -19,7 +22,7 @@ THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")
 """Each thread and arena would cost a small device megabytes; one of each is all that a client uses."""
 
 LINGER = 3.0
-"""Seconds for which a client that is done stays: a server that sees it leave before it sees its last reply loses that."""
+"""Seconds for which a client that is done stays: a server that sees it leave before its last reply loses that."""
 
 path = click.Path(path_type=Path)
 
@@ -165,21 +168,46 @@ def join(
         load(pinned, settings) if pinned else None,
         tell,
     )
-    node = state / "node"
-    known = int(node.read_text()) if node.exists() else 0
     roots, key = (None, None) if insecure else (own.ca, own.node)
-    try:
+    with _alone(state), closing(member):
+        known = _known_node(state)
         with Fleet(address, roots, key, tell, known=known) as fleet:
             for message in fleet.messages():
                 if fleet.node != known:
-                    state.mkdir(parents=True, exist_ok=True)
-                    node.write_text(str(fleet.node))
                     known = fleet.node
+                    _node_file(state).write_text(str(known))
                 fleet.reply(message, member.answer(message.content))
                 if member.over:
                     tell("the run is over")
                     member.over = False
                     if not stay:
                         Timer(LINGER, fleet.stop).start()
+
+
+@contextmanager
+def _alone(state: Path) -> Iterator[None]:
+    """A client's folder, for one process: two with the same marks could each be asked about the same weights."""
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        lock = os.open(state, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunFolderError(f"{state} is in use by another client; each needs its own --state") from None
+    except OSError as fault:
+        raise RunFolderError(f"{state} cannot be used: {fault.strerror or fault}; give another --state") from None
+    try:
+        yield
     finally:
-        member.close()
+        os.close(lock)
+
+
+def _node_file(state: Path) -> Path:
+    return state / "node"
+
+
+def _known_node(state: Path) -> int:
+    """Which node this client was before; 0 where it is not known. To know it saves waiting, no more."""
+    try:
+        return int(_node_file(state).read_text())
+    except (OSError, ValueError):
+        return 0
