@@ -28,7 +28,7 @@ from baffle.errors import MessageError, RefusalError
 from baffle.secure.context import signed
 from baffle.secure.messages import Key, Signature
 
-AGAIN = 10.0
+AGAIN = 5.0
 """Seconds after which a node is asked again that was silent or was turned away: asking costs the others' time."""
 
 MOST_PLAN = 1 << 20

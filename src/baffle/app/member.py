@@ -76,10 +76,16 @@ class Member:
         if self._client is None:
             return UNREADY
         reply = self._client.answer(data)
-        if self._client.replica.astray:
-            self.tell("its weights are not those of the others; it needs them whole")
-            return UNREADY
-        return reply
+        return UNREADY if self._lost_its_way(self._client.replica) else reply
+
+    def _lost_its_way(self, replica: Replica) -> bool:
+        """Whether its weights turned out not to be those of the others. It forgets them, so that the server, when it is
+        met again, sends them whole."""
+        if not replica.astray:
+            return False
+        self.tell("its weights are not those of the others; it needs them whole")
+        replica.forget()
+        return True
 
     def _answer(self, asked: Asked) -> Message:
         match asked:
@@ -108,7 +114,7 @@ class Member:
         try:
             replica.weights_for(last)
         except MessageError:
-            if not replica.astray:
+            if not self._lost_its_way(replica):
                 raise
             return Unready()
         replica.save()
@@ -161,8 +167,7 @@ class Member:
         """The round whose weights it holds, or saved, of a run; −1 for none. The plan may not be settled yet, so that
         what was saved is not read whole."""
         if self._client and self._run == run:
-            replica = self._client.replica
-            return -1 if replica.astray else replica.round
+            return self._client.replica.round
         return Replica.round_in(self._folder(run) / "replica")
 
     def _folder(self, run: bytes) -> Path:

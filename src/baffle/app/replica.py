@@ -57,6 +57,12 @@ class Replica:
         found = _read(file)
         return found[1] if found else -1
 
+    def forget(self) -> None:
+        """Hold nothing, as at the beginning; what was saved is replaced when there is something else."""
+        with self._lock:
+            self._round, self._held, self._hash = -1, Held(None, np.empty(0, np.float32)), b""
+            self.astray = False
+
     def save(self) -> None:
         """Write the state down, where there is one and a file for it."""
         if not self._file or self._held.state is None:

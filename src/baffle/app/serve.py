@@ -126,7 +126,9 @@ def _run(
     with opened(folder, task, course, Runtimes(task, 1), watch) as running:
         _welcome(running, task, roll, found, about)
         while not running.over:
-            _welcome(running, task, roll, roll.meet(), about)
+            for client in _welcome(running, task, roll, roll.meet(), about):
+                if isinstance(sums, SecureSum):
+                    sums.forget(client)
             if len(roll.ready) < _enough(task.plan):
                 if not waiting:
                     roll.tell(f"{len(roll.ready)} clients are here, {_enough(task.plan)} are needed: waiting")
@@ -139,16 +141,17 @@ def _run(
         return running.finish()
 
 
-def _welcome(running: Running, task: Task, roll: Roll, found: Mapping[int, Introduction], about: Begin) -> None:
-    """Tell newcomers about the run, and believe them what they hold."""
+def _welcome(running: Running, task: Task, roll: Roll, found: Mapping[int, Introduction], about: Begin) -> set[int]:
+    """Tell newcomers about the run, and believe them what they hold. Those who take part."""
     if not found:
-        return
+        return set()
     begun = roll.begin(list(found), about, running.course.digest)
     for client in sorted(begun):
         held = found[client].held - 1
         running.downlink.holds(client, held if 0 <= held <= running.present.round else None)
         task.shares[client] = np.zeros(found[client].samples, np.int64)
         roll.tell(f"client {client} takes part")
+    return begun
 
 
 def _part(running: Running, task: Task, roll: Roll, about: Begin) -> None:

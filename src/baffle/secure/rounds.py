@@ -77,6 +77,10 @@ class SecureSum:
         totals = tuple(found.get(index) for index in range(len(sums)))
         return Collected(totals, events, dict(traffic.silent), traffic.refusals, traffic.up, traffic.down)
 
+    def forget(self, client: int) -> None:
+        """A client that may have been started anew is asked for keys again: its old ones are lost."""
+        self._advertised.pop(client, None)
+
     def _ready(self, sums: list[GroupSum], traffic: Traffic) -> None:
         """The slots that the last round opened, or new ones."""
         opened, self._next = {slot.slot.opening.members: slot for slot in self._next}, []
