@@ -1,0 +1,238 @@
+"""The networked client: what it takes part in, what it refuses, and what it does not forget."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from network import Federation
+
+from baffle.app import joining, serve
+from baffle.app.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready
+from baffle.app.keys import ClientKeys, make_keys
+from baffle.app.member import Member
+from baffle.app.replica import Replica
+from baffle.app.task import load_task
+from baffle.core.messages import Abstention, CatchUp, Message, RoundRequest, decode, encode, read
+from baffle.core.state import pack
+from baffle.errors import RunFolderError
+from baffle.journal.replay import verify
+from baffle.plan import Plan, change
+from baffle.secure.messages import Advertisement, Hello, Turned
+from baffle.trajectory import trajectory
+
+RUN = bytes(32)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> list[ClientKeys]:
+    folder = tmp_path_factory.mktemp("keys") / "keys"
+    make_keys(folder, 3, ["localhost"])
+    return [ClientKeys.load(folder / f"client-{number}") for number in range(3)]
+
+
+@pytest.fixture
+def federation(
+    keys: list[ClientKeys], tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Federation:
+    monkeypatch.setattr(serve, "LOOK", 0.001)
+    monkeypatch.setattr(joining, "AGAIN", 0.0)
+    return Federation(keys, tmp_path, tiny('secure.mode="on"', "run.deadline_seconds=0.2"))
+
+
+@pytest.fixture
+def plan(federation: Federation) -> Plan:
+    """The plan as a server settles it."""
+    return load_task(federation.plan).plan
+
+
+def ask(member: Member, message: Message) -> Message:
+    kinds = Introduction | Ready | joining.Done | joining.Unready | Abstention | Advertisement | Turned
+    found: Message = read(member.answer(encode(message)), kinds, "an answer")
+    return found
+
+
+def begin(plan: Plan, tiers: tuple[int, ...] = (4, 4, 4)) -> Begin:
+    return Begin(RUN, plan.to_toml(), tiers)
+
+
+def refusal(member: Member, message: Message) -> str:
+    answer = ask(member, message)
+    assert isinstance(answer, Abstention), answer
+    return answer.reason
+
+
+def test_it_takes_part_in_what_it_is_told_of(federation: Federation, plan: Plan) -> None:
+    member = federation.member(1)
+    said = ask(member, Introduce(RUN, bytes(32), plan.to_toml()))
+    assert isinstance(said, Introduction)
+    shares = load_task(plan).shares
+    assert (said.client, said.samples, said.held) == (1, len(shares[1]), 0)
+    assert ask(member, begin(plan)) == Ready(plan.trajectory_digest())
+    assert isinstance(ask(member, Hello(0)), Advertisement)
+
+
+@pytest.mark.parametrize("message", [Hello(0), Over(RoundRequest(0, 0, RUN, RUN, CatchUp("weights", 0, ())))])
+def test_a_client_that_was_not_told_of_a_run_says_so(federation: Federation, message: Message) -> None:
+    assert federation.member(0).answer(encode(message)) == UNREADY
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x00" * 40])
+def test_what_is_no_message_is_refused(federation: Federation, plan: Plan, data: bytes) -> None:
+    member = federation.member(0)
+    ask(member, begin(plan))
+    assert "expected" in decode(member.answer(data), Abstention).reason
+
+
+def test_a_plan_that_shows_its_values_needs_its_consent(federation: Federation, plan: Plan) -> None:
+    shown = change(plan, ['secure.mode="off"'])
+    for message in (Introduce(RUN, bytes(32), shown.to_toml()), begin(shown)):
+        assert 'secure.mode = "off"' in refusal(federation.member(0), message)
+    assert isinstance(ask(federation.member(0, pinned=shown), begin(shown)), Ready)
+
+
+@pytest.mark.parametrize(
+    "setting", ["probe.sigma=0.01", "seed=3", "secure.floor=2", "ring.n_max=10", "update.rate=1", 'secure.mode="off"']
+)
+def test_a_client_with_a_pinned_plan_takes_part_in_no_other(federation: Federation, plan: Plan, setting: str) -> None:
+    member = federation.member(0, pinned=plan)
+    other = change(plan, [setting])
+    for message in (Introduce(RUN, bytes(32), other.to_toml()), begin(other)):
+        assert "another than the one" in refusal(member, message)
+
+
+def test_a_pinned_plan_may_leave_open_what_the_server_settles(federation: Federation, plan: Plan) -> None:
+    left_open = change(federation.plan, ["federation.clients=10", "rounds=7"])
+    assert plan != left_open
+    assert isinstance(ask(federation.member(0, pinned=left_open), begin(plan)), Ready)
+    tiered = change(plan, ["federation.tiers=[{k=2, share=0.34}]", "ring.n_max=77"])
+    assert isinstance(ask(federation.member(0, pinned=left_open), begin(tiered, (2, 4, 4))), Ready)
+
+
+def test_it_knows_how_many_there_are_and_what_it_affords(federation: Federation, plan: Plan) -> None:
+    assert "the roster has 3" in refusal(federation.member(0), begin(plan, (4, 4)))
+    more = change(plan, ["federation.clients=5"])
+    assert "5 clients" in refusal(federation.member(0), begin(more, (4,) * 5))
+    assert "affords 2" in refusal(federation.member(0, affords=2), begin(plan))
+    assert isinstance(ask(federation.member(0, affords=2), begin(plan, (2, 4, 4))), Ready)
+
+
+def test_a_plan_that_is_none_is_refused(federation: Federation) -> None:
+    assert "plan" in refusal(federation.member(0), Introduce(RUN, bytes(32), "k = ["))
+    assert "unknown" in refusal(federation.member(0), Introduce(RUN, bytes(32), "surprise = 1")).lower()
+
+
+def test_being_told_again_changes_nothing(federation: Federation, plan: Plan) -> None:
+    """A new session would forget the keys that the others count on."""
+    member = federation.member(0)
+    ask(member, begin(plan))
+    client = member._client
+    assert isinstance(ask(member, begin(plan)), Ready)
+    assert member._client is client
+
+
+def test_marks_outlive_the_process(federation: Federation) -> None:
+    """A server that asks a client about the same slot twice is refused, whoever of them was started anew."""
+    federation.serve(federation.nodes(3))
+    told = begin(load_task(federation.plan).plan)
+    run = bytes.fromhex(serve._read(federation.run).run)
+    for _ in range(2):
+        again = federation.member(1)
+        assert isinstance(ask(again, Begin(run, told.plan, told.tiers)), Ready)
+        for slot in range(6):
+            assert "is not after slot 5" in refusal(again, Hello(slot))
+        assert isinstance(ask(again, Hello(6)), Advertisement)
+    fresh = federation.member(1)
+    assert isinstance(ask(fresh, told), Ready)
+    assert isinstance(ask(fresh, Hello(0)), Advertisement)  # another run
+
+
+def test_damaged_marks_keep_a_client_out(federation: Federation, plan: Plan) -> None:
+    folder = federation.folder / "client-0" / RUN.hex()[:16]
+    folder.mkdir(parents=True)
+    (folder / "marks.jsonl").write_text("nonsense\n")
+    assert "could be asked twice" in refusal(federation.member(0), begin(plan))
+
+
+def test_a_folder_that_cannot_be_used_is_said_in_one_line(federation: Federation, plan: Plan) -> None:
+    (federation.folder / "client-0").write_text("a file")
+    assert "cannot be used" in refusal(federation.member(0), begin(plan))
+
+
+@pytest.mark.parametrize("damage", ["bytes", "missing", "other weights"])
+def test_a_client_with_a_spoilt_replica_gets_the_weights_whole(federation: Federation, damage: str) -> None:
+    """It is found out by the hash, and it is back two rounds later."""
+    federation.plan = change(federation.plan, ["rounds=10"])
+    nodes = federation.nodes(3)
+
+    def spoil(exchange: int) -> None:
+        if exchange == 12:
+            spoilt(federation, damage)
+            nodes.computers[102] = federation.member(2).answer
+
+    nodes.before = spoil
+    summary = federation.serve(nodes)
+    assert summary["rounds"] == 10
+    assert summary["skipped_rounds"] <= 3
+    found = verify(federation.run).weights_sha256
+    assert {federation.held(number) for number in range(3)} == {found}
+
+
+def spoilt(federation: Federation, damage: str) -> None:
+    """Spoil what client 2 has saved."""
+    federation.members[2].close()
+    client = federation.members[2]._client
+    assert client is not None
+    file = client.replica._file
+    assert file is not None
+    match damage:
+        case "bytes":
+            file.write_bytes(file.read_bytes()[:-1] + b"?")
+        case "missing":
+            file.unlink()
+        case _:
+            state = client.replica._held.state
+            assert state is not None
+            state.weights.flags.writeable = True
+            state.weights[0] += 1
+            client.replica.save()
+
+
+def test_a_replica_that_went_astray_is_replaced_while_the_client_lives(federation: Federation) -> None:
+    nodes = federation.nodes(3)
+    federation.members[1].tell = federation.told.append
+
+    def spoil(exchange: int) -> None:
+        client = federation.members[1]._client
+        if exchange == 10 and client:
+            held = client.replica._held
+            client.replica._held = held._replace(state=Replica(client.course)._held.state)
+
+    nodes.before = spoil
+    federation.serve(nodes)
+    assert federation.said("needs them whole")
+    found = verify(federation.run).weights_sha256
+    assert {federation.held(number) for number in range(3)} == {found}
+
+
+def test_a_server_whose_snapshot_is_wrong_is_refused(federation: Federation, plan: Plan) -> None:
+    """It lies, or it is damaged; to ask it again would not help."""
+    member = federation.member(0, pinned=change(plan, ['secure.mode="off"']))
+    shown = change(plan, ['secure.mode="off"'])
+    assert isinstance(ask(member, begin(shown)), Ready)
+    task = load_task(shown)
+    course = trajectory(task.plan, len(task.initial_weights()))
+    whole = CatchUp("snapshot", 0, (pack(course.rule.start(task.initial_weights())),))
+    request = RoundRequest(0, 0, course.digest, bytes(32), whole)
+    assert "not the ones that the server names" in decode(member.answer(encode(request)), Abstention).reason
+
+
+def test_what_goes_wrong_in_its_own_house_is_an_abstention(federation: Federation, plan: Plan) -> None:
+    def fails(_plan: Plan) -> int:
+        raise RunFolderError("no disk")
+
+    member = federation.member(0)
+    member.samples = fails
+    assert refusal(member, Introduce(RUN, bytes(32), plan.to_toml())) == "no disk"

@@ -1,0 +1,259 @@
+"""A networked run from end to end, with members in memory: whoever vanishes, comes back or lies, it ends, and everybody
+holds the same weights."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from network import Federation, Nodes, StoppedError
+
+from baffle.app import joining, serve
+from baffle.app.joining import Introduction
+from baffle.app.keys import ClientKeys, Roster, make_keys
+from baffle.app.roster import tiers_of
+from baffle.app.serve import settle
+from baffle.app.simulate import simulate
+from baffle.errors import PlanError, RefusalError, RunFolderError
+from baffle.journal.replay import verify
+from baffle.plan import Plan, change
+
+ON = ('secure.mode="on"',)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "LOOK", 0.001)
+    monkeypatch.setattr(joining, "AGAIN", 0.0)
+
+
+@pytest.fixture(scope="module")
+def all_keys(tmp_path_factory: pytest.TempPathFactory) -> list[ClientKeys]:
+    folder = tmp_path_factory.mktemp("keys") / "keys"
+    make_keys(folder, 4, ["localhost"])
+    return [ClientKeys.load(folder / f"client-{number}") for number in range(4)]
+
+
+@pytest.fixture
+def federation(all_keys: list[ClientKeys], tiny: Callable[..., Plan], tmp_path: Path) -> Federation:
+    """Four clients, of whom three are enough."""
+    return Federation(all_keys, tmp_path, tiny(*ON, "run.deadline_seconds=0.2", "run.evaluate_every=100"))
+
+
+def agree(federation: Federation, clients: int = 4) -> str:
+    """The hash that the journal and the folder of every client come to."""
+    found = verify(federation.run).weights_sha256
+    assert {federation.held(number) for number in range(clients)} == {found}
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ('secure.mode="malicious-server"',),
+        ('run.downlink="weights"', "update.ema=0"),
+        ("federation.participation=0.75",),
+        ('federation.level="epoch"', "federation.steps=1"),
+        ('secure.mode="on"', "secure.groups=1", 'task.model={name="lenet", channels=[2,2]}', "probe.micro_batch=7"),
+    ],
+)
+def test_a_network_and_a_simulation_end_with_the_same_weights(
+    federation: Federation, settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    federation.plan = change(federation.plan, ["federation.clients=4", *settings])
+    summary = federation.serve(federation.nodes(4))
+    simulated = simulate(federation.plan, tmp_path / "simulated")
+    assert summary["weights_sha256"] == simulated["weights_sha256"] == verify(federation.run).weights_sha256
+    assert summary["skipped_rounds"] == 0
+    assert federation.said("4 of 4 clients hold the last weights")
+
+
+def test_in_the_end_every_client_has_the_last_weights_on_disk(federation: Federation) -> None:
+    assert federation.serve(federation.nodes(4))["weights_sha256"] == agree(federation)
+    assert all(member.over for member in federation.members.values())
+
+
+def test_a_client_that_is_started_anew_comes_back(federation: Federation) -> None:
+    nodes = federation.nodes(4)
+
+    def restart(exchange: int) -> None:
+        if exchange in (9, 14):
+            nodes.computers[102] = federation.member(2).answer
+
+    nodes.before = restart
+    summary = federation.serve(nodes)
+    assert summary["rounds"] == 6
+    assert summary["skipped_rounds"] == 0
+    assert federation.said("client 2 must be told about the run again")
+    agree(federation)
+
+
+def test_a_client_joins_late_and_another_leaves(federation: Federation) -> None:
+    federation.plan = change(federation.plan, ["rounds=10"])
+    nodes = federation.nodes(3)
+
+    def come_and_go(exchange: int) -> None:
+        if exchange == 10:
+            nodes.computers[103] = federation.member(3).answer
+        if exchange == 20:
+            del nodes.computers[100]
+
+    nodes.before = come_and_go
+    summary = federation.serve(nodes, least=3)
+    assert (summary["rounds"], summary["skipped_rounds"]) == (10, 0)
+    assert federation.said("client 3 takes part")
+    assert federation.said("client 0 has left")
+    found = verify(federation.run).weights_sha256
+    assert {federation.held(number) for number in (1, 2, 3)} == {found}
+
+
+def test_a_client_that_is_silent_for_a_while_is_a_dropout(federation: Federation) -> None:
+    federation.plan = change(federation.plan, ["rounds=8"])
+    nodes = federation.nodes(4)
+    answer = nodes.computers[101]
+    silent = iter([False] * 6 + [True] * 4)
+    nodes.computers[101] = lambda data: None if next(silent, False) else answer(data)
+    summary = federation.serve(nodes)
+    assert summary["rounds"] == 8
+    assert summary["dropouts"] > 0
+    agree(federation)
+
+
+def test_too_few_clients_are_waited_for(federation: Federation) -> None:
+    """No round is lost while the others are away."""
+    nodes = federation.nodes(4)
+    away: dict[int, Callable[[bytes], bytes | None]] = {}
+
+    def leave(exchange: int) -> None:
+        if exchange == 9:
+            away.update({node: nodes.computers.pop(node) for node in (100, 101)})
+
+    nodes.before = leave
+
+    def tell(words: str) -> None:
+        federation.told.append(words)
+        if "are needed: waiting" in words:
+            nodes.computers.update(away)
+
+    summary = serve.serve(federation.plan, federation.run, nodes, federation.roster, tell=tell)
+    assert federation.said("2 clients are here, 3 are needed: waiting")
+    assert summary["skipped_rounds"] <= 2
+    agree(federation)
+
+
+def test_the_server_is_killed_at_every_exchange_and_goes_on(
+    all_keys: list[ClientKeys], federation: Federation, tmp_path: Path
+) -> None:
+    """Members live on. A round or two are skipped; the journal verifies, and everybody holds its weights."""
+    whole = federation.nodes(4)
+    federation.serve(whole)
+    for stop in range(1, whole.exchanges + 1):
+        one = Federation(all_keys, tmp_path / str(stop), federation.plan)
+        nodes = one.nodes(4)
+
+        def kill(exchange: int, stop: int = stop) -> None:
+            if exchange == stop:
+                raise StoppedError
+
+        nodes.before = kill
+        with pytest.raises(StoppedError):
+            one.serve(nodes)
+        summary = one.serve(nodes)
+        assert summary["rounds"] == 6
+        assert summary["skipped_rounds"] <= 2, stop
+        assert one.said("4 of 4 clients hold the last weights"), stop
+        agree(one)
+
+
+@pytest.mark.parametrize("stop", [6, 9, 12])
+def test_everybody_is_killed_at_once_and_goes_on(federation: Federation, stop: int) -> None:
+    nodes = federation.nodes(4)
+
+    def kill(exchange: int) -> None:
+        if exchange == stop:
+            raise StoppedError
+
+    nodes.before = kill
+    with pytest.raises(StoppedError):
+        federation.serve(nodes)
+    summary = federation.serve(federation.nodes(4))
+    assert summary["rounds"] == 6
+    assert summary["skipped_rounds"] <= 2
+    agree(federation)
+
+
+def test_a_client_that_missed_the_end_is_told_when_the_server_is_started_again(federation: Federation) -> None:
+    nodes = federation.nodes(4)
+
+    def kill(exchange: int) -> None:
+        if exchange == 14:
+            del nodes.computers[103]
+
+    nodes.before = kill
+    federation.serve(nodes)
+    nodes.computers[103] = federation.member(3).answer
+    again = federation.serve(nodes)
+    assert again["rounds"] == 6
+    agree(federation)
+
+
+def test_a_server_that_was_killed_before_its_plan_was_written_begins_anew(federation: Federation) -> None:
+    federation.run.mkdir()
+    (federation.run / "network.json").write_text('{"run": "00", "ti')
+    assert federation.serve(federation.nodes(4))["rounds"] == 6
+
+
+def test_a_run_of_another_kind_is_not_taken_over(federation: Federation, finished_run: Path) -> None:
+    federation.folder = finished_run.parent
+    finished_run.rename(federation.run)
+    federation.plan = change(federation.plan, ["federation.clients=3", 'secure.mode="off"'])
+    three = federation.roster.clients[:3]
+    with pytest.raises(RunFolderError, match="was not begun by `baffle serve`"):
+        serve.serve(federation.plan, federation.run, Nodes(), Roster(three))
+
+
+def test_slower_clients_get_a_tier(federation: Federation) -> None:
+    nodes = federation.nodes(3)
+    nodes.computers[103] = federation.member(3, affords=2).answer
+    summary = federation.serve(nodes)
+    assert federation.members[3]._client is not None
+    assert [federation.members[n]._client.k for n in range(4)] == [4, 4, 4, 2]  # type: ignore[union-attr]
+    assert (summary["rounds"], summary["skipped_rounds"], summary["refusals"]) == (6, 0, 0)
+    agree(federation)
+
+
+def introductions(*affords: int) -> dict[int, Introduction]:
+    return {number: Introduction(number, 10 + number, one, 0, bytes(64)) for number, one in enumerate(affords)}
+
+
+def test_the_server_plans_for_what_clients_say_of_themselves(federation: Federation) -> None:
+    four = change(federation.plan, ["federation.clients=4"])
+    plan, tiers = settle(four, introductions(0, 3, 9, 4))
+    assert tiers == (4, 3, 4, 4)
+    assert [(tier.k, tier.share) for tier in plan.federation.tiers] == [(3, 1 / 4)]
+    assert plan.ring.n_max == 13
+    given = change(four, ["federation.tiers=[{k=1, share=0.25}]"])
+    assert settle(given, introductions(0, 0, 0, 0))[1] == tuple(tiers_of(given))
+    uniform = change(federation.plan, ['federation.weighting="uniform"'])
+    assert settle(uniform, introductions(0))[0].ring.n_max == 1
+    fixed = change(federation.plan, ["ring.n_max=7"])
+    assert settle(fixed, introductions(0))[0].ring.n_max == 7
+
+
+def test_a_tier_whose_last_directions_would_be_seen_is_refused(federation: Federation) -> None:
+    plan = change(federation.plan, ["federation.clients=4"])
+    with pytest.raises(PlanError, match=r"2 clients afford 4 directions.*expected 3 at least; set probe.k=3"):
+        settle(plan, introductions(0, 2, 3, 4))
+    open_ = change(plan, ['secure.mode="off"'])
+    assert settle(open_, introductions(0, 2, 3, 4))[1] == (4, 2, 3, 4)
+
+
+def test_a_server_must_go_on_with_its_own_plan(federation: Federation) -> None:
+    federation.serve(federation.nodes(4))
+    federation.plan = msgspec.structs.replace(federation.plan, seed=5)
+    with pytest.raises(RefusalError, match="another"):
+        federation.serve(federation.nodes(4))
