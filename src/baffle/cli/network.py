@@ -69,13 +69,14 @@ def serve(
 ) -> None:
     """Run PLAN with clients that join over a network. Killed and started again, it goes on."""
     from baffle.app.keys import ServerKeys
+
+    own, chosen = ServerKeys.load(keys_folder), load(plan or "digits", settings)  # faults in these are told at once
     from baffle.app.recorder import Progress, Watch
     from baffle.app.serve import serve as serve_run
     from baffle.cli import show
     from baffle.transport.flower import FlowerNodes, FlowerRun
     from baffle.transport.superlink import SuperLink
 
-    own, chosen = ServerKeys.load(keys_folder), load(plan or "digits", settings)
     console, remarks = show.consoles()
     console.quiet = as_json
 
