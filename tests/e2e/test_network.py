@@ -199,7 +199,7 @@ def test_a_network_and_a_simulation_end_with_the_same_weights(network: Network, 
 def test_a_federation_outlives_kills(network: Network, tiny_toml: Path) -> None:
     """A client is killed and started again, one comes late, the server is killed and started again: the run ends, and
     everybody holds its last weights."""
-    settings = ["federation.clients=4", "rounds=14", 'secure.mode="on"', "run.deadline_seconds=6"]
+    settings = ["federation.clients=4", "rounds=10", 'secure.mode="on"', "run.deadline_seconds=6"]
     network.plan = [str(tiny_toml), *(word for one in settings for word in ("--set", one))]
     export_plan(str(tiny_toml), network.folder / "model")
     model = ("--model", network.folder / "model")
@@ -215,7 +215,7 @@ def test_a_federation_outlives_kills(network: Network, tiny_toml: Path) -> None:
     network.until(lambda: network.log("server").count("client 1 takes part") == 2)
     network.until(lambda: "client 3 takes part" in network.log("server"))
     before = network.rounds()
-    network.until(lambda: network.rounds() >= min(before + 1, 12))
+    network.until(lambda: network.rounds() >= min(before + 1, 8))
 
     network.kill("server")
     network.until(lambda: not listening(network.port))
@@ -223,7 +223,7 @@ def test_a_federation_outlives_kills(network: Network, tiny_toml: Path) -> None:
     assert network.ended("server") == 0, network.log("server")
     assert [network.ended(f"client-{number}") for number in range(4)] == [0] * 4
     summary = json.loads((network.run / "summary.json").read_text())
-    assert summary["rounds"] == 14
+    assert summary["rounds"] == 10
     assert summary["skipped_rounds"] <= 5
     found = verify(network.run).weights_sha256
     assert {summary["weights_sha256"], *map(network.held, range(4))} == {found}

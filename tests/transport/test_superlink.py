@@ -1,0 +1,83 @@
+"""The SuperLink of a server: it does not outlive it, and it is not taken for another."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from baffle.errors import TransportError
+from baffle.transport import superlink
+from baffle.transport.superlink import SuperLink
+
+STARTER = """
+import subprocess, sys, time
+leash = subprocess.Popen([sys.executable, "-m", "baffle.transport.leash", *sys.argv[1:]], stdin=subprocess.PIPE)
+time.sleep(60)
+"""
+CHILD = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+
+
+def gone(pid: int, seconds: float = 20) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        state = Path(f"/proc/{pid}/stat")
+        if state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return True  # ended; nobody has asked how yet
+        time.sleep(0.05)
+    return False
+
+
+def number_in(file: Path) -> int:
+    end = time.monotonic() + 20
+    while not (file.exists() and file.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return int(file.read_text())
+
+
+def test_what_is_on_a_leash_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, sys.executable, "-c", CHILD, str(tmp_path / "pid")])
+    child = number_in(tmp_path / "pid")
+    assert not gone(child, 0.3)
+    starter.send_signal(signal.SIGKILL)
+    starter.wait()
+    assert gone(child)
+
+
+def test_what_is_on_a_leash_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "baffle.transport.leash", sys.executable, "-c", CHILD, str(tmp_path / "pid")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as leash:
+        child = number_in(tmp_path / "pid")
+        leash.terminate()
+        assert leash.wait(20) != 0
+    assert gone(child)
+
+
+def test_a_leash_ends_as_its_program_does() -> None:
+    command = [sys.executable, "-m", "baffle.transport.leash", sys.executable, "-c", "raise SystemExit(7)"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as leash:
+        assert leash.wait(20) == 7
+
+
+def test_a_port_that_another_process_holds_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would answer in SuperLink's place."""
+    monkeypatch.setattr(superlink, "PORT_FREE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        link = SuperLink("127.0.0.1", port, tmp_path, tmp_path / "secret", None)
+        with pytest.raises(TransportError, match=rf"cannot listen at 127\.0\.0\.1:{port}.*--port"), link:
+            pass
+    with (
+        pytest.raises(TransportError, match=r"cannot listen at 203\.0\.113\.1"),
+        SuperLink("203.0.113.1", port, tmp_path, tmp_path / "secret", None),
+    ):
+        pass
