@@ -21,6 +21,7 @@ class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slot: Mark = -1  # the newest that it sent a vector in
     round: Mark = -1  # the newest that it released shares for
     released: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # the rounds released, by the weights asked about
+    agreed: Mark = -1  # the newest slot that it signed the survivors of
 
 
 class MarksFile:

@@ -6,11 +6,11 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from baffle.core.messages import decode
+from baffle.core.messages import Message, decode
 from baffle.errors import RefusalError
 from baffle.secure.context import box_context, key_context, require_signed_keys
 from baffle.secure.masks import agree, derive, expand
-from baffle.secure.messages import Advertisement, Opening
+from baffle.secure.messages import Advertisement, Key, Opening
 
 NO_NONCE = bytes(12)
 """Every box has a key of its own, so its nonce is fixed."""
@@ -33,14 +33,24 @@ def reader(directory: Mapping[int, bytes], run: bytes) -> ReadKeys:
     return read
 
 
+class FrozenPeers(Message, frozen=True, tag="frozen-peers"):
+    """What a client knows of the others, and its private key for channels to them. The channels follow."""
+
+    channel: Key
+    advertised: tuple[Advertisement, ...]
+
+
 class Peers:
     """The newest keys of every client that this one has heard of, itself included."""
 
-    def __init__(self, number: int, run: bytes, read: ReadKeys) -> None:
+    def __init__(self, number: int, run: bytes, read: ReadKeys, frozen: FrozenPeers | None = None) -> None:
         self._number, self._run, self._read = number, run, read
-        self._channel = X25519PrivateKey.generate()
+        self._channel = X25519PrivateKey.from_private_bytes(frozen.channel) if frozen else X25519PrivateKey.generate()
         self._channels: dict[tuple[int, bytes], bytes] = {}
-        self._advertised: dict[int, Advertisement] = {}
+        self._advertised = {one.sender: one for one in frozen.advertised} if frozen else {}
+
+    def frozen(self) -> FrozenPeers:
+        return FrozenPeers(self._channel.private_bytes_raw(), tuple(self._advertised.values()))
 
     @property
     def channel_key(self) -> bytes:

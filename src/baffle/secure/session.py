@@ -25,7 +25,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from baffle.core.messages import RoundRequest
+from baffle.core.messages import Message, Number, RoundRequest, decode, encode, read
 from baffle.core.ring import RingVector, add
 from baffle.errors import AbortError, MessageError, RefusalError
 from baffle.secure.context import keys_digest, round_context, sign, signed, survivors_text
@@ -39,16 +39,19 @@ from baffle.secure.messages import (
     Advertisement,
     Agree,
     Agreed,
+    Key,
     MaskedRequest,
     Opening,
     Sealed,
+    Session,
     Turn,
     Turned,
     Unmask,
     Unmasked,
     cut,
 )
-from baffle.secure.peers import Peers, ReadKeys, reader
+from baffle.secure.open_slot import FrozenSlot, OpenSlot, freeze, thaw
+from baffle.secure.peers import FrozenPeers, Peers, ReadKeys, reader
 from baffle.secure.shares import SHARE_BYTES, combine, split, weights
 from baffle.secure.terms import Slot, Terms, checked_slot
 
@@ -62,27 +65,24 @@ MOST_QUERIES = 3
 """How often a client answers about the same weights: more often, differences of sums would single somebody out."""
 
 
-@dataclass
-class _Secrets:
-    """One slot from a client's side, until it is over."""
+class FrozenSession(Message, frozen=True, tag="frozen-session"):
+    """A client's half between two messages. Whoever reads it can unmask what this client sends: it belongs in memory
+    and nowhere else."""
 
-    slot: Slot
-    private: X25519PrivateKey
-    seed: bytes
-    share: bytes  # its own, of its seed
-    sealed: Sealed
-    request: MaskedRequest | None = None
-    context: bytes = b""
-    masked: RingVector | None = None
-    survivors: tuple[int, ...] = ()  # whom it has signed for, or released shares for
-    unmasked: Unmasked | None = None
+    session: Session
+    peers: FrozenPeers
+    keys: tuple[tuple[Number, Key], ...]
+    open: tuple[FrozenSlot, ...]
+    marks: bytes
 
 
 class ClientSession:
-    """The client's half, for one run and as long as the process lives.
+    """The client's half, for one run and as long as the process lives; or longer, where somebody keeps what `frozen`
+    gives and begins with that.
 
     `directory` holds every client's public identity. `remember` makes marks durable before anything is sent that they
-    guard. Simulated clients share `read_keys`, so that the same list is read once.
+    guard; durable marks go before frozen ones, so that a session of yesterday gives nothing away. Simulated clients
+    share `read_keys`, so that the same list is read once.
     """
 
     def __init__(
@@ -96,14 +96,29 @@ class ClientSession:
         marks: Marks | None = None,
         remember: Callable[[Marks], None] = lambda _: None,
         read_keys: ReadKeys | None = None,
+        frozen: bytes | None = None,
     ) -> None:
         self._number, self._identity, self._directory, self._run = number, identity, directory, run
         self._terms = terms
-        self._marks, self._remember = marks or Marks(), remember
-        self._session = secrets.token_bytes(16)
-        self._peers = Peers(number, run, read_keys or reader(directory, run))
-        self._keys: dict[int, X25519PrivateKey] = {}
-        self._open: dict[int, _Secrets] = {}
+        self._remember = remember
+        known = None if frozen is None else decode(frozen, FrozenSession)
+        self._session = known.session if known else secrets.token_bytes(16)
+        self._peers = Peers(number, run, read_keys or reader(directory, run), known.peers if known else None)
+        self._keys = {slot: X25519PrivateKey.from_private_bytes(key) for slot, key in known.keys} if known else {}
+        self._open = {one.opening.slot: thaw(one, terms) for one in known.open} if known else {}
+        self._marks = marks or (read(known.marks, Marks, "Marks") if known else Marks())
+
+    def frozen(self) -> bytes:
+        """Everything that another session needs to go on in place of this one."""
+        return encode(
+            FrozenSession(
+                self._session,
+                self._peers.frozen(),
+                tuple((slot, key.private_bytes_raw()) for slot, key in self._keys.items()),
+                tuple(freeze(one) for one in self._open.values()),
+                msgspec.msgpack.encode(msgspec.structs.replace(self._marks, released=dict(self._marks.released))),
+            )
+        )
 
     def advertise(self, first: int) -> Advertisement:
         """Keys for the slots from `first` on; a slot has one, however often it is asked for."""
@@ -142,7 +157,7 @@ class ClientSession:
         self._note(sealed=opening.slot)
         self._keys = {number: key for number, key in self._keys.items() if number > opening.slot}
         self._open = {number: one for number, one in self._open.items() if number >= opening.slot - 1}
-        self._open[opening.slot] = _Secrets(slot, private, seed, own, sealed)
+        self._open[opening.slot] = OpenSlot(slot, private, seed, own, sealed)
         self._peers.forget_keys_before(min(self._open))
         return sealed
 
@@ -166,7 +181,7 @@ class ClientSession:
         own.request, own.context, own.masked = asked, context, masked
         return masked
 
-    def _masks(self, own: _Secrets, context: bytes, peers: list[int], length: int) -> Iterable[RingVector]:
+    def _masks(self, own: OpenSlot, context: bytes, peers: list[int], length: int) -> Iterable[RingVector]:
         yield self_mask(own.seed, context, length)
         for peer in peers:
             secret = agree(own.private, self._peers.key(peer, own.slot.number))
@@ -176,6 +191,10 @@ class ClientSession:
         """Sign who survived, once: the others release their shares only when enough have signed the same."""
         own = self._slot(asked.slot)
         self._checked_request(own, asked)
+        if not own.survivors:
+            if asked.slot <= self._marks.agreed:
+                raise RefusalError(f"survivors were signed for in slot {self._marks.agreed} before")
+            self._note(agreed=asked.slot)
         own.survivors = asked.alive
         return Agreed(asked.slot, self._identity.sign(survivors_text(self._run, own.context, asked.alive)))
 
@@ -214,7 +233,7 @@ class ClientSession:
         unmasked, sealed = tried(self.unmask, asked.unmask), tried(self.seal, asked.opening)
         return Turned(unmasked, sealed, "; ".join(refusals)[:1000])
 
-    def _slot(self, number: int) -> _Secrets:
+    def _slot(self, number: int) -> OpenSlot:
         if number not in self._open:
             raise RefusalError(f"slot {number} was not opened")
         return self._open[number]
@@ -252,7 +271,7 @@ class ClientSession:
             raise RefusalError(f"{expected} neighbours, expected {slot.opening.threshold - 1} at least")
         return roster
 
-    def _checked_request(self, own: _Secrets, asked: Agree | Unmask) -> MaskedRequest:
+    def _checked_request(self, own: OpenSlot, asked: Agree | Unmask) -> MaskedRequest:
         """What this client sent a vector for, if it may sign or release for these survivors, and for no others."""
         if own.request is None:
             raise RefusalError(f"slot {asked.slot} has no vector of this client to unmask")
@@ -277,7 +296,7 @@ class ClientSession:
             if prefix < opening.floor:
                 raise RefusalError(f"{prefix} survivors evaluate {k} directions, expected {opening.floor} at least")
 
-    def _require_agreement(self, own: _Secrets, asked: Unmask) -> None:
+    def _require_agreement(self, own: OpenSlot, asked: Unmask) -> None:
         if not self._terms.agreement:
             return
         signatures = cut(asked.signatures, SIGNATURE_BYTES, len(asked.signers), "signatures")

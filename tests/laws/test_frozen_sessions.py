@@ -1,0 +1,192 @@
+"""A session that is frozen and thawed between any two messages says what one that was never interrupted says."""
+
+import random
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baffle.core.messages import decode, encode
+from baffle.errors import MessageError, RefusalError
+from baffle.secure.marks import Marks
+from baffle.secure.messages import Agree
+from baffle.secure.session import ClientSession, FrozenSession
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "secure"))
+from federation import Federation, Rounds, about
+
+N, ROUNDS = 4, 3
+PHASES = ["hello", "seal", "vector", "agree", "unmask"]
+
+Moments = set[tuple[int, str, int]]
+moments = st.sets(st.tuples(st.integers(0, N - 1), st.sampled_from(PHASES), st.integers(0, ROUNDS - 1)), max_size=30)
+"""Client, phase, round: here its session is put away and another goes on."""
+
+
+class _Drawn:
+    """Keys for channels and masks that are drawn where everything else is."""
+
+    from_private_bytes = staticmethod(X25519PrivateKey.from_private_bytes)
+
+    @staticmethod
+    def generate() -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(secrets.token_bytes(32))
+
+
+@contextmanager
+def the_same_chance() -> Iterator[None]:
+    """Within it, whatever is drawn at random is drawn again in the same order."""
+    stream = random.Random(7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secrets.token_bytes", stream.randbytes)
+        for module in ("session", "peers"):
+            patch.setattr(f"baffle.secure.{module}.X25519PrivateKey", _Drawn)
+        patch.setattr("baffle.secure.session.KEYS_AT_ONCE", 2)  # so that lists come to their end within a few rounds
+        yield
+
+
+IDENTITIES = [Ed25519PrivateKey.generate() for _ in range(N)]
+
+
+def thawed(federation: Federation, client: int) -> ClientSession:
+    return ClientSession(
+        client,
+        federation.identities[client],
+        federation.directory,
+        federation.run,
+        federation.terms,
+        frozen=federation.sessions[client].frozen(),
+    )
+
+
+def said(agreement: bool, moments: Moments, lost: Moments) -> list[tuple[int, str, bytes]]:
+    """Everything that clients say in a few rounds, with some sessions put away on the way and some replies lost."""
+    words: list[tuple[int, str, bytes]] = []
+    with the_same_chance():
+        rounds = Rounds(N, agreement=agreement)
+        federation = rounds.federation
+        federation.identities = dict(enumerate(IDENTITIES))
+        federation.directory = {c: one.public_key().public_bytes_raw() for c, one in federation.identities.items()}
+        federation.sessions = {client: federation.new_session(client) for client in range(N)}
+        rounds.sum = rounds.new_server()
+        for number in range(ROUNDS):
+
+            def put_away(client: int, phase: str, number: int = number) -> bool:
+                if (client, phase, number) in moments:
+                    federation.sessions[client] = thawed(federation, client)
+                return False
+
+            def overheard(client: int, phase: str, data: bytes, number: int = number) -> bytes | None:
+                words.append((client, phase, data))
+                return None if (client, phase, number) in lost else data
+
+            rounds.network.deaf, rounds.network.spoil = put_away, overheard
+            rounds.play(number)
+    return words
+
+
+@given(
+    st.booleans(), moments, st.sets(st.tuples(st.integers(0, N - 1), st.sampled_from(PHASES), st.just(1)), max_size=2)
+)
+@settings(max_examples=40, deadline=None)
+def test_a_session_that_was_put_away_says_the_same(agreement: bool, moments: Moments, lost: Moments) -> None:
+    assert said(agreement, moments, lost) == said(agreement, set(), lost)
+
+
+@pytest.mark.parametrize("agreement", [False, True])
+def test_so_does_one_that_is_put_away_before_every_message(agreement: bool) -> None:
+    always = {(client, phase, number) for client in range(N) for phase in PHASES for number in range(ROUNDS)}
+    words = said(agreement, always, set())
+    assert words == said(agreement, set(), set())
+    assert {phase for _, phase, _ in words} == set(PHASES) - ({"agree"} if not agreement else set())
+
+
+def test_freezing_what_was_thawed_gives_the_same_bytes() -> None:
+    federation = Federation(3)
+    federation.advertise()
+    federation.until_masked(about(0))
+    assert thawed(federation, 1).frozen() == federation.sessions[1].frozen()
+
+
+@given(st.integers(0, 10**6), st.binary(max_size=3))
+@settings(deadline=None)
+def test_a_damaged_session_is_refused_or_is_whole(place: int, put: bytes) -> None:
+    """Nothing but our own errors comes of damage; what a key or a seed has become cannot be seen."""
+    federation = Federation(2)
+    frozen = federation.sessions[0].frozen()
+    place %= len(frozen)
+    damaged = frozen[:place] + put + frozen[place + len(put) :]
+    try:
+        assert encode(decode(damaged, FrozenSession)) == damaged
+        ClientSession(
+            0, federation.identities[0], federation.directory, federation.run, federation.terms, frozen=damaged
+        )
+    except MessageError:
+        pass
+
+
+class Restarts:
+    """A client with durable marks, of which an old copy exists."""
+
+    def __init__(self, agreement: bool = False) -> None:
+        rounds = Rounds(3, agreement=agreement)
+        self.federation = rounds.federation
+        self.marks = Marks()
+        self.federation.sessions[0] = self.federation.new_session(0, remember=self.remember)
+        self.federation.advertise()
+
+    def remember(self, marks: Marks) -> None:
+        self.marks = marks
+
+    def old(self, frozen: bytes) -> ClientSession:
+        made = self.federation
+        return ClientSession(
+            0, made.identities[0], made.directory, made.run, made.terms, marks=self.marks, frozen=frozen
+        )
+
+
+def test_an_old_copy_with_durable_marks_masks_nothing_again() -> None:
+    """Whoever starts two processes from one frozen session gets one answer."""
+    setting = Restarts()
+    server = setting.federation.sealed(0)
+    asked = server.requests(dict.fromkeys(server.sealed, about(0)))
+    frozen = setting.federation.sessions[0].frozen()
+    setting.federation.masked(server, asked, [0, 1, 2])
+    other = server.requests(dict.fromkeys(server.sealed, about(0, weights_hash=bytes(32))))[0]
+    with pytest.raises(RefusalError, match="not after slot 0"):
+        setting.old(frozen).mask(other, lambda: pytest.fail("computed"))
+
+
+def test_an_old_copy_seals_nothing_again() -> None:
+    setting = Restarts()
+    frozen = setting.federation.sessions[0].frozen()
+    setting.federation.sealed(0)
+    with pytest.raises(RefusalError, match="not after slot 0"):
+        setting.old(frozen).seal(setting.federation.opening(0, 0))
+
+
+def test_an_old_copy_releases_nothing_again() -> None:
+    setting = Restarts()
+    server, _ = setting.federation.until_masked(about(0))
+    frozen = setting.federation.sessions[0].frozen()
+    setting.federation.sessions[0].unmask(server.unmask())
+    with pytest.raises(RefusalError, match="round 0 is not after round 0"):
+        setting.old(frozen).unmask(server.unmask())
+
+
+def test_an_old_copy_signs_no_other_survivors() -> None:
+    """Two signatures of one client would let a server that lies get two sums."""
+    setting = Restarts(agreement=True)
+    setting.federation.until_masked(about(0))
+    frozen = setting.federation.sessions[0].frozen()
+    setting.federation.sessions[0].agree(Agree(0, (0, 1, 2), ()))
+    with pytest.raises(RefusalError, match="signed for in slot 0"):
+        setting.old(frozen).agree(Agree(0, (0, 1, 2), ()))
+    assert setting.federation.sessions[0].agree(Agree(0, (0, 1, 2), ()))
