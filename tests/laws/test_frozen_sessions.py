@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from baffle.core.messages import decode, encode
 from baffle.errors import MessageError, RefusalError
 from baffle.secure.marks import Marks
-from baffle.secure.messages import Agree
+from baffle.secure.messages import Agree, Unmask
 from baffle.secure.session import ClientSession, FrozenSession
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "secure"))
@@ -108,11 +108,28 @@ def test_so_does_one_that_is_put_away_before_every_message(agreement: bool) -> N
     assert {phase for _, phase, _ in words} == set(PHASES) - ({"agree"} if not agreement else set())
 
 
-def test_freezing_what_was_thawed_gives_the_same_bytes() -> None:
-    federation = Federation(3)
+def test_nothing_is_lost_at_any_stage_of_a_slot() -> None:
+    """Asked again in the same words after it was put away, a client says the same."""
+    federation = Rounds(4, agreement=True).federation
+
+    def require_whole() -> None:
+        assert thawed(federation, 1).frozen() == federation.sessions[1].frozen()
+
+    require_whole()
     federation.advertise()
-    federation.until_masked(about(0))
-    assert thawed(federation, 1).frozen() == federation.sessions[1].frozen()
+    require_whole()
+    server, _ = federation.until_masked(about(0))
+    require_whole()
+    survivors = Agree(0, (0, 1, 2, 3), ())
+    signatures = {client: session.agree(survivors).signature for client, session in federation.sessions.items()}
+    assert thawed(federation, 1).agree(survivors).signature == signatures[1]
+    with pytest.raises(RefusalError, match="other survivors"):
+        thawed(federation, 1).unmask(Unmask(0, (1, 2, 3), (0,)))
+    unmask = Unmask(0, (0, 1, 2, 3), (), (0, 1, 2, 3), b"".join(signatures.values()))
+    unmasked = federation.sessions[1].unmask(unmask)
+    require_whole()
+    assert thawed(federation, 1).unmask(unmask) == unmasked
+    assert thawed(federation, 1).seal(federation.opening(0, 1)).boxes == b"".join(server.sealed[1])
 
 
 @given(st.integers(0, 10**6), st.binary(max_size=3))

@@ -25,9 +25,9 @@ from baffle.app.joining import (
 from baffle.app.keys import ClientKeys, Roster
 from baffle.app.replica import Replica
 from baffle.app.roster import terms_of
-from baffle.core.messages import Abstention, Message, RoundRequest, encode
+from baffle.core.messages import Abstention, Message, RoundRequest, decode, encode
 from baffle.errors import BaffleError, MessageError, RefusalError, RunFolderError
-from baffle.plan import Plan, parse
+from baffle.plan import Custom, Plan, parse
 from baffle.secure.marks import MarksFile
 from baffle.secure.session import ClientSession
 
@@ -38,15 +38,24 @@ CountSamples = Callable[[Plan], int]
 """A plan → how many samples this client has for it."""
 
 
+class FrozenMember(Message, frozen=True, tag="frozen-member"):
+    """A client of a run between two messages."""
+
+    begun: Begin
+    session: bytes | None
+    replica: bytes
+
+
 @dataclass
 class Member:
     """One client of a network. Its folder holds, for each run, what it must not forget: its marks and its replica.
+    Without a folder it remembers as long as it lives, or as whoever keeps what `frozen` gives.
 
     `pinned` is the plan that it takes part in, and no other; without one it takes part in any with secure sums.
     """
 
     keys: ClientKeys
-    folder: Path
+    folder: Path | None
     samples: CountSamples
     equip: Equip
     affords: int = 0
@@ -54,25 +63,38 @@ class Member:
     tell: Callable[[str], None] = lambda _words: None
     over: bool = False
     """Whether its run has ended."""
-    _run: bytes = b""
+    _begun: Begin | None = field(default=None, repr=False)
     _client: Client | None = field(default=None, repr=False)
 
     def answer(self, data: bytes) -> bytes:
         asked = decode_asked(data)
         if asked is None:
-            return self._take_part(data)
+            return self._answer_round(data)
         try:
             return encode(self._answer(asked))
         except BaffleError as fault:
             self.tell(f"will not take part: {fault}")
             return encode(Abstention(0, str(fault)))
 
+    def frozen(self) -> bytes:
+        """Everything that another member needs to go on in place of this one: secrets, which belong in memory."""
+        if self._client is None or self._begun is None:
+            return b""
+        session = self._client.session
+        return encode(FrozenMember(self._begun, session.frozen() if session else None, self._client.replica.frozen()))
+
+    def thaw(self, frozen: bytes) -> None:
+        """Go on in place of another member."""
+        if frozen:
+            known = decode(frozen, FrozenMember)
+            self._take_part(known.begun, known)
+
     def close(self) -> None:
         """Write down what it holds."""
         if self._client:
             self._client.replica.save()
 
-    def _take_part(self, data: bytes) -> bytes:
+    def _answer_round(self, data: bytes) -> bytes:
         if self._client is None:
             return UNREADY
         reply = self._client.answer(data)
@@ -132,27 +154,39 @@ class Member:
             )
         if self.affords and asked.tiers[number] > self.affords:
             raise RefusalError(f"{asked.tiers[number]} directions a round, but this client affords {self.affords}")
-        if self._client and self._run == asked.run and self._client.course.digest == plan.trajectory_digest():
+        if self._client and self._in(asked.run) and self._client.course.digest == plan.trajectory_digest():
             return  # told again; a new session would forget keys that the others still count on
-        equipped = self.equip(plan)
-        course, folder = equipped.course, self._folder(asked.run)
+        replica = self._take_part(asked).replica
+        at = f", from round {replica.round + 1} on" if replica.round >= 0 else ""
+        self.tell(f"takes part in {plan.name!r} as client {number} of {len(roster.clients)}{at}")
+
+    def _take_part(self, begun: Begin, known: FrozenMember | None = None) -> Client:
+        """As a new client of the run, or as one that another has been until now."""
+        number = self.keys.number
+        equipped = self.equip(parse(begun.plan))
+        course, folder = equipped.course, self._folder(begun.run)
         session = None
-        if plan.secure.mode != "off":
-            marks = MarksFile(folder / "marks.jsonl")
+        if course.plan.secure.mode != "off":
+            marks = MarksFile(folder / "marks.jsonl") if folder else None
             session = ClientSession(
                 number,
                 self.keys.identity,
-                roster.directory(),
-                asked.run,
-                terms_of(course, dict(enumerate(asked.tiers))),
-                marks=marks.marks,
-                remember=marks.remember,
+                self.keys.roster.directory(),
+                begun.run,
+                terms_of(course, dict(enumerate(begun.tiers))),
+                marks=marks.marks if marks else None,
+                remember=marks.remember if marks else lambda _marks: None,
+                frozen=known.session if known else None,
             )
-        replica = Replica(course, folder / "replica")
-        self._client = replace(equipped, number=number, k=asked.tiers[number], replica=replica, session=session)
-        self._run = asked.run
-        at = f", from round {replica.round + 1} on" if replica.round >= 0 else ""
-        self.tell(f"takes part in {plan.name!r} as client {number} of {len(roster.clients)}{at}")
+        replica = Replica(course, folder / "replica" if folder else None)
+        if known:
+            replica.thaw(known.replica)
+        self._client = replace(equipped, number=number, k=begun.tiers[number], replica=replica, session=session)
+        self._begun = begun
+        return self._client
+
+    def _in(self, run: bytes) -> bool:
+        return self._begun is not None and self._begun.run == run
 
     def _require_acceptable(self, plan: Plan) -> None:
         if self.pinned is not None:
@@ -162,15 +196,23 @@ class Member:
                 'the plan has secure.mode = "off": the server would see this client\'s values; a client that accepts '
                 "that says so with --plan"
             )
+        elif ":" in plan.task.data or isinstance(plan.task.model, Custom):
+            raise RefusalError(
+                "the plan names functions of somebody's own for its data or model; a client that would call them says "
+                "so with --plan"
+            )
 
     def _holds(self, run: bytes) -> int:
         """The round whose weights it holds, or saved, of a run; −1 for none. The plan may not be settled yet, so that
         what was saved is not read whole."""
-        if self._client and self._run == run:
+        if self._client and self._in(run):
             return self._client.replica.round
-        return Replica.round_in(self._folder(run) / "replica")
+        folder = self._folder(run)
+        return Replica.round_in(folder / "replica") if folder else -1
 
-    def _folder(self, run: bytes) -> Path:
+    def _folder(self, run: bytes) -> Path | None:
+        if self.folder is None:
+            return None
         folder = self.folder / run.hex()[:16]
         try:
             folder.mkdir(parents=True, exist_ok=True)

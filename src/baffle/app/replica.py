@@ -5,13 +5,13 @@ import time
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from baffle.core.arrays import F32
-from baffle.core.messages import CatchUp, Outcome, RoundRequest, decode
+from baffle.core.messages import CatchUp, Outcome, RoundRequest, decode, read
 from baffle.core.state import FLOAT, ServerState, apply, pack, unpack
 from baffle.errors import JournalError, MessageError, RunFolderError
 from baffle.trajectory import Trajectory
@@ -77,6 +77,24 @@ class Replica:
                 f"{self._file} cannot be written: {fault.strerror or fault}; free some space"
             ) from None
         self._saved = time.monotonic()
+
+    def frozen(self) -> bytes:
+        """What it holds, for another that goes on in its place."""
+        state, weights = self._held
+        held = ("state", pack(state)) if state else ("weights", weights.astype(FLOAT, copy=False).tobytes())
+        return msgspec.msgpack.encode((self._course.digest, self._round, *held))
+
+    def thaw(self, frozen: bytes) -> None:
+        """Hold what another held."""
+        digest, number, kind, data = read(frozen, tuple[bytes, int, Literal["state", "weights"], bytes], "Replica")
+        if digest != self._course.digest:
+            raise MessageError("a replica of another plan")
+        if kind == "state":
+            state = unpack(self._course.rule, data)
+            self._held = Held(state, state.weights)
+        else:
+            self._held = Held(None, np.frombuffer(data, FLOAT).astype(np.float32))
+        self._round, self._hash = number, sha256(self._held.weights.astype(FLOAT, copy=False).data).digest()
 
     def weights_for(self, request: RoundRequest) -> F32:
         """The weights that the request is about. Refused, without a change, when they are not everybody's."""

@@ -93,6 +93,12 @@ def encode(message: Message) -> bytes:
     return msgspec.msgpack.encode(_fixed_width(message))
 
 
+def tag_of(data: bytes) -> str:
+    """The name of an encoded message's type, unread otherwise; empty where there is none."""
+    tag = data[2 : 2 + (data[1] & 0x1F)] if data[1:2] and data[0] >> 4 == 0x9 and data[1] >> 5 == 0b101 else b""
+    return tag.decode("ascii", errors="ignore")
+
+
 def decode(data: bytes, kind: type[M]) -> M:
     """Read one message of the given type; anything else is refused."""
     return cast(M, read(data, kind, kind.__name__))

@@ -1,5 +1,5 @@
-"""The server's half of Flower: a run whose ServerApp is this process, and a transport over any ServerApp's grid.
-The only module that imports flwr.
+"""Flower's library, whose only door this is: a run whose ServerApp is this process, a transport over any ServerApp's
+grid, and functions of ours as a ServerApp and a ClientApp for `flwr run`.
 
 A grid is Flower's public interface; taking a run's place by oneself is not, so the version is checked.
 """
@@ -11,10 +11,12 @@ from importlib.metadata import version
 from io import BytesIO
 from threading import Event, Thread
 from types import TracebackType
+from typing import NamedTuple
 from zipfile import ZipFile
 
 import httpx
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.common.serde import run_from_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
 from flwr.proto.fab_pb2 import Fab
@@ -24,7 +26,7 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.interceptors import (
@@ -35,12 +37,16 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from baffle.errors import AwayError, TransportError
+from baffle.core.messages import tag_of
+from baffle.errors import AwayError, MessageError, TransportError
 from baffle.transport.line import FLOWER
 from baffle.transport.wire import KEY, RECORD
 
-KIND = "train.message"
-"""The type of our messages: Flower's action `train`, named `message`."""
+Settings = Mapping[str, bool | int | float | str | bytes]
+"""A node's or a run's configuration, as Flower gives it."""
+
+STATE = "state"
+"""The key, in a node's memory of a run, under which a ClientApp finds what it left there."""
 
 _KEY_KNOWN = 23  # Flower's code
 _BEAT = 10.0  # seconds; SuperLink ends a run whose ServerApp was silent for 60
@@ -212,7 +218,7 @@ class GridTransport:
         while contents:
             left = self._seconds - (time.monotonic() - begun)
             messages = [
-                Message(RecordDict({RECORD: ConfigRecord({KEY: content})}), node, KIND, ttl=max(left, _LONGEST))
+                Message(_record(content), node, f"train.{action(tag_of(content))}", ttl=max(left, _LONGEST))
                 for node, content in contents
             ]
             try:
@@ -243,6 +249,16 @@ def _no_app() -> bytes:
     return bundle.getvalue()
 
 
+def action(tag: str) -> str:
+    """Each type of message is an action of its own, so that Flower's records show how far a round is."""
+    named = tag.replace("-", "_")
+    return named if named.isidentifier() else "message"
+
+
+def _record(content: bytes) -> RecordDict:
+    return RecordDict({RECORD: ConfigRecord({KEY: content})})
+
+
 def _content(reply: Message) -> bytes | None:
     record = reply.content.get(RECORD)
     content = record.get(KEY) if isinstance(record, ConfigRecord) else None
@@ -259,10 +275,24 @@ def _told(address: str, fault: httpx.HTTPError) -> TransportError:
     return AwayError(f"{address} cannot be reached ({fault})")
 
 
+class GivenRun:
+    """A run whose ServerApp Flower has started: it begins and ends without us."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def nodes(self) -> Iterable[int]:
+        """The clients that are there."""
+        try:
+            return self.grid.get_node_ids()
+        except httpx.HTTPError as fault:
+            raise _told("SuperLink", fault) from fault
+
+
 class FlowerNodes:
     """The nodes of a run, and messages to them."""
 
-    def __init__(self, run: FlowerRun, seconds: float, tell: Callable[[int, str], None]) -> None:
+    def __init__(self, run: FlowerRun | GivenRun, seconds: float, tell: Callable[[int, str], None]) -> None:
         self._run, self._here = run, dict[int, int]()
         self._transport = GridTransport(run.grid, lambda: self._here, seconds, tell)
 
@@ -272,3 +302,46 @@ class FlowerNodes:
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         return self._transport.exchange(requests)
+
+
+def server_app(play: Callable[[GivenRun, Settings], None]) -> ServerApp:
+    """A ServerApp that plays a run with the configuration of `flwr run`."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        play(GivenRun(grid), context.run_config)
+
+    return app
+
+
+class Delivery(NamedTuple):
+    """A message as it reaches a ClientApp, what the ClientApp left in the node's memory last time, and the
+    configurations of its node and of the run."""
+
+    content: bytes
+    state: bytes
+    node: Settings
+    run: Settings
+
+
+def client_app(actions: Iterable[str], answer: Callable[[Delivery], tuple[bytes, bytes]]) -> ClientApp:
+    """A ClientApp from a function that gives a reply and what to leave in the node's memory."""
+    app = ClientApp()
+
+    def handle(message: Message, context: Context) -> Message:
+        content = _content(message)
+        if content is None:
+            raise MessageError(f"expected a record {RECORD!r} with {KEY!r} as bytes, got another message")
+        left = context.state.get(RECORD)
+        state = left.get(STATE) if isinstance(left, ConfigRecord) else None
+        delivery = Delivery(
+            content, state if isinstance(state, bytes) else b"", context.node_config, context.run_config
+        )
+        reply, state = answer(delivery)
+        context.state[RECORD] = ConfigRecord({STATE: state})
+        return Message(_record(reply), reply_to=message)
+
+    for one in actions:
+        app.train(one)(handle)
+    return app
