@@ -22,7 +22,7 @@ from baffle.errors import BaffleError, RefusalError
 from baffle.plan import Plan
 from baffle.secure.messages import Agree, Hello, MaskedRequest, Request, Turn, decode_request
 from baffle.secure.session import ClientSession
-from baffle.trajectory import Trajectory, optimizer
+from baffle.trajectory import Trajectory, optimizer, trajectory
 
 BorrowRuntime = Callable[[], AbstractContextManager[Runtime]]
 """Lends a runtime for the time of one reply, so that there are as many as threads and not as many as clients."""
@@ -149,6 +149,17 @@ class Client:
         plan, seeds = self.course.plan, self.course.seeds
         key = seeds.key("augment", round_number, self.number, step) if plan.task.augment else None
         return self.data.batch(self.indices[chosen], key)
+
+
+def idle_client(plan: Plan, n: int) -> Client:
+    """A client that can keep up a secure sum of `n` weights, with nothing to compute with."""
+
+    def borrow() -> AbstractContextManager[Runtime]:
+        raise RefusalError("this client has no runtime")
+
+    course, none = trajectory(plan, n), np.empty(0, np.int64)
+    samples = Dataset(none, none, lambda stored: stored.astype(np.float32))
+    return Client(0, plan.probe.k, course, samples, none, Replica(course), borrow)
 
 
 def _gradient(runtime: Runtime, batch: Batch, weights: F32) -> tuple[float, F32]:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 from baffle.app.equipment import count_samples, with_onnx, with_torch
 from baffle.app.joining import Asked
 from baffle.app.keys import ClientKeys, ServerKeys
-from baffle.app.member import Member
-from baffle.core.messages import Abstention, encode
+from baffle.app.member import NEEDS_WORK, Member
+from baffle.core.messages import Abstention, encode, tag_of
 from baffle.errors import BaffleError, KeysError, PlanError, RunFolderError
 from baffle.plan import Plan, load
 from baffle.secure.messages import Request
@@ -86,7 +86,7 @@ def answer(delivery: Delivery) -> tuple[bytes, bytes]:
         member = _member(delivery, own, state)
         with _alone(state):
             try:
-                member.thaw(delivery.state)
+                member.thaw(delivery.state, idle=tag_of(delivery.content) not in NEEDS_WORK)
             except BaffleError as fault:
                 tell(f"client {own.number}: has to begin anew: {fault}")
             return member.answer(delivery.content), member.frozen()

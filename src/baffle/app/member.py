@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from baffle.app.client import Client
+from baffle.app.client import Client, idle_client
 from baffle.app.joining import (
     UNREADY,
     Asked,
@@ -25,11 +25,14 @@ from baffle.app.joining import (
 from baffle.app.keys import ClientKeys, Roster
 from baffle.app.replica import Replica
 from baffle.app.roster import terms_of
-from baffle.core.messages import Abstention, Message, RoundRequest, decode, encode
+from baffle.core.messages import Abstention, Message, Number, RoundRequest, decode, encode
 from baffle.errors import BaffleError, MessageError, RefusalError, RunFolderError
 from baffle.plan import Custom, Plan, parse
 from baffle.secure.marks import MarksFile
 from baffle.secure.session import ClientSession
+
+NEEDS_WORK = {"request", "masked-request"}
+"""The types of messages that a client needs its samples and its model for."""
 
 Equip = Callable[[Plan], Client]
 """A plan → a client with its data and runtime, and nothing yet of the run."""
@@ -42,6 +45,7 @@ class FrozenMember(Message, frozen=True, tag="frozen-member"):
     """A client of a run between two messages."""
 
     begun: Begin
+    weights: Number
     session: bytes | None
     replica: bytes
 
@@ -81,13 +85,23 @@ class Member:
         if self._client is None or self._begun is None:
             return b""
         session = self._client.session
-        return encode(FrozenMember(self._begun, session.frozen() if session else None, self._client.replica.frozen()))
+        return encode(
+            FrozenMember(
+                self._begun,
+                self._client.course.n,
+                session.frozen() if session else None,
+                self._client.replica.frozen(),
+            )
+        )
 
-    def thaw(self, frozen: bytes) -> None:
-        """Go on in place of another member."""
+    def thaw(self, frozen: bytes, *, idle: bool) -> None:
+        """Go on in place of another member. An idle one has neither samples nor a model: it saves the time to load
+        them where the next message does not need them."""
         if frozen:
             known = decode(frozen, FrozenMember)
-            self._take_part(known.begun, known)
+            plan = parse(known.begun.plan)
+            equipped = idle_client(plan, known.weights) if idle else self.equip(plan)
+            self._take_part(known.begun, equipped, known)
 
     def close(self) -> None:
         """Write down what it holds."""
@@ -156,15 +170,13 @@ class Member:
             raise RefusalError(f"{asked.tiers[number]} directions a round, but this client affords {self.affords}")
         if self._client and self._in(asked.run) and self._client.course.digest == plan.trajectory_digest():
             return  # told again; a new session would forget keys that the others still count on
-        replica = self._take_part(asked).replica
+        replica = self._take_part(asked, self.equip(plan)).replica
         at = f", from round {replica.round + 1} on" if replica.round >= 0 else ""
         self.tell(f"takes part in {plan.name!r} as client {number} of {len(roster.clients)}{at}")
 
-    def _take_part(self, begun: Begin, known: FrozenMember | None = None) -> Client:
+    def _take_part(self, begun: Begin, equipped: Client, known: FrozenMember | None = None) -> Client:
         """As a new client of the run, or as one that another has been until now."""
-        number = self.keys.number
-        equipped = self.equip(parse(begun.plan))
-        course, folder = equipped.course, self._folder(begun.run)
+        number, course, folder = self.keys.number, equipped.course, self._folder(begun.run)
         session = None
         if course.plan.secure.mode != "off":
             marks = MarksFile(folder / "marks.jsonl") if folder else None
