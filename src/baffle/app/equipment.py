@@ -1,8 +1,9 @@
 """What a networked client computes with: its samples, and PyTorch or ONNX Runtime."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,8 +13,11 @@ from baffle.app.replica import Replica
 from baffle.core.arrays import I64
 from baffle.data.partition import share_out
 from baffle.data.sources import Source, load
-from baffle.plan import Plan
-from baffle.trajectory import trajectory
+from baffle.plan import Plan, parse
+from baffle.trajectory import Trajectory, trajectory
+
+if TYPE_CHECKING:
+    from baffle.app.task import Runtimes, Task
 
 Share = Callable[[Plan, Source], list[I64]]
 
@@ -47,11 +51,16 @@ def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equ
 
 
 def _with_torch(number: int, data: Path | None, share: Share, plan: Plan) -> Client:
-    from baffle.app.task import Runtimes, load_task
-
-    task = load_task(plan, data, share=share)
-    course = trajectory(task.plan, len(task.initial_weights()))
-    runtimes = Runtimes(task, 1)
+    task, course, runtimes = _loaded(plan.to_toml(), data, share)
     return Client(
         number, plan.probe.k, course, task.source.train, task.shares[number], Replica(course), runtimes.borrow
     )
+
+
+@lru_cache(maxsize=1)
+def _loaded(plan: str, data: Path | None, share: Share) -> "tuple[Task, Trajectory, Runtimes]":
+    """What the clients of one process share. In Flower's simulation it is asked for with every message."""
+    from baffle.app.task import Runtimes, load_task
+
+    task = load_task(parse(plan), data, share=share)
+    return task, trajectory(task.plan, len(task.initial_weights())), Runtimes(task, 1)

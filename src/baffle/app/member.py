@@ -194,7 +194,7 @@ class Member:
         if known:
             replica.thaw(known.replica)
         self._client = replace(equipped, number=number, k=begun.tiers[number], replica=replica, session=session)
-        self._begun = begun
+        self._begun = msgspec.structs.replace(begun, plan=course.plan.to_toml())  # with nothing left open
         return self._client
 
     def _in(self, run: bytes) -> bool:
