@@ -179,3 +179,29 @@ def test_a_snapshot_of_another_model_is_refused(server: Server, course: Trajecto
     plain = trajectory(tiny("ring.n_max=20", 'update.optimizer="sgd"'), N).rule.start(server.states[3].weights)
     with pytest.raises(BaffleError):
         Replica(course).weights_for(server.request(3, CatchUp("snapshot", 3, (pack(plain),))))
+
+
+@pytest.mark.parametrize("kind", ["replay", "weights", "delta"])
+def test_another_goes_on_in_its_place_from_any_round(server: Server, course: Trajectory, kind: str) -> None:
+    replica = Replica(course)
+    for number in range(7):
+        other = Replica(course)
+        other.thaw(replica.frozen())
+        assert (other.round, other.frozen()) == (replica.round, replica.frozen())
+        replica, since = other, number - 1
+        if kind == "replay":
+            request = server.replay(since, number) if number else server.snapshot(0)
+        else:
+            request = server.delta(since, number) if number and kind == "delta" else server.weights(number)
+        assert _same(replica.weights_for(request), server.states[number].weights)
+
+
+def test_what_was_frozen_under_another_plan_or_cut_off_is_refused(
+    server: Server, course: Trajectory, tiny: Callable[..., Plan]
+) -> None:
+    replica = Replica(course)
+    replica.weights_for(server.weights(1))
+    with pytest.raises(MessageError, match="another plan"):
+        Replica(trajectory(tiny("ring.n_max=21"), N)).thaw(replica.frozen())
+    with pytest.raises(MessageError):
+        Replica(course).thaw(replica.frozen()[:-1])

@@ -15,6 +15,7 @@ from baffle.core.messages import (
     decode,
     decode_reply,
     encode,
+    tag_of,
 )
 from baffle.errors import MessageError
 
@@ -36,6 +37,17 @@ NAMES = [f"{type(message).__name__}-{i}" for i, message in enumerate(EVERY)]
 @pytest.mark.parametrize("message", EVERY, ids=NAMES)
 def test_a_message_reads_back(message: Message) -> None:
     assert decode(encode(message), type(message)) == message
+
+
+@pytest.mark.parametrize("message", EVERY, ids=NAMES)
+def test_its_type_can_be_told_without_reading_it(message: Message) -> None:
+    data = encode(message)
+    assert tag_of(data) == msgspec.msgpack.decode(data)[0]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x91", b"noise", b"\x91\xc0", b"\xa3abc"])
+def test_what_is_no_message_has_no_type(data: bytes) -> None:
+    assert tag_of(data) == ""
 
 
 @pytest.mark.parametrize("message", EVERY, ids=NAMES)

@@ -93,7 +93,7 @@ class Replica:
             state = unpack(self._course.rule, data)
             self._held = Held(state, state.weights)
         else:
-            self._held = Held(None, np.frombuffer(data, FLOAT).astype(np.float32))
+            self._held = Held(None, self._vector(data).view(np.float32) if data else np.empty(0, np.float32))
         self._round, self._hash = number, sha256(self._held.weights.astype(FLOAT, copy=False).data).digest()
 
     def weights_for(self, request: RoundRequest) -> F32:

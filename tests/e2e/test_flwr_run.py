@@ -1,0 +1,117 @@
+"""`flwr run` with Flower's own SuperLink and SuperNodes. Minutes long, as a stock node starts a process for every
+message; with BAFFLE_SLOW=1 only."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+import pytest
+
+from baffle.app.keys import make_keys
+from baffle.app.simulate import simulate
+from baffle.plan import Plan
+from baffle.transport.superlink import QUIET
+
+pytestmark = pytest.mark.skipif(not os.environ.get("BAFFLE_SLOW"), reason="takes minutes: set BAFFLE_SLOW=1")
+
+APP = Path(__file__).parents[2] / "examples" / "flower-app"
+NODES, SECONDS = 3, 900
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def command(name: str) -> str:
+    """One of Flower's programs."""
+    return str(Path(sys.executable).with_name(name))
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, **QUIET, "FLWR_HOME": str(tmp_path / "flower"), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def start(tmp_path: Path, environment: dict[str, str]) -> Iterator[Callable[..., None]]:
+    """Processes that end, with theirs, when the test does."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(name: str, *arguments: str) -> None:
+        with (tmp_path / f"{name}-{len(started)}.log").open("wb") as log:
+            started.append(
+                subprocess.Popen(
+                    [command(name), *arguments],
+                    env=environment,
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            )
+
+    yield run
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def await_link(port: int) -> None:
+    for _ in range(600):
+        connection = HTTPConnection("127.0.0.1", port, timeout=2)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        except (OSError, HTTPException):
+            time.sleep(0.1)
+        finally:
+            connection.close()
+    pytest.fail("flower-superlink does not answer")
+
+
+def test_stock_nodes_end_with_the_weights_of_a_simulation(
+    tmp_path: Path,
+    tiny: Callable[..., Plan],
+    tiny_toml: Path,
+    environment: dict[str, str],
+    start: Callable[..., None],
+) -> None:
+    settings = ["secure.mode=on", "rounds=2", "run.deadline_seconds=300"]
+    make_keys(tmp_path / "keys", NODES, ["127.0.0.1"])
+    link, *ports = free_ports(1 + NODES)
+    (tmp_path / "flower").mkdir()
+    (tmp_path / "flower" / "config.toml").write_text(
+        f'[superlink.here]\naddress = "127.0.0.1:{link}"\ninsecure = true\n'
+    )
+    start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(link))
+    await_link(link)
+    for number, port in enumerate(ports):
+        own = f'keys="{tmp_path / "keys" / f"client-{number}"}" state="{tmp_path / f"state-{number}"}"'
+        where = ["--superlink", f"127.0.0.1:{link}", "--host", "127.0.0.1", "--port", str(port)]
+        start("flower-supernode", "--insecure", *where, "--node-config", own)
+    config = f'plan="{tiny_toml}" settings="{" ".join(settings)}" keys="{tmp_path / "keys"}" out="{tmp_path / "run"}"'
+    done = subprocess.run(
+        [command("flwr"), "run", str(APP), "here", "--stream", "--run-config", config],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert "3 of 3 clients hold the last weights" in done.stdout + done.stderr
+    simulated = simulate(tiny(*settings), tmp_path / "simulated")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["weights_sha256"] == simulated["weights_sha256"]
+    assert summary["dropouts"] == summary["skipped_rounds"] == 0
