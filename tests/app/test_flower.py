@@ -80,7 +80,7 @@ Config = dict[str, bool | float | int | str]
 def config(keys: Path, tmp_path: Path, tiny_toml: Path) -> Config:
     return {
         "plan": str(tiny_toml),
-        "settings": "secure.mode=on rounds=4",
+        "settings": "secure.mode=on rounds=3",
         "keys": str(keys),
         "out": str(tmp_path / "run"),
         "part": True,
@@ -109,7 +109,7 @@ def weights_hash(out: object) -> str:
 def test_a_run_of_the_app_ends_with_the_weights_of_a_simulation(
     config: Config, tmp_path: Path, tiny: Callable[..., Plan], mode: str, downlink: str
 ) -> None:
-    settings = [f"secure.mode={mode}", "rounds=4", f"run.downlink={downlink}"]
+    settings = [f"secure.mode={mode}", "rounds=3", f"run.downlink={downlink}"]
     config["settings"] = " ".join(settings)
     grid = play(config, SIMULATED)
     simulate(tiny(*settings), tmp_path / "simulated")
@@ -118,9 +118,12 @@ def test_a_run_of_the_app_ends_with_the_weights_of_a_simulation(
     assert set(grid.actions) == {f"train.{one}" for one in expected | ({"agree"} if mode != "on" else set())}
 
 
-def test_no_node_is_asked_twice_for_its_keys(config: Config) -> None:
-    """A client that lost its session between messages would be."""
-    assert play(config, SIMULATED).actions.count("train.hello") == 3
+def test_no_node_is_asked_twice_for_its_keys_and_none_remembers_a_run_that_is_over(config: Config) -> None:
+    """A client that lost its session between messages would be asked again."""
+    grid = play(config, SIMULATED)
+    assert grid.actions.count("train.hello") == 3
+    states = [context_from_proto(context).state["baffle"] for context in grid.contexts.values()]
+    assert all(isinstance(state, ConfigRecord) and state["state"] == b"" for state in states)
 
 
 def test_nodes_with_keys_of_their_own_keep_marks_on_disk_and_no_secret(
@@ -155,7 +158,7 @@ def test_the_partition_says_which_client_a_node_is(config: Config, tiny: Callabl
     ("node", "changes", "words"),
     [
         ({"keys": "/keys"}, {}, "keys without state"),
-        ({}, {}, "client--1"),
+        ({}, {}, "expected keys and state; or a partition-id"),
         ({"partition-id": 3}, {}, "client-3"),
         ({"partition-id": 0}, {"keys": ""}, "expected keys and state"),
         ({"partition-id": 0}, {"keys": "here"}, "keys: expected an absolute path, got 'here'"),

@@ -40,7 +40,8 @@ def command(name: str) -> str:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    return {**os.environ, **QUIET, "FLWR_HOME": str(tmp_path / "flower"), "OMP_NUM_THREADS": "1"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # its programs start each other by name
+    return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(tmp_path / "flower"), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture

@@ -89,7 +89,8 @@ def answer(delivery: Delivery) -> tuple[bytes, bytes]:
                 member.thaw(delivery.state, idle=tag_of(delivery.content) not in NEEDS_WORK)
             except BaffleError as fault:
                 tell(f"client {own.number}: has to begin anew: {fault}")
-            return member.answer(delivery.content), member.frozen()
+            reply = member.answer(delivery.content)
+            return reply, b"" if member.over else member.frozen()
     except BaffleError as fault:
         return encode(Abstention(0, str(fault))), delivery.state
 
@@ -105,9 +106,10 @@ def _self(delivery: Delivery) -> tuple[ClientKeys, Path | None]:
             )
         return ClientKeys.load(own), state
     everybodys, state = folder((delivery.run,), "keys"), folder((delivery.run,), "state")
-    if everybodys is None:
-        raise KeysError("node-config: expected keys and state, or keys in the run's configuration")
-    name = f"client-{setting((delivery.node,), 'partition-id', -1)}"
+    number = setting((delivery.node,), "partition-id", -1)
+    if everybodys is None or number < 0:
+        raise KeysError("node-config: expected keys and state; or a partition-id, and keys in the run's configuration")
+    name = f"client-{number}"
     return ClientKeys.load(everybodys / name), state / name if state else None
 
 
