@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
-from network import Nodes
+from nodes_in_memory import Nodes
 
 from baffle.app import joining
 from baffle.app.joining import (

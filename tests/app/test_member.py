@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from network import Federation
+from nodes_in_memory import Federation
 
 from baffle.app import joining, serve
 from baffle.app.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready

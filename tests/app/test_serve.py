@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from network import Federation, Nodes, StoppedError
+from nodes_in_memory import Federation, Nodes, StoppedError
 
 from baffle.app import joining, serve
 from baffle.app.joining import Introduction
