@@ -111,6 +111,13 @@ def test_a_pinned_plan_may_leave_open_what_the_server_settles(federation: Federa
     assert isinstance(ask(federation.member(0, pinned=left_open), begin(tiered, (2, 4, 4))), Ready)
 
 
+@pytest.mark.parametrize("setting", ["task.data=os:getcwd", 'task.model={name="custom", factory="os:getcwd"}'])
+def test_it_calls_no_function_that_a_server_names(federation: Federation, plan: Plan, setting: str) -> None:
+    offered = change(plan, [setting])
+    for message in (Introduce(RUN, bytes(32), offered.to_toml()), begin(offered)):
+        assert "functions of somebody's own" in refusal(federation.member(0), message)
+
+
 def test_it_knows_how_many_there_are_and_what_it_affords(federation: Federation, plan: Plan) -> None:
     assert "the roster has 3" in refusal(federation.member(0), begin(plan, (4, 4)))
     more = change(plan, ["federation.clients=5"])
