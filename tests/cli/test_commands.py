@@ -34,7 +34,7 @@ def test_help_lists_the_commands(cli: Cli) -> None:
         assert done.returncode == 0
         commands = done.stdout.partition("Commands:")[2]
         listed = [line.split()[0] for line in commands.strip().splitlines()]
-        assert listed == ["export", "paper", "plan", "run", "verify"]
+        assert listed == ["export", "join", "keys", "paper", "plan", "run", "serve", "verify"]
 
 
 def test_without_arguments_it_shows_the_help_as_it_is(cli: Cli) -> None:
