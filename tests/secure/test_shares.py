@@ -105,7 +105,7 @@ def test_every_coefficient_is_drawn() -> None:
         )
 
 
-@pytest.mark.parametrize("secret", [bytes(32), b"\xff" * 32, secrets.token_bytes(32)])
+@pytest.mark.parametrize("secret", [bytes(32), b"\xff" * 32, secrets.token_bytes(32)], ids=["zeros", "ones", "random"])
 def test_a_wrong_share_gives_another_secret_or_none(secret: bytes) -> None:
     shares = split(secret, 3, [1, 2, 3])
     for place in range(3):
