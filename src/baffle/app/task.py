@@ -77,8 +77,11 @@ class Task:
     def footprint(self) -> Footprint:
         """The memory of this task's probes, where each is a whole forward pass."""
         sample = self.source.train.batch(self.shares[0][:1])
-        runtimes = lambda size: self.with_probe(micro_batch=size).runtime()  # noqa: E731
-        return Footprint(runtimes, self.initial_weights(), sample, self.plan.probe.k)
+
+        def with_micro_batch(size: int) -> TorchLoss:
+            return self.with_probe(micro_batch=size).runtime()
+
+        return Footprint(with_micro_batch, self.initial_weights(), sample, self.plan.probe.k)
 
     def with_probe(self, **settings: object) -> "Task":
         """The same task with some of its probe's settings changed."""
