@@ -1,18 +1,22 @@
 """Proposed layouts: every weight covered, every direction used, alike units alike."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from baffle.core.directions import Support, coverage
+from baffle.core.arrays import F32, F64
+from baffle.core.directions import Directions, Support, coverage
 from baffle.core.ports import Batch
 from baffle.core.supports import supports
 from baffle.errors import PlanError
 from baffle.models.lenet import lenet
 from baffle.runtime import layouts
 from baffle.runtime.layouts import Mode, propose
-from baffle.runtime.torch_loss import weights_of
+from baffle.runtime.structured import Structured
+from baffle.runtime.torch_loss import TorchLoss, weights_of
 
 N = 3 * 25 + 3 + 4 * 75 + 4 + 40 + 10
 
@@ -74,6 +78,25 @@ def test_units_that_save_nothing_are_moved_with_their_stage(monkeypatch: pytest.
     monkeypatch.setattr(layouts, "GAIN", 1e12)
     layout = propose(_module(), _batch(), "units", 9)
     assert [entry.support for entry in layout] == [Support(0, 78), Support(78, 382), Support(382, N)]
+
+
+def test_what_the_first_direction_pays_for_all_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cold start once made units look dearer than their layer, and a run fifty times as long as it had to be."""
+    now, tries = 0.0, list[int]()
+
+    def along(_: Structured, _weights: F32, _all: Directions, supports: Sequence[Support], _step: float) -> F64:
+        nonlocal now
+        tries.append(len(supports))
+        now += (1.0 if len(tries) == 1 else 0.0) + 0.004 + 0.0001 * len(supports)
+        return np.zeros(len(supports))
+
+    monkeypatch.setattr(Structured, "along", along)
+    monkeypatch.setattr(layouts.time, "process_time", lambda: now)
+    found = TorchLoss(_module(), structured=True).on(_batch())
+    assert isinstance(found, Structured)
+    cost = layouts._cost(found, np.zeros(N, np.float32), [Support(0, 25)])
+    assert tries[-1] == layouts.DIRECTIONS
+    assert cost == pytest.approx(0.004 / layouts.DIRECTIONS + 0.0001)
 
 
 def test_too_few_directions_are_refused() -> None:

@@ -94,7 +94,11 @@ def families_of(chain: Chain, mode: Mode) -> list[list[Support]]:
 
 
 def _cost(loss: Structured, weights: F32, family: Sequence[Support]) -> float:
-    """Seconds of processor time for one scalar: the least of a few tries, because other work only adds to it."""
+    """Seconds of processor time for one scalar: the least of a few tries, because other work only adds to it.
+
+    Directions are cheaper together than alone, so as many are tried at once as there is time for. What comes first pays
+    for memory that all others use, so it does not count.
+    """
     directions = Directions(bytes(32), GAUSSIAN)
 
     def seconds(count: int) -> float:
@@ -103,9 +107,10 @@ def _cost(loss: Structured, weights: F32, family: Sequence[Support]) -> float:
         loss.along(weights, directions, trial, 1e-3)
         return max(time.process_time() - start, 1e-7)
 
-    alone = seconds(1)
-    count = min(DIRECTIONS, int(ENOUGH / TURNS / alone))
-    return min(seconds(count) for _ in range(TURNS)) / count if count else alone
+    count, _ = 1, seconds(1)
+    while count < DIRECTIONS and seconds(count) < ENOUGH / TURNS / 2:
+        count *= 2
+    return min(seconds(count) for _ in range(TURNS)) / count
 
 
 def _evened(families: Sequence[Sequence[Support]], counts: Sequence[int]) -> list[int]:
