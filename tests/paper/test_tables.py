@@ -120,12 +120,18 @@ def test_rows_without_data_are_left_out_and_named(tmp_path: Path) -> None:
 
 def test_some_rows_can_be_asked_for_alone(tmp_path: Path) -> None:
     target = _target(here=Row(()), there=Row(("probe.k=3",)), elsewhere=Row(("probe.k=4",)))
-    page = carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, None, ["HERE"]).read_text()
-    found = json.loads((tmp_path / "some-smoke.json").read_text())
-    assert [row[0] for row in found["rows"]] == ["here", "there", "elsewhere"]
-    page = carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, None, ["there", "else"]).read_text()
-    assert [row[0] for row in json.loads((tmp_path / "some-smoke.json").read_text())["rows"]] == ["there", "elsewhere"]
+
+    def asked(*only: str) -> tuple[list[str], str]:
+        page = carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, None, only).read_text()
+        return [row[0] for row in json.loads((tmp_path / "some-smoke.json").read_text())["rows"]], page
+
+    rows, _ = asked("ERE")
+    assert rows == ["here", "there", "elsewhere"]
+    rows, page = asked("there", "else")
+    assert rows == ["there", "elsewhere"]
     assert "Not asked for: here." in page
+    rows, _ = asked("Here")  # a name in full, though "there" holds it too
+    assert rows == ["here"]
     with pytest.raises(PlanError, match="here, there, elsewhere"):
         carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, None, ["yonder"])
 

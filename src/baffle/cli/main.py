@@ -255,7 +255,12 @@ def export(
 @click.argument("name", required=False)
 @click.option("--list", "list_targets", is_flag=True, help="List the tables and figures.")
 @click.option("--scale", type=click.Choice(["smoke", "short", "full"]), default="short", show_default=True)
-@click.option("--only", multiple=True, metavar="TEXT", help="Only rows whose names hold this; may be repeated.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="TEXT",
+    help="Only rows whose names hold this, or the row of this name; may be repeated.",
+)
 @click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs are kept (runs/).")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("paper"), help="Where the page goes (paper/).")
 @data_option

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,14 +32,15 @@ def carry_out(
 ) -> Path:
     """Run a target and write NAME-SCALE.md, .json and .png into `out`. A run of the same plan that is there
     already is gone on with, or taken as it is if it is finished. One whose data is not there is skipped, and the page
-    says so; where no run has its data, there is no page. With `only`, runs whose names hold one of these words."""
+    says so; where no run has its data, there is no page. With `only`, runs whose names hold one of these texts."""
     finished, faults, backbones = {}, dict[str, DataError](), Backbones()
     plans = target.plans(scale)
-    asked = {name: plan for name, plan in plans.items() if any(w.lower() in name.lower() for w in only) or not only}
+    asked = _asked(plans, only)
     if plans and not asked:
         raise PlanError(f"no row's name holds {' or '.join(only)}; expected a part of one of: {', '.join(plans)}")
-    for name, plan in asked.items():
+    for name in asked:
         with watching(name) as watch:
+            plan = plans[name]
             folder = f"{target.name}-{scale}-{plan.digest().hex()[:12]}"
             try:
                 finished[name] = _run(runs / folder, plan, watch, data, backbones)
@@ -51,6 +52,16 @@ def carry_out(
     rest = [name for name in plans if name not in asked]
     notes = [*result.notes, *_skipped(faults), *([f"Not asked for: {', '.join(rest)}."] if rest else [])]
     return write(target, scale, replace(result, notes=notes), finished, out)
+
+
+def _asked(names: Collection[str], only: Sequence[str]) -> list[str]:
+    """The rows that somebody wants. A text that is the name of a row is that row alone, though other names hold it."""
+    exact = {name.lower() for name in names}
+
+    def is_wanted(name: str, text: str) -> bool:
+        return text == name if text in exact else text in name
+
+    return [name for name in names if not only or any(is_wanted(name.lower(), text.lower()) for text in only)]
 
 
 def _skipped(faults: Mapping[str, DataError]) -> list[str]:
