@@ -91,7 +91,7 @@ def test_what_the_first_direction_pays_for_all_does_not_count(monkeypatch: pytes
         return np.zeros(len(supports))
 
     monkeypatch.setattr(Structured, "along", along)
-    monkeypatch.setattr(layouts.time, "process_time", lambda: now)
+    monkeypatch.setattr("baffle.runtime.layouts.time.process_time", lambda: now)
     found = TorchLoss(_module(), structured=True).on(_batch())
     assert isinstance(found, Structured)
     cost = layouts._cost(found, np.zeros(N, np.float32), [Support(0, 25)])
