@@ -28,8 +28,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from baffle.app.authority import make_keys
 from baffle.app.export import export_plan
-from baffle.app.keys import make_keys
 from baffle.app.replica import Replica
 from baffle.core.state import FLOAT
 from baffle.journal.replay import verify

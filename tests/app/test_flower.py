@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
+from baffle.app.authority import make_keys
 from baffle.app.joining import UNREADY, Begin, Introduce, Introduction
-from baffle.app.keys import make_keys
 from baffle.app.simulate import simulate
 from baffle.core.messages import Abstention, decode, encode
 from baffle.errors import MessageError, PlanError

@@ -10,7 +10,8 @@ from threading import Thread
 
 import pytest
 
-from baffle.app.keys import ClientKeys, ServerKeys, make_keys
+from baffle.app.authority import ServerKeys, make_keys
+from baffle.app.keys import ClientKeys
 from baffle.errors import KeysError
 
 SERVER = ("ca.pem", "server.pem", "server.key", "secret", "roster.json")

@@ -10,8 +10,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from nodes_in_memory import Federation
 
 from baffle.app import joining, serve
+from baffle.app.authority import make_keys
 from baffle.app.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready
-from baffle.app.keys import ClientKeys, make_keys
+from baffle.app.keys import ClientKeys
 from baffle.app.member import Member
 from baffle.app.replica import Replica
 from baffle.app.task import load_task

@@ -12,8 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from nodes_in_memory import Federation, Nodes, StoppedError
 
 from baffle.app import joining, serve
+from baffle.app.authority import make_keys
 from baffle.app.joining import Introduction
-from baffle.app.keys import ClientKeys, Roster, make_keys
+from baffle.app.keys import ClientKeys, Roster
 from baffle.app.roster import tiers_of
 from baffle.app.serve import settle
 from baffle.app.simulate import simulate

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from baffle.app.keys import make_keys
+from baffle.app.authority import make_keys
 from baffle.app.simulate import simulate
 from baffle.plan import Plan
 from baffle.transport.superlink import QUIET

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from baffle.app.authority import make_keys
 from baffle.app.export import export_plan
-from baffle.app.keys import ClientKeys, make_keys
+from baffle.app.keys import ClientKeys
 from baffle.app.replica import Replica
 from baffle.app.simulate import simulate
 from baffle.core.state import FLOAT

@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
+from baffle.app.authority import ServerKeys
 from baffle.app.equipment import count_samples, with_onnx, with_torch
 from baffle.app.joining import Asked
-from baffle.app.keys import ClientKeys, ServerKeys
+from baffle.app.keys import ClientKeys
 from baffle.app.member import NEEDS_WORK, Member
 from baffle.core.messages import Abstention, encode, tag_of
 from baffle.errors import BaffleError, KeysError, PlanError, RunFolderError

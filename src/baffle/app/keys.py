@@ -1,50 +1,29 @@
-"""The keys of a federation: made once, on a trusted machine, and handed out.
+"""A client's keys: a node key, which lets it in at Flower's door, and an identity, which signs what it says in secure
+sums. The roster holds everybody's public keys.
 
-    keys/ca.key                          signs server certificates; needed no more after this: keep it offline
-    keys/server/…                        certificate and key for TLS, a secret between Flower's processes, the roster
-    keys/client-0/, keys/client-1/ …     one folder for each client: its two private keys, the CA, the roster
-
-A client has a node key, which lets it in at Flower's door, and an identity, which signs what it says in secure sums.
-The roster holds everybody's public keys. Because each client has it from here and not from the server, the server
-cannot slip in clients of its own.
+Who makes them is in authority.py. Certificates are left to TLS here: a library for them takes memory that a small
+client lacks.
 """
 
-import ipaddress
-import secrets
-from collections.abc import Callable, Sequence
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.ec import (
-    SECP256R1,
-    SECP384R1,
-    EllipticCurvePrivateKey,
-    EllipticCurvePublicKey,
-    generate_private_key,
-)
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
-    NoEncryption,
-    PrivateFormat,
     PublicFormat,
     load_pem_private_key,
     load_ssh_private_key,
     load_ssh_public_key,
 )
-from cryptography.x509.oid import NameOID
 
 from baffle.errors import KeysError
-
-LIFETIME = timedelta(days=3650)
-SECRET_BYTES = 32
-MOST_CLIENTS = 100_000
 
 
 class Participant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,34 +50,6 @@ class Roster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class ServerKeys:
-    """What a server needs: files for Flower's processes, and the roster."""
-
-    ca: Path
-    certificate: Path
-    key: Path
-    secret: Path
-    roster: Roster
-
-    @classmethod
-    def load(cls, folder: Path) -> "ServerKeys":
-        ca, certificate, key, secret = (folder / name for name in ("ca.pem", "server.pem", "server.key", "secret"))
-        authority, own = _certified(ca), _certified(certificate)
-        try:
-            own.verify_directly_issued_by(authority)
-        except (ValueError, TypeError, InvalidSignature):
-            raise KeysError(f"{certificate} was not issued by {ca}; take both from one `baffle keys`") from None
-        private = _private(key, load_pem_private_key)
-        if not isinstance(private, EllipticCurvePrivateKey) or private.public_key() != own.public_key():
-            raise KeysError(f"{key} is not the key of {certificate}; take both from one `baffle keys`")
-        if len(_read(secret)) < SECRET_BYTES:
-            raise KeysError(f"{secret} is shorter than {SECRET_BYTES} bytes; expected one that `baffle keys` made")
-        roster = _roster(folder)
-        roster.node_keys()
-        return cls(ca, certificate, key, secret, roster)
-
-
-@dataclass(frozen=True)
 class ClientKeys:
     """What a client needs: its number, its two private keys, the roster, and whom to trust as a server."""
 
@@ -110,9 +61,9 @@ class ClientKeys:
 
     @classmethod
     def load(cls, folder: Path) -> "ClientKeys":
-        roster = _roster(folder)
-        identity = _private(folder / "identity.key", load_pem_private_key)
-        node = _private(folder / "node.key", load_ssh_private_key)
+        roster = load_roster(folder)
+        identity = load_private(folder / "identity.key", load_pem_private_key)
+        node = load_private(folder / "node.key", load_ssh_private_key)
         if not isinstance(identity, Ed25519PrivateKey) or not isinstance(node, EllipticCurvePrivateKey):
             raise KeysError(f"{folder} holds keys of other kinds than `baffle keys` makes")
         own = identity.public_key().public_bytes_raw()
@@ -123,115 +74,10 @@ class ClientKeys:
             raise KeysError(
                 f"{folder / 'node.key'} is not the one in {folder / 'roster.json'}; take both from one folder"
             )
-        _certified(folder / "ca.pem")
-        return cls(numbers[0], identity, node, _read(folder / "ca.pem"), roster)
+        return cls(numbers[0], identity, node, _certificate(folder / "ca.pem"), roster)
 
 
-def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> None:
-    """Keys for a new federation in a new folder. `hosts`: the names or addresses that clients will reach the server
-    by."""
-    try:
-        taken = folder.exists() and any(folder.iterdir())
-    except OSError as fault:
-        raise KeysError(f"{folder} cannot be used: {fault.strerror or fault}; give a new folder") from None
-    if taken:
-        raise KeysError(f"{folder} is not empty; keys are made once, give a new folder")
-    if not 1 <= clients <= MOST_CLIENTS:
-        raise KeysError(f"{clients} clients, expected 1 to {MOST_CLIENTS:,}")
-    identities = [Ed25519PrivateKey.generate() for _ in range(clients)]
-    nodes = [generate_private_key(SECP384R1()) for _ in range(clients)]
-    roster = msgspec.json.encode(Roster(tuple(map(_participant, identities, nodes))))
-    ca_key, server_key = generate_private_key(SECP256R1()), generate_private_key(SECP256R1())
-    authority = _certificate("BAFFLE", ca_key, None, ca_key, hosts=())
-    certificate = _certificate(hosts[0], server_key, authority, ca_key, hosts=hosts)
-    ca = authority.public_bytes(Encoding.PEM)
-    _write(folder / "ca.key", _pem(ca_key))
-    for name, data in {
-        "ca.pem": ca,
-        "server.pem": certificate.public_bytes(Encoding.PEM),
-        "server.key": _pem(server_key),
-        "secret": secrets.token_hex(SECRET_BYTES).encode(),
-        "roster.json": roster,
-    }.items():
-        _write(folder / "server" / name, data)
-    for number, (identity, node) in enumerate(zip(identities, nodes, strict=True)):
-        own = folder / f"client-{number}"
-        _write(own / "identity.key", _pem(identity))
-        _write(own / "node.key", node.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-        _write(own / "ca.pem", ca)
-        _write(own / "roster.json", roster)
-
-
-def _participant(identity: Ed25519PrivateKey, node: EllipticCurvePrivateKey) -> Participant:
-    public = node.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    return Participant(identity.public_key().public_bytes_raw().hex(), public.decode())
-
-
-def _certificate(
-    name: str,
-    key: EllipticCurvePrivateKey,
-    issuer: x509.Certificate | None,
-    issuer_key: EllipticCurvePrivateKey,
-    hosts: Sequence[str],
-) -> x509.Certificate:
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
-    now = datetime.now(UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer.subject if issuer else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))  # a client whose clock is slow
-        .not_valid_after(now + LIFETIME)
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
-    )
-    if issuer is None:
-        usage = x509.KeyUsage(
-            digital_signature=False,
-            content_commitment=False,
-            key_encipherment=False,
-            data_encipherment=False,
-            key_agreement=False,
-            key_cert_sign=True,
-            crl_sign=True,
-            encipher_only=False,
-            decipher_only=False,
-        )
-        builder = builder.add_extension(usage, critical=True)
-    if hosts:
-        builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-    return builder.sign(issuer_key, hashes.SHA256())
-
-
-def _host(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        pass
-    try:
-        return x509.DNSName(name)
-    except ValueError:
-        raise KeysError(f"{name!r} is no host: expected an address, or a name in ASCII (xn--… for others)") from None
-
-
-def _pem(key: EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-def _write(path: Path, data: bytes) -> None:
-    """A file that only its owner can read."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.touch(mode=0o600)
-        path.write_bytes(data)
-    except OSError as fault:
-        raise KeysError(f"{path} cannot be written: {fault.strerror or fault}") from None
-
-
-def _read(path: Path) -> bytes:
+def read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as fault:
@@ -240,10 +86,10 @@ def _read(path: Path) -> bytes:
         ) from None
 
 
-def _roster(folder: Path) -> Roster:
+def load_roster(folder: Path) -> Roster:
     path = folder / "roster.json"
     try:
-        return msgspec.json.decode(_read(path), type=Roster)
+        return msgspec.json.decode(read(path), type=Roster)
     except (msgspec.MsgspecError, UnicodeDecodeError) as fault:
         raise KeysError(f"{path} is no roster: {fault}") from None
 
@@ -258,15 +104,17 @@ def _node_key(number: int, one: Participant) -> EllipticCurvePublicKey:
     return key
 
 
-def _certified(path: Path) -> x509.Certificate:
+def load_private(path: Path, load: Callable[[bytes, bytes | None], object]) -> object:
     try:
-        return x509.load_pem_x509_certificate(_read(path))
-    except ValueError as fault:
-        raise KeysError(f"{path} is no certificate: {str(fault).splitlines()[0]}") from None
-
-
-def _private(path: Path, load: Callable[[bytes, bytes | None], object]) -> object:
-    try:
-        return load(_read(path), None)
+        return load(read(path), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as fault:
         raise KeysError(f"{path} is no private key: {str(fault).splitlines()[0]}") from None
+
+
+def _certificate(path: Path) -> bytes:
+    pem = read(path)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode())
+    except (ValueError, ssl.SSLError):
+        raise KeysError(f"{path} is no certificate; expected one that `baffle keys` made") from None
+    return pem

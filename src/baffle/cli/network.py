@@ -35,7 +35,7 @@ path = click.Path(path_type=Path)
 )
 def keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> None:
     """Make the keys of a federation in FOLDER: a CA, the server's certificate, and a folder for each client."""
-    from baffle.app.keys import make_keys
+    from baffle.app.authority import make_keys
 
     make_keys(folder, clients, tuple(dict.fromkeys((*hosts, "127.0.0.1"))))  # where the server reaches its SuperLink
     click.echo(f"{folder}/server is for the server, {folder}/client-0 … client-{clients - 1} for the clients.")
@@ -68,7 +68,7 @@ def serve(
     as_json: bool,
 ) -> None:
     """Run PLAN with clients that join over a network. Killed and started again, it goes on."""
-    from baffle.app.keys import ServerKeys
+    from baffle.app.authority import ServerKeys
 
     own, chosen = ServerKeys.load(keys_folder), load(plan or "digits", settings)  # faults in these are told at once
     from baffle.app.recorder import Progress, Watch
