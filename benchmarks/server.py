@@ -64,7 +64,7 @@ def rule_with(n: int, k: int, distribution: Distribution, threads: int) -> Rule:
     def gradient(outcome: Outcome) -> F32:
         (group,) = outcome.groups
         directions = Directions(KEY, distribution)
-        return gradient_from_scalars(group.numbers(), group.weight, directions, supports, n, RING, threads)
+        return gradient_from_scalars(group.numbers(), group.weight, directions, supports, n, RING, threads=threads)
 
     return Rule(gradient, chain(clip(0.3), adam(0.01)), average(0.995))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from baffle.core.arrays import F32
-from baffle.core.directions import DISTRIBUTIONS, Directions, Support, dense
+from baffle.core.directions import DISTRIBUTIONS, NUMBERS_AT_ONCE, Directions, Support, dense
 from baffle.core.groups import Totals, combine_gradients, combine_totals
 from baffle.core.messages import Outcome
 from baffle.core.rebuild import gradient_from_scalars, gradient_from_vector
@@ -30,7 +30,8 @@ class Trajectory:
     supports: tuple[Support, ...]
     ring: Ring
     rule: Rule
-    threads: int  # to work with; no bit depends on it
+    block: int  # numbers of directions that are drawn at a time; no bit depends on it, nor on
+    threads: int  # to work with
 
     def weight_of(self, samples: int) -> int:
         """N_c: what a client of so many samples counts for."""
@@ -45,8 +46,9 @@ class Trajectory:
         return _directions(self.plan, self.seeds, key_number)
 
 
-def trajectory(plan: Plan, n: int) -> Trajectory:
-    """What a resolved plan means for a model of n weights."""
+def trajectory(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE) -> Trajectory:
+    """What a resolved plan means for a model of n weights. Gradients are rebuilt from blocks of so many numbers;
+    smaller ones take less memory."""
     digest = plan.trajectory_digest()
     seeds, touched, ring = Seeds(plan.seed, digest), _supports(plan, n), _ring(plan)
     length = n if plan.outcome_kind == "vector" else len(touched)
@@ -63,13 +65,14 @@ def trajectory(plan: Plan, n: int) -> Trajectory:
         if plan.outcome_kind == "vector":
             return gradient_from_vector(totals.numbers, totals.weight, ring)
         drawn = _directions(plan, seeds, key_number)
-        return gradient_from_scalars(totals.numbers, totals.weight, drawn, touched, n, ring, threads)
+        means = totals.numbers, totals.weight
+        return gradient_from_scalars(*means, drawn, touched, n, ring, block=block, threads=threads)
 
     # At epoch level the clients have stepped already: what they send is minus their weight change, and one plain
     # step of rate 1 along it is federated averaging.
     step = optimizer(plan.update) if plan.federation.level == "batch" else sgd(1.0)
     smooth = average(plan.update.ema) if plan.update.ema else no_average()
-    return Trajectory(plan, n, length, digest, seeds, touched, ring, Rule(gradient, step, smooth), threads)
+    return Trajectory(plan, n, length, digest, seeds, touched, ring, Rule(gradient, step, smooth), block, threads)
 
 
 def _supports(plan: Plan, n: int) -> tuple[Support, ...]:

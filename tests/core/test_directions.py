@@ -108,7 +108,7 @@ def test_dense_directions_touch_everything() -> None:
 @settings(deadline=None)
 @given(supports=supports_within_50, most=st.none() | st.integers(1, 7))
 def test_blocks_name_every_direction_once_with_its_support(supports: list[Support], most: int | None) -> None:
-    pieces = list(blocks(supports, most))
+    pieces = list(blocks(supports, most=most))
     named = [(k, support) for numbers, support in pieces for k in numbers]
     assert sorted(named) == list(enumerate(supports))
     first_seen = {support: place for place, support in reversed(list(enumerate(supports)))}

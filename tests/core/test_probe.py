@@ -8,7 +8,7 @@ import pytest
 
 from baffle.core.arrays import F32
 from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, RADEMACHER, Directions, Distribution, Support, blocks, dense
-from baffle.core.probe import SCHEMES, Scheme, central_difference, forward_difference
+from baffle.core.probe import SCHEMES, Scheme, central_difference, forward_difference, moves
 from baffle.errors import NotFiniteError
 
 KEY = bytes(range(32))
@@ -87,6 +87,18 @@ def test_the_loss_sees_exactly_the_weights_plus_one_direction(distribution: Dist
         expected[[*range(support.start, support.stop), *range(*support.tail)]] += z.astype(np.float32) * scale
         assert moved.dtype == np.float32
         assert moved.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("block", [1, 7, N, 3 * N + 1])
+def test_the_size_of_a_block_changes_no_bit_of_the_moved_weights(block: int) -> None:
+    supports = [*dense(N, 5), Support(3, 8), Support(1, 4, (5, 7)), *dense(N, 2)]
+    weights, directions = some_weights(), Directions(KEY, GAUSSIAN)
+
+    def moved(block: int) -> dict[int, bytes]:
+        scratch = weights.copy()
+        return {k: scratch.tobytes() for k in moves(scratch, weights, directions, supports, 1e-3, block)}
+
+    assert moved(block) == moved(1000 * N)
 
 
 @BOTH_SCHEMES

@@ -165,8 +165,8 @@ def test_pieces_of_the_weights_and_blocks_of_numbers_leave_no_seam(distribution:
         for block in (NUMBERS_AT_ONCE, 99_991):
             found = rebuild(totals, directions, supports, n, block=block, threads=threads)
             assert np.array_equal(found, expected)
-        divided = gradient_from_scalars(totals, 9, directions, supports, n, ring, threads)
-        assert divided.tobytes() == gradient.tobytes()
+            divided = gradient_from_scalars(totals, 9, directions, supports, n, ring, block=block, threads=threads)
+            assert divided.tobytes() == gradient.tobytes()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -184,7 +184,7 @@ def test_beside_its_result_a_thread_needs_six_megabytes(distribution: Distributi
             tracemalloc.stop()
 
     assert peak(lambda: rebuild(totals, directions, supports, n, threads=threads)) < 8 * n + threads * 6_000_000
-    gradient = partial(gradient_from_scalars, totals, 1, directions, supports, n, ring, threads)
+    gradient = partial(gradient_from_scalars, totals, 1, directions, supports, n, ring, threads=threads)
     assert peak(gradient) < 4 * n + threads * 6_000_000
 
 

@@ -133,7 +133,9 @@ class Client:
         probed = SCHEMES[plan.probe.scheme](runtime.on(batch), weights, directions, course.supports, plan.probe.sigma)
         alone = Ring(clients=1, n_max=1, clip=plan.ring.d_max)
         total = alone.decode(alone.encode(probed.scalars, len(probed.scalars), 1, probed.base), 1)
-        gradient = gradient_from_scalars(total.totals, 1, directions, course.supports, course.n, alone)
+        gradient = gradient_from_scalars(
+            total.totals, 1, directions, course.supports, course.n, alone, block=course.block
+        )
         return Work(probed.scalars, probed.base, total.clipped), gradient
 
     def _batch_of_round(self, round_number: int) -> Batch:

@@ -17,7 +17,7 @@ from baffle.data.partition import share_out
 from baffle.data.sources import Dataset, load
 from baffle.errors import ModelError, PlanError
 from baffle.plan import Plan
-from baffle.runtime.onnx_loss import OnnxLoss
+from baffle.runtime.onnx_loss import NUMBERS_AT_ONCE, OnnxLoss
 from baffle.trajectory import trajectory
 
 MICRO_BATCH = 4
@@ -40,9 +40,8 @@ def edge_client(plan: Plan, model: Path, number: int, data: Path | None = None, 
     if runtime.manifest.architecture not in ("", plan.model_digest().hex()):
         raise ModelError(f"the model in {model} is another than the plan's; export it from this plan")
     # Threads would each need memory, and none of a run's bits depends on their number.
-    course = trajectory(
-        msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1)), runtime.n_weights
-    )
+    alone = msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1))
+    course = trajectory(alone, runtime.n_weights, NUMBERS_AT_ONCE)
 
     @contextmanager
     def borrow() -> Iterator[Runtime]:

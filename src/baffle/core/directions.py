@@ -155,10 +155,12 @@ def grouped(supports: Sequence[Support]) -> dict[Support, list[int]]:
     return groups
 
 
-def blocks(supports: Sequence[Support], most: int | None = None) -> Iterator[tuple[Sequence[int], Support]]:
-    """Directions with one support, at most `most` together; or as many as can be drawn whole at once."""
+def blocks(
+    supports: Sequence[Support], block: int = NUMBERS_AT_ONCE, *, most: int | None = None
+) -> Iterator[tuple[Sequence[int], Support]]:
+    """Directions with one support, as many together as have `block` numbers, one at least; or at most `most`."""
     for support, numbers in grouped(supports).items():
-        rows = most or max(1, NUMBERS_AT_ONCE // max(1, support.size))
+        rows = most or max(1, block // max(1, support.size))
         for start in range(0, len(numbers), rows):
             yield numbers[start : start + rows], support
 

@@ -85,12 +85,18 @@ def forward_each(loss: Loss, weights: F32, directions: Directions, supports: Seq
 
 
 def moves(
-    scratch: F32, weights: F32, directions: Directions, supports: Sequence[Support], step: float
+    scratch: F32,
+    weights: F32,
+    directions: Directions,
+    supports: Sequence[Support],
+    step: float,
+    block: int = NUMBERS_AT_ONCE,
 ) -> Iterator[int]:
-    """For every k in turn, write W + step · s_k · unit · z_k into `scratch`, which holds exactly W before and after."""
-    for numbers, support in blocks(supports):
+    """For every k in turn, write W + step · s_k · unit · z_k into `scratch`, which holds exactly W before and after. No
+    more than `block` numbers are drawn at a time."""
+    for numbers, support in blocks(supports, block):
         scales = (step * directions.distribution.unit * directions.stretch(numbers, support.size)).astype(np.float32)
-        slices = [(at, min(at + NUMBERS_AT_ONCE, support.size)) for at in range(0, support.size, NUMBERS_AT_ONCE)]
+        slices = [(at, min(at + block, support.size)) for at in range(0, support.size, block)]
         together = directions.draw(numbers, *slices[0]) if len(slices) == 1 else None
         for row, (k, scale) in enumerate(zip(numbers, scales, strict=True)):
             for start, stop in slices:

@@ -47,12 +47,20 @@ def rebuild(
 
 
 def gradient_from_scalars(
-    totals: I32, weight: int, directions: Directions, supports: Sequence[Support], n: int, ring: Ring, threads: int = 1
+    totals: I32,
+    weight: int,
+    directions: Directions,
+    supports: Sequence[Support],
+    n: int,
+    ring: Ring,
+    *,
+    block: int = NUMBERS_AT_ONCE,
+    threads: int = 1,
 ) -> F32:
     """The paper's estimate (eq. 6): the mean over directions of D_k · z_k, with D_k the weighted mean over clients."""
     scale = ring.scale * weight * 2.0**directions.distribution.unit_bits
     gradient = np.empty(n, dtype=np.float32)
-    add = _adder(totals, directions, supports, EXACT_DIRECTIONS, NUMBERS_AT_ONCE)
+    add = _adder(totals, directions, supports, EXACT_DIRECTIONS, block)
 
     def work(start: int, stop: int, scratch: Scratch) -> None:
         exact = scratch.array("exact", (stop - start,), np.int64)
@@ -61,7 +69,7 @@ def gradient_from_scalars(
         per_weight = np.maximum(coverage(supports, stop, start), 1)
         gradient[start:stop] = exact / (per_weight * scale)
 
-    _in_pieces(work, n, threads, n * len(supports) // NUMBERS_AT_ONCE)
+    _in_pieces(work, n, threads, n * len(supports) // block)
     return gradient
 
 
