@@ -127,7 +127,7 @@ class Federation:
             self.proxy.up,
             self.proxy.down,
             cpu_seconds(self._server.pid),
-            sum(cpu_seconds(child) for child in children(self._server.pid)),
+            sum(cpu_seconds(child) for child in descendants(self._server.pid)),
             sum(cpu_seconds(client.pid) for client in self.clients),
         )
 
@@ -184,8 +184,10 @@ def cpu_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def children(process: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+def descendants(process: int) -> list[int]:
+    """Its children, and theirs."""
+    children = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [one for child in children for one in (child, *descendants(child))]
 
 
 def resident_mb(process: int, field: str) -> float:
