@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from baffle.app.authority import ServerKeys, make_keys
 from baffle.app.keys import ClientKeys
@@ -49,8 +50,14 @@ def test_each_client_has_its_number_and_everybody_the_same_roster(made: Path) ->
 
 def test_only_the_owner_can_read_them(made: Path) -> None:
     files = [path for path in made.rglob("*") if path.is_file()]
-    assert len(files) == 1 + len(SERVER) + 3 * len(CLIENT)
+    assert len(files) == 1 + len(SERVER) + 3 + 3 * len(CLIENT)
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+def test_a_superlink_of_somebody_elses_can_be_told_the_node_keys(made: Path) -> None:
+    for number in range(3):
+        public = load_ssh_public_key((made / "server" / "nodes" / f"client-{number}.pub").read_bytes())
+        assert public == ClientKeys.load(made / f"client-{number}").node.public_key()
 
 
 def test_no_private_key_is_in_two_places(made: Path) -> None:

@@ -1,7 +1,8 @@
 """The keys of a federation: made once, on a trusted machine, and handed out.
 
     keys/ca.key                          signs server certificates; needed no more after this: keep it offline
-    keys/server/…                        certificate and key for TLS, a secret between Flower's processes, the roster
+    keys/server/…                        certificate and key for TLS, a secret between Flower's processes, the roster;
+                                         in nodes/ the clients' public node keys, for a SuperLink that somebody runs
     keys/client-0/, keys/client-1/ …     one folder for each client: its two private keys, the CA, the roster
 
 Because each client has the roster from here and not from the server, the server cannot slip in clients of its own.
@@ -83,7 +84,8 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> None:
         raise KeysError(f"{clients} clients, expected 1 to {MOST_CLIENTS:,}")
     identities = [Ed25519PrivateKey.generate() for _ in range(clients)]
     nodes = [generate_private_key(SECP384R1()) for _ in range(clients)]
-    roster = msgspec.json.encode(Roster(tuple(map(_participant, identities, nodes))))
+    everybody = Roster(tuple(map(_participant, identities, nodes)))
+    roster = msgspec.json.encode(everybody)
     ca_key, server_key = generate_private_key(SECP256R1()), generate_private_key(SECP256R1())
     authority = _certificate("BAFFLE", ca_key, None, ca_key, hosts=())
     certificate = _certificate(hosts[0], server_key, authority, ca_key, hosts=hosts)
@@ -97,6 +99,8 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> None:
         "roster.json": roster,
     }.items():
         _write(folder / "server" / name, data)
+    for number, one in enumerate(everybody.clients):
+        _write(folder / "server" / "nodes" / f"client-{number}.pub", one.node.encode())
     for number, (identity, node) in enumerate(zip(identities, nodes, strict=True)):
         own = folder / f"client-{number}"
         _write(own / "identity.key", _pem(identity))
