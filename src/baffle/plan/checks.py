@@ -1,0 +1,114 @@
+"""What a plan must not say although each of its values may stand alone."""
+
+import math
+
+from baffle.errors import PlanError
+from baffle.plan.sections import Federation, MobileNet, Model, Plan
+from baffle.secure.terms import Terms
+
+
+def check(plan: Plan) -> None:
+    """Raise a PlanError about the first thing that does not fit together."""
+    _check_model(plan.task.model)
+    _check_seeds(plan)
+    _check_steps(plan.federation)
+    _check_tiers(plan)
+    _check_probe(plan)
+    _check_secure(plan)
+
+
+def _check_model(model: Model) -> None:
+    if not isinstance(model, MobileNet) or model.weights != "imagenet":
+        return
+    if (model.activation, model.norm) != ("relu6", "none"):
+        raise PlanError(
+            'task.model: ImageNet\'s weights need activation = "relu6" and norm = "none", got '
+            f'{model.activation!r} and {model.norm!r}; leave these out, or set weights = "random"'
+        )
+
+
+def _check_seeds(plan: Plan) -> None:
+    if plan.federation.seeds == "shared":
+        return
+    remedy = 'leave federation.seeds out, or set it to "shared"'
+    if plan.estimator == "backprop":
+        raise PlanError(f'federation.seeds = "own" needs estimator = "probe", got "backprop", which has none; {remedy}')
+    if plan.federation.level == "epoch":
+        raise PlanError(
+            f'federation.seeds = "own" needs level = "batch", got "epoch", where clients have their own; {remedy}'
+        )
+    if plan.secure.group_seeds == "own":
+        raise PlanError(
+            'federation.seeds = "own" leaves groups no directions to share: expected secure.group_seeds = "shared", '
+            'got "own"; leave one of them out'
+        )
+
+
+def _check_steps(federation: Federation) -> None:
+    if not federation.steps:
+        return
+    if federation.level == "batch":
+        raise PlanError(
+            f'federation.steps are local ones and need level = "epoch", got "batch" with steps = {federation.steps}; '
+            "leave them out"
+        )
+    if federation.epochs != 1:
+        raise PlanError(
+            f"federation.steps = {federation.steps} and federation.epochs = {federation.epochs} both say how long a "
+            "client trains; leave one of them out"
+        )
+
+
+def _check_secure(plan: Plan) -> None:
+    smallest, largest = plan.group_sizes
+    if smallest < 1:
+        raise PlanError(f"secure.groups: {plan.secure.groups} groups of {plan.per_round} clients a round")
+    if plan.secure.mode == "off":
+        return
+    if smallest < plan.secure.floor:
+        raise PlanError(
+            f"secure.floor: a secure sum is over {plan.secure.floor} clients at least, here are {smallest} in one; "
+            'have fewer secure.groups or more federation.participation, or set secure.mode = "off" and show each '
+            "client to the server"
+        )
+    if not plan.secure.threshold:
+        return
+    terms = Terms(agreement=plan.secure.mode == "malicious-server")
+    few, many = (terms.graph(tuple(range(size)), bytes(32)) for size in (smallest, largest))
+    least, most = terms.least_threshold(many, largest), few.k + 1
+    if not least <= plan.secure.threshold <= most:
+        raise PlanError(
+            f"secure.threshold: expected {least} to {most}, or 0 for the least of these, with {largest} clients in a "
+            f"sum, got {plan.secure.threshold}"
+        )
+
+
+def _check_probe(plan: Plan) -> None:
+    probe = plan.probe
+    if probe.precision != "float32" and probe.supports != "dense":
+        raise PlanError(
+            f'probe.precision: only dense directions can be probed in {probe.precision}; set probe.supports = "dense", '
+            'or probe.precision = "float32"'
+        )
+    if not probe.layout:
+        return
+    if probe.supports == "dense":
+        raise PlanError('probe.layout: dense directions have none; leave it out, or set probe.supports = "units"')
+    if sum(row[-1] for row in probe.layout) != probe.k:
+        raise PlanError(f"probe.layout: its counts must add up to probe.k = {probe.k}")
+    if not all(start < stop and first <= last for start, stop, first, last, _ in probe.layout):
+        raise PlanError("probe.layout: every row must be [start, stop, start and stop of its tail or 0, 0, count]")
+
+
+def _check_tiers(plan: Plan) -> None:
+    tiers = plan.federation.tiers
+    if tiers and plan.outcome_kind != "scalars":
+        raise PlanError(
+            'federation.tiers need level = "batch", seeds = "shared" and estimator = "probe": only scalars can be fewer'
+        )
+    for tier in tiers:
+        if tier.k >= plan.probe.k:
+            raise PlanError(f"federation.tiers: a tier's k must be below probe.k = {plan.probe.k}, got {tier.k}")
+    shares = math.fsum(tier.share for tier in tiers)
+    if shares > 1 + 1e-9:
+        raise PlanError(f"federation.tiers: shares must add up to at most 1, got {shares:g}")

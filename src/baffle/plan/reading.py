@@ -1,0 +1,138 @@
+"""Plans from TOML: presets, files, settings laid over them; and words for what is wrong in one."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+
+from baffle.errors import PlanError
+from baffle.plan.checks import check
+from baffle.plan.sections import Model, Plan, Section
+
+
+def presets() -> list[str]:
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in _preset_folder().iterdir() if entry.name.endswith(".toml")
+    )
+
+
+def load(source: str = "digits", settings: Iterable[str] = ()) -> Plan:
+    """A plan from a TOML file or a preset's name, with dotted settings such as "probe.k=50" laid over it."""
+    if source in presets():
+        text = (_preset_folder() / f"{source}.toml").read_text()
+    else:
+        path = Path(source)
+        if path.suffix != ".toml":
+            raise PlanError(
+                f"no plan is called {source!r}{_nearest(source, presets())}; "
+                f"name a .toml file or one of: {', '.join(presets())}"
+            )
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as fault:
+            raise PlanError(f"the plan {source} cannot be read: {fault}") from None
+    return parse(text, settings, source)
+
+
+def parse(text: str, settings: Iterable[str] = (), source: str = "plan") -> Plan:
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise PlanError(f"{source} is not valid TOML: {fault}") from None
+    for setting in settings:
+        _lay_over(raw, setting)
+    return build(raw)
+
+
+def change(plan: Plan, settings: Iterable[str]) -> Plan:
+    """The plan with dotted settings laid over it."""
+    return parse(plan.to_toml(), settings)
+
+
+def build(raw: Mapping[str, Any]) -> Plan:
+    """A validated plan from plain tables."""
+    _refuse_unknown_keys(raw, Plan, "")
+    try:
+        plan = msgspec.convert(raw, Plan)
+    except msgspec.ValidationError as fault:
+        raise PlanError(_explain(str(fault), raw)) from None
+    check(plan)
+    return plan
+
+
+def _lay_over(raw: dict[str, Any], setting: str) -> None:
+    path, equals, text = setting.partition("=")
+    if not equals or not path.strip():
+        raise PlanError(f"a setting has the form section.key=value, got {setting!r}")
+    *tables, key = path.strip().split(".")
+    table = raw
+    for name in tables:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise PlanError(f"{path.strip()}: {name} is a value, not a table; expected section.key=value")
+    try:
+        table[key] = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        table[key] = text.strip()
+
+
+def _refuse_unknown_keys(raw: Mapping[str, Any], struct: type[Section], path: str) -> None:
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+    allowed = [*fields, *([struct.__struct_config__.tag_field] if struct.__struct_config__.tag_field else [])]
+    for key, value in raw.items():
+        if key not in allowed:
+            known = ", ".join(allowed)
+            raise PlanError(f"unknown key {path}{key}{_nearest(key, allowed, path)}; known here: {known}")
+        tables = value if isinstance(value, list) else [value]
+        for table in tables:
+            if isinstance(table, Mapping) and (inner := _struct_for(fields.get(key), table)):
+                _refuse_unknown_keys(table, inner, f"{path}{key}.")
+
+
+def _struct_for(kind: Any, value: Mapping[str, Any]) -> Any:
+    """The struct that a table of a plan becomes, or none where the table is no struct."""
+    if kind == Model:
+        return {struct.__struct_config__.tag: struct for struct in get_args(Model)}.get(value.get("name"))
+    kind = get_args(kind)[0] if get_args(kind) else kind
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def _explain(fault: str, raw: Mapping[str, Any]) -> str:
+    """Turn msgspec's "Expected `int` >= 1 - at `$.probe.k`" into a line that names key, value and choices."""
+    expected, _, place = fault.replace("`", "").partition(" - at $")
+    keys = [key for key in place.replace("[", ".").replace("]", "").split(".") if key]
+    value: Any = raw
+    for key in keys:
+        value = value[int(key)] if isinstance(value, list) else value.get(key) if isinstance(value, Mapping) else None
+    if expected.startswith("Invalid") and (choices := _choices(keys, raw)):
+        expected = f"expected one of {', '.join(map(repr, choices))}"
+    wanted = expected.partition(", got ")[0]
+    return f"{'.'.join(keys) or 'plan'}: {wanted[:1].lower()}{wanted[1:]}, got {value!r}"
+
+
+def _choices(keys: list[str], raw: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What may stand at a place of a plan that takes one of a few words."""
+    kind: Any = Plan
+    for key in keys:
+        if kind == Model:
+            if key == "name":
+                return tuple(struct.__struct_config__.tag for struct in get_args(Model))
+            kind = _struct_for(kind, raw["task"]["model"])
+        fields = (
+            {field.encode_name: field.type for field in msgspec.structs.fields(kind)} if isinstance(kind, type) else {}
+        )
+        kind = fields.get(key)
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _nearest(word: str, known: Iterable[str], path: str = "") -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {path}{close[0]}?)" if close else ""
+
+
+def _preset_folder() -> Any:
+    return resources.files("baffle") / "plans"

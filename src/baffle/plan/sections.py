@@ -1,0 +1,246 @@
+"""The sections of a plan, frozen, and the digests that name it.
+
+The sections `task`, `federation`, `probe`, `update` and `ring` with `seed`, `estimator` and the groups of `secure`
+determine the weights; their digest names the trajectory. `rounds`, `run` and the rest of `secure` say how far and how a
+run goes, and may change when it is resumed.
+"""
+
+import sys
+from hashlib import sha256
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=1)]
+OptionalCount = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+NonNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]
+
+Activation = Literal["hardswish", "relu", "relu6", "selu", "gelu"]
+Norm = Literal["none", "group", "batch"]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of a plan; an unknown key in it is an error."""
+
+
+class LeNet(Section, frozen=True, tag_field="name", tag="lenet"):
+    """The paper's LeNet. `head`: average over positions, or flatten them."""
+
+    channels: tuple[Count, Count] = (16, 64)
+    head: Literal["average", "flatten"] = "average"
+    activation: Activation = "hardswish"
+    norm: Norm = "none"
+
+
+class WRN(Section, frozen=True, tag_field="name", tag="wrn"):
+    """A wide residual network of depth ten; with `widen = 2` the paper's WRN-10-2."""
+
+    widen: Count = 2
+    activation: Activation = "hardswish"
+    norm: Norm = "group"
+
+
+class MobileNet(Section, frozen=True, tag_field="name", tag="mobilenet"):
+    """MobileNetV2 on pixels in [0, 1]. `weights`: trained on ImageNet, from a file, or random. `trained`: a new last
+    layer behind a frozen front, or everything. ImageNet's weights were trained with relu6 and hold their BatchNorm."""
+
+    weights: Literal["imagenet", "random"] = "imagenet"
+    trained: Literal["head", "all"] = "head"
+    activation: Activation = "relu6"
+    norm: Norm = "none"
+
+
+class Softmax(Section, frozen=True, tag_field="name", tag="softmax"):
+    """Softmax regression: one linear layer."""
+
+
+class Custom(Section, frozen=True, tag_field="name", tag="custom"):
+    """A model of your own: `factory = "package.module:function"` gives an nn.Module."""
+
+    factory: str
+
+
+Model = LeNet | WRN | MobileNet | Softmax | Custom
+
+
+class Task(Section, frozen=True):
+    """`data` is a data set that BAFFLE knows, or "package.module:function" for one of your own. `pixels = 0`: the size
+    that is usual for it. `augment`: training images are shifted and mirrored at random, where the set knows how to."""
+
+    data: str = "digits"
+    pixels: Annotated[int, Meta(ge=0, le=1024)] = 0
+    augment: bool = False
+    model: Model = LeNet(channels=(8, 16), head="flatten")
+
+
+class Tier(Section, frozen=True):
+    """Slower clients: a share of them evaluates only the first k directions."""
+
+    k: Count
+    share: Share
+
+
+class Federation(Section, frozen=True):
+    """Who takes part and how. A "dirichlet" partition has its `alpha` and gives each client `floor_samples` at least.
+    `batch = 0`: a client probes on all its samples at once. `seeds = "own"`: at batch level every client draws its own
+    directions and sends the gradient that it estimates. At epoch level a client goes through its samples `epochs`
+    times, or takes so many `steps`. `dropout`: the chance that a simulated client does not answer in a round."""
+
+    clients: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
+    participation: Share = 1.0
+    partition: Literal["iid", "dirichlet", "domain", "writer"] = "iid"
+    alpha: Positive = 0.3
+    floor_samples: Count = 10
+    level: Literal["batch", "epoch"] = "batch"
+    seeds: Literal["shared", "own"] = "shared"
+    batch: OptionalCount = 32
+    epochs: Count = 1
+    steps: OptionalCount = 0
+    weighting: Literal["samples", "uniform"] = "samples"
+    tiers: tuple[Tier, ...] = ()
+    dropout: Decay = 0.0
+
+
+class Probe(Section, frozen=True):
+    """The estimator's settings. `precision` is that of the forward passes: the moved weights are rounded to it.
+    `micro_batch = 0` and an empty `layout` are chosen when the run starts and written into its own plan. Probes take at
+    most `memory_mb` beside the model and the batch (0: what they take), because micro-batches are made small enough. A
+    layout says how many directions each support has: start, stop, start and stop of its tail, count."""
+
+    k: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
+    sigma: Positive = 1e-3
+    scheme: Literal["forward", "central"] = "forward"
+    distribution: Literal["gaussian", "rademacher", "sphere"] = "gaussian"
+    micro_batch: OptionalCount = 0
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    memory_mb: OptionalCount = 0
+    supports: Literal["dense", "stages", "units"] = "dense"
+    layout: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount, Count], ...] = ()
+
+
+class Update(Section, frozen=True):
+    """The optimizer's settings. `clip = 0` and `ema = 0` turn these off. A round that would move the weights further
+    than `norm_max` (0: however far) is refused."""
+
+    optimizer: Literal["adam", "momentum", "sgd"] = "adam"
+    rate: Positive = 0.01
+    betas: tuple[Decay, Decay] = (0.9, 0.99)
+    momentum: Decay = 0.9
+    weight_decay: NonNegative = 0.0
+    clip: NonNegative = 0.0
+    ema: Decay = 0.995
+    norm_max: NonNegative = 0.0
+
+
+class Bounds(Section, frozen=True):
+    """What the ring must hold. `n_max = 0`: the largest client's number of samples."""
+
+    d_max: Positive = 100.0
+    update_max: Positive = 4.0
+    n_max: OptionalCount = 0
+
+
+class Secure(Section, frozen=True):
+    """The secure sum. A sum is over `floor` clients at least; `threshold = 0`: the least safe one. With `groups` the
+    clients of a round are divided into so many sums, which `combine` puts together; `group_seeds = "own"` gives each
+    group directions of its own. The groups, unlike the rest of this section, determine the weights."""
+
+    mode: Literal["on", "malicious-server", "off"] = "on"
+    floor: Annotated[int, Meta(ge=2)] = 3
+    threshold: OptionalCount = 0
+    groups: Count = 1
+    group_seeds: Literal["shared", "own"] = "shared"
+    combine: Literal["mean", "median"] = "mean"
+
+
+class Run(Section, frozen=True):
+    """How a run is carried out; none of it is part of the trajectory. `workers = 0`: a thread per core. Features of a
+    frozen backbone are kept in memory up to `features_mb`, and in a temporary file beyond. In a network, a client that
+    has not answered after `deadline_seconds` is not waited for."""
+
+    downlink: Literal["scalars", "delta", "weights"] = "scalars"
+    workers: OptionalCount = 0
+    device: str = "cpu"
+    evaluate_every: Count = 20
+    snapshot_every: Count = 100
+    commit_seconds: NonNegative = 1.0
+    features_mb: OptionalCount = 1024
+    deadline_seconds: Positive = 60.0
+
+
+class Plan(Section, frozen=True):
+    name: str = "run"
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    rounds: Count = 400
+    estimator: Literal["probe", "backprop"] = "probe"
+    task: Task = Task()
+    federation: Federation = Federation()
+    probe: Probe = Probe()
+    update: Update = Update()
+    ring: Bounds = Bounds()
+    secure: Secure = Secure()
+    run: Run = Run()
+
+    @property
+    def per_round(self) -> int:
+        """How many clients take part in a round."""
+        return max(1, round(self.federation.clients * self.federation.participation))
+
+    @property
+    def group_sizes(self) -> tuple[int, int]:
+        """The smallest and the largest number of clients that are summed together."""
+        return self.per_round // self.secure.groups, -(-self.per_round // self.secure.groups)
+
+    @property
+    def own_seeds(self) -> bool:
+        """Whether every group has directions of its own."""
+        return self.secure.group_seeds == "own" and self.outcome_kind == "scalars"
+
+    @property
+    def outcome_kind(self) -> Literal["scalars", "vector"]:
+        """Scalars where the server rebuilds the gradient; a vector where clients send weight changes or gradients."""
+        shared = self.federation.level == "batch" and self.federation.seeds == "shared"
+        return "scalars" if self.estimator == "probe" and shared else "vector"
+
+    def trajectory_digest(self) -> bytes:
+        """Names what determines the weights."""
+        said, secure = _said(self), _said(self.secure)
+        parts = ("seed", "estimator", "task", "federation", "probe", "update", "ring")
+        groups = ("groups", "group_seeds", "combine")
+        determines = {part: said[part] for part in parts if part in said}
+        determines["secure"] = {name: secure[name] for name in groups if name in secure}
+        return _digest("baffle/trajectory/2", determines)
+
+    def model_digest(self) -> bytes:
+        """Names the model, whatever else is done with it."""
+        return _digest("baffle/model/1", _said(self.task.model))
+
+    def digest(self) -> bytes:
+        return _digest("baffle/plan/2", _said(self))
+
+    def to_toml(self) -> str:
+        return msgspec.toml.encode(self).decode()
+
+
+def _said(value: Any) -> Any:
+    """What a section says beyond its defaults, so that a setting added later changes no older plan's digest."""
+    if isinstance(value, (tuple, list)):
+        return [_said(one) for one in value]
+    if not isinstance(value, Section):
+        return value
+    settings = {field.encode_name: getattr(value, field.name) for field in _unlike_default(value)}
+    config = value.__struct_config__
+    tag = {config.tag_field: config.tag} if config.tag_field else {}
+    return tag | {name: _said(setting) for name, setting in settings.items()}
+
+
+def _unlike_default(section: Section) -> list[msgspec.structs.FieldInfo]:
+    return [one for one in msgspec.structs.fields(section) if getattr(section, one.name) != one.default]
+
+
+def _digest(tag: str, value: Any) -> bytes:
+    return sha256(tag.encode() + b"\0" + msgspec.json.encode(value, order="sorted")).digest()
