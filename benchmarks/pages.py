@@ -19,7 +19,7 @@ from matplotlib import pyplot as plt
 from baffle.paper.work import table
 
 HERE = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", *(f"docs/{page}.md" for page in ("security", "performance", "edge", "deploy", "paper")))
+PAGES = ("README.md", *(f"docs/{page}.md" for page in ("security", "performance", "edge", "deploy", "flower", "paper")))
 ENCLAVE_MB = 90
 COLOURS = {"units": "#0b6e4f", "stages": "#3f88c5", "dense": "#d1495b", "backpropagation": "#555555"}
 
@@ -190,18 +190,44 @@ def network() -> str:
     waiting = found["torch"][0]["waiting_bytes_per_second"]
     return (
         f"{rows(head, lines)}\n\n"
-        f"All processes shared {found['cores']} cores with other work (load {found['load_before']} before the first of "
-        "them), so CPU time is the better measure; most of it is SuperLink's, for each call of each client. A client "
+        f"All processes shared {found['cores']} cores (load {found['load_before']} before the first of them), so CPU "
+        "time is the better measure; most of it is SuperLink's, for each call of each client. A client "
         f"that waits for a run to begin sends {waiting['up']:,} bytes a second and receives {waiting['down']:,}."
     )
 
 
 def _network_row(runtime: str, row: dict[str, Any]) -> str:
-    seconds, cpu, own, wire = row["seconds"], row["cpu_ms"], row["message_bytes"], row["wire_bytes"]
+    cpu, own, wire = row["cpu_ms"], row["message_bytes"], row["wire_bytes"]
     return (
-        f"| {row['clients']}, {runtime} | {seconds['median']:.1f} ({seconds['least']:.1f}–{seconds['most']:.1f}) | "
+        f"| {row['clients']}, {runtime} | {_span(row['seconds'])} | "
         f"{cpu['client']:.0f} / {cpu['server']:.0f} / {cpu['superlink']:.0f} | {own['up']:,}, {own['down']:,} | "
         f"{wire['up']:,}, {wire['down']:,} |"
+    )
+
+
+def _span(seconds: dict[str, float]) -> str:
+    return f"{seconds['median']:.1f} ({seconds['least']:.1f}–{seconds['most']:.1f})"
+
+
+def stock() -> str:
+    found = read("stock")
+    lines = [
+        f"| {row['clients']} | {_span(row['seconds'])} | {row['rounds']} | {row['cpu_seconds_in_all']:,} s |"
+        for row in found["stock"]
+    ]
+    head = "| SuperNodes | seconds a round: median (range) | rounds | CPU, all processes, from start to end |"
+    return f"{rows(head, lines)}\n\n{found['cores']} cores, load {found['load_before']} before the first of them."
+
+
+def soak() -> str:
+    found = read("soak")
+    kills = found["kills"]
+    verdict = "everybody held the same weights" if found["equal"] else f"not equal: {', '.join(found['others'])}"
+    return (
+        f"{found['rounds']} rounds with {found['clients']} clients; {kills.get('client', 0)} times a client and "
+        f"{kills.get('server', 0)} times the server was killed. {found['skipped_rounds']} rounds were skipped, "
+        f"{found['dropouts']} times a client was missing from a sum; at the end {verdict}, those of the replay "
+        f"(accuracy {found['test_accuracy']:.1%}, {found['seconds'] / 60:.0f} minutes)."
     )
 
 
@@ -249,6 +275,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory": memory,
     "edge": edge,
     "network": network,
+    "stock": stock,
+    "soak": soak,
     "networked edge": networked_edge,
 }
 
