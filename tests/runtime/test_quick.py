@@ -57,6 +57,7 @@ class Viewing(nn.Module):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "lenet": lambda: lenet(SHAPE, 10, (5, 7)),
     "lenet with large filters": lambda: lenet(SHAPE, 10, (4, 40), "flatten", "gelu"),
+    "lenet with fewer multiplications": lambda: lenet(SHAPE, 10, (8, 32)),
     "lenet of batch statistics": lambda: lenet(SHAPE, 10, (4, 8), norm="batch"),
     "wrn": lambda: wrn(SHAPE, 10, widen=1),
     "wrn of batch statistics": lambda: wrn(SHAPE, 10, 1, "selu", "batch"),

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from baffle.runtime import winograd
+
 Form = Callable[[Tensor], Tensor]
 
 PIXELS = 100
@@ -98,12 +100,17 @@ def _form(layer: nn.Module) -> Form | None:
     if "forward" in vars(layer):
         return None
     if type(layer) is nn.Conv2d:
-        return partial(_convolve, layer, _order(layer))
+        directly = partial(_convolve, layer, _order(layer))
+        return partial(_convolve_with_less, layer, directly) if winograd.suits(layer) else directly
     if type(layer) is nn.MaxPool2d:
         simple = (layer.padding, layer.dilation, layer.return_indices, layer.ceil_mode) == (0, 1, False, False)
         if simple and isinstance(layer.kernel_size, int) and layer.stride == layer.kernel_size:
             return partial(_pool, layer.kernel_size)
     return None
+
+
+def _convolve_with_less(layer: nn.Conv2d, directly: Form, x: Tensor) -> Tensor:
+    return winograd.convolve(layer, x) if winograd.takes(layer, x) else directly(x)
 
 
 def _order(layer: nn.Conv2d) -> torch.memory_format:
