@@ -6,15 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from baffle.app.precision import judge, measure, require_precision
+from baffle.app import precision
+from baffle.app.precision import Precision, judge, require_precision
 from baffle.app.simulate import simulate
-from baffle.app.task import load_task
+from baffle.app.task import Task, load_task
 from baffle.errors import PlanError
 from baffle.plan import Plan, load
 from baffle.trajectory import trajectory
 
 ROUNDED = "task.model={name='lenet', channels=[2, 2], head='flatten'}"
 """A model whose losses are differences of float32 forward passes; a linear model's are computed without."""
+
+
+def measure(task: Task) -> Precision:
+    found = precision.measure(task)
+    assert found is not None
+    return found
 
 
 def test_the_presets_are_fine(tiny: Callable[..., Plan]) -> None:

@@ -55,7 +55,7 @@ class Costs:
     weights_bytes: int
     memory_bytes: int
     alignment: float | None  # expected cosine of estimate and gradient; none for backpropagation
-    precision: Precision | None
+    precision: Precision | None  # none where float64 cannot be compared with
     advice: list[str]
 
 
@@ -66,7 +66,8 @@ def costs(task: Task) -> Costs:
     median = int(np.median([len(share) for share in task.shares]))
     forwards = [forwards_of(course, k, len(share)) for k, share in zip(task.tiers, task.shares, strict=True)]
     secure = secure_bytes(plan)
-    precision = measure(task) if plan.estimator == "probe" else None
+    probing = plan.estimator == "probe"
+    precision = measure(task) if probing else None
     return Costs(
         n_weights=course.n,
         clients_per_round=plan.per_round,
@@ -81,7 +82,7 @@ def costs(task: Task) -> Costs:
         join_bytes=_request_bytes(CatchUp("snapshot", 0, (pack(course.rule.start(initial)),))),
         weights_bytes=4 * course.n,
         memory_bytes=_memory(task, course),
-        alignment=_alignment(course) if precision else None,
+        alignment=_alignment(course) if probing else None,
         precision=precision,
         advice=judge(task, precision) if precision else [],
     )

@@ -16,7 +16,8 @@ from baffle.core.ports import Runtime
 from baffle.data.partition import share_out
 from baffle.data.sources import Dataset, load
 from baffle.errors import ModelError, PlanError
-from baffle.plan import Plan
+from baffle.plan import Onnx, Plan
+from baffle.runtime.exported import Manifest
 from baffle.runtime.onnx_loss import NUMBERS_AT_ONCE, OnnxLoss
 from baffle.trajectory import trajectory
 
@@ -37,8 +38,7 @@ def edge_client(plan: Plan, model: Path, number: int, data: Path | None = None, 
     _require_fit(plan, number)
     give_memory_back()
     runtime = OnnxLoss(model, micro_batch=min(plan.probe.micro_batch, MICRO_BATCH))
-    if runtime.manifest.architecture not in ("", plan.model_digest().hex()):
-        raise ModelError(f"the model in {model} is another than the plan's; export it from this plan")
+    _require_model(plan, runtime.manifest, model)
     # Threads would each need memory, and none of a run's bits depends on their number.
     alone = msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1))
     course = trajectory(alone, runtime.n_weights, NUMBERS_AT_ONCE)
@@ -67,6 +67,14 @@ def _require_fit(plan: Plan, number: int) -> None:
         raise PlanError("the plan is not resolved; expected the plan.toml of a run or of an exported model")
     if not 0 <= number < plan.federation.clients:
         raise PlanError(f"expected a client's number from 0 to {plan.federation.clients - 1}, got {number}")
+
+
+def _require_model(plan: Plan, manifest: Manifest, folder: Path) -> None:
+    if isinstance(plan.task.model, Onnx):
+        if manifest.model_sha256 != plan.task.model.graph:
+            raise ModelError(f"the graph in {folder} is another than the plan's; copy the server's folder")
+    elif manifest.architecture not in ("", plan.model_digest().hex()):
+        raise ModelError(f"the model in {folder} is another than the plan's; export it from this plan")
 
 
 def _samples(plan: Plan, runtime: OnnxLoss, number: int, folder: Path | None, *, share: bool) -> Dataset:

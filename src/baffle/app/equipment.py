@@ -13,7 +13,8 @@ from baffle.app.replica import Replica
 from baffle.core.arrays import I64
 from baffle.data.partition import share_out
 from baffle.data.sources import Source, load
-from baffle.plan import Plan, parse
+from baffle.errors import ModelError
+from baffle.plan import Onnx, Plan, parse
 from baffle.trajectory import Trajectory, trajectory
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equ
 
 
 def _with_torch(number: int, data: Path | None, share: Share, plan: Plan) -> Client:
+    if isinstance(plan.task.model, Onnx):
+        raise ModelError("the plan's model came as ONNX; give a copy of the server's folder of it as --model")
     task, course, runtimes = _loaded(plan.to_toml(), data, share)
     return Client(
         number, plan.probe.k, course, task.source.train, task.shares[number], Replica(course), runtimes.borrow

@@ -16,9 +16,9 @@ from baffle.errors import ModelError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up
 from baffle.journal.store import Journal
-from baffle.plan import Plan, load
+from baffle.plan import Onnx, Plan, load
 from baffle.runtime.exported import AVERAGE, MODEL, PLAN, WEIGHTS, Manifest, Tensor, write_manifest, write_tensors
-from baffle.runtime.onnx_graph import Graph, graph_from_file
+from baffle.runtime.onnx_graph import Graph, graph_from_file, graph_from_folder
 from baffle.runtime.onnx_loss import OnnxLoss
 from baffle.trajectory import trajectory
 
@@ -73,6 +73,8 @@ def export_onnx(model: Path, out: Path, freeze: Sequence[str] = ()) -> Manifest:
 
 
 def _graph(plan: Plan, data: Path | None) -> Graph:
+    if isinstance(plan.task.model, Onnx):
+        return graph_from_folder(Path(plan.run.model))
     from baffle.app.task import initial_module
     from baffle.runtime.onnx_module import graph_of
 

@@ -12,6 +12,7 @@ from baffle.core.arrays import F32
 from baffle.core.directions import DISTRIBUTIONS, Directions
 from baffle.core.probe import SCHEMES
 from baffle.errors import NotFiniteError, PlanError
+from baffle.plan import Onnx
 from baffle.trajectory import trajectory
 
 DIRECTIONS = 8
@@ -38,12 +39,15 @@ class Precision:
     quantum: float  # a median client's step of the ring, as a share of a typical scalar
 
 
-def measure(task: Task) -> Precision:
-    """Probe one client's batch as the plan says and, along the same directions, with float64 losses.
+def measure(task: Task) -> Precision | None:
+    """Probe one client's batch as the plan says and, along the same directions, with float64 losses. None for a model
+    that came as ONNX: its graph has one precision.
 
     Rounding in float32 falls as 1/σ, so the σ that is wanted follows. In half precision a small step also vanishes when
     it is added to the weights, so larger ones are tried.
     """
+    if isinstance(task.plan.task.model, Onnx):
+        return None
     plan, weights = task.plan, task.initial_weights()
     course = trajectory(plan, len(weights))
     indices = task.shares[0][: plan.federation.batch or None]
@@ -85,7 +89,7 @@ def require_precision(task: Task) -> list[str]:
         found = measure(task)
     except NotFiniteError as fault:
         return [f"the precision of σ could not be measured: {fault}"]
-    return judge(task, found)
+    return judge(task, found) if found else []
 
 
 def _remedy(found: Precision) -> str:

@@ -21,9 +21,10 @@ from baffle.core.seeds import Seeds
 from baffle.core.supports import rows_of
 from baffle.data.partition import share_out
 from baffle.data.sources import Source, data_folder, load
-from baffle.errors import BaffleError, PlanError
+from baffle.errors import BaffleError, ModelError, PlanError
 from baffle.models.build import build
-from baffle.plan import Plan, Softmax
+from baffle.plan import Onnx, Plan, Softmax
+from baffle.runtime.exported import read_manifest
 from baffle.runtime.layouts import propose
 from baffle.runtime.quick import give_back_freed_memory
 from baffle.runtime.torch_loss import TorchLoss, one_thread_each, weights_of
@@ -115,7 +116,7 @@ def load_task(
     """Load what the plan names and resolve what it leaves open; the task's plan is the run's own. Tasks that are loaded
     with the same `backbones` share the features of a frozen one. `share` says who holds what."""
     _require_device(plan.run.device)
-    folder = data_folder(folder)
+    plan, folder = _with_graph(plan), data_folder(folder)
     source = load(plan.task.data, folder, plan.task.pixels)
     if plan.task.augment and source.train.augment is None:
         raise PlanError(f"task.augment: {plan.task.data} has no augmentation; leave it out")
@@ -131,10 +132,38 @@ def load_task(
 
 def initial_module(plan: Plan, source: Source, folder: Path | None) -> nn.Module:
     """The whole model with its initial weights, whatever of it is frozen."""
+    if isinstance(plan.task.model, Onnx):
+        return _from_onnx(plan, source)
     key = Seeds(plan.seed, b"").key("init")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(key[:8], "big") >> 1)
         return build(plan.task.model, source.shape, source.classes, folder=folder)
+
+
+def _with_graph(plan: Plan) -> Plan:
+    """The plan with the digest of its graph, where its model came as ONNX."""
+    model = plan.task.model
+    if not isinstance(model, Onnx):
+        return plan
+    if not plan.run.model:
+        raise PlanError("run.model: expected the folder that `baffle export --onnx` made, got none")
+    found = read_manifest(Path(plan.run.model)).model_sha256
+    if model.graph not in ("", found):
+        raise ModelError(f"the graph in {plan.run.model} is another than the plan's; set run.model to the right folder")
+    return msgspec.structs.replace(plan, task=msgspec.structs.replace(plan.task, model=Onnx(graph=found)))
+
+
+def _from_onnx(plan: Plan, source: Source) -> nn.Module:
+    from baffle.runtime.onnx_classifier import OnnxClassifier
+
+    module = OnnxClassifier(Path(plan.run.model))
+    takes = module.manifest.input_shape, module.manifest.classes
+    if takes != (source.shape, source.classes):
+        raise ModelError(
+            f"the model in {plan.run.model} takes samples of shape {takes[0]} and {takes[1]} classes, but "
+            f"{plan.task.data} has {source.shape} and {source.classes}"
+        )
+    return module
 
 
 def _behind_backbone(task: Task, folder: Path | None, backbones: Backbones) -> Task:

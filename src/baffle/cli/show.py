@@ -118,8 +118,9 @@ def costs_table(costs: "Costs") -> Table:
         else "off: the server sees each client",
         "memory": f"about {size(costs.memory_bytes)} of arrays on a client at most, beside its runtime and its samples",
     }
-    if costs.alignment is not None and costs.precision is not None:
+    if costs.alignment is not None:
         rows["alignment"] = f"cos {costs.alignment:.3f} expected with the gradient"
+    if costs.precision is not None:
         rows["a scalar"] = (
             f"{costs.precision.typical:.3g} typical; {costs.precision.noise:.2%} of it rounding, "
             f"{costs.precision.quantum:.3%} a ring step"

@@ -3,13 +3,14 @@
 import math
 
 from baffle.errors import PlanError
-from baffle.plan.sections import Federation, MobileNet, Model, Plan
+from baffle.plan.sections import Federation, MobileNet, Model, Onnx, Plan
 from baffle.secure.terms import Terms
 
 
 def check(plan: Plan) -> None:
     """Raise a PlanError about the first thing that does not fit together."""
     _check_model(plan.task.model)
+    _check_onnx(plan)
     _check_seeds(plan)
     _check_steps(plan.federation)
     _check_tiers(plan)
@@ -25,6 +26,22 @@ def _check_model(model: Model) -> None:
             'task.model: ImageNet\'s weights need activation = "relu6" and norm = "none", got '
             f'{model.activation!r} and {model.norm!r}; leave these out, or set weights = "random"'
         )
+
+
+def _check_onnx(plan: Plan) -> None:
+    """ONNX Runtime runs all of a graph, in its own precision, forward."""
+    if not isinstance(plan.task.model, Onnx):
+        if plan.run.model:
+            raise PlanError('run.model is the folder of a model that came as ONNX: expected task.model.name = "onnx"')
+        return
+    probe, remedy = plan.probe, "leave it out, or take a model that BAFFLE builds"
+    if plan.estimator == "backprop":
+        raise PlanError(f'estimator: a model that came as ONNX has no gradient, expected "probe"; {remedy}')
+    for name, said, only in (("supports", probe.supports, "dense"), ("precision", probe.precision, "float32")):
+        if said != only:
+            raise PlanError(f'probe.{name}: a model that came as ONNX takes "{only}", got {said!r}; {remedy}')
+    if probe.memory_mb:
+        raise PlanError(f"probe.memory_mb: the memory of a model that came as ONNX is not known; {remedy}")
 
 
 def _check_seeds(plan: Plan) -> None:

@@ -64,7 +64,14 @@ class Custom(Section, frozen=True, tag_field="name", tag="custom"):
     factory: str
 
 
-Model = LeNet | WRN | MobileNet | Softmax | Custom
+class Onnx(Section, frozen=True, tag_field="name", tag="onnx"):
+    """A model that came as ONNX, in the folder `run.model` that `baffle export --onnx` made. `graph`, the SHA-256 of
+    its graph, is filled in when the run starts."""
+
+    graph: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+
+
+Model = LeNet | WRN | MobileNet | Softmax | Custom | Onnx
 
 
 class Task(Section, frozen=True):
@@ -158,10 +165,11 @@ class Secure(Section, frozen=True):
 
 
 class Run(Section, frozen=True):
-    """How a run is carried out; none of it is part of the trajectory. `workers = 0`: a thread per core. Features of a
-    frozen backbone are kept in memory up to `features_mb`, and in a temporary file beyond. In a network, a client that
-    has not answered after `deadline_seconds` is not waited for."""
+    """How a run is carried out; none of it is part of the trajectory. `model` is where a model that came as ONNX is.
+    `workers = 0`: a thread per core. Features of a frozen backbone are kept in memory up to `features_mb`, and in a
+    temporary file beyond. In a network, a client that has not answered after `deadline_seconds` is not waited for."""
 
+    model: str = ""
     downlink: Literal["scalars", "delta", "weights"] = "scalars"
     workers: OptionalCount = 0
     device: str = "cpu"

@@ -17,7 +17,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from baffle.core.arrays import F32
 from baffle.errors import ModelError
-from baffle.runtime.exported import LOGITS, LOSS, WEIGHT, X, Y
+from baffle.runtime.exported import LOGITS, LOSS, MODEL, WEIGHT, WEIGHTS, X, Y, read_manifest, read_weights
 
 PREFIX = "inner/"
 """Before every name that a model came with, so that none of them is also the name of something added."""
@@ -57,6 +57,13 @@ class Graph:
 
     def to_bytes(self) -> bytes:
         return bytes(self.model.SerializeToString(deterministic=True))
+
+
+def graph_from_folder(folder: Path) -> Graph:
+    """The graph of a model that was exported before, as it is."""
+    manifest = read_manifest(folder)
+    weights = manifest.split(read_weights(folder / WEIGHTS, manifest))
+    return Graph(onnx.load(folder / MODEL), weights, manifest.input_shape, manifest.classes)
 
 
 def graph_from_file(path: Path, freeze: Sequence[str] = ()) -> Graph:

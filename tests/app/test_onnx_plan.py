@@ -1,0 +1,169 @@
+"""A plan whose model came as ONNX: simulated, served, resumed, exported again, and refused where it cannot be."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from nodes_in_memory import Nodes
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from baffle.app.authority import make_keys
+from baffle.app.costs import costs
+from baffle.app.edge import edge_client
+from baffle.app.equipment import count_samples, with_onnx, with_torch
+from baffle.app.export import export_onnx, export_run
+from baffle.app.keys import ClientKeys
+from baffle.app.member import Member
+from baffle.app.serve import serve
+from baffle.app.simulate import resume, simulate
+from baffle.app.task import load_task
+from baffle.errors import ModelError, PlanError
+from baffle.journal.replay import verify
+from baffle.plan import Onnx, Plan, load
+from baffle.runtime.exported import WEIGHTS, read_manifest, read_weights
+
+ONNX = 'task.model={name="onnx"}'
+
+
+def _foreign(path: Path, pixels: int = 8, seed: int = 0) -> None:
+    """A classifier of digits that somebody else made: a layer with ReLU, and another."""
+    random = np.random.default_rng(seed)
+    hidden = random.standard_normal((pixels**2, 12)).astype(np.float32) * np.float32(0.125)
+    last = random.standard_normal((12, 10)).astype(np.float32) * np.float32(0.25)
+
+    def tensor(name: str, values: NDArray[Any]) -> onnx.TensorProto:
+        return numpy_helper.from_array(values, name)
+
+    graph = helper.make_graph(
+        [
+            helper.make_node("Flatten", ["image"], ["flat"]),
+            helper.make_node("Gemm", ["flat", "hidden", "bias"], ["before"]),
+            helper.make_node("Relu", ["before"], ["after"]),
+            helper.make_node("MatMul", ["after", "last"], ["scores"]),
+        ],
+        "theirs",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 1, pixels, pixels])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", 10])],
+        [tensor("hidden", hidden), tensor("bias", np.zeros(12, np.float32)), tensor("last", last)],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("theirs")
+    _foreign(folder / "theirs.onnx")
+    export_onnx(folder / "theirs.onnx", folder / "model")
+    return folder / "model"
+
+
+@pytest.fixture
+def plan(tiny: Callable[..., Plan], model: Path) -> Callable[..., Plan]:
+    return lambda *settings: tiny(ONNX, f'run.model="{model}"', "secure.mode=on", *settings)
+
+
+def test_it_starts_with_its_own_weights_and_learns(plan: Callable[..., Plan], model: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(model)
+    chosen = plan("rounds=40", "probe.k=20", "update.rate=0.03")
+    weights = load_task(chosen).initial_weights()
+    np.testing.assert_array_equal(weights, read_weights(model / WEIGHTS, manifest))
+    summary = simulate(chosen, tmp_path / "run")
+    assert summary["n_weights"] == manifest.n_weights == 64 * 12 + 12 + 120
+    assert summary["test_accuracy"] > 0.4
+    assert verify(tmp_path / "run").weights_sha256 == summary["weights_sha256"]
+
+
+def test_a_run_names_its_graph_and_goes_on_with_no_other(
+    plan: Callable[..., Plan], model: Path, tmp_path: Path
+) -> None:
+    whole = simulate(plan("rounds=6"), tmp_path / "whole")
+    simulate(plan("rounds=3"), tmp_path / "run")
+    stored = load(str(tmp_path / "run" / "plan.toml"))
+    assert stored.task.model == Onnx(graph=read_manifest(model).model_sha256)
+    _foreign(tmp_path / "other.onnx", seed=1)
+    graph = onnx.load(tmp_path / "other.onnx")
+    graph.graph.node[2].op_type = "Tanh"
+    onnx.save(graph, tmp_path / "other.onnx")
+    export_onnx(tmp_path / "other.onnx", tmp_path / "other")
+    toml = tmp_path / "run" / "plan.toml"
+    text = toml.read_text().replace("rounds = 3", "rounds = 6")
+    toml.write_text(text.replace(str(model), str(tmp_path / "other")))
+    with pytest.raises(ModelError, match="another than the plan's"):
+        resume(tmp_path / "run")
+    toml.write_text(text)
+    assert resume(tmp_path / "run")["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_a_trained_one_is_exported_with_the_same_graph(plan: Callable[..., Plan], model: Path, tmp_path: Path) -> None:
+    summary = simulate(plan(), tmp_path / "run")
+    manifest = export_run(tmp_path / "run", tmp_path / "trained")
+    assert manifest.model_sha256 == read_manifest(model).model_sha256
+    assert manifest.weights_sha256 == summary["weights_sha256"]
+    edge_client(load(str(tmp_path / "run" / "plan.toml")), tmp_path / "trained", 0, share=True)
+
+
+def test_clients_of_a_network_need_the_folder_and_get_everybodys_weights(
+    plan: Callable[..., Plan], model: Path, tmp_path: Path
+) -> None:
+    make_keys(tmp_path / "keys", 4, ["localhost"])
+    keys = [ClientKeys.load(tmp_path / "keys" / f"client-{number}") for number in range(4)]
+
+    def member(number: int) -> Member:
+        count, own = count_samples(number, None, part=True), tmp_path / f"state-{number}"
+        equipped = with_onnx(number, None, model, part=True) if number < 3 else with_torch(number, None, part=True)
+        return Member(keys[number], own, count, equipped)
+
+    told = list[str]()
+    nodes = Nodes({number: member(number).answer for number in range(4)})
+    chosen = plan("federation.clients=4", "run.deadline_seconds=3")
+    summary = serve(chosen, tmp_path / "run", nodes, keys[0].roster, least=3, tell=told.append)
+    assert summary["rounds"] == 6
+    assert any("client 3 does not take part" in line and "give a copy" in line for line in told), told
+    assert told[-1] == "3 of 4 clients hold the last weights"
+    assert verify(tmp_path / "run").weights_sha256 == summary["weights_sha256"]
+
+
+def test_another_graph_is_no_clients_model(plan: Callable[..., Plan], tmp_path: Path) -> None:
+    simulate(plan("rounds=1"), tmp_path / "run")
+    _foreign(tmp_path / "small.onnx", pixels=4)
+    export_onnx(tmp_path / "small.onnx", tmp_path / "small")
+    stored = load(str(tmp_path / "run" / "plan.toml"))
+    with pytest.raises(ModelError, match="another than the plan's"):
+        edge_client(stored, tmp_path / "small", 0)
+    with pytest.raises(ModelError, match=r"shape \(1, 4, 4\) and 10 classes, but digits has \(1, 8, 8\)"):
+        load_task(plan(f'run.model="{tmp_path / "small"}"'))
+
+
+def test_what_a_run_will_cost_is_told_without_what_only_pytorch_knows(plan: Callable[..., Plan]) -> None:
+    found = costs(load_task(plan()))
+    assert found.n_weights == 900
+    assert found.alignment is not None
+    assert found.precision is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("estimator=backprop", "estimator: a model that came as ONNX has no gradient"),
+        ("probe.supports=units", "probe.supports: .* takes \"dense\", got 'units'"),
+        ("probe.precision=float16", 'probe.precision: .* takes "float32"'),
+        ("probe.memory_mb=9", "probe.memory_mb"),
+        ("task.model.graph=abc", "task.model.graph"),
+    ],
+)
+def test_what_onnx_runtime_cannot_do_is_refused(plan: Callable[..., Plan], setting: str, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        plan(setting)
+
+
+def test_a_folder_without_such_a_model_and_a_model_without_a_folder_are_refused(tiny: Callable[..., Plan]) -> None:
+    with pytest.raises(PlanError, match=r'expected task\.model\.name = "onnx"'):
+        tiny("run.model=somewhere")
+    with pytest.raises(PlanError, match=r"run\.model: expected the folder"):
+        load_task(tiny(ONNX))
+    with pytest.raises(ModelError, match="nowhere holds no exported model"):
+        load_task(tiny(ONNX, "run.model=nowhere"))
