@@ -1,5 +1,6 @@
 """A plan whose model came as ONNX: simulated, served, resumed, exported again, and refused where it cannot be."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from nodes_in_memory import Nodes
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+
+sys.path.insert(0, str(Path(__file__).parent))
+from nodes_in_memory import Nodes
 
 from baffle.app.authority import make_keys
 from baffle.app.costs import costs
