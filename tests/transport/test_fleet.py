@@ -4,11 +4,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -200,6 +202,34 @@ def test_a_refusal_a_stranger_and_a_late_reply_do_no_harm(clear: Superlink, join
         assert over(run, [echo.node()], seconds=0.7).exchange({0: b"late"}) == {}
         wait.set()
         assert transport.exchange({0: b"on time"}) == {0: b"on time"}
+
+
+def test_a_reply_that_is_announced_and_never_sent_holds_nobody_up(clear: Superlink, join: Join) -> None:
+    """As of a client that is killed between the two, or that lies."""
+
+    def silent(fleet: Fleet, message: Message) -> None:
+        call = fleet._line.call
+
+        def without_objects(name: str, *request: Any) -> Any:
+            if name == "push-object":
+                raise TransportError("killed")
+            return call(name, *request)
+
+        with patch.object(fleet._line, "call", without_objects), suppress(TransportError):
+            fleet.reply(message, message.content)
+
+    def slow(fleet: Fleet, message: Message) -> None:
+        time.sleep(1)
+        fleet.reply(message, message.content)
+
+    echoes = [join(clear, answer=silent), join(clear, answer=slow), join(clear)]
+    nodes, told = [echo.node() for echo in echoes], dict[int, str]()
+    with FlowerRun(clear.address, clear.secret) as run:
+        for _ in range(2):
+            begun = time.monotonic()
+            assert over(run, nodes, 6, told).exchange(dict.fromkeys(range(3), b"now")) == {1: b"now", 2: b"now"}
+            assert time.monotonic() - begun < 10
+    assert "objects are unavailable" in told[0]
 
 
 def test_a_message_is_taken_when_all_of_it_is_there(

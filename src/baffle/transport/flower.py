@@ -4,8 +4,10 @@ grid, and functions of ours as a ServerApp and a ClientApp for `flwr run`.
 A grid is Flower's public interface; taking a run's place by oneself is not, so the version is checked.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from hashlib import sha256
 from importlib.metadata import version
 from io import BytesIO
@@ -28,13 +30,14 @@ from flwr.proto.runtime_pb2 import (
 )
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.control.control_http_client import ControlHttpClient
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, pull_objects
 from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import http_grid
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from baffle.core.messages import tag_of
@@ -51,6 +54,9 @@ STATE = "state"
 _KEY_KNOWN = 23  # Flower's code
 _BEAT = 10.0  # seconds; SuperLink ends a run whose ServerApp was silent for 60
 _SHORTEST, _LONGEST = 0.05, 0.5  # seconds between two looks for replies
+
+_PATIENCE = ContextVar("patience", default=math.inf)
+"""Until when the rest of replies that have begun is waited for."""
 
 _APP = """
 [project]
@@ -234,12 +240,25 @@ class GridTransport:
         return []
 
     def _pull(self, names: set[str]) -> Iterable[Message]:
+        _PATIENCE.set(time.monotonic() + self._seconds / 4)
         try:
             return self._grid.pull_messages(names)
         except httpx.HTTPStatusError as fault:
             raise _told("SuperLink", fault) from fault
         except httpx.HTTPError:
             return []  # away for now; the deadline ends this
+
+
+def _pull_in_time(object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
+    """Flower's own, but for its patience: for a reply that was announced and whose sender was then killed, or lies, it
+    waits three minutes, and all other replies wait with it."""
+    left = max(_LONGEST, _PATIENCE.get() - time.monotonic())
+    return pull_objects(
+        object_ids, pull_object_fn, max_time=left, initial_backoff=_SHORTEST, backoff_cap=min(left, _LONGEST)
+    )
+
+
+vars(http_grid)["pull_objects"] = _pull_in_time
 
 
 def _no_app() -> bytes:
