@@ -194,6 +194,9 @@ def test_a_network_and_a_simulation_end_with_the_same_weights(network: Network, 
     assert network.ended("server") == 0, network.log("server")
     assert verify(network.run).weights_sha256 == simulated["weights_sha256"]
     assert {network.ended(f"client-{number}") for number in range(4)} == {0}
+    assert {network.log(f"client-{number}").splitlines()[-1].partition(": ")[2] for number in range(4)} == {
+        "the run is over"
+    }
     assert set(map(network.held, range(4))) == {simulated["weights_sha256"]}
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 
 import click
 
@@ -154,10 +154,11 @@ def join(
     from baffle.app.member import Member
     from baffle.transport.fleet import Fleet
 
-    own = ClientKeys.load(keys_folder)
+    own, leaving = ClientKeys.load(keys_folder), Event()
 
     def tell(words: str) -> None:
-        click.echo(f"client {own.number}: {words}", err=True)
+        if not leaving.is_set():  # a server that is gone is no news then
+            click.echo(f"client {own.number}: {words}", err=True)
 
     equip = with_onnx(own.number, data, model, part=part) if model else with_torch(own.number, data, part=part)
     member = Member(
@@ -182,6 +183,7 @@ def join(
                     tell("the run is over")
                     member.over = False
                     if not stay:
+                        leaving.set()
                         Timer(LINGER, fleet.stop).start()
 
 
