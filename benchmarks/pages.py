@@ -211,11 +211,8 @@ def _span(seconds: dict[str, float]) -> str:
 
 def stock() -> str:
     found = read("stock")
-    lines = [
-        f"| {row['clients']} | {_span(row['seconds'])} | {row['rounds']} | {row['cpu_seconds_in_all']:,} s |"
-        for row in found["stock"]
-    ]
-    head = "| SuperNodes | seconds a round: median (range) | rounds | CPU, all processes, from start to end |"
+    lines = [f"| {row['clients']} | {_span(row['seconds'])} | {row['rounds']} |" for row in found["stock"]]
+    head = "| SuperNodes | seconds a round: median (range) | rounds |"
     return f"{rows(head, lines)}\n\n{found['cores']} cores, load {found['load_before']} before the first of them."
 
 
@@ -227,7 +224,7 @@ def soak() -> str:
         f"{found['rounds']} rounds with {found['clients']} clients; {kills.get('client', 0)} times a client and "
         f"{kills.get('server', 0)} times the server was killed. {found['skipped_rounds']} rounds were skipped, "
         f"{found['dropouts']} times a client was missing from a sum; at the end {verdict}, those of the replay "
-        f"(accuracy {found['test_accuracy']:.1%}, {found['seconds'] / 60:.0f} minutes)."
+        f"(accuracy {found['test_accuracy']:.1%})."
     )
 
 
@@ -284,8 +281,8 @@ TABLES: dict[str, Callable[[], str]] = {
 def filled(text: str) -> str:
     """A page with everything between `<!-- table: name -->` and `<!-- end -->` made anew."""
     return re.sub(
-        r"(<!-- table: (.+?) -->\n).*?(\n<!-- end -->)",
-        lambda found: found[1] + TABLES[found[2]]() + found[3],
+        r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)",
+        lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}",
         text,
         flags=re.DOTALL,
     )

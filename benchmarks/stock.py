@@ -3,15 +3,14 @@
     python benchmarks/stock.py                  # 3 and 10 SuperNodes, one of them on ONNX Runtime; K = 100 on digits
     python benchmarks/stock.py --json           # for results/stock.json
 
-A stock node starts a process for every message, so ten of them on a small machine wait for its cores: CPU time, of all
-processes together, says more than seconds do. The same plan with `baffle join` is in benchmarks/network.py. At the end
-all nodes must hold the last weights: else the exit status is 1.
+A stock node starts a process for every message, so ten of them on a small machine wait for its cores. The same plan
+with `baffle join` is in benchmarks/network.py. At the end all nodes must hold the last weights: else the exit status
+is 1.
 """
 
 import argparse
 import json
 import os
-import resource
 import signal
 import statistics
 import subprocess
@@ -49,7 +48,7 @@ def started(folder: Path, name: str, command: list[str], env: dict[str, str]) ->
         yield process
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)  # so that the times of what it started are counted
+            process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(5)
         with suppress(ProcessLookupError):
@@ -96,7 +95,6 @@ def play(folder: Path, clients: int, k: int, rounds: int) -> dict[str, Any]:
     ssl = [f"--ssl-ca-certfile={keys}/server/ca.pem", f"--ssl-certfile={keys}/server/server.pem"]
     ssl += [f"--ssl-keyfile={keys}/server/server.key", "--enable-supernode-auth"]
     server = ["flower-superlink", "--host", "127.0.0.1", "--port", str(link), *ssl]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with ExitStack() as running:
         running.enter_context(started(folder, "superlink", server, env))
         answering(env)
@@ -112,12 +110,10 @@ def play(folder: Path, clients: int, k: int, rounds: int) -> dict[str, Any]:
             running.enter_context(started(folder, f"node-{number}", node, env))
         config = f'settings="{" ".join(settings)}" keys="{keys}" out="{folder}/run"'
         said = flwr(env, "run", str(APP), "here", "--stream", "--run-config", config)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     summary = json.loads((folder / "run" / "summary.json").read_text())
     metrics = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     seconds = [later["seconds"] - earlier["seconds"] for earlier, later in pairwise(metrics)]
     make(folder, "verify", "run")
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {
         "clients": clients,
         "k": k,
@@ -127,7 +123,6 @@ def play(folder: Path, clients: int, k: int, rounds: int) -> dict[str, Any]:
             "least": round(min(seconds), 1),
             "most": round(max(seconds), 1),
         },
-        "cpu_seconds_in_all": round(cpu),
         "dropouts": summary["dropouts"],
         "all_hold_the_last_weights": f"{clients} of {clients} clients hold the last weights" in said,
     }
@@ -137,7 +132,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[3, 10])
     parser.add_argument("--k", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     chosen, found = parser.parse_args(), list[dict[str, Any]]()
     load = round(os.getloadavg()[0], 1)
