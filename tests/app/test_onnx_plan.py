@@ -20,11 +20,11 @@ from baffle.app.edge import edge_client
 from baffle.app.equipment import count_samples, with_onnx, with_torch
 from baffle.app.export import export_onnx, export_run
 from baffle.app.keys import ClientKeys
-from baffle.app.member import Member
+from baffle.app.member import Member, require_same
 from baffle.app.serve import serve
 from baffle.app.simulate import resume, simulate
 from baffle.app.task import load_task
-from baffle.errors import ModelError, PlanError
+from baffle.errors import ModelError, PlanError, RefusalError
 from baffle.journal.replay import verify
 from baffle.plan import Onnx, Plan, load
 from baffle.runtime.exported import WEIGHTS, read_manifest, read_weights
@@ -128,6 +128,16 @@ def test_clients_of_a_network_need_the_folder_and_get_everybodys_weights(
     assert any("client 3 does not take part" in line and "give a copy" in line for line in told), told
     assert told[-1] == "3 of 4 clients hold the last weights"
     assert verify(tmp_path / "run").weights_sha256 == summary["weights_sha256"]
+
+
+def test_a_plan_that_names_no_graph_is_the_same_as_the_run_that_does(plan: Callable[..., Plan], tmp_path: Path) -> None:
+    """As that of a server that is started again, or of a client with --plan."""
+    simulate(plan("rounds=1"), tmp_path / "run")
+    stored = load(str(tmp_path / "run" / "plan.toml"))
+    require_same(plan(), stored)
+    for other in (plan(f'task.model.graph="{"0" * 64}"'), plan("probe.sigma=0.1")):
+        with pytest.raises(RefusalError):
+            require_same(other, stored)
 
 
 def test_another_graph_is_no_clients_model(plan: Callable[..., Plan], tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from baffle.app.replica import Replica
 from baffle.app.roster import terms_of
 from baffle.core.messages import Abstention, Message, Number, RoundRequest, decode, encode
 from baffle.errors import BaffleError, MessageError, RefusalError, RunFolderError
-from baffle.plan import Custom, Plan, parse
+from baffle.plan import Custom, Onnx, Plan, parse
 from baffle.secure.marks import MarksFile
 from baffle.secure.session import ClientSession
 
@@ -242,9 +242,11 @@ def for_roster(plan: Plan, roster: Roster) -> Plan:
 
 def require_same(pinned: Plan, offered: Plan) -> None:
     """The offered plan must be the pinned one, but for what that leaves open and how long and how the run goes."""
-    ring, probe, federation = pinned.ring, pinned.probe, pinned.federation
+    task, ring, probe, federation = pinned.task, pinned.ring, pinned.probe, pinned.federation
+    open_graph = task.model == Onnx() and isinstance(offered.task.model, Onnx)
     settled = msgspec.structs.replace(
         pinned,
+        task=msgspec.structs.replace(task, model=offered.task.model) if open_graph else task,
         ring=ring if ring.n_max else msgspec.structs.replace(ring, n_max=offered.ring.n_max),
         probe=msgspec.structs.replace(
             probe,
