@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-from baffle.paper.work import table
+from baffle.paper.page import made_by, table
 
 HERE = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", *(f"docs/{page}.md" for page in ("security", "performance", "edge", "deploy", "flower", "paper")))
@@ -248,8 +248,9 @@ def of_paper(stem: str) -> str:
 def figure_of_paper(stem: str) -> str:
     """What a page draws, and where it comes from."""
     found = read(f"paper/{stem}")
-    made = f"`baffle paper {found['target']} --scale {found['scale']}`, {found['date']}, commit {found['commit']}"
-    return f"![{found['target']}](../results/paper/{stem}.png)\n\n({made}: [page](../results/paper/{stem}.md))"
+    return (
+        f"![{found['target']}](../results/paper/{stem}.png)\n\n({made_by(found)}: [page](../results/paper/{stem}.md))"
+    )
 
 
 PAPER = HERE / "results" / "paper"

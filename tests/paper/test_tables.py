@@ -1,27 +1,13 @@
-"""The paper's tables of accuracies: their figures, which rows they have at which scale, and rows without data."""
-
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+"""The paper's tables of accuracies: their figures, and which rows they have at which scale."""
 
 import pytest
 
-from baffle.app.recorder import Watch
-from baffle.errors import DataError, PlanError
 from baffle.paper.feature_skew import BACKPROPAGATION, KS, OFFICEHOME, TABLE3, TABLE3_OFFICEHOME, pairs
 from baffle.paper.label_skew import TABLE2
 from baffle.paper.looks import LOOKS, digits_in_four_looks
-from baffle.paper.rows import Row
 from baffle.paper.target import Scale
 from baffle.paper.training import TABLE1, Training
-from baffle.paper.work import carry_out
 from baffle.plan import WRN
-
-
-@contextmanager
-def nobody(_label: str) -> Iterator[Watch]:
-    yield lambda _progress: None
 
 
 @pytest.mark.parametrize("table", [TABLE1, TABLE2], ids=lambda table: table.name)
@@ -98,45 +84,3 @@ def test_the_digits_in_four_looks_differ_by_domain() -> None:
         assert part.domain_of is not None
         assert set(part.domain_of.tolist()) == {0, 1, 2, 3}
     assert source.shape == (3, 32, 32)
-
-
-_SMALL = ("rounds=1", "probe.k=2", 'task.model={name="softmax"}')
-
-
-def _target(**rows: Row) -> Training:
-    return Training("some", "some rows", {"smoke": rows}, {"smoke": _SMALL})
-
-
-def test_rows_without_data_are_left_out_and_named(tmp_path: Path) -> None:
-    elsewhere = Row(("task.data=cifar100",), 50.0)
-    target = _target(here=Row((), 40.0), there=elsewhere, yonder=Row(("task.data=cifar100", "probe.k=3")))
-    page = carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, tmp_path).read_text()
-    found = json.loads((tmp_path / "some-smoke.json").read_text())
-    assert [row[0] for row in found["rows"]] == ["here"]
-    (note,) = [line for line in page.splitlines() if line.startswith("Left out")]
-    assert "there; yonder" in note
-    assert "CIFAR-100" in note
-
-
-def test_some_rows_can_be_asked_for_alone(tmp_path: Path) -> None:
-    target = _target(here=Row(()), there=Row(("probe.k=3",)), elsewhere=Row(("probe.k=4",)))
-
-    def asked(*only: str) -> tuple[list[str], str]:
-        page = carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, None, only).read_text()
-        return [row[0] for row in json.loads((tmp_path / "some-smoke.json").read_text())["rows"]], page
-
-    rows, _ = asked("ERE")
-    assert rows == ["here", "there", "elsewhere"]
-    rows, page = asked("there", "else")
-    assert rows == ["there", "elsewhere"]
-    assert "Not asked for: here." in page
-    rows, _ = asked("Here")  # a name in full, though "there" holds it too
-    assert rows == ["here"]
-    with pytest.raises(PlanError, match="here, there, elsewhere"):
-        carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, None, ["yonder"])
-
-
-def test_without_any_data_there_is_no_page(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="CIFAR-100"):
-        carry_out(_target(there=Row(("task.data=cifar100",))), "smoke", tmp_path / "runs", tmp_path, nobody, tmp_path)
-    assert not list(tmp_path.glob("*.md"))

@@ -259,7 +259,7 @@ def export(
     "--only",
     multiple=True,
     metavar="TEXT",
-    help="Only rows whose names hold this, or the row of this name; may be repeated.",
+    help="Only rows whose names hold this, or the row of this name; may be repeated. Rows on the page stay.",
 )
 @click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), help="Where runs are kept (runs/).")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("paper"), help="Where the page goes (paper/).")

@@ -26,12 +26,23 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """When something was made, and with the source of which commit."""
+
+    date: str
+    commit: str
+
+
+@dataclass(frozen=True)
 class Finished:
-    """One finished run of a target."""
+    """One finished run of a target; `asked` is the digest of the plan that the target asked for, which a run fills in
+    (so that `plan` may have another)."""
 
     plan: Plan
     summary: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
+    asked: str
+    origin: Origin
 
 
 class Target(Protocol):

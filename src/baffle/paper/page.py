@@ -1,0 +1,138 @@
+"""A page: what a target found, as Markdown to read, JSON to compute with, and a figure. It holds the runs that it was
+made of, so that rows can be added to it later."""
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from baffle.errors import DataError
+from baffle.paper.target import Cell, Finished, Origin, Result, Scale, Target
+from baffle.plan import Plan
+from baffle.version import __version__
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """One row's run, as a page holds it: of its metrics those of rounds after which the accuracy was looked at."""
+
+    asked: str
+    origin: Origin
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """Of a page's JSON, what can be used again. Pages that only measure hold no runs."""
+
+    runs: dict[str, _Run] = {}
+
+
+def held(path: Path, plans: Mapping[str, Plan]) -> dict[str, Finished]:
+    """The runs that the page was made of, as far as their plans are still the same; none if there is no page yet."""
+    try:
+        runs = msgspec.json.decode(path.read_bytes(), type=_Held).runs
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as fault:
+        raise DataError(
+            f"{path} cannot be read as a page: {fault}; move it away or give another --out, finished runs are not lost"
+        ) from None
+    asked = {name: plan.digest().hex() for name, plan in plans.items()}
+    return {
+        name: Finished(plans[name], run.summary, run.metrics, run.asked, run.origin)
+        for name, run in runs.items()
+        if run.asked == asked.get(name)
+    }
+
+
+def write(
+    target: Target,
+    scale: Scale,
+    result: Result,
+    runs: Mapping[str, Finished],
+    out: Path,
+    origin: Origin,
+    only: Sequence[str] = (),
+) -> Path:
+    """NAME-SCALE.md, .json and .png; `only` are the rows that were chosen, if not all of them were."""
+    out.mkdir(parents=True, exist_ok=True)
+    stem = f"{target.name}-{scale}"
+    about: dict[str, Any] = {
+        "target": target.name,
+        "scale": scale,
+        "only": list(only),
+        **asdict(origin),
+        "version": __version__,
+        "plans": {name: run.summary["plan_digest"] for name, run in runs.items()},
+        "weights": {name: run.summary["weights_sha256"] for name, run in runs.items()},
+    }
+    found = {"columns": list(result.columns), "rows": [list(row) for row in result.rows], "notes": list(result.notes)}
+    kept = {"runs": {name: _kept(run) for name, run in runs.items()}}
+    text = json.dumps({**about, **found, "data": result.data, **kept}, indent=1)
+    (out / f"{stem}.json").write_text(text + "\n")
+    if result.draw:
+        _draw(result.draw, out / f"{stem}.png")
+    page = out / f"{stem}.md"
+    page.write_text(_markdown(target, result, about, runs, f"{stem}.png" if result.draw else ""))
+    return page
+
+
+def _kept(run: Finished) -> dict[str, Any]:
+    looked = [line for line in run.metrics if "test_accuracy" in line]
+    return {"asked": run.asked, "origin": asdict(run.origin), "summary": run.summary, "metrics": looked}
+
+
+def made_by(about: Mapping[str, Any]) -> str:
+    """The command that makes a page, and when and with which source it did."""
+    only = "".join(f" --only {shlex.quote(name)}" for name in about.get("only", ()))
+    command = f"baffle paper {about['target']} --scale {about['scale']}{only}"
+    return f"`{command}`, {about['date']}, commit {about['commit']}"
+
+
+def _markdown(
+    target: Target, result: Result, about: Mapping[str, Any], runs: Mapping[str, Finished], figure: str
+) -> str:
+    lines = [f"# {target.name}: {target.about}", "", table(result.columns, result.rows)]
+    lines += ["", *(f"{note}\n" for note in result.notes)]
+    lines += [f"![{target.about}]({figure})", ""] if figure else []
+    lines += [f"{made_by(about)}.", ""]
+    lines += [
+        f"- `{name}`: plan {run.summary['plan_digest'][:16]}, {run.origin.date}, commit {run.origin.commit}"
+        for name, run in runs.items()
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """As Markdown."""
+    return "\n".join([_row(columns), "|" + "---|" * len(columns), *map(_row, rows)])
+
+
+def _row(cells: Sequence[Cell]) -> str:
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+
+
+def _cell(cell: Cell) -> str:
+    match cell:
+        case None:
+            return "–"
+        case float():
+            return f"{cell:.2f}"
+        case int():
+            return f"{cell:,}"
+        case _:
+            return cell
+
+
+def _draw(draw: Callable[[Any], None], path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    draw(figure)
+    figure.savefig(path, dpi=120, metadata={"Software": None})

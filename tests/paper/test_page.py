@@ -1,0 +1,154 @@
+"""Pages: which rows a target runs and shows, rows without data, and rows that are added to a page later."""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baffle.app.recorder import Watch
+from baffle.errors import DataError, PlanError
+from baffle.paper import work
+from baffle.paper.rows import Row
+from baffle.paper.target import Origin
+from baffle.paper.training import Training
+from baffle.paper.work import carry_out
+
+
+@contextmanager
+def nobody(_label: str) -> Iterator[Watch]:
+    yield lambda _progress: None
+
+
+_SMALL = ("rounds=1", "probe.k=2", 'task.model={name="softmax"}')
+
+
+def _target(**rows: Row) -> Training:
+    return Training("some", "some rows", {"smoke": rows}, {"smoke": _SMALL})
+
+
+def test_rows_without_data_are_left_out_and_named(tmp_path: Path) -> None:
+    elsewhere = Row(("task.data=cifar100",), 50.0)
+    target = _target(here=Row((), 40.0), there=elsewhere, yonder=Row(("task.data=cifar100", "probe.k=3")))
+    page = carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, tmp_path).read_text()
+    found = json.loads((tmp_path / "some-smoke.json").read_text())
+    assert [row[0] for row in found["rows"]] == ["here"]
+    (note,) = [line for line in page.splitlines() if line.startswith("Left out")]
+    assert "there; yonder" in note
+    assert "CIFAR-100" in note
+
+
+def test_some_rows_can_be_asked_for_alone(tmp_path: Path) -> None:
+    target = _target(here=Row(()), there=Row(("probe.k=3",)), elsewhere=Row(("probe.k=4",)))
+
+    def asked(*only: str) -> tuple[list[str], str]:
+        out = tmp_path / "-".join(only)
+        page = carry_out(target, "smoke", tmp_path / "runs", out, nobody, None, only).read_text()
+        return [row[0] for row in json.loads((out / "some-smoke.json").read_text())["rows"]], page
+
+    rows, page = asked("ERE")
+    assert rows == ["here", "there", "elsewhere"]
+    assert "Not asked for" not in page
+    assert "--only" not in page
+    rows, page = asked("there", "else")
+    assert rows == ["there", "elsewhere"]
+    assert "Not asked for: 1 of 3 rows." in page
+    assert "`baffle paper some --scale smoke --only there --only elsewhere`" in page
+    rows, _ = asked("Here")  # a name in full, though "there" holds it too
+    assert rows == ["here"]
+    with pytest.raises(PlanError, match="here, there, elsewhere"):
+        carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, None, ["yonder"])
+
+
+def test_without_any_data_there_is_no_page(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="CIFAR-100"):
+        carry_out(_target(there=Row(("task.data=cifar100",))), "smoke", tmp_path / "runs", tmp_path, nobody, tmp_path)
+    assert not list(tmp_path.glob("*.md"))
+
+
+THREE = _target(here=Row((), 40.0), there=Row(("probe.k=3",)), elsewhere=Row(("probe.k=4",)))
+
+
+def _page(target: Training, folder: Path, only: Sequence[str] = (), out: str = "out") -> dict[str, Any]:
+    """A page's JSON, made with no run left from before."""
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    page = carry_out(target, "smoke", folder / "runs", folder / out, nobody, None, only)
+    found: dict[str, Any] = json.loads(page.with_suffix(".json").read_text())
+    return found
+
+
+def _bare(page: dict[str, Any]) -> dict[str, Any]:
+    """Without what differs between two runs of one plan: how long they took."""
+    page = json.loads(json.dumps(page))
+    for run in page["runs"].values():
+        for record in (run["summary"], *run["metrics"]):
+            for key in [key for key in record if "seconds" in key or "_mb" in key or "share" in key]:
+                del record[key]
+    return page
+
+
+@pytest.mark.parametrize("order", list(permutations(["here", "there", "elsewhere"])), ids="-".join)
+def test_rows_asked_for_one_by_one_in_any_order_make_the_page_of_all(tmp_path: Path, order: tuple[str, ...]) -> None:
+    whole = _page(THREE, tmp_path, out="whole")
+    grown = [_page(THREE, tmp_path, [name]) for name in order]
+    assert [len(page["rows"]) for page in grown] == [1, 2, 3]
+    assert _bare(grown[-1]) == _bare(whole)
+    for kind in (".md", ".png"):
+        pages = [(tmp_path / out / f"some-smoke{kind}").read_bytes() for out in ("out", "whole")]
+        assert pages[0] == pages[1]
+
+
+def test_a_row_that_stays_says_when_and_with_what_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_origin", lambda: Origin("2001-02-03", "abc"))
+    _page(THREE, tmp_path, ["there"])
+    monkeypatch.setattr(work, "_origin", lambda: Origin("2004-05-06", "def"))
+    found = _page(THREE, tmp_path, ["here"])
+    assert (found["date"], found["commit"]) == ("2004-05-06", "def")
+    there, here = ({"date": "2001-02-03", "commit": "abc"}, {"date": "2004-05-06", "commit": "def"})
+    assert {name: run["origin"] for name, run in found["runs"].items()} == {"here": here, "there": there}
+    (line,) = [line for line in (tmp_path / "out" / "some-smoke.md").read_text().splitlines() if "`there`" in line]
+    assert line.endswith("2001-02-03, commit abc")
+
+
+def test_a_row_whose_plan_has_changed_does_not_stay(tmp_path: Path) -> None:
+    _page(THREE, tmp_path)
+    changed = _target(**{**THREE.rows["smoke"], "there": Row(("probe.k=5",))})
+    assert [row[0] for row in _page(changed, tmp_path, ["here"])["rows"]] == ["here", "elsewhere"]
+
+
+def test_a_row_that_is_on_the_page_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _page(THREE, tmp_path)
+
+    def without(path: Path, plan: Any, *rest: Any) -> Any:
+        if plan.probe.k == 3:
+            raise DataError("it is gone")
+        return run(path, plan, *rest)
+
+    run = work._run
+    monkeypatch.setattr(work, "_run", without)
+    found = _page(THREE, tmp_path)
+    assert [row[0] for row in found["rows"]] == ["here", "there", "elsewhere"]
+    assert not any("gone" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"runs": {"here": 1}}', '{"runs": {"here": {"asked": "00"}}}'])
+def test_a_page_that_cannot_be_read_is_named_and_left_alone(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "out" / "some-smoke.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"some-smoke\.json cannot be read as a page"):
+        _page(THREE, tmp_path, ["here"])
+    assert path.read_text() == text
+    path.unlink()
+    carry_out(THREE, "smoke", tmp_path / "runs", path.parent, nobody, None, ["here"])
+
+
+def test_a_page_of_before_pages_held_their_runs_can_be_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "some-smoke.json"
+    path.parent.mkdir()
+    path.write_text('{"target": "some", "rows": [["there", 1.0]]}')
+    assert [row[0] for row in _page(THREE, tmp_path, ["here"])["rows"]] == ["here"]
