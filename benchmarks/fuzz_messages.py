@@ -47,7 +47,8 @@ from baffle.errors import BaffleError, MessageError
 from baffle.secure.marks import Marks
 from baffle.secure.messages import Advertisement, Agreed, Turn, Turned, decode_request, phase_of
 from baffle.secure.rounds import SecureSum
-from baffle.secure.session import ClientSession, ServerSlot
+from baffle.secure.server_slot import ServerSlot
+from baffle.secure.session import ClientSession
 from baffle.secure.terms import Slot, Terms, checked_slot
 
 N, LENGTH, VICTIM, ROUND = 4, 3, 0, 1

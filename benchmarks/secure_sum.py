@@ -37,7 +37,8 @@ from baffle.core.ring import add
 from baffle.plan import load
 from baffle.secure.messages import Opening, Turn, Turned
 from baffle.secure.rounds import SecureSum
-from baffle.secure.session import KEYS_AT_ONCE, ClientSession, ServerSlot
+from baffle.secure.server_slot import ServerSlot
+from baffle.secure.session import KEYS_AT_ONCE, ClientSession
 from baffle.secure.terms import Terms, checked_slot
 
 

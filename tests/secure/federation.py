@@ -25,7 +25,8 @@ from baffle.secure.messages import (
     decode_request,
 )
 from baffle.secure.rounds import SecureSum
-from baffle.secure.session import ClientSession, ServerSlot
+from baffle.secure.server_slot import ServerSlot
+from baffle.secure.session import ClientSession
 from baffle.secure.terms import Terms, checked_slot
 
 LENGTH = 5

@@ -15,7 +15,7 @@ from baffle.core.ring import RingVector, add
 from baffle.errors import AbortError, RefusalError
 from baffle.secure.context import survivors_text
 from baffle.secure.messages import Agree, Agreed, Unmask
-from baffle.secure.session import ServerSlot
+from baffle.secure.server_slot import ServerSlot
 from baffle.secure.terms import Terms
 
 sys.path.insert(0, str(Path(__file__).parent))

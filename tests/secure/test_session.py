@@ -29,7 +29,8 @@ from baffle.secure.messages import (
     Unmasked,
     cut,
 )
-from baffle.secure.session import KEYS_AT_ONCE, MOST_QUERIES, ClientSession, ServerSlot
+from baffle.secure.server_slot import ServerSlot
+from baffle.secure.session import KEYS_AT_ONCE, MOST_QUERIES, ClientSession
 from baffle.secure.shares import SHARE_BYTES, combine, weights
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -14,7 +14,7 @@ from baffle.core.messages import Hash, Message, Number, decode, encode
 from baffle.core.ring import ELEMENT
 from baffle.errors import MessageError, RunFolderError
 from baffle.secure.messages import Advertisement, Key, Members, Opening, Packed
-from baffle.secure.session import ServerSlot
+from baffle.secure.server_slot import ServerSlot
 from baffle.secure.terms import Terms, checked_slot
 
 

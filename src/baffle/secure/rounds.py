@@ -16,7 +16,7 @@ from baffle.secure.context import require_signed_keys
 from baffle.secure.kept import Kept, Memory, pack, restore, to_keep, unpack
 from baffle.secure.masks import agree
 from baffle.secure.messages import Advertisement, Agreed, Hello, Opening, Turn, Turned
-from baffle.secure.session import ServerSlot
+from baffle.secure.server_slot import ServerSlot
 from baffle.secure.terms import Groups, Terms, checked_slot
 from baffle.secure.traffic import Traffic
 

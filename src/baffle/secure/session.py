@@ -1,4 +1,4 @@
-"""A secure sum as two state machines, client above server: message in, message out, no transport and no clock.
+"""The client's half of a secure sum: message in, message out, no transport and no clock. The server's is `ServerSlot`.
 
 A *slot* is one use of the protocol: one mask key of every client, for one attempt at one round.
 
@@ -16,19 +16,17 @@ A *slot* is one use of the protocol: one mask key of every client, for one attem
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeVar
 
 import msgspec
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from baffle.core.messages import Message, Number, RoundRequest, decode, encode, read
 from baffle.core.ring import RingVector, add
-from baffle.errors import AbortError, MessageError, RefusalError
-from baffle.secure.context import keys_digest, round_context, sign, signed, survivors_text
+from baffle.errors import MessageError, RefusalError
+from baffle.secure.context import round_context, sign, signed, survivors_text
 from baffle.secure.marks import Marks
 from baffle.secure.masks import agree, pair_mask, self_mask
 from baffle.secure.messages import (
@@ -52,7 +50,7 @@ from baffle.secure.messages import (
 )
 from baffle.secure.open_slot import FrozenSlot, OpenSlot, freeze, thaw
 from baffle.secure.peers import FrozenPeers, Peers, ReadKeys, reader
-from baffle.secure.shares import SHARE_BYTES, combine, split, weights
+from baffle.secure.shares import SHARE_BYTES, split
 from baffle.secure.terms import Slot, Terms, checked_slot
 
 A = TypeVar("A")
@@ -312,133 +310,3 @@ class ClientSession:
         """A sender's share: of its self mask if it is alive, of its key if not."""
         both = self._peers.open(slot, sender, box)
         return NO_SHARE if both is None else both[:SHARE_BYTES] if alive else both[SHARE_BYTES:]
-
-
-@dataclass
-class ServerSlot:
-    """The server's half of one slot."""
-
-    run: bytes
-    slot: Slot
-    advertisements: Mapping[int, Advertisement]
-    sealed: dict[int, list[bytes]] = field(default_factory=dict)
-    roster: tuple[int, ...] = ()
-    context: bytes = b""
-    vectors: dict[int, RingVector] = field(default_factory=dict)
-    alive: tuple[int, ...] = ()
-    agreed: dict[int, bytes] = field(default_factory=dict)
-    released: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    coefficients: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
-    _near: dict[int, list[int]] = field(default_factory=dict)
-
-    def take_sealed(self, sender: int, sealed: Sealed) -> None:
-        if sealed.slot != self.slot.number or sender not in self.slot.opening.members:
-            raise RefusalError(f"boxes for slot {sealed.slot}, expected slot {self.slot.number}")
-        boxes = cut(sealed.boxes, BOX_BYTES, len(self.slot.graph.neighbours[sender]), "boxes")
-        if self.sealed.setdefault(sender, boxes) != boxes:
-            raise RefusalError(f"client {sender} has sealed other shares before")
-
-    def requests(self, about: Mapping[int, RoundRequest]) -> dict[int, MaskedRequest]:
-        """Fix the roster: those who have sealed their shares. Each gets the boxes of its neighbours there."""
-        self.roster = tuple(sorted(self.sealed))
-        keys = keys_digest(self.run, (self.advertisements[client] for client in self.roster), self.slot.number)
-        self.context = round_context(keys, self.slot.opening, about[self.roster[0]], self.roster)
-        boxes = {
-            sender: dict(zip(self.slot.graph.neighbours[sender], self.sealed[sender], strict=True))
-            for sender in self.roster
-        }
-        return {
-            receiver: MaskedRequest(
-                about[receiver],
-                self.roster,
-                keys,
-                b"".join(boxes[sender][receiver] for sender in self._neighbours(receiver)),
-            )
-            for receiver in self.roster
-        }
-
-    def take_vector(self, sender: int, vector: RingVector, length: int) -> None:
-        if sender not in self.roster or len(vector) != length:
-            raise RefusalError(f"a vector of {len(vector)} elements from client {sender}, expected {length}")
-        first = self.vectors.setdefault(sender, vector)
-        if not np.array_equal(first, vector):
-            raise RefusalError(f"client {sender} has sent another vector before")
-
-    def survivors(self) -> Agree:
-        """Fix who is in the sum: those whose vectors have come."""
-        self.alive = tuple(sorted(self.vectors))
-        if len(self.alive) < max(self.slot.opening.floor, self.slot.opening.threshold):
-            raise AbortError(f"{len(self.alive)} of {len(self.roster)} clients sent a vector, too few for a sum")
-        dropped = tuple(client for client in self.roster if client not in self.vectors)
-        return Agree(self.slot.number, self.alive, dropped)
-
-    def take_agreed(self, sender: int, agreed: Agreed, identity: bytes) -> None:
-        text = survivors_text(self.run, self.context, self.alive)
-        if agreed.slot != self.slot.number or sender not in self.alive or not signed(identity, agreed.signature, text):
-            raise RefusalError(f"client {sender} has signed other survivors")
-        self.agreed[sender] = agreed.signature
-
-    def unmask(self) -> Unmask:
-        """What clients release their shares for."""
-        asked, signers = self.survivors(), tuple(sorted(self.agreed))
-        signatures = b"".join(self.agreed[signer] for signer in signers)
-        return Unmask(asked.slot, asked.alive, asked.dropped, signers, signatures)
-
-    def take_unmasked(self, sender: int, unmasked: Unmasked) -> None:
-        if unmasked.slot != self.slot.number or sender not in self.alive:
-            raise RefusalError(f"shares for slot {unmasked.slot}, expected slot {self.slot.number}")
-        neighbours = self._neighbours(sender)
-        shares = cut(unmasked.shares, SHARE_BYTES, len(neighbours), "shares")
-        released = dict(zip((*neighbours, sender), (*shares, unmasked.own), strict=True))
-        if self.released.setdefault(sender, released) != released:
-            raise RefusalError(f"client {sender} has released other shares before")
-
-    def total(self) -> RingVector:
-        """The sum over the survivors, or an abort where some secret has too few answering neighbours."""
-        return add(chain(self.vectors.values(), self._masks_left()))
-
-    def _masks_left(self) -> Iterable[RingVector]:
-        """What must be added to the vectors to free them from masks."""
-        length = len(self.vectors[self.alive[0]])
-        for client in self.roster:
-            secret = self._recovered(client)
-            if client in self.vectors:
-                yield np.negative(self_mask(secret, self.context, length))
-                continue
-            private = X25519PrivateKey.from_private_bytes(secret)
-            if private.public_key().public_bytes_raw() != self._key_of(client):
-                raise AbortError(f"the shares of client {client} give another key than it advertised")
-            for peer in self._neighbours(client):
-                if peer in self.vectors:  # what the peer added for the client who dropped
-                    yield pair_mask(agree(private, self._key_of(peer)), self.context, length, plus=client < peer)
-
-    def _neighbours(self, client: int) -> list[int]:
-        """A client's neighbours on the roster."""
-        if client not in self._near:
-            on_it = set(self.roster)
-            self._near[client] = [peer for peer in self.slot.graph.neighbours[client] if peer in on_it]
-        return self._near[client]
-
-    def _key_of(self, client: int) -> bytes:
-        advertisement = self.advertisements[client]
-        return advertisement.keys[self.slot.number - advertisement.first]
-
-    def _recovered(self, client: int) -> bytes:
-        """A client's self-mask seed, or its key where it dropped, from as many shares as are needed."""
-        threshold = self.slot.opening.threshold
-        held: dict[int, bytes] = {}
-        for peer in sorted((client, *self._neighbours(client))):
-            if len(held) == threshold:
-                break
-            share = self.released[peer][client] if peer in self.released else NO_SHARE
-            if share != NO_SHARE:
-                held[peer] = share
-        if len(held) < threshold:
-            raise AbortError(f"{len(held)} neighbours of client {client} answered, {threshold} are needed")
-        holders = tuple(peer + 1 for peer in held)
-        if holders not in self.coefficients:  # in the complete graph the same holders serve every secret
-            self.coefficients[holders] = weights(holders)
-        secret = combine(self.coefficients[holders], list(held.values()))
-        if secret is None:
-            raise AbortError(f"the shares of client {client} do not belong together")
-        return secret
