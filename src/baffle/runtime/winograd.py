@@ -129,31 +129,34 @@ class _Run:
         (n, into, height, width), (_, rows, columns, out) = x.shape, y.shape
         above, left = (int(p) for p in layer.padding)
         tiles, row, terms = -(-rows // TILE), (width + 2 * left) * into, SIZE * into
-        self._sums, filters, self._values = _transforms()
+        sums, filters, values = _transforms()
         weights = layer.weight.permute(2, 3, 1, 0).reshape(SIZE, -1)
         self._weights, self._bias = (filters @ weights).view(VALUES, terms, out), layer.bias
         # Below each image is a tile of zeros, so that those of all images follow each other at equal distances.
         padded = x.new_zeros(n, (tiles + 1) * TILE, width + 2 * left, into)
         self._inside = padded[:, above:, left:][:, :height, :width].permute(0, 3, 1, 2)
         self._tiles = padded.view(-1).unfold(0, VALUES * row, TILE * row).view(-1, VALUES, row)
+        self._values = values.expand(len(self._tiles), -1, -1)
         at_points = x.new_empty(n, tiles + 1, VALUES, row)
         self._at_points = at_points.view(-1, VALUES, row)[:-1]
         self._windows = at_points[:, :tiles].unfold(3, terms, into).permute(2, 0, 1, 3, 4)
         self._factors = x.new_empty(VALUES, n * tiles * columns, terms)
+        self._spread = self._factors.view(self._windows.shape)
         self._products = x.new_empty(VALUES, n * tiles * columns, out)
+        self._at_one = self._products[1]  # every row has the products at the point 1 once
+        self._by_tile = self._products.view(VALUES, n * tiles, -1).transpose(0, 1)
+        self._sums = sums.expand(n * tiles, -1, -1)
         # Where the last tile stands out, it needs a place.
         self._whole = x.new_empty(n, tiles * TILE, columns, out) if rows % TILE else None
 
     def __call__(self, x: Tensor, y: Tensor) -> None:
         self._inside.copy_(x)
-        torch.bmm(self._values.expand(len(self._tiles), -1, -1), self._tiles, out=self._at_points)
-        self._factors.view(self._windows.shape).copy_(self._windows)
+        torch.bmm(self._values, self._tiles, out=self._at_points)
+        self._spread.copy_(self._windows)
         torch.bmm(self._factors, self._weights, out=self._products)
         if self._bias is not None:
-            self._products[1].add_(self._bias)  # every row has the products at the point 1 once
+            self._at_one.add_(self._bias)
         whole = y if self._whole is None else self._whole
-        products = self._products.view(VALUES, -1, y.shape[2] * y.shape[3]).transpose(0, 1)
-        sums = self._sums.expand(len(products), -1, -1)
-        torch.bmm(sums, products, out=whole.view(len(products), TILE, -1))
+        torch.bmm(self._sums, self._by_tile, out=whole.view(len(self._sums), TILE, -1))
         if whole is not y:
             y.copy_(whole[:, : y.shape[1]])
