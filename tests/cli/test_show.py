@@ -66,8 +66,18 @@ def test_elsewhere_there_is_a_plain_line_every_few_seconds(monkeypatch: pytest.M
         watch(PROGRESS)
         watch(Progress(50, 50))
     first, last = screen.getvalue().splitlines()
-    assert first == show.line(PROGRESS)
-    assert last.startswith("round 50/50")
+    assert first == f"probing  {show.line(PROGRESS)}"
+    assert last.startswith("probing  round 50/50")
+
+
+def test_what_is_measured_is_told_live_or_line_by_line() -> None:
+    live, plain = io.StringIO(), io.StringIO()
+    for console in (Console(file=live, force_terminal=True, width=140), Console(file=plain, width=10)):
+        with show.telling(console, "table4") as tell:
+            tell("LeNet, 32 × 32")
+            tell("WRN-10-2, 32 × 32")
+    assert "WRN-10-2" in live.getvalue()
+    assert plain.getvalue().splitlines() == ["table4  LeNet, 32 × 32", "table4  WRN-10-2, 32 × 32"]
 
 
 def _table(**more: Any) -> str:

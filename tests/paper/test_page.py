@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import permutations
 from pathlib import Path
@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 
-from baffle.app.recorder import Watch
 from baffle.errors import DataError, PlanError
 from baffle.paper import work
 from baffle.paper.rows import Row
 from baffle.paper.target import Origin
 from baffle.paper.training import Training
-from baffle.paper.work import carry_out
+from baffle.paper.work import Onlooker, carry_out
 
 
 @contextmanager
-def nobody(_label: str) -> Iterator[Watch]:
-    yield lambda _progress: None
+def silence(_label: str) -> Iterator[Callable[[Any], None]]:
+    yield lambda _said: None
+
+
+nobody = Onlooker(silence, silence)
 
 
 _SMALL = ("rounds=1", "probe.k=2", 'task.model={name="softmax"}')
@@ -60,7 +62,7 @@ def test_some_rows_can_be_asked_for_alone(tmp_path: Path) -> None:
     assert "`baffle paper some --scale smoke --only there --only elsewhere`" in page
     rows, _ = asked("Here")  # a name in full, though "there" holds it too
     assert rows == ["here"]
-    with pytest.raises(PlanError, match="here, there, elsewhere"):
+    with pytest.raises(PlanError, match="here; there; elsewhere"):
         carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, None, ["yonder"])
 
 

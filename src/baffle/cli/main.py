@@ -278,15 +278,16 @@ def paper(
     """A table or figure of the paper: runs what it needs, goes on with what is there, writes Markdown, JSON and PNG."""
     from baffle.cli import show
     from baffle.paper.targets import TARGETS, target
-    from baffle.paper.work import carry_out
+    from baffle.paper.work import Onlooker, carry_out
 
     console, _ = show.consoles()
     console.quiet = quiet
     if list_targets or not name:
         for one in TARGETS.values():
-            console.print(f"{one.name:14}{one.about}", soft_wrap=True)
+            console.print(f"{one.name:19}{one.about}", soft_wrap=True)
         return
-    page = carry_out(target(name), cast(Any, scale), runs, out, partial(show.watching, console), data, only)
+    onlooker = Onlooker(partial(show.watching, console), partial(show.telling, console))
+    page = carry_out(target(name), cast(Any, scale), runs, out, onlooker, data, only)
     console.print(page.read_text(), soft_wrap=True)
     console.print(f"written to {page}", soft_wrap=True)
 

@@ -23,7 +23,7 @@ EVERY = 5.0
 def watching(console: Console, label: str) -> Iterator["Watch"]:
     """A live line on a terminal; elsewhere a plain line every few seconds."""
     if not console.is_terminal:
-        yield _lines(console)
+        yield _lines(console, label)
         return
     columns = (TextColumn(label), BarColumn(bar_width=24), TextColumn("{task.description}"))
     with Bar(*columns, console=console, refresh_per_second=8) as bar:
@@ -44,13 +44,23 @@ def counting(console: Console, label: str) -> Iterator[Callable[[int, int], None
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
-def _lines(console: Console) -> "Watch":
+@contextmanager
+def telling(console: Console, label: str) -> Iterator[Callable[[str], None]]:
+    """What is done now, in words: a live line on a terminal; elsewhere a plain line for each."""
+    if not console.is_terminal:
+        yield lambda what: console.print(f"{label}  {what}", soft_wrap=True, highlight=False)
+        return
+    with console.status(label) as status:
+        yield lambda what: status.update(f"{label}  {what}")
+
+
+def _lines(console: Console, label: str) -> "Watch":
     told = time.monotonic()
 
     def watch(progress: "Progress") -> None:
         nonlocal told
         if time.monotonic() - told >= EVERY or progress.rounds_done == progress.rounds:
-            console.print(line(progress), soft_wrap=True)
+            console.print(f"{label}  {line(progress)}", soft_wrap=True)
             told = time.monotonic()
 
     return watch

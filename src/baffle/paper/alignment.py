@@ -12,7 +12,7 @@ from baffle.core.arrays import F32
 from baffle.core.directions import GAUSSIAN, RADEMACHER, Directions, dense
 from baffle.core.rebuild import gradient_from_scalars
 from baffle.core.ring import Ring
-from baffle.paper.target import Cell, Finished, Result, Scale
+from baffle.paper.target import Cell, Finished, Result, Scale, Tell
 from baffle.plan import Plan
 
 SIZES: Mapping[Scale, tuple[tuple[int, ...], tuple[int, ...], int]] = {
@@ -47,11 +47,12 @@ class Alignment:
     def plans(self, _scale: Scale) -> dict[str, Plan]:
         return {}
 
-    def result(self, _runs: Mapping[str, Finished], scale: Scale, _data: Path | None) -> Result:
+    def result(self, _runs: Mapping[str, Finished], scale: Scale, _data: Path | None, tell: Tell) -> Result:
         sizes, ks, turns = SIZES[scale]
         rows: list[list[Cell]] = []
         for n in sizes:
             for k in ks:
+                tell(f"{n:,} weights, K = {k:,}")
                 gradient = np.random.default_rng(n).normal(size=n).astype(np.float32)
                 found = [
                     float(np.mean([cosine(gradient, k, bytes([turn]) * 32, d) for turn in range(turns)]))

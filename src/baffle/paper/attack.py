@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from baffle.paper.attack_page import draw, findings, notes_on, rows_of_attacks, rows_of_figure
-from baffle.paper.attacks import Case, Size, attacked
+from baffle.paper.attacks import Case, Score, Size, attacked
 from baffle.paper.figure5 import differences, told_apart
 from baffle.paper.subject import accuracy_of, subject, trained
-from baffle.paper.target import Finished, Result, Scale
+from baffle.paper.target import Finished, Result, Scale, Tell
 from baffle.plan import Plan
 from baffle.runtime.torch_loss import one_thread_each
 
@@ -41,14 +41,18 @@ class Attack:
     def plans(self, _scale: Scale) -> dict[str, Plan]:
         return {}
 
-    def result(self, _runs: Mapping[str, Finished], scale: Scale, data: Path | None) -> Result:
+    def result(self, _runs: Mapping[str, Finished], scale: Scale, data: Path | None, tell: Tell) -> Result:
         size = SIZES[scale]
         with one_thread_each():
+            tell("figure 5")
             lenet = subject(scale, data)
             after = trained(lenet, size.steps)
             states = {"untrained": lenet.initial_weights(), "trained": after}
             shown = {state: differences(lenet, weights, size) for state, weights in states.items()}
-            scores = [score for case in size.cases for score in attacked(case, size, scale, data, after)]
+            scores = list[Score]()
+            for case in size.cases:
+                tell(f"{case.title}, batch {case.batch}")
+                scores += attacked(case, size, scale, data, after)
         told = {state: told_apart(of_kind) for state, of_kind in shown.items()}
         rows = [*rows_of_figure(told, size), *rows_of_attacks(scores, size)]
         columns = ("what", "model", "batch", "K", "one client", *(f"sum of {c}" for c in size.sums), "masked", "chance")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baffle.paper.target import Cell, Finished, Result, Scale
+from baffle.paper.target import Cell, Finished, Result, Scale, Tell
 from baffle.paper.training import PRESET
 from baffle.plan import Plan, load
 
@@ -93,7 +93,7 @@ class Domains:
         base = _SMOKE if scale == "smoke" else (*_PAPER, *self.settings)
         return {name: load(PRESET[scale], [*base, setting]) for name, setting in _ROWS.items()}
 
-    def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None) -> Result:
+    def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None, _tell: Tell) -> Result:
         found = {name: pairs(run.summary) for name, run in runs.items()}
         exact = found.get(BACKPROPAGATION, {}).get("average")
         domains = next(iter(found.values()))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baffle.paper.target import Cell, Finished, Result, Scale
+from baffle.paper.target import Cell, Finished, Result, Scale, Tell
 from baffle.paper.training import curve
 from baffle.plan import Plan, load
 
@@ -38,7 +38,7 @@ class Methods:
     def plans(self, scale: Scale) -> dict[str, Plan]:
         return {label: plan for name, one in self.scales[scale].items() for label, plan in one.plans(name).items()}
 
-    def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None) -> Result:
+    def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None, _tell: Tell) -> Result:
         methods = self.scales[scale]
         of = {name: [runs[_label(name, seed)] for seed in range(one.seeds)] for name, one in methods.items()}
         rows = [_row(name, methods[name].paper, several) for name, several in of.items()]

@@ -17,7 +17,7 @@ import numpy as np
 
 from baffle.core.ports import Batch
 from baffle.errors import BaffleError
-from baffle.paper.target import Cell, Finished, Result, Scale
+from baffle.paper.target import Cell, Finished, Result, Scale, Tell
 from baffle.plan import WRN, LeNet, MobileNet, Model, Plan
 
 MEGABYTE = 1 << 20
@@ -71,9 +71,10 @@ class Memory:
     def plans(self, _scale: Scale) -> dict[str, Plan]:
         return {}
 
-    def result(self, _runs: Mapping[str, Finished], scale: Scale, _data: Path | None) -> Result:
+    def result(self, _runs: Mapping[str, Finished], scale: Scale, _data: Path | None, tell: Tell) -> Result:
         rows, measured = list[list[Cell]](), list[dict[str, Any]]()
         for name, pixels, batch in ROWS[scale]:
+            tell(f"{name}, {pixels} × {pixels}, batch {batch}")
             few = batch if scale == "full" else 4 * MICRO_BATCH
             make = partial(Case, MODELS[name], pixels, batch)
             back, forward = (in_process_of_its_own(make(batch, batch, way)) for way in (True, False))

@@ -18,7 +18,7 @@ from baffle.core.probe import SCHEMES, Landscape
 from baffle.core.rebuild import gradient_from_scalars
 from baffle.core.ring import Ring
 from baffle.paper.subject import accuracy_of, subject, trained
-from baffle.paper.target import Cell, Finished, Result, Scale
+from baffle.paper.target import Cell, Finished, Result, Scale, Tell
 from baffle.plan import Plan
 from baffle.runtime.torch_loss import one_thread_each
 
@@ -61,7 +61,7 @@ class Sigma:
     def plans(self, _scale: Scale) -> dict[str, Plan]:
         return {}
 
-    def result(self, _runs: Mapping[str, Finished], scale: Scale, data: Path | None) -> Result:
+    def result(self, _runs: Mapping[str, Finished], scale: Scale, data: Path | None, tell: Tell) -> Result:
         size = SIZES[scale]
         with one_thread_each():
             task = subject(scale, data)
@@ -69,7 +69,7 @@ class Sigma:
             curves = {
                 (state, *key): curve
                 for state, weights in points.items()
-                for key, curve in measured(task, weights, size).items()
+                for key, curve in measured(task, weights, size, partial(_of, tell, state)).items()
             }
             right = accuracy_of(task, points["trained"])
         rows = [_row(curves, *key) for key in curves]
@@ -93,7 +93,11 @@ class Sigma:
         return Result(columns, rows, notes, {"curves": shown}, partial(draw, curves))
 
 
-def measured(task: Task, weights: F32, size: Size) -> dict[tuple[str, str], list[Point]]:
+def _of(tell: Tell, state: str, what: str) -> None:
+    tell(f"{state}, {what}")
+
+
+def measured(task: Task, weights: F32, size: Size, tell: Tell) -> dict[tuple[str, str], list[Point]]:
     """For every scheme and precision a curve over σ."""
     directions, n = Directions(bytes(32), GAUSSIAN), len(weights)
     supports, batch = dense(n, size.k), task.source.train.batch(np.arange(size.samples))
@@ -108,6 +112,7 @@ def measured(task: Task, weights: F32, size: Size) -> dict[tuple[str, str], list
 
     found: dict[tuple[str, str], list[Point]] = {(scheme, name): [] for scheme in SCHEMES for name in DTYPES}
     for name, dtype in DTYPES.items():
+        tell(name)
         loss, error = Remembered(task.runtime(dtype).on(batch)), rounding(task, weights, z, batch, dtype)
         kept = rounded(weights.astype(np.float64), dtype).astype(np.float32)
         for sigma in SIGMAS:

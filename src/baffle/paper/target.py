@@ -12,6 +12,9 @@ Scale = Literal["smoke", "short", "full"]
 
 Cell = str | float | int | None
 
+Tell = Callable[[str], None]
+"""Says in a few words what is measured now."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -58,4 +61,4 @@ class Target(Protocol):
         """The runs that it needs, by name; none where it only measures."""
         ...
 
-    def result(self, runs: Mapping[str, Finished], scale: Scale, data: Path | None) -> Result: ...
+    def result(self, runs: Mapping[str, Finished], scale: Scale, data: Path | None, tell: Tell) -> Result: ...

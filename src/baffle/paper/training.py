@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from baffle.paper.rows import Row, Settings, rows_of
-from baffle.paper.target import Cell, Finished, Result, Scale
+from baffle.paper.target import Cell, Finished, Result, Scale, Tell
 from baffle.plan import Plan, load
 
 PRESET = {"smoke": "digits", "short": "paper-mnist-lenet", "full": "paper-mnist-lenet"}
@@ -28,7 +28,7 @@ class Training:
         rows = self.rows[scale].items()
         return {name: load(PRESET[scale], [*self.shared[scale], *row.settings]) for name, row in rows}
 
-    def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None) -> Result:
+    def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None, _tell: Tell) -> Result:
         kinds = self.rows[scale]
         rows: list[list[Cell]] = [
             [

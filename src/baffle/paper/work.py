@@ -7,17 +7,22 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from baffle.app.features import Backbones
 from baffle.app.recorder import Watch
 from baffle.app.simulate import resume, simulate
 from baffle.errors import DataError, PlanError
 from baffle.paper.page import held, write
-from baffle.paper.target import Finished, Origin, Scale, Target
+from baffle.paper.target import Finished, Origin, Scale, Target, Tell
 from baffle.plan import Plan, load
 
-Watching = Callable[[str], AbstractContextManager[Watch]]
-"""A label → somebody who watches the run of that name."""
+
+class Onlooker(NamedTuple):
+    """Somebody who wants to know how far it is: whom runs and measurements of some name tell."""
+
+    watching: Callable[[str], AbstractContextManager[Watch]]
+    telling: Callable[[str], AbstractContextManager[Tell]]
 
 
 def carry_out(
@@ -25,7 +30,7 @@ def carry_out(
     scale: Scale,
     runs: Path,
     out: Path,
-    watching: Watching,
+    onlooker: Onlooker,
     data: Path | None,
     only: Sequence[str] = (),
 ) -> Path:
@@ -37,9 +42,9 @@ def carry_out(
     plans = target.plans(scale)
     asked = _asked(plans, only)
     if plans and not asked:
-        raise PlanError(f"no row's name holds {' or '.join(only)}; expected a part of one of: {', '.join(plans)}")
+        raise PlanError(f"no row's name holds {' or '.join(only)}; expected a part of one of: {'; '.join(plans)}")
     for name in asked:
-        with watching(name) as watch:
+        with onlooker.watching(name) as watch:
             plan = plans[name]
             folder = f"{target.name}-{scale}-{plan.digest().hex()[:12]}"
             try:
@@ -52,7 +57,8 @@ def carry_out(
     shown = {name: known[name] for name in plans if name in known}
     skipped = {name: fault for name, fault in faults.items() if name not in shown}
     rest = len(plans) - len(shown) - len(skipped)
-    result = target.result(shown, scale, data)
+    with onlooker.telling(target.name) as tell:
+        result = target.result(shown, scale, data, tell)
     notes = [*result.notes, *_skipped(skipped), *([f"Not asked for: {rest} of {len(plans)} rows."] if rest else [])]
     return write(target, scale, replace(result, notes=notes), shown, out, origin, list(shown) if rest else ())
 
