@@ -13,6 +13,7 @@
     ├── TransportError   a server cannot be reached, or does not answer as expected
     │   ├── AwayError    nobody answers now: worth trying again
     │   └── KeyRefusedError  a server does not accept a client's key
+    ├── PageError        a page of the paper's tables and figures cannot be read or written
     ├── KeysError        a key, a certificate or a roster is missing or is not what it should be
     └── NotFiniteError   a client's loss is not a finite number, so it has nothing to contribute
 
@@ -78,6 +79,10 @@ class KeyRefusedError(TransportError):
 
 class KeysError(BaffleError):
     """A key, a certificate or a roster is missing, or is not what it should be."""
+
+
+class PageError(BaffleError):
+    """A page of the paper's tables and figures cannot be read or written."""
 
 
 class NotFiniteError(BaffleError):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baffle.errors import DataError, PlanError
+from baffle.errors import DataError, PageError, PlanError
 from baffle.paper import work
 from baffle.paper.rows import Row
 from baffle.paper.target import Origin
@@ -142,11 +142,20 @@ def test_a_page_that_cannot_be_read_is_named_and_left_alone(tmp_path: Path, text
     path = tmp_path / "out" / "some-smoke.json"
     path.parent.mkdir()
     path.write_text(text)
-    with pytest.raises(DataError, match=r"some-smoke\.json cannot be read as a page"):
+    with pytest.raises(PageError, match=r"some-smoke\.json cannot be read as a page"):
         _page(THREE, tmp_path, ["here"])
     assert path.read_text() == text
     path.unlink()
     carry_out(THREE, "smoke", tmp_path / "runs", path.parent, nobody, None, ["here"])
+
+
+def test_a_page_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PageError, match=r"some-smoke cannot be written to .*finished runs are not lost"):
+        carry_out(THREE, "smoke", tmp_path / "runs", tmp_path / "file", nobody, None, ["there"])
+    (made,) = (path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/summary.json"))
+    carry_out(THREE, "smoke", tmp_path / "runs", tmp_path / "out", nobody, None, ["there"])
+    assert [path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/summary.json")] == [made]
 
 
 def test_a_page_of_before_pages_held_their_runs_can_be_made_anew(tmp_path: Path) -> None:

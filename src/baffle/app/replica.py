@@ -14,6 +14,7 @@ from baffle.core.arrays import F32
 from baffle.core.messages import CatchUp, Outcome, RoundRequest, decode, read
 from baffle.core.state import FLOAT, ServerState, apply, pack, unpack
 from baffle.errors import JournalError, MessageError, RunFolderError
+from baffle.files import replace
 from baffle.trajectory import Trajectory
 
 
@@ -68,10 +69,8 @@ class Replica:
         if not self._file or self._held.state is None:
             return
         data = msgspec.msgpack.encode((self._course.digest, self._round, pack(self._held.state)))
-        new = self._file.with_name(f".{self._file.name}.new")
         try:
-            new.write_bytes(sha256(data).digest() + data)
-            new.replace(self._file)
+            replace(self._file, sha256(data).digest() + data)
         except OSError as fault:
             raise RunFolderError(
                 f"{self._file} cannot be written: {fault.strerror or fault}; free some space"

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from baffle.errors import RunFolderError
+from baffle.files import replace
 
 PLAN = "plan.toml"
 """The first file of a run; a process killed while it writes it leaves only `.plan.toml.new`."""
@@ -83,13 +84,8 @@ class RunFolder:
         self._replace(self.summary, json.dumps(summary, indent=2) + "\n")
 
     def _replace(self, path: Path, text: str) -> None:
-        new = path.with_name(f".{path.name}.new")
         with self._translated(path):
-            with new.open("w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(path)
+            replace(path, text.encode())
 
     @contextmanager
     def _translated(self, path: Path) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """A page: what a target found, as Markdown to read, JSON to compute with, and a figure. It holds the runs that it was
 made of, so that rows can be added to it later."""
 
+import io
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from baffle.errors import DataError
+from baffle.errors import PageError
+from baffle.files import replace
 from baffle.paper.target import Cell, Finished, Origin, Result, Scale, Target
 from baffle.plan import Plan
 from baffle.version import __version__
@@ -35,10 +37,10 @@ def held(path: Path, plans: Mapping[str, Plan]) -> dict[str, Finished]:
     """The runs that the page was made of, as far as their plans are still the same; none if there is no page yet."""
     try:
         runs = msgspec.json.decode(path.read_bytes(), type=_Held).runs
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, msgspec.DecodeError) as fault:
-        raise DataError(
+        raise PageError(
             f"{path} cannot be read as a page: {fault}; move it away or give another --out, finished runs are not lost"
         ) from None
     asked = {name: plan.digest().hex() for name, plan in plans.items()}
@@ -59,7 +61,6 @@ def write(
     only: Sequence[str] = (),
 ) -> Path:
     """NAME-SCALE.md, .json and .png; `only` are the rows that were chosen, if not all of them were."""
-    out.mkdir(parents=True, exist_ok=True)
     stem = f"{target.name}-{scale}"
     about: dict[str, Any] = {
         "target": target.name,
@@ -72,13 +73,19 @@ def write(
     }
     found = {"columns": list(result.columns), "rows": [list(row) for row in result.rows], "notes": list(result.notes)}
     kept = {"runs": {name: _kept(run) for name, run in runs.items()}}
-    text = json.dumps({**about, **found, "data": result.data, **kept}, indent=1)
-    (out / f"{stem}.json").write_text(text + "\n")
-    if result.draw:
-        _draw(result.draw, out / f"{stem}.png")
-    page = out / f"{stem}.md"
-    page.write_text(_markdown(target, result, about, runs, f"{stem}.png" if result.draw else ""))
-    return page
+    text = json.dumps({**about, **found, "data": result.data, **kept}, indent=1) + "\n"
+    page = _markdown(target, result, about, runs, f"{stem}.png" if result.draw else "")
+    figure = {"png": _drawn(result.draw)} if result.draw else {}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for kind, data in {"json": text.encode(), **figure, "md": page.encode()}.items():
+            replace(out / f"{stem}.{kind}", data)
+    except OSError as fault:
+        raise PageError(
+            f"the page {stem} cannot be written to {out}: {fault.strerror or fault}; finished runs are not lost, so "
+            "free some space or give another --out and say it again"
+        ) from None
+    return out / f"{stem}.md"
 
 
 def _kept(run: Finished) -> dict[str, Any]:
@@ -128,11 +135,13 @@ def _cell(cell: Cell) -> str:
             return cell
 
 
-def _draw(draw: Callable[[Any], None], path: Path) -> None:
+def _drawn(draw: Callable[[Any], None]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
     draw(figure)
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    data = io.BytesIO()
+    figure.savefig(data, dpi=120, metadata={"Software": None})
+    return data.getvalue()

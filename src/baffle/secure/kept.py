@@ -3,7 +3,6 @@
 After a crash it must ask for the same sum again: no client helps to unmask two.
 """
 
-import os
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +12,7 @@ import numpy as np
 from baffle.core.messages import Hash, Message, Number, decode, encode
 from baffle.core.ring import ELEMENT
 from baffle.errors import MessageError, RunFolderError
+from baffle.files import replace
 from baffle.secure.messages import Advertisement, Key, Members, Opening, Packed
 from baffle.secure.server_slot import ServerSlot
 from baffle.secure.terms import Terms, checked_slot
@@ -33,13 +33,8 @@ class KeptFile:
         self._path = path
 
     def keep(self, data: bytes) -> None:
-        new = self._path.with_name(f".{self._path.name}.new")
         try:
-            with new.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self._path)
+            replace(self._path, data)
         except OSError as fault:
             raise RunFolderError(
                 f"{self._path} cannot be written: {fault.strerror or fault}; free some space"
