@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from baffle.app.recorder import Progress, Summary
+from baffle.app.recorder import Progress, Recorder, Summary
+from baffle.app.round import Played
 from baffle.app.simulate import add_baseline, resume, simulate
 from baffle.core.seeds import OF_THE_TRAJECTORY, Purpose, Seeds
 from baffle.data.partition import iid
@@ -220,6 +221,32 @@ def test_a_run_stopped_by_ctrl_c_keeps_its_rounds(tiny: Callable[..., Plan], tmp
     assert verify(tmp_path / "run").rounds == at
     expected = simulate(tiny(), tmp_path / "whole")
     assert resume(tmp_path / "run")["weights_sha256"] == expected["weights_sha256"]
+
+
+@pytest.mark.parametrize("at", [1, 2, 4, 5])
+def test_a_run_killed_while_it_looks_at_its_accuracy_looks_again(
+    tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    plan = tiny("rounds=5", "run.evaluate_every=2")
+    expected = simulate(plan, tmp_path / "whole")
+    record = Recorder.record
+
+    def stop(self: Recorder, played: Played) -> None:
+        if played.present.round == at:
+            raise KeyboardInterrupt
+        record(self, played)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(Recorder, "record", stop)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(plan, tmp_path / "run")
+    assert resume(tmp_path / "run")["weights_sha256"] == expected["weights_sha256"]
+    seen = [
+        [json.loads(line).get("test_accuracy") for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+        for run in ("whole", "run")
+    ]
+    assert seen[0] == seen[1]
+    assert [right is not None for right in seen[0]] == [False, True, False, True, True]
 
 
 def test_a_round_whose_metrics_were_lost_is_still_counted(tiny: Callable[..., Plan], tmp_path: Path) -> None:

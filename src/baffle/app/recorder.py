@@ -75,12 +75,20 @@ class Recorder:
     """Keeps the metrics of one run in its journal and folder, and tells a watcher."""
 
     def __init__(
-        self, folder: RunFolder, journal: Journal, task: Task, course: Trajectory, runtimes: Runtimes, watch: Watch
+        self,
+        folder: RunFolder,
+        journal: Journal,
+        task: Task,
+        course: Trajectory,
+        runtimes: Runtimes,
+        watch: Watch,
+        present: Present,
     ) -> None:
         self._folder, self._journal, self._task, self._course = folder, journal, task, course
         self._runtimes, self._watch = runtimes, watch
         self._test = task.source.test.batch(np.arange(len(task.source.test)))
         self._records: list[Record] = [_sound(record) for record in journal.metrics()]
+        self._look_again(present)
         folder.write_metrics(self._records)
         self._began = time.perf_counter()
         self._seconds_before = max((float(record.get("seconds", 0)) for record in self._records), default=0.0)
@@ -96,9 +104,9 @@ class Recorder:
 
     def record(self, played: Played) -> None:
         """Evaluate where it is time to, and tell of the round."""
-        plan, done = self._course.plan, played.present.round
+        done = played.present.round
         record: Record = {"round": done - 1, **played.metrics}
-        if done % plan.run.evaluate_every == 0 or done == plan.rounds:
+        if self._is_looked_at(done):
             record |= self._evaluate(played.present.state)
         began = time.perf_counter()
         record["seconds"] = round(self._seconds(), 3)
@@ -154,6 +162,17 @@ class Recorder:
         }
         self._folder.write_summary(summary)
         return summary
+
+    def _is_looked_at(self, done: int) -> bool:
+        plan = self._course.plan
+        return done % plan.run.evaluate_every == 0 or done == plan.rounds
+
+    def _look_again(self, present: Present) -> None:
+        """A process that was killed right after its last round has not written down how good the weights were."""
+        last = self._records[-1] if self._records else {}
+        if last.get("round") == present.round - 1 and self._is_looked_at(present.round) and EVALUATED[0] not in last:
+            last |= self._evaluate(present.state)
+            self._journal.amend(last)
 
     def _last_evaluation(self, present: Present) -> Record:
         last = self._records[-1] if self._records else {}

@@ -52,7 +52,7 @@ def opened(folder: RunFolder, task: Task, course: Trajectory, runtimes: Runtimes
         if present.round < plan.rounds:
             folder.remove_summary()
         evaluating = runtimes if task.dtype == torch.float32 else Runtimes(task, 1, torch.float32)
-        recorder = Recorder(folder, journal, task, course, evaluating, watch)
+        recorder = Recorder(folder, journal, task, course, evaluating, watch, present)
         yield Running(course, journal, recorder, Downlink(plan.run.downlink, journal), present)
 
 
