@@ -14,6 +14,7 @@ from baffle.errors import DataError, PageError, PlanError
 from baffle.paper import work
 from baffle.paper.rows import Row
 from baffle.paper.target import Origin
+from baffle.paper.targets import TARGETS
 from baffle.paper.training import Training
 from baffle.paper.work import Onlooker, carry_out
 
@@ -64,6 +65,8 @@ def test_some_rows_can_be_asked_for_alone(tmp_path: Path) -> None:
     assert rows == ["here"]
     with pytest.raises(PlanError, match="here; there; elsewhere"):
         carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, None, ["yonder"])
+    with pytest.raises(PlanError, match="theorem2 is measured as a whole"):
+        carry_out(TARGETS["theorem2"], "smoke", tmp_path / "runs", tmp_path, nobody, None, ["10"])
 
 
 def test_without_any_data_there_is_no_page(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from baffle.app.simulate import simulate
 from baffle.cli.main import commands
 from baffle.errors import PlanError
+from baffle.paper.page import held, write
 from baffle.paper.targets import TARGETS, target
 from baffle.plan import change
 
@@ -21,7 +22,7 @@ def _paper(folder: Path, name: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_target_writes_a_table_its_data_and_a_figure(tmp_path: Path, name: str) -> None:
+def test_a_target_and_each_of_its_rows_alone_write_a_table_its_data_and_a_figure(tmp_path: Path, name: str) -> None:
     found = _paper(tmp_path, name)
     page = (tmp_path / "out" / f"{name}-smoke.md").read_text()
     assert (tmp_path / "out" / f"{name}-smoke.png").read_bytes().startswith(b"\x89PNG")
@@ -31,6 +32,12 @@ def test_a_target_writes_a_table_its_data_and_a_figure(tmp_path: Path, name: str
     assert isinstance(found["plans"], dict)
     assert found["plans"].keys() == plans.keys()
     assert all(digest[:16] in page for digest in found["plans"].values())
+    runs = held(tmp_path / "out" / f"{name}-smoke.json", plans)
+    for row, run in runs.items():
+        result = target(name).result({row: run}, "smoke", None, lambda _: None)
+        alone = write(target(name), "smoke", result, {row: run}, tmp_path / "alone", run.origin, [row])
+        assert len(result.rows) == 1, f"--only {row} shows one row"
+        assert alone.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_finished_runs_are_kept_and_unfinished_ones_gone_on_with(tmp_path: Path) -> None:

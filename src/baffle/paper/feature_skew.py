@@ -161,7 +161,7 @@ def _draw(figure: Any, found: Mapping[str, Mapping[str, Pair]]) -> None:
         axes.plot(ks, [of[which][0] for of in probed.values()], "o-", label=which, color=color, linewidth=width)
         if exact:
             axes.axhline(exact[which][0], linestyle="--", color=color, linewidth=width / 2)
-    axes.set(xscale="log", xlabel="K (dashed: backpropagation)", ylabel="top-1 accuracy, %")
+    axes.set(xscale="log" if ks else "linear", xlabel="K (dashed: backpropagation)", ylabel="top-1 accuracy, %")
     axes.legend(frameon=False, fontsize=8)
 
 

@@ -22,8 +22,13 @@ class Method:
     seeds: int = 1
     paper: float | None = None
 
+    def labels(self, name: str) -> list[str]:
+        """The runs' names, by seed."""
+        return [name, *(f"{name}, seed {seed}" for seed in range(1, self.seeds))]
+
     def plans(self, name: str) -> dict[str, Plan]:
-        return {_label(name, seed): load(self.preset, [*self.settings, f"seed={seed}"]) for seed in range(self.seeds)}
+        labels = enumerate(self.labels(name))
+        return {label: load(self.preset, [*self.settings, f"seed={seed}"]) for seed, label in labels}
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,8 @@ class Methods:
 
     def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None, _tell: Tell) -> Result:
         methods = self.scales[scale]
-        of = {name: [runs[_label(name, seed)] for seed in range(one.seeds)] for name, one in methods.items()}
+        seeds = {name: [runs[label] for label in one.labels(name) if label in runs] for name, one in methods.items()}
+        of = {name: several for name, several in seeds.items() if several}
         rows = [_row(name, methods[name].paper, several) for name, several in of.items()]
         columns = (
             *("", "accuracy, %", "least – most, %", "paper, %", "K", "rounds", f"rounds to {CLAIMED} %"),
@@ -52,10 +58,6 @@ class Methods:
         if scale == "smoke":
             notes.append("On the digits, for a few rounds: this shows that it works and nothing else.")
         return Result(columns, rows, notes, {"curves": {n: curve(run) for n, run in runs.items()}}, _draw(of))
-
-
-def _label(name: str, seed: int) -> str:
-    return f"{name}, seed {seed}" if seed else name
 
 
 def _row(name: str, paper: float | None, runs: list[Finished]) -> list[Cell]:

@@ -41,6 +41,8 @@ def carry_out(
     finished, faults, backbones, origin = {}, dict[str, DataError](), Backbones(), _origin()
     plans = target.plans(scale)
     asked = _asked(plans, only)
+    if only and not plans:
+        raise PlanError(f"{target.name} is measured as a whole; expected no --only")
     if plans and not asked:
         raise PlanError(f"no row's name holds {' or '.join(only)}; expected a part of one of: {'; '.join(plans)}")
     for name in asked:
