@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ import pytest
 from baffle.app.authority import make_keys
 from baffle.app.simulate import simulate
 from baffle.plan import Plan
-from baffle.transport.superlink import QUIET
+from baffle.transport.superlink import QUIET, STARTUP, answers
 
 pytestmark = pytest.mark.skipif(not os.environ.get("BAFFLE_SLOW"), reason="takes minutes: set BAFFLE_SLOW=1")
 
@@ -68,20 +67,6 @@ def start(tmp_path: Path, environment: dict[str, str]) -> Iterator[Callable[...,
         process.wait()
 
 
-def await_link(port: int) -> None:
-    for _ in range(600):
-        connection = HTTPConnection("127.0.0.1", port, timeout=2)
-        try:
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return
-        except (OSError, HTTPException):
-            time.sleep(0.1)
-        finally:
-            connection.close()
-    pytest.fail("flower-superlink does not answer")
-
-
 def test_stock_nodes_end_with_the_weights_of_a_simulation(
     tmp_path: Path,
     tiny: Callable[..., Plan],
@@ -96,8 +81,11 @@ def test_stock_nodes_end_with_the_weights_of_a_simulation(
     (tmp_path / "flower" / "config.toml").write_text(
         f'[superlink.here]\naddress = "127.0.0.1:{link}"\ninsecure = true\n'
     )
+    give_up = time.monotonic() + STARTUP
     start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(link))
-    await_link(link)
+    while not answers(f"127.0.0.1:{link}", None):
+        assert time.monotonic() < give_up, "flower-superlink does not answer"
+        time.sleep(0.1)
     for number, port in enumerate(ports):
         own = f'keys="{tmp_path / "keys" / f"client-{number}"}" state="{tmp_path / f"state-{number}"}"'
         where = ["--superlink", f"127.0.0.1:{link}", "--host", "127.0.0.1", "--port", str(port)]

@@ -7,11 +7,9 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from ipaddress import ip_address
 from pathlib import Path
 from secrets import token_bytes
-from ssl import create_default_context
 from threading import Thread
 
 import pytest
@@ -27,13 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from baffle.transport.fleet import Fleet, Message
-
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
-"""Nothing reaches outside the machine."""
+from baffle.transport.superlink import QUIET, answers
 
 
 class Superlink:
@@ -71,19 +63,9 @@ class Superlink:
     def wait(self) -> None:
         """Until it answers."""
         for _ in range(400):
-            connection = (
-                HTTPSConnection(self.address, context=create_default_context(cadata=self.roots.decode()))
-                if self.roots
-                else HTTPConnection(self.address)
-            )
-            try:
-                connection.request("GET", "/health")
-                if connection.getresponse().status == 200:
-                    return
-            except (OSError, HTTPException):
-                time.sleep(0.1)
-            finally:
-                connection.close()
+            if answers(self.address, self._folder / "ca.pem" if self.roots else None):
+                return
+            time.sleep(0.1)
         pytest.fail((self._folder / "log").read_text())
 
     def kill(self) -> None:

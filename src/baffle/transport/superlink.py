@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from ssl import create_default_context
@@ -57,7 +58,7 @@ class SuperLink:
                 start_new_session=True,  # Ctrl-C is for us; we stop it when we are done
             )
         began = time.monotonic()
-        while not self._answers():
+        while not answers(self.address, self._certificates[0] if self._certificates else None):
             if self._process.poll() is not None or time.monotonic() - began > STARTUP:
                 self._stop()
                 lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
@@ -97,23 +98,6 @@ class SuperLink:
                     ) from None
             time.sleep(0.1)
 
-    def _answers(self) -> bool:
-        host, port = self.address.rsplit(":", 1)
-        try:
-            if self._certificates is None:
-                connection = HTTPConnection(host, int(port), timeout=2)
-            else:
-                context = create_default_context(cafile=str(self._certificates[0]))
-                context.check_hostname = False  # it is our own process, by whatever name clients call it
-                connection = HTTPSConnection(host, int(port), timeout=2, context=context)
-            try:
-                connection.request("GET", "/health")
-                return connection.getresponse().status == 200
-            finally:
-                connection.close()
-        except (OSError, HTTPException):
-            return False
-
     def _stop(self) -> None:
         if self._process is None:
             return
@@ -127,6 +111,25 @@ class SuperLink:
                 self._process.stdin.close()
             self._process.wait()
             self._process = None
+
+
+def answers(address: str, ca: Path | None) -> bool:
+    """Whether a SuperLink of ours answers there; with a CA's certificate, over TLS."""
+    try:
+        with closing(_connection(address, ca)) as connection:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+
+
+def _connection(address: str, ca: Path | None) -> HTTPConnection:
+    host, port = address.rsplit(":", 1)
+    if ca is None:
+        return HTTPConnection(host, int(port), timeout=2)
+    context = create_default_context(cafile=str(ca))
+    context.check_hostname = False  # it is our own process, by whatever name clients call it
+    return HTTPSConnection(host, int(port), timeout=2, context=context)
 
 
 def _family(host: str) -> socket.AddressFamily:
