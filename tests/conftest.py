@@ -1,4 +1,4 @@
-"""What tests share: a tiny plan, a finished run of it, the command line, and real data where there is some."""
+"""What tests share: a tiny plan, a finished run of it, the command line, and data, spoilt or real."""
 
 import os
 import shutil
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import settings
@@ -29,6 +30,19 @@ run.snapshot_every = 2
 """
 
 
+SPOILT = """
+import numpy as np
+from baffle import Dataset, Source
+
+def data():
+    random = np.random.default_rng(0)
+    x = random.standard_normal((80, 1, 8, 8)).astype(np.float32)
+    x[{samples}] = np.nan
+    y = random.integers(0, 10, 80)
+    return Source(Dataset(x[:60], y[:60], lambda x: x), Dataset(x[60:], y[60:], lambda x: x), classes=10)
+"""
+
+
 @pytest.fixture(autouse=True)
 def _one_torch_thread() -> None:
     """Small operators are quicker on one thread, most of all on a busy machine."""
@@ -42,6 +56,19 @@ def data_folder() -> Path:
     if not os.environ.get("BAFFLE_DATA"):
         pytest.skip("needs real data: set BAFFLE_DATA to a folder that holds it")
     return Path(os.environ["BAFFLE_DATA"])
+
+
+@pytest.fixture
+def spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[object], str]:
+    """A setting for data with 60 training samples, of which one (or a slice) is not finite."""
+
+    def setting(samples: object) -> str:
+        name = f"spoilt_{uuid4().hex}"  # each test imports its own
+        (tmp_path / f"{name}.py").write_text(SPOILT.format(samples=samples))
+        monkeypatch.syspath_prepend(tmp_path)
+        return f'task.data="{name}:data"'
+
+    return setting
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from baffle.app.authority import make_keys
 from baffle.app.equipment import count_samples, with_torch
 from baffle.app.keys import ClientKeys, Roster
 from baffle.app.member import Member
@@ -19,6 +20,11 @@ from baffle.trajectory import trajectory
 
 Answer = Callable[[bytes], bytes | None]
 """A node: message in, reply out; none is silence."""
+
+
+def new_keys(folder: Path, clients: int) -> list[ClientKeys]:
+    make_keys(folder / "keys", clients, ["localhost"])
+    return [ClientKeys.load(folder / "keys" / f"client-{number}") for number in range(clients)]
 
 
 class StoppedError(Exception):

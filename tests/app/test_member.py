@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from nodes_in_memory import Federation
+from nodes_in_memory import Federation, new_keys
 
 from baffle.app import joining, serve
-from baffle.app.authority import make_keys
 from baffle.app.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready
 from baffle.app.keys import ClientKeys
 from baffle.app.member import Member
@@ -29,9 +28,7 @@ RUN = bytes(32)
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> list[ClientKeys]:
-    folder = tmp_path_factory.mktemp("keys") / "keys"
-    make_keys(folder, 3, ["localhost"])
-    return [ClientKeys.load(folder / f"client-{number}") for number in range(3)]
+    return new_keys(tmp_path_factory.mktemp("keys"), 3)
 
 
 @pytest.fixture

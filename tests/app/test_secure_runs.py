@@ -331,29 +331,13 @@ def test_a_threshold_with_which_no_sum_can_end_is_refused_before_the_run(
     assert not (tmp_path / "run").exists()
 
 
-OWN = """
-import numpy as np
-from baffle import Dataset, Source
-
-def data():
-    random = np.random.default_rng(0)
-    x = random.standard_normal((80, 1, 8, 8)).astype(np.float32)
-    x[{spoilt}] = np.nan
-    y = random.integers(0, 10, 80)
-    return Source(Dataset(x[:60], y[:60], lambda x: x), Dataset(x[60:], y[60:], lambda x: x), classes=10)
-"""
-
-
 @pytest.mark.parametrize("client", [0, 2, 4])
 @pytest.mark.parametrize("settings", [[], BACKPROP, ['federation.level="epoch"']])
 def test_a_client_whose_loss_is_not_finite_abstains_and_the_sum_of_the_others_comes_out(
-    plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: int, settings: list[str]
+    plan: MakePlan, tmp_path: Path, spoilt: Callable[[object], str], client: int, settings: list[str]
 ) -> None:
     share = iid(Seeds(0, b"").key("partition"), 60, 5)[client]
-    name = f"secure_data_with_a_spoilt_sample_of_client_{client}"
-    (tmp_path / f"{name}.py").write_text(OWN.format(spoilt=share[0]))
-    monkeypatch.syspath_prepend(tmp_path)
-    own = [f'task.data="{name}:data"', "federation.batch=0", "rounds=5", *settings]
+    own = [spoilt(share[0]), "federation.batch=0", "rounds=5", *settings]
     on, off = (simulate(plan(*own, f"secure.mode={mode}"), tmp_path / mode) for mode in ("on", "off"))
     assert on["weights_sha256"] == off["weights_sha256"]
     assert (on["skipped_rounds"], on["dropouts"]) == (0, 0)

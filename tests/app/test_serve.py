@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from nodes_in_memory import Federation, Nodes, StoppedError
+from nodes_in_memory import Federation, Nodes, StoppedError, new_keys
 
 from baffle.app import joining, serve
-from baffle.app.authority import make_keys
 from baffle.app.joining import Introduction
 from baffle.app.keys import ClientKeys, Roster
 from baffle.app.roster import tiers_of
@@ -32,16 +31,14 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def all_keys(tmp_path_factory: pytest.TempPathFactory) -> list[ClientKeys]:
-    folder = tmp_path_factory.mktemp("keys") / "keys"
-    make_keys(folder, 4, ["localhost"])
-    return [ClientKeys.load(folder / f"client-{number}") for number in range(4)]
+def keys(tmp_path_factory: pytest.TempPathFactory) -> list[ClientKeys]:
+    return new_keys(tmp_path_factory.mktemp("keys"), 4)
 
 
 @pytest.fixture
-def federation(all_keys: list[ClientKeys], tiny: Callable[..., Plan], tmp_path: Path) -> Federation:
+def federation(keys: list[ClientKeys], tiny: Callable[..., Plan], tmp_path: Path) -> Federation:
     """Four clients, of whom three are enough."""
-    return Federation(all_keys, tmp_path, tiny(*ON, "run.deadline_seconds=0.2", "run.evaluate_every=100"))
+    return Federation(keys, tmp_path, tiny(*ON, "run.deadline_seconds=0.2", "run.evaluate_every=100"))
 
 
 def agree(federation: Federation, clients: int = 4) -> str:
@@ -147,13 +144,13 @@ def test_too_few_clients_are_waited_for(federation: Federation) -> None:
 
 
 def test_the_server_is_killed_at_every_exchange_and_goes_on(
-    all_keys: list[ClientKeys], federation: Federation, tmp_path: Path
+    keys: list[ClientKeys], federation: Federation, tmp_path: Path
 ) -> None:
     """Members live on. A round or two are skipped; the journal verifies, and everybody holds its weights."""
     whole = federation.nodes(4)
     federation.serve(whole)
     for stop in range(1, whole.exchanges + 1):
-        one = Federation(all_keys, tmp_path / str(stop), federation.plan)
+        one = Federation(keys, tmp_path / str(stop), federation.plan)
         nodes = one.nodes(4)
 
         def kill(exchange: int, stop: int = stop) -> None:

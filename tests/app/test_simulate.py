@@ -379,33 +379,12 @@ def test_a_run_that_diverges_stops_after_ten_rounds_and_says_why(
         resume(tmp_path / "run")
 
 
-OWN = """
-import numpy as np
-from baffle import Dataset, Source
-
-def data():
-    random = np.random.default_rng(0)
-    x = random.standard_normal((60, 1, 8, 8)).astype(np.float32)
-    x[{spoilt}] = np.nan
-    y = random.integers(0, 10, 60)
-    return Source(Dataset(x[:40], y[:40], lambda x: x), Dataset(x[40:], y[40:], lambda x: x), classes=10)
-"""
-
-
-def _with_a_spoilt_sample(folder: Path, monkeypatch: pytest.MonkeyPatch, client: int) -> list[str]:
-    share = iid(Seeds(0, b"").key("partition"), 40, 3)[client]
-    name = f"data_with_a_spoilt_sample_of_client_{client}"
-    (folder / f"{name}.py").write_text(OWN.format(spoilt=share[0]))
-    monkeypatch.syspath_prepend(folder)
-    return [f'task.data="{name}:data"', "federation.batch=0", "rounds=12"]
-
-
 @pytest.mark.parametrize("client", [0, 1, 2])
 def test_a_client_whose_loss_is_not_finite_abstains_and_the_others_go_on(
-    tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: int
+    tiny: Callable[..., Plan], tmp_path: Path, spoilt: Callable[[object], str], client: int
 ) -> None:
-    settings = _with_a_spoilt_sample(tmp_path, monkeypatch, client)
-    summary = simulate(tiny(*settings), tmp_path / "run")
+    share = iid(Seeds(0, b"").key("partition"), 60, 3)[client]
+    summary = simulate(tiny(spoilt(share[0]), "federation.batch=0", "rounds=12"), tmp_path / "run")
     assert summary["skipped_rounds"] == 0
     assert [record["contributors"] for record in _records(tmp_path / "run")] == [2] * 12
     assert np.isfinite(summary["train_loss"])
@@ -419,12 +398,10 @@ def test_a_client_whose_loss_is_not_finite_abstains_and_the_others_go_on(
 
 
 def test_a_loss_that_is_never_finite_is_refused(
-    tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Callable[..., Plan], tmp_path: Path, spoilt: Callable[[object], str]
 ) -> None:
-    (tmp_path / "hopeless_data.py").write_text(OWN.format(spoilt=":"))
-    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(BaffleError, match=r"loss.*nan"):
-        simulate(tiny('task.data="hopeless_data:data"', "rounds=40"), tmp_path / "run")
+        simulate(tiny(spoilt(":"), "rounds=40"), tmp_path / "run")
 
 
 def test_not_finite_is_one_of_the_errors_of_the_package() -> None:
