@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 sys.path.insert(0, str(Path(__file__).parent))
-from nodes_in_memory import Nodes
+from nodes_in_memory import Nodes, new_keys
 
-from baffle.app.authority import make_keys
 from baffle.app.costs import costs
 from baffle.app.edge import edge_client
 from baffle.app.equipment import count_samples, with_onnx, with_torch
 from baffle.app.export import export_onnx, export_run
-from baffle.app.keys import ClientKeys
 from baffle.app.member import Member, require_same
 from baffle.app.serve import serve
 from baffle.app.simulate import resume, simulate
@@ -112,8 +110,7 @@ def test_a_trained_one_is_exported_with_the_same_graph(plan: Callable[..., Plan]
 def test_clients_of_a_network_need_the_folder_and_get_everybodys_weights(
     plan: Callable[..., Plan], model: Path, tmp_path: Path
 ) -> None:
-    make_keys(tmp_path / "keys", 4, ["localhost"])
-    keys = [ClientKeys.load(tmp_path / "keys" / f"client-{number}") for number in range(4)]
+    keys = new_keys(tmp_path, 4)
 
     def member(number: int) -> Member:
         count, own = count_samples(number, None, part=True), tmp_path / f"state-{number}"

@@ -15,15 +15,18 @@ from baffle.plan import change
 
 
 def _paper(folder: Path, name: str) -> dict[str, object]:
-    command = ["paper", name, "--scale", "smoke", "--runs", str(folder / "runs"), "--out", str(folder / "out"), "-q"]
+    command = ["paper", name, "--scale", "smoke", "--runs", str(folder / "runs"), "--out", str(folder / "out")]
     commands.main(command, standalone_mode=False)
     found: dict[str, object] = json.loads((folder / "out" / f"{name}-smoke.json").read_text())
     return found
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_target_and_each_of_its_rows_alone_write_a_table_its_data_and_a_figure(tmp_path: Path, name: str) -> None:
+def test_a_target_and_each_of_its_rows_alone_write_a_table_its_data_and_a_figure(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = _paper(tmp_path, name)
+    said = capsys.readouterr().out
     page = (tmp_path / "out" / f"{name}-smoke.md").read_text()
     assert (tmp_path / "out" / f"{name}-smoke.png").read_bytes().startswith(b"\x89PNG")
     assert isinstance(found["rows"], list)
@@ -31,6 +34,7 @@ def test_a_target_and_each_of_its_rows_alone_write_a_table_its_data_and_a_figure
     plans = target(name).plans("smoke")
     assert isinstance(found["plans"], dict)
     assert found["plans"].keys() == plans.keys()
+    assert all(f"\n{label}  " in f"\n{said}" for label in plans or [name]), "it says what it is at"
     assert all(digest[:16] in page for digest in found["plans"].values())
     runs = held(tmp_path / "out" / f"{name}-smoke.json", plans)
     for row, run in runs.items():
