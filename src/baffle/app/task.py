@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -175,11 +176,6 @@ def _behind_backbone(task: Task, folder: Path | None, backbones: Backbones) -> T
     if task.plan.task.augment:
         raise PlanError("task.augment: features of a frozen backbone are computed once; leave it out")
 
-    def head() -> nn.Module:
-        again = halves(task.module(), sample)
-        assert again is not None
-        return again.head
-
     plan = task.plan
     data = (plan.task.data, plan.task.pixels, folder, plan.run.features_mb, plan.run.device)
     with one_thread_each():
@@ -188,7 +184,7 @@ def _behind_backbone(task: Task, folder: Path | None, backbones: Backbones) -> T
             split.front,
             lambda: source_of_features(task.source, split.front, plan.run.features_mb * 2**20, plan.run.device),
         )
-    return replace(task, source=source, module=head, head_only=True)
+    return replace(task, source=source, module=partial(deepcopy, split.head), head_only=True)
 
 
 def resolve(plan: Plan, shares: list[I64]) -> Plan:
