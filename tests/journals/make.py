@@ -1,0 +1,67 @@
+"""Makes the small journals beside this file, one for each way in which an outcome can become weights.
+
+They are made once and stay as they are: a later version must replay them to the same bits. To add one, add a line to
+`CASES` and run `python tests/journals/make.py`; journals that exist are left alone.
+"""
+
+import json
+from pathlib import Path
+
+from baffle.app.simulate import simulate
+from baffle.journal.replay import verify
+from baffle.plan import load
+
+HERE = Path(__file__).resolve().parent
+EXPECTED = HERE / "expected.json"
+
+SMALL = (
+    "rounds=4",
+    "run.snapshot_every=3",
+    'task.model={name="lenet", channels=[2, 4], head="flatten"}',
+    "federation.clients=6",
+    "federation.batch=8",
+    "probe.k=12",
+    "update.rate=0.01",
+)
+
+GROUPS = ("secure.groups=2", "secure.floor=2")
+
+CASES: dict[str, tuple[str, ...]] = {
+    "gaussian": ("probe.distribution=gaussian",),
+    "rademacher": ("probe.distribution=rademacher",),
+    "sphere": ("probe.distribution=sphere",),
+    "central": ("probe.scheme=central",),
+    "stages": ("probe.supports=stages",),
+    "units": ("probe.supports=units", "probe.k=40"),
+    "tiers": ("federation.tiers=[{k=4, share=0.5}]",),
+    "participation": ("federation.participation=0.5", "federation.weighting=uniform"),
+    "groups-mean": GROUPS,
+    "groups-median": (*GROUPS, "secure.groups=3", "secure.combine=median"),
+    "groups-own-mean": (*GROUPS, "secure.group_seeds=own"),
+    "groups-own-median": (*GROUPS, "secure.groups=3", "secure.group_seeds=own", "secure.combine=median"),
+    "skipped": ("rounds=12", "federation.dropout=0.5"),
+    "refused-update": ("rounds=8", "update.optimizer=sgd", "update.ema=0", "update.norm_max=0.018"),
+    "own-seeds": ("federation.seeds=own",),
+    "epoch": ("federation.level=epoch", "federation.steps=2"),
+    "epoch-sphere": ("federation.level=epoch", "federation.steps=2", "probe.distribution=sphere"),
+    "backprop": ("estimator=backprop",),
+    "backprop-epoch": ("estimator=backprop", "federation.level=epoch", "federation.steps=3"),
+    "sgd": ("update.optimizer=sgd", "update.ema=0"),
+    "momentum": ("update.optimizer=momentum",),
+    "adam-clip-decay": ("update.optimizer=adam", "update.clip=0.05", "update.weight_decay=0.01"),
+}
+
+
+def main() -> None:
+    known: dict[str, dict[str, object]] = json.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
+    for name, settings in CASES.items():
+        if name not in known:
+            simulate(load("digits", (*SMALL, f"name={name}", *settings)), HERE / name)
+            found = verify(HERE / name)
+            known[name] = {"rounds": found.rounds, "skipped": found.skipped, "chain": found.chain}
+            known[name] |= {"weights_sha256": found.weights_sha256, "trajectory_digest": found.trajectory_digest}
+    EXPECTED.write_text(json.dumps(known, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
