@@ -1,17 +1,12 @@
 """Who a node is, and whom the server believes."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-from nodes_in_memory import Nodes
 
 from baffle.app import joining
 from baffle.app.joining import (
@@ -27,6 +22,7 @@ from baffle.app.joining import (
 )
 from baffle.core.messages import Abstention, Message, decode, encode
 from baffle.errors import RefusalError
+from tests.support.nodes_in_memory import Nodes
 
 RUN, TRAJECTORY = bytes(32), bytes(range(32))
 IDENTITIES = [Ed25519PrivateKey.generate() for _ in range(3)]

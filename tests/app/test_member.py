@@ -1,13 +1,9 @@
 """The networked client: what it takes part in, what it refuses, and what it does not forget."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from nodes_in_memory import Federation, new_keys
 
 from baffle.app import joining, serve
 from baffle.app.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready
@@ -22,6 +18,7 @@ from baffle.journal.replay import verify
 from baffle.plan import Plan, change
 from baffle.secure.messages import Advertisement, Hello, Turned
 from baffle.trajectory import trajectory
+from tests.support.nodes_in_memory import Federation, new_keys
 
 RUN = bytes(32)
 

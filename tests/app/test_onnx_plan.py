@@ -1,6 +1,5 @@
 """A plan whose model came as ONNX: simulated, served, resumed, exported again, and refused where it cannot be."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,6 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-
-sys.path.insert(0, str(Path(__file__).parent))
-from nodes_in_memory import Nodes, new_keys
 
 from baffle.app.costs import costs
 from baffle.app.edge import edge_client
@@ -26,6 +22,7 @@ from baffle.errors import ModelError, PlanError, RefusalError
 from baffle.journal.replay import verify
 from baffle.plan import Onnx, Plan, load
 from baffle.runtime.exported import WEIGHTS, read_manifest, read_weights
+from tests.support.nodes_in_memory import Nodes, new_keys
 
 ONNX = 'task.model={name="onnx"}'
 

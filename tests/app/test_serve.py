@@ -1,15 +1,11 @@
 """A networked run from end to end, with members in memory: whoever vanishes, comes back or lies, it ends, and everybody
 holds the same weights."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from nodes_in_memory import Federation, Nodes, StoppedError, new_keys
 
 from baffle.app import joining, serve
 from baffle.app.joining import Introduction
@@ -20,6 +16,7 @@ from baffle.app.simulate import simulate
 from baffle.errors import PlanError, RefusalError, RunFolderError
 from baffle.journal.replay import verify
 from baffle.plan import Plan, change
+from tests.support.nodes_in_memory import Federation, Nodes, StoppedError, new_keys
 
 ON = ('secure.mode="on"',)
 

@@ -2,10 +2,8 @@
 
 import random
 import secrets
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -18,9 +16,7 @@ from baffle.errors import MessageError, RefusalError
 from baffle.secure.marks import Marks
 from baffle.secure.messages import Agree, Unmask
 from baffle.secure.session import ClientSession, FrozenSession
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "secure"))
-from federation import Federation, Rounds, about
+from tests.support.federation import Federation, Rounds, about
 
 N, ROUNDS = 4, 3
 PHASES = ["hello", "seal", "vector", "agree", "unmask"]

@@ -1,8 +1,6 @@
 """Whatever is lost or spoilt on the way, a secure sum is exactly the sum over those who contributed, or none."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +12,7 @@ from baffle.core.messages import decode, encode
 from baffle.core.ring import add
 from baffle.secure.messages import Turned, cut
 from baffle.secure.shares import SHARE_BYTES
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "secure"))
-from federation import Rounds
+from tests.support.federation import Rounds
 
 FAULTS = ["deaf", "lost", "cut", "flipped", "refused", "restarts"]
 PHASES = ["hello", "seal", "vector", "agree", "unmask"]

@@ -1,9 +1,7 @@
 """A server that lies: clients sign who survived, and release nothing before enough of them have signed the same."""
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +15,7 @@ from baffle.secure.context import survivors_text
 from baffle.secure.messages import Agree, Agreed, Unmask
 from baffle.secure.server_slot import ServerSlot
 from baffle.secure.terms import Terms
-
-sys.path.insert(0, str(Path(__file__).parent))
-from federation import Federation, Rounds, about
+from tests.support.federation import Federation, Rounds, about
 
 PHASES = ["hello", "seal", "vector", "agree", "unmask"]
 

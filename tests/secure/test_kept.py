@@ -1,8 +1,6 @@
 """A server that crashes while it asks for shares asks again for the same sum, and for no other."""
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +12,7 @@ from baffle.core.ring import add
 from baffle.errors import MessageError, RefusalError
 from baffle.secure.kept import KeptSlot, pack, restore, unpack
 from baffle.secure.messages import Advertisement, Turned, Unmask, decode_request
-
-sys.path.insert(0, str(Path(__file__).parent))
-from federation import Rounds, Store, about, phase_of
+from tests.support.federation import Rounds, Store, about, phase_of
 
 N = 8
 GROUPS = [[0, 2, 5, 7], [1, 3, 4, 6]]

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ from baffle.core.ring import RingVector
 from baffle.errors import BaffleError, RefusalError, RunFolderError
 from baffle.secure.marks import Marks, MarksFile
 from baffle.secure.session import MOST_QUERIES, ClientSession
-
-sys.path.insert(0, str(Path(__file__).parent))
-from federation import Federation, about, random_vector
+from tests.support.federation import Federation, about, random_vector
 
 STEPS = [
     Marks(sealed=0),

@@ -1,9 +1,7 @@
 """Rounds of a secure sum over a network: two exchanges each, whoever comes, goes, restarts or talks nonsense."""
 
 import secrets
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +14,7 @@ from baffle.secure.context import sign
 from baffle.secure.messages import NO_SHARE, Advertisement, Sealed, Turned, Unmasked
 from baffle.secure.session import MOST_QUERIES
 from baffle.secure.shares import split
-
-sys.path.insert(0, str(Path(__file__).parent))
-from federation import LENGTH, Rounds, about, random_vector
+from tests.support.federation import LENGTH, Rounds, about, random_vector
 
 GARBAGE = [
     b"",

@@ -1,10 +1,8 @@
 """Both sides of a slot, driven by hand: sums come out exactly or not at all, and attacks that are carried out fail."""
 
 import secrets
-import sys
 from collections.abc import Callable
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,9 +30,7 @@ from baffle.secure.messages import (
 from baffle.secure.server_slot import ServerSlot
 from baffle.secure.session import KEYS_AT_ONCE, MOST_QUERIES, ClientSession
 from baffle.secure.shares import SHARE_BYTES, combine, weights
-
-sys.path.insert(0, str(Path(__file__).parent))
-from federation import LENGTH, Federation, about, random_vector
+from tests.support.federation import LENGTH, Federation, about, random_vector
 
 COUNTS = [(s, v, u) for s in range(1, 7) for v in range(s + 1) for u in range(v + 1)]
 

@@ -1,8 +1,6 @@
 """What clients insist on: who may be summed with whom, and how many must hold a secret."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +10,7 @@ from baffle.errors import RefusalError
 from baffle.secure.graph import COMPLETE_UP_TO
 from baffle.secure.messages import Opening
 from baffle.secure.terms import Groups, Terms, checked_slot
-
-sys.path.insert(0, str(Path(__file__).parent))
-from federation import Federation, Rounds, about
+from tests.support.federation import Federation, Rounds, about
 
 HALVES = [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
 ENDS = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]

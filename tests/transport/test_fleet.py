@@ -25,9 +25,7 @@ from flwr.app import Message as FlowerMessage
 from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 
 from baffle.transport.flower import FlowerRun, GridTransport
-
-sys.path.insert(0, str(Path(__file__).parent))
-from superlinks import Echo, Superlink, certify, new_key, public, until
+from tests.support.superlinks import Echo, Superlink, certify, new_key, public, until
 
 Join = Callable[..., Echo]
 
