@@ -25,10 +25,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from baffle.aggregation.client.session import ClientSession
 from baffle.app.edge import edge_client
 from baffle.app.roster import terms_of, tiers_of
 from baffle.plan import Plan, load
-from baffle.secure.session import ClientSession
 from baffle.trajectory import trajectory
 
 FOREIGN = ("torch", "flwr", "onnx", "sklearn", "scipy", "PIL")
@@ -127,12 +127,12 @@ def write_samples(folder: Path, samples: int, seed: int) -> None:
 
 def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
     """A server with one process for each client, for so many secure rounds."""
+    from baffle.aggregation.server.secure_sum import SecureSum
     from baffle.app.downlink import Downlink
     from baffle.app.round import play_round
     from baffle.journal.replay import catch_up
     from baffle.journal.store import Journal
     from baffle.runtime.exported import WEIGHTS, read_manifest, read_weights
-    from baffle.secure.rounds import SecureSum
 
     manifest = read_manifest(folder / "model")
     course, run = trajectory(plan, manifest.n_weights), secrets.token_bytes(32)

@@ -39,17 +39,17 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.session import ClientSession
+from baffle.aggregation.client_policy import Slot, Terms, checked_slot
+from baffle.aggregation.messages import Advertisement, Agreed, Turn, Turned, decode_request, phase_of
+from baffle.aggregation.server.secure_sum import SecureSum
+from baffle.aggregation.server.slot import ServerSlot
 from baffle.app.client import Client
 from baffle.core.messages import CatchUp, Message, RoundRequest, contribution_to, decode, encode
 from baffle.core.ports import CONTRIBUTED
 from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
 from baffle.errors import BaffleError, MessageError
-from baffle.secure.marks import Marks
-from baffle.secure.messages import Advertisement, Agreed, Turn, Turned, decode_request, phase_of
-from baffle.secure.rounds import SecureSum
-from baffle.secure.server_slot import ServerSlot
-from baffle.secure.session import ClientSession
-from baffle.secure.terms import Slot, Terms, checked_slot
 
 N, LENGTH, VICTIM, ROUND = 4, 3, 0, 1
 KEYS_AT_ONCE = 4
@@ -501,7 +501,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with patch("baffle.secure.session.KEYS_AT_ONCE", KEYS_AT_ONCE):
+    with patch("baffle.aggregation.client.session.KEYS_AT_ONCE", KEYS_AT_ONCE):
         result = fuzz(args.count, args.seed)
     if args.json:
         print(json.dumps(result, indent=2))

@@ -39,15 +39,15 @@ from unittest.mock import patch
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.session import MOST_QUERIES, ClientSession
+from baffle.aggregation.client_policy import Terms
+from baffle.aggregation.messages import PHASES, Agree, Hello, MaskedRequest, Turn, Turned, decode_request
+from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.core.messages import Abstention, CatchUp, Contribution, Message, RoundRequest, decode, decode_reply, encode
 from baffle.core.ports import CONTRIBUTED, Collected, Transport
 from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
 from baffle.errors import BaffleError, MessageError, RefusalError
-from baffle.secure.marks import Marks
-from baffle.secure.messages import PHASES, Agree, Hello, MaskedRequest, Turn, Turned, decode_request
-from baffle.secure.rounds import SecureSum
-from baffle.secure.session import MOST_QUERIES, ClientSession
-from baffle.secure.terms import Terms
 from baffle.transport.faults import KINDS, Faults, Kind, seeded
 
 LENGTH = 4
@@ -371,7 +371,7 @@ def main() -> None:
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     done = 0
-    with patch("baffle.secure.session.KEYS_AT_ONCE", KEYS_AT_ONCE), suppress(KeyboardInterrupt):
+    with patch("baffle.aggregation.client.session.KEYS_AT_ONCE", KEYS_AT_ONCE), suppress(KeyboardInterrupt):
         for number in range(args.first, args.first + args.cases):
             case = draw_case(args.seed, number)
             came, violations = play_case(case)

@@ -29,17 +29,17 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
+from baffle.aggregation.client.session import KEYS_AT_ONCE, ClientSession
+from baffle.aggregation.client_policy import Terms, checked_slot
+from baffle.aggregation.messages import Opening, Turn, Turned
+from baffle.aggregation.server.secure_sum import SecureSum
+from baffle.aggregation.server.slot import ServerSlot
 from baffle.app.client import Client
 from baffle.app.recorder import Progress
 from baffle.app.simulate import simulate
 from baffle.core.messages import CatchUp, Contribution, RoundRequest, encode
 from baffle.core.ring import add
 from baffle.plan import load
-from baffle.secure.messages import Opening, Turn, Turned
-from baffle.secure.rounds import SecureSum
-from baffle.secure.server_slot import ServerSlot
-from baffle.secure.session import KEYS_AT_ONCE, ClientSession
-from baffle.secure.terms import Terms, checked_slot
 
 
 def one(n: int, k: int, dropout: float, *, agreement: bool = False) -> dict[str, Any]:

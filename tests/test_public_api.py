@@ -32,8 +32,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_importing_the_package_imports_no_machine_learning_library() -> None:
     program = (
-        "import sys, baffle, baffle.cli.main, baffle.trajectory, baffle.journal.replay, baffle.secure.plain,"
-        "baffle.secure.rounds, baffle.transport.local, baffle.transport.faults; baffle.load_plan('digits');"
+        "import sys, baffle, baffle.cli.main, baffle.trajectory, baffle.journal.replay, baffle.aggregation.plain,"
+        "baffle.aggregation.server.secure_sum, baffle.transport.local, baffle.transport.faults;"
+        "baffle.load_plan('digits');"
         "print(sorted({'torch', 'sklearn', 'scipy', 'flwr', 'onnxruntime'} & sys.modules.keys()))"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"

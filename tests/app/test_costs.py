@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from baffle.aggregation.client.session import KEYS_AT_ONCE
 from baffle.app.costs import Costs, costs
 from baffle.app.simulate import simulate
 from baffle.app.task import load_task
 from baffle.plan import Plan
-from baffle.secure.session import KEYS_AT_ONCE
 
 VARIANTS: dict[str, list[str]] = {
     "scalars": [],

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from baffle.aggregation.messages import Advertisement, Hello, Turned
 from baffle.app import joining, serve
 from baffle.app.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready
 from baffle.app.keys import ClientKeys
@@ -16,7 +17,6 @@ from baffle.core.state import pack
 from baffle.errors import RunFolderError
 from baffle.journal.replay import verify
 from baffle.plan import Plan, change
-from baffle.secure.messages import Advertisement, Hello, Turned
 from baffle.trajectory import trajectory
 from tests.support.nodes_in_memory import Federation, new_keys
 

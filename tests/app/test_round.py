@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from baffle.aggregation.plain import PlainSum
 from baffle.app.client import Client
 from baffle.app.downlink import Downlink
 from baffle.app.replica import Replica
@@ -19,7 +20,6 @@ from baffle.core.messages import RoundRequest, decode
 from baffle.journal.replay import Present, beginning, verify
 from baffle.journal.store import Journal
 from baffle.plan import Plan
-from baffle.secure.plain import PlainSum
 from baffle.trajectory import Trajectory, trajectory
 
 Answer = Callable[[int, bytes], bytes | None]

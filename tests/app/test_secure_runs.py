@@ -14,6 +14,10 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from baffle.aggregation.client.session import KEYS_AT_ONCE, ClientSession
+from baffle.aggregation.messages import Hello, MaskedRequest, Opening, Request, Turn, Unmask, decode_request
+from baffle.aggregation.plain import PlainSum
+from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.app.client import Client
 from baffle.app.downlink import Downlink
 from baffle.app.recorder import Progress, Summary
@@ -30,10 +34,6 @@ from baffle.errors import BaffleError, PlanError
 from baffle.journal.replay import Present, beginning, verify
 from baffle.journal.store import Journal
 from baffle.plan import Plan
-from baffle.secure.messages import Hello, MaskedRequest, Opening, Request, Turn, Unmask, decode_request
-from baffle.secure.plain import PlainSum
-from baffle.secure.rounds import SecureSum
-from baffle.secure.session import KEYS_AT_ONCE, ClientSession
 from baffle.trajectory import Trajectory, trajectory
 
 Cli = Callable[..., CompletedProcess[str]]

@@ -11,11 +11,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.session import ClientSession, FrozenSession
+from baffle.aggregation.messages import Agree, Unmask
 from baffle.core.messages import decode, encode
 from baffle.errors import MessageError, RefusalError
-from baffle.secure.marks import Marks
-from baffle.secure.messages import Agree, Unmask
-from baffle.secure.session import ClientSession, FrozenSession
 from tests.support.federation import Federation, Rounds, about
 
 N, ROUNDS = 4, 3
@@ -43,8 +43,10 @@ def the_same_chance() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("secrets.token_bytes", stream.randbytes)
         for module in ("session", "peers"):
-            patch.setattr(f"baffle.secure.{module}.X25519PrivateKey", _Drawn)
-        patch.setattr("baffle.secure.session.KEYS_AT_ONCE", 2)  # so that lists come to their end within a few rounds
+            patch.setattr(f"baffle.aggregation.client.{module}.X25519PrivateKey", _Drawn)
+        patch.setattr(
+            "baffle.aggregation.client.session.KEYS_AT_ONCE", 2
+        )  # so that lists come to their end within a few rounds
         yield
 
 

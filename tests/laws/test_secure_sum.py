@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baffle.aggregation.messages import Turned, cut
+from baffle.aggregation.shares import SHARE_BYTES
 from baffle.core.groups import Totals, combine_totals
 from baffle.core.messages import decode, encode
 from baffle.core.ring import add
-from baffle.secure.messages import Turned, cut
-from baffle.secure.shares import SHARE_BYTES
 from tests.support.federation import Rounds
 
 FAULTS = ["deaf", "lost", "cut", "flipped", "refused", "restarts"]
@@ -32,7 +32,7 @@ schedules = st.dictionaries(
 def _few_keys() -> Iterator[None]:
     """Lists of keys are made quicker when they serve few slots."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baffle.secure.session.KEYS_AT_ONCE", 8)
+        patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 8)
         yield
 
 

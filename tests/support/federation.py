@@ -8,12 +8,10 @@ from hashlib import sha256
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from baffle.core.messages import Abstention, CatchUp, Contribution, Message, RoundRequest, encode
-from baffle.core.ports import Collected
-from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
-from baffle.errors import BaffleError, RefusalError
-from baffle.secure.marks import Marks
-from baffle.secure.messages import (
+from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.session import ClientSession
+from baffle.aggregation.client_policy import Terms, checked_slot
+from baffle.aggregation.messages import (
     Advertisement,
     Agree,
     Hello,
@@ -24,10 +22,12 @@ from baffle.secure.messages import (
     Unmask,
     decode_request,
 )
-from baffle.secure.rounds import SecureSum
-from baffle.secure.server_slot import ServerSlot
-from baffle.secure.session import ClientSession
-from baffle.secure.terms import Terms, checked_slot
+from baffle.aggregation.server.secure_sum import SecureSum
+from baffle.aggregation.server.slot import ServerSlot
+from baffle.core.messages import Abstention, CatchUp, Contribution, Message, RoundRequest, encode
+from baffle.core.ports import Collected
+from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
+from baffle.errors import BaffleError, RefusalError
 
 LENGTH = 5
 GRAPH_SEED = bytes(range(32))

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from baffle.aggregation.messages import PHASES, Agree, Hello, MaskedRequest, Opening, Request, Turn, Unmask, phase_of
 from baffle.core.messages import CatchUp, RoundRequest, encode
-from baffle.secure.messages import PHASES, Agree, Hello, MaskedRequest, Opening, Request, Turn, Unmask, phase_of
 from baffle.transport.faults import KINDS, Dropouts, Faults, Found, Kind, Schedule, corrupted, seeded
 
 ABOUT = RoundRequest(3, 3, bytes(32), bytes(32), CatchUp("outcomes", 0, ()))

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from baffle.aggregation.client.session import ClientSession
+from baffle.aggregation.messages import Agree, Hello, MaskedRequest, Request, Turn, decode_request
 from baffle.app.replica import Replica
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.directions import DISTRIBUTIONS, Directions
@@ -20,8 +22,6 @@ from baffle.core.seeds import batch_indices, permutation
 from baffle.data.sources import Dataset
 from baffle.errors import BaffleError, RefusalError
 from baffle.plan import Plan
-from baffle.secure.messages import Agree, Hello, MaskedRequest, Request, Turn, decode_request
-from baffle.secure.session import ClientSession
 from baffle.trajectory import Trajectory, optimizer, trajectory
 
 BorrowRuntime = Callable[[], AbstractContextManager[Runtime]]

@@ -9,14 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from baffle.app.client import contribution_bytes, forwards_of
-from baffle.app.precision import Precision, judge, measure
-from baffle.app.task import Task
-from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
-from baffle.core.state import pack
-from baffle.plan import Plan
-from baffle.runtime.footprint import RESERVE
-from baffle.secure.messages import (
+from baffle.aggregation.client.session import KEYS_AT_ONCE
+from baffle.aggregation.client_policy import Terms
+from baffle.aggregation.messages import (
     BOX_BYTES,
     SIGNATURE_BYTES,
     Advertisement,
@@ -31,9 +26,14 @@ from baffle.secure.messages import (
     Unmask,
     Unmasked,
 )
-from baffle.secure.session import KEYS_AT_ONCE
-from baffle.secure.shares import SHARE_BYTES
-from baffle.secure.terms import Terms
+from baffle.aggregation.shares import SHARE_BYTES
+from baffle.app.client import contribution_bytes, forwards_of
+from baffle.app.precision import Precision, judge, measure
+from baffle.app.task import Task
+from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
+from baffle.core.state import pack
+from baffle.plan import Plan
+from baffle.runtime.footprint import RESERVE
 from baffle.trajectory import Trajectory, trajectory
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
+from baffle.aggregation.messages import Request
 from baffle.app.authority import ServerKeys
 from baffle.app.equipment import count_samples, with_onnx, with_torch
 from baffle.app.joining import Asked
@@ -25,7 +26,6 @@ from baffle.app.member import NEEDS_WORK, Member
 from baffle.core.messages import Abstention, encode, tag_of
 from baffle.errors import BaffleError, KeysError, PlanError, RunFolderError
 from baffle.plan import Plan, load
-from baffle.secure.messages import Request
 from baffle.transport.flower import Delivery, FlowerNodes, GivenRun, Settings, action, client_app, server_app
 
 if TYPE_CHECKING:

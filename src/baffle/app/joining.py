@@ -23,10 +23,10 @@ from typing import Annotated, Protocol, TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Meta
 
+from baffle.aggregation.context import signed
+from baffle.aggregation.messages import Key, Signature
 from baffle.core.messages import Abstention, Hash, Message, Number, RoundRequest, encode, read
 from baffle.errors import MessageError, RefusalError
-from baffle.secure.context import signed
-from baffle.secure.messages import Key, Signature
 
 AGAIN = 5.0
 """Seconds after which a node is asked again that was silent or was turned away: asking costs the others' time."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from baffle.aggregation.client.marks import MarksFile
+from baffle.aggregation.client.session import ClientSession
 from baffle.app.client import Client, idle_client
 from baffle.app.joining import (
     UNREADY,
@@ -28,8 +30,6 @@ from baffle.app.roster import terms_of
 from baffle.core.messages import Abstention, Message, Number, RoundRequest, decode, encode
 from baffle.errors import BaffleError, MessageError, RefusalError, RunFolderError
 from baffle.plan import Custom, Onnx, Plan, parse
-from baffle.secure.marks import MarksFile
-from baffle.secure.session import ClientSession
 
 NEEDS_WORK = {"request", "masked-request"}
 """The types of messages that a client needs its samples and its model for."""

@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from baffle.aggregation.client_policy import Terms
 from baffle.core.seeds import Seeds, permutation
 from baffle.plan import Plan
-from baffle.secure.terms import Terms
 from baffle.trajectory import Trajectory
 
 

@@ -13,6 +13,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from baffle.aggregation.plain import PlainSum
+from baffle.aggregation.server.crash_record import KeptFile
+from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.app.joining import Begin, Introduction, Nodes, Roll
 from baffle.app.keys import Roster
 from baffle.app.member import for_roster, require_same
@@ -26,9 +29,6 @@ from baffle.errors import PlanError, RunFolderError
 from baffle.journal.folder import PLAN, RunFolder
 from baffle.plan import Plan, Tier, load, parse
 from baffle.runtime.torch_loss import one_thread_each
-from baffle.secure.kept import KeptFile
-from baffle.secure.plain import PlainSum
-from baffle.secure.rounds import SecureSum
 from baffle.trajectory import Trajectory, trajectory
 
 SETTLED = "network.json"

@@ -8,6 +8,10 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from baffle.aggregation.client.peers import reader
+from baffle.aggregation.client.session import ClientSession
+from baffle.aggregation.plain import PlainSum
+from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.app.client import Client
 from baffle.app.features import Backbones
 from baffle.app.precision import require_precision
@@ -21,10 +25,6 @@ from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
 from baffle.plan import Plan, change, load
 from baffle.runtime.torch_loss import one_thread_each
-from baffle.secure.peers import reader
-from baffle.secure.plain import PlainSum
-from baffle.secure.rounds import SecureSum
-from baffle.secure.session import ClientSession
 from baffle.trajectory import Trajectory, trajectory
 from baffle.transport.faults import Dropouts
 from baffle.transport.local import LocalTransport

@@ -8,6 +8,11 @@ from hashlib import sha256
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from baffle.aggregation.client.session import ClientSession
+from baffle.aggregation.client_policy import Terms
+from baffle.aggregation.messages import Hello, MaskedRequest, Turn, decode_request
+from baffle.aggregation.plain import PlainSum
+from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.app.client import Client
 from baffle.app.replica import Replica
 from baffle.app.task import Runtimes, Task
@@ -15,11 +20,6 @@ from baffle.core.arrays import F32, F64, I64
 from baffle.core.messages import CatchUp, Contribution, Message, RoundRequest, contribution_to, encode
 from baffle.core.ring import EXTRAS, RingVector
 from baffle.errors import RefusalError
-from baffle.secure.messages import Hello, MaskedRequest, Turn, decode_request
-from baffle.secure.plain import PlainSum
-from baffle.secure.rounds import SecureSum
-from baffle.secure.session import ClientSession
-from baffle.secure.terms import Terms
 from baffle.trajectory import Trajectory, trajectory
 
 

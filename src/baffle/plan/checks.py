@@ -2,9 +2,9 @@
 
 import math
 
+from baffle.aggregation.client_policy import Terms
 from baffle.errors import PlanError
 from baffle.plan.sections import Federation, MobileNet, Model, Onnx, Plan
-from baffle.secure.terms import Terms
 
 
 def check(plan: Plan) -> None:

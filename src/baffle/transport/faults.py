@@ -5,9 +5,9 @@ from hashlib import sha256
 from random import Random
 from typing import Literal, get_args
 
+from baffle.aggregation.messages import MaskedRequest, Request, decode_request, phase_of
 from baffle.core.messages import RoundRequest
 from baffle.core.ports import Transport
-from baffle.secure.messages import MaskedRequest, Request, decode_request, phase_of
 
 Kind = Literal[
     "drop request",  # the client never hears it

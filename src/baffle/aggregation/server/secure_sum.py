@@ -8,17 +8,17 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from baffle.aggregation.client_policy import Groups, Terms, checked_slot
+from baffle.aggregation.context import require_signed_keys
+from baffle.aggregation.masks import agree
+from baffle.aggregation.messages import Advertisement, Agreed, Hello, Opening, Turn, Turned
+from baffle.aggregation.server.crash_record import Kept, Memory, pack, restore, to_keep, unpack
+from baffle.aggregation.server.slot import ServerSlot
+from baffle.aggregation.server.traffic import Traffic
 from baffle.core.messages import RoundRequest, contribution_to, decode, encode
 from baffle.core.ports import CONTRIBUTED, MISSING, Collected, Transport
 from baffle.core.ring import EXTRAS, Ring, Sum
 from baffle.errors import AbortError, MessageError, RefusalError
-from baffle.secure.context import require_signed_keys
-from baffle.secure.kept import Kept, Memory, pack, restore, to_keep, unpack
-from baffle.secure.masks import agree
-from baffle.secure.messages import Advertisement, Agreed, Hello, Opening, Turn, Turned
-from baffle.secure.server_slot import ServerSlot
-from baffle.secure.terms import Groups, Terms, checked_slot
-from baffle.secure.traffic import Traffic
 
 T = TypeVar("T")
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from baffle.aggregation.client.session import MOST_QUERIES
+from baffle.aggregation.context import sign
+from baffle.aggregation.messages import NO_SHARE, Advertisement, Sealed, Turned, Unmasked
+from baffle.aggregation.shares import split
 from baffle.core.messages import Abstention, Contribution, decode, encode
 from baffle.core.ring import add
 from baffle.errors import RefusalError
-from baffle.secure.context import sign
-from baffle.secure.messages import NO_SHARE, Advertisement, Sealed, Turned, Unmasked
-from baffle.secure.session import MOST_QUERIES
-from baffle.secure.shares import split
 from tests.support.federation import LENGTH, Rounds, about, random_vector
 
 GARBAGE = [
@@ -37,7 +37,7 @@ GARBAGE = [
 def _few_keys() -> Iterator[None]:
     """Lists of keys are made quicker when they serve few slots."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baffle.secure.session.KEYS_AT_ONCE", 8)
+        patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 8)
         yield
 
 
@@ -59,7 +59,7 @@ def test_a_steady_round_takes_two_exchanges() -> None:
 
 
 def test_key_lists_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baffle.secure.session.KEYS_AT_ONCE", 3)
+    monkeypatch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 3)
     rounds = Rounds(3)
     hellos = []
     for number in range(8):

@@ -6,11 +6,11 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from baffle.aggregation.context import box_context, key_context, require_signed_keys
+from baffle.aggregation.masks import agree, derive, expand
+from baffle.aggregation.messages import Advertisement, Key, Opening
 from baffle.core.messages import Message, decode
 from baffle.errors import RefusalError
-from baffle.secure.context import box_context, key_context, require_signed_keys
-from baffle.secure.masks import agree, derive, expand
-from baffle.secure.messages import Advertisement, Key, Opening
 
 NO_NONCE = bytes(12)
 """Every box has a key of its own, so its nonce is fixed."""

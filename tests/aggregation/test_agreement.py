@@ -8,13 +8,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
+from baffle.aggregation.client_policy import Terms
+from baffle.aggregation.context import survivors_text
+from baffle.aggregation.messages import Agree, Agreed, Unmask
+from baffle.aggregation.server.slot import ServerSlot
 from baffle.core.messages import Abstention, encode
 from baffle.core.ring import RingVector, add
 from baffle.errors import AbortError, RefusalError
-from baffle.secure.context import survivors_text
-from baffle.secure.messages import Agree, Agreed, Unmask
-from baffle.secure.server_slot import ServerSlot
-from baffle.secure.terms import Terms
 from tests.support.federation import Federation, Rounds, about
 
 PHASES = ["hello", "seal", "vector", "agree", "unmask"]
@@ -24,7 +24,7 @@ PHASES = ["hello", "seal", "vector", "agree", "unmask"]
 def _few_keys() -> Iterator[None]:
     """Lists of keys are made quicker when they serve few slots."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baffle.secure.session.KEYS_AT_ONCE", 8)
+        patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 8)
         yield
 
 

@@ -7,9 +7,9 @@ from hashlib import sha256
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from baffle.aggregation.messages import Advertisement, Opening
 from baffle.core.messages import RoundRequest, encode
 from baffle.errors import RefusalError
-from baffle.secure.messages import Advertisement, Opening
 
 
 def key_context(run: bytes, advertisement: Advertisement, slot: int) -> bytes:

@@ -23,13 +23,13 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from baffle.core.messages import Message, Number, RoundRequest, decode, encode, read
-from baffle.core.ring import RingVector, add
-from baffle.errors import MessageError, RefusalError
-from baffle.secure.context import round_context, sign, signed, survivors_text
-from baffle.secure.marks import Marks
-from baffle.secure.masks import agree, pair_mask, self_mask
-from baffle.secure.messages import (
+from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.peers import FrozenPeers, Peers, ReadKeys, reader
+from baffle.aggregation.client.slot import FrozenSlot, OpenSlot, freeze, thaw
+from baffle.aggregation.client_policy import Slot, Terms, checked_slot
+from baffle.aggregation.context import round_context, sign, signed, survivors_text
+from baffle.aggregation.masks import agree, pair_mask, self_mask
+from baffle.aggregation.messages import (
     BOX_BYTES,
     MOST_KEYS,
     NO_SHARE,
@@ -48,10 +48,10 @@ from baffle.secure.messages import (
     Unmasked,
     cut,
 )
-from baffle.secure.open_slot import FrozenSlot, OpenSlot, freeze, thaw
-from baffle.secure.peers import FrozenPeers, Peers, ReadKeys, reader
-from baffle.secure.shares import SHARE_BYTES, split
-from baffle.secure.terms import Slot, Terms, checked_slot
+from baffle.aggregation.shares import SHARE_BYTES, split
+from baffle.core.messages import Message, Number, RoundRequest, decode, encode, read
+from baffle.core.ring import RingVector, add
+from baffle.errors import MessageError, RefusalError
 
 A = TypeVar("A")
 B = TypeVar("B")

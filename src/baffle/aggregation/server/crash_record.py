@@ -9,13 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
+from baffle.aggregation.client_policy import Terms, checked_slot
+from baffle.aggregation.messages import Advertisement, Key, Members, Opening, Packed
+from baffle.aggregation.server.slot import ServerSlot
 from baffle.core.messages import Hash, Message, Number, decode, encode
 from baffle.core.ring import ELEMENT
 from baffle.errors import MessageError, RunFolderError
 from baffle.files import replace
-from baffle.secure.messages import Advertisement, Key, Members, Opening, Packed
-from baffle.secure.server_slot import ServerSlot
-from baffle.secure.terms import Terms, checked_slot
 
 
 class Memory(Protocol):

@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from hypothesis import given
 from hypothesis.strategies import binary, text
 
+from baffle.aggregation.masks import agree, derive, expand, pair_mask, self_mask, stream
 from baffle.core.ring import add
 from baffle.errors import RefusalError
-from baffle.secure.masks import agree, derive, expand, pair_mask, self_mask, stream
 
 LOW_ORDER = [
     bytes(32),

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from baffle.aggregation.graph import Graph, graph
+from baffle.aggregation.messages import Opening
 from baffle.errors import RefusalError
-from baffle.secure.graph import Graph, graph
-from baffle.secure.messages import Opening
 
 Groups = Sequence[Sequence[int]]
 """The clients of a round, divided into those that are summed together."""

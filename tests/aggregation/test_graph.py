@@ -6,7 +6,7 @@ from math import comb
 
 import pytest
 
-from baffle.secure.graph import COMPLETE_UP_TO, DROPOUT, FAILURE, degree, graph
+from baffle.aggregation.graph import COMPLETE_UP_TO, DROPOUT, FAILURE, degree, graph
 
 SEED = bytes(range(32))
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from baffle.aggregation.messages import phase_of
 from baffle.core.messages import Message, encode
 from baffle.core.ports import Transport
-from baffle.secure.messages import phase_of
 
 
 @dataclass

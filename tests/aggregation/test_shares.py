@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baffle.secure.shares import PRIME, SECRET_BYTES, SHARE_BYTES, combine, split, weights
+from baffle.aggregation.shares import PRIME, SECRET_BYTES, SHARE_BYTES, combine, split, weights
 
 SECRETS = st.one_of(st.sampled_from([0, 1, 2**255, 2**256 - 1]), st.integers(0, 2**256 - 1))
 POINTS = st.lists(st.integers(1, 2**21 - 1), min_size=1, max_size=7, unique=True)

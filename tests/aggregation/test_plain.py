@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from baffle.aggregation.plain import PlainSum
 from baffle.core.messages import Abstention, CatchUp, Contribution, Outcome, RoundRequest, decode, encode
 from baffle.core.ports import CONTRIBUTED, MISSING, Collected
 from baffle.core.ring import ELEMENT, EXTRAS, GUARD, Ring
-from baffle.secure.plain import PlainSum
 
 LENGTH = 6
 RING = Ring(clients=4, n_max=50, clip=10.0)

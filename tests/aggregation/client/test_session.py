@@ -10,13 +10,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from msgspec.structs import replace
 
-from baffle.core.messages import encode
-from baffle.core.ring import Ring, RingVector, add
-from baffle.errors import AbortError, MessageError, RefusalError
-from baffle.secure.context import box_context, key_context, keys_digest, round_context, sign
-from baffle.secure.marks import Marks
-from baffle.secure.masks import agree, pair_mask, self_mask
-from baffle.secure.messages import (
+from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.session import KEYS_AT_ONCE, MOST_QUERIES, ClientSession
+from baffle.aggregation.context import box_context, key_context, keys_digest, round_context, sign
+from baffle.aggregation.masks import agree, pair_mask, self_mask
+from baffle.aggregation.messages import (
     BOX_BYTES,
     NO_SHARE,
     MaskedRequest,
@@ -27,9 +25,11 @@ from baffle.secure.messages import (
     Unmasked,
     cut,
 )
-from baffle.secure.server_slot import ServerSlot
-from baffle.secure.session import KEYS_AT_ONCE, MOST_QUERIES, ClientSession
-from baffle.secure.shares import SHARE_BYTES, combine, weights
+from baffle.aggregation.server.slot import ServerSlot
+from baffle.aggregation.shares import SHARE_BYTES, combine, weights
+from baffle.core.messages import encode
+from baffle.core.ring import Ring, RingVector, add
+from baffle.errors import AbortError, MessageError, RefusalError
 from tests.support.federation import LENGTH, Federation, about, random_vector
 
 COUNTS = [(s, v, u) for s in range(1, 7) for v in range(s + 1) for u in range(v + 1)]
@@ -100,8 +100,8 @@ def test_pair_masks_alone_do_not_open_a_vector() -> None:
 
 
 def test_sparse_graphs_give_the_sum_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baffle.secure.graph.COMPLETE_UP_TO", 10)
-    monkeypatch.setattr("baffle.secure.graph.degree", lambda _n, _dropout: 8)
+    monkeypatch.setattr("baffle.aggregation.graph.COMPLETE_UP_TO", 10)
+    monkeypatch.setattr("baffle.aggregation.graph.degree", lambda _n, _dropout: 8)
     made = federation(24)
     server, plain = made.until_masked(about(0), sending=[c for c in made.everybody if c % 8])
     unmasked_by(made, server, tuple(c for c in made.everybody if c % 8 and c != 5))

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baffle.aggregation.client_policy import Groups, Terms, checked_slot
+from baffle.aggregation.graph import COMPLETE_UP_TO
+from baffle.aggregation.messages import Opening
 from baffle.errors import RefusalError
-from baffle.secure.graph import COMPLETE_UP_TO
-from baffle.secure.messages import Opening
-from baffle.secure.terms import Groups, Terms, checked_slot
 from tests.support.federation import Federation, Rounds, about
 
 HALVES = [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
@@ -24,7 +24,7 @@ def halves_then_ends(number: int) -> Groups:
 def _few_keys() -> Iterator[None]:
     """Lists of keys are made quicker when they serve few slots."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baffle.secure.session.KEYS_AT_ONCE", 8)
+        patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 8)
         yield
 
 

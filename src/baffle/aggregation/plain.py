@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from baffle.aggregation.server.traffic import Traffic
 from baffle.core.messages import RoundRequest, contribution_to
 from baffle.core.ports import CONTRIBUTED, MISSING, Collected, Transport
 from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
 from baffle.errors import MessageError
-from baffle.secure.traffic import Traffic
 
 
 @dataclass(frozen=True)

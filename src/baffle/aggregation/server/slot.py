@@ -7,12 +7,10 @@ from itertools import chain
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from baffle.core.messages import RoundRequest
-from baffle.core.ring import RingVector, add
-from baffle.errors import AbortError, RefusalError
-from baffle.secure.context import keys_digest, round_context, signed, survivors_text
-from baffle.secure.masks import agree, pair_mask, self_mask
-from baffle.secure.messages import (
+from baffle.aggregation.client_policy import Slot
+from baffle.aggregation.context import keys_digest, round_context, signed, survivors_text
+from baffle.aggregation.masks import agree, pair_mask, self_mask
+from baffle.aggregation.messages import (
     BOX_BYTES,
     NO_SHARE,
     Advertisement,
@@ -24,8 +22,10 @@ from baffle.secure.messages import (
     Unmasked,
     cut,
 )
-from baffle.secure.shares import SHARE_BYTES, combine, weights
-from baffle.secure.terms import Slot
+from baffle.aggregation.shares import SHARE_BYTES, combine, weights
+from baffle.core.messages import RoundRequest
+from baffle.core.ring import RingVector, add
+from baffle.errors import AbortError, RefusalError
 
 
 @dataclass

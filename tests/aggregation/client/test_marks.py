@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baffle.aggregation.client.marks import Marks, MarksFile
+from baffle.aggregation.client.session import MOST_QUERIES, ClientSession
 from baffle.core.ring import RingVector
 from baffle.errors import BaffleError, RefusalError, RunFolderError
-from baffle.secure.marks import Marks, MarksFile
-from baffle.secure.session import MOST_QUERIES, ClientSession
 from tests.support.federation import Federation, about, random_vector
 
 STEPS = [

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from baffle.aggregation.client_policy import Slot, Terms, checked_slot
+from baffle.aggregation.messages import Key, MaskedRequest, Members, Opening, Sealed, Share, Unmasked
 from baffle.core.messages import Message
 from baffle.core.ring import ELEMENT, RingVector
-from baffle.secure.messages import Key, MaskedRequest, Members, Opening, Sealed, Share, Unmasked
-from baffle.secure.terms import Slot, Terms, checked_slot
 
 
 @dataclass

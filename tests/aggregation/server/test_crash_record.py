@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from baffle.aggregation.messages import Advertisement, Turned, Unmask, decode_request
+from baffle.aggregation.server.crash_record import KeptSlot, pack, restore, unpack
 from baffle.core.messages import decode, encode
 from baffle.core.ports import Collected
 from baffle.core.ring import add
 from baffle.errors import MessageError, RefusalError
-from baffle.secure.kept import KeptSlot, pack, restore, unpack
-from baffle.secure.messages import Advertisement, Turned, Unmask, decode_request
 from tests.support.federation import Rounds, Store, about, phase_of
 
 N = 8
@@ -28,7 +28,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 def _few_keys() -> Iterator[None]:
     """Lists of keys are made quicker when they serve few slots."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baffle.secure.session.KEYS_AT_ONCE", 8)
+        patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 8)
         yield
 
 

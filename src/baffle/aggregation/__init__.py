@@ -1,0 +1,1 @@
+"""How replies become a sum: plainly, or so that the server learns the sum and nothing else."""

@@ -1,1 +1,0 @@
-"""How replies become a sum over clients."""
