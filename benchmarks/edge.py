@@ -132,7 +132,7 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
     from baffle.app.round import play_round
     from baffle.journal.replay import catch_up
     from baffle.journal.store import Journal
-    from baffle.runtime.exported import WEIGHTS, read_manifest, read_weights
+    from baffle.runtime.onnx.model_folder import WEIGHTS, read_manifest, read_weights
 
     manifest = read_manifest(folder / "model")
     course, run = trajectory(plan, manifest.n_weights), secrets.token_bytes(32)

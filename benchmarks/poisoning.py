@@ -30,7 +30,7 @@ from baffle.core.ring import EXTRAS, GUARD, Ring, RingVector, add
 from baffle.journal.replay import Present, beginning
 from baffle.journal.store import Journal
 from baffle.plan import change, load
-from baffle.runtime.torch_loss import one_thread_each
+from baffle.runtime.torch.loss import one_thread_each
 from baffle.trajectory import Trajectory, trajectory
 
 ATTACKER = 0

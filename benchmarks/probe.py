@@ -33,8 +33,8 @@ from baffle.core.ports import Batch
 from baffle.core.probe import forward_difference
 from baffle.models.lenet import lenet
 from baffle.models.wrn import wrn
-from baffle.runtime.quick import keep_freed_memory
-from baffle.runtime.torch_loss import TorchLoss, weights_of
+from baffle.runtime.torch.fast_forward import keep_freed_memory
+from baffle.runtime.torch.loss import TorchLoss, weights_of
 
 MODELS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "lenet": (lenet, (1, 32, 32)),

@@ -30,7 +30,7 @@ from baffle.core.probe import forward_difference
 from baffle.data.sources import Dataset, Source
 from baffle.models.lenet import lenet
 from baffle.plan import load
-from baffle.runtime.torch_loss import TorchLoss, one_thread_each, weights_of
+from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
 
 SAMPLES_EACH, ATTENDING = 20, 100
 Work = Callable[[], object]

@@ -30,7 +30,7 @@ from baffle.app.task import Runtimes, Task, load_task, versions
 from baffle.journal.replay import beginning
 from baffle.journal.store import Journal
 from baffle.plan import Plan, change, load
-from baffle.runtime.torch_loss import accuracy, one_thread_each
+from baffle.runtime.torch.loss import accuracy, one_thread_each
 from baffle.trajectory import trajectory
 from baffle.transport.local import LocalTransport
 

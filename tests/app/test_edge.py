@@ -24,8 +24,8 @@ from baffle.errors import ModelError, PlanError
 from baffle.journal.replay import catch_up, verify
 from baffle.journal.store import Journal
 from baffle.plan import Plan, change, load
-from baffle.runtime.exported import AVERAGE, MANIFEST, MODEL, PLAN, WEIGHTS, read_manifest, read_weights
-from baffle.runtime.onnx_loss import OnnxLoss
+from baffle.runtime.onnx.loss import OnnxLoss
+from baffle.runtime.onnx.model_folder import AVERAGE, MANIFEST, MODEL, PLAN, WEIGHTS, read_manifest, read_weights
 from baffle.trajectory import trajectory
 
 

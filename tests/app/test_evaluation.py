@@ -16,7 +16,7 @@ from baffle.core.arrays import F32
 from baffle.core.ports import Batch
 from baffle.data.sources import Dataset, Source, load
 from baffle.plan import Plan
-from baffle.runtime.torch_loss import TorchLoss
+from baffle.runtime.torch.loss import TorchLoss
 
 
 def in_domains() -> Source:

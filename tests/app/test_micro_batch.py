@@ -15,7 +15,7 @@ from baffle.core.ports import Batch
 from baffle.models.lenet import lenet
 from baffle.models.wrn import wrn
 from baffle.plan import Plan
-from baffle.runtime.torch_loss import TorchLoss, weights_of
+from baffle.runtime.torch.loss import TorchLoss, weights_of
 
 LENET = 'task.model={name="lenet", channels=[4, 4]}'
 

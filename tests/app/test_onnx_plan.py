@@ -21,7 +21,7 @@ from baffle.app.task import load_task
 from baffle.errors import ModelError, PlanError, RefusalError
 from baffle.journal.replay import verify
 from baffle.plan import Onnx, Plan, load
-from baffle.runtime.exported import WEIGHTS, read_manifest, read_weights
+from baffle.runtime.onnx.model_folder import WEIGHTS, read_manifest, read_weights
 from tests.support.nodes_in_memory import Nodes, new_keys
 
 ONNX = 'task.model={name="onnx"}'

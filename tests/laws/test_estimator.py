@@ -19,7 +19,7 @@ from baffle.core.rebuild import gradient_from_scalars
 from baffle.core.ring import Ring
 from baffle.core.seeds import Seeds
 from baffle.models.lenet import lenet
-from baffle.runtime.torch_loss import TorchLoss, weights_of
+from baffle.runtime.torch.loss import TorchLoss, weights_of
 
 SEEDS = Seeds(11, bytes(32))
 ALONE = Ring(clients=1, n_max=1, clip=1000.0)

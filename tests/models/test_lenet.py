@@ -8,7 +8,7 @@ from torch import nn
 from baffle.models.build import build
 from baffle.models.lenet import ACTIVATIONS, lenet, normalisation
 from baffle.plan import LeNet, Softmax, load, parse
-from baffle.runtime.torch_loss import weights_of
+from baffle.runtime.torch.loss import weights_of
 
 
 def test_the_papers_form_has_26730_weights() -> None:

@@ -26,8 +26,8 @@ from baffle.models.mobilenet import (
     read_weights,
 )
 from baffle.plan import MobileNet, Plan, parse
-from baffle.runtime.stages import chain_of
-from baffle.runtime.torch_loss import weights_of
+from baffle.runtime.torch.loss import weights_of
+from baffle.runtime.torch.stages import chain_of
 
 SHAPE = (3, 32, 32)
 

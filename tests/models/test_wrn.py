@@ -9,7 +9,7 @@ from baffle.models.build import build
 from baffle.models.lenet import ACTIVATIONS
 from baffle.models.wrn import wrn
 from baffle.plan import WRN, parse
-from baffle.runtime.torch_loss import weights_of
+from baffle.runtime.torch.loss import weights_of
 
 
 def test_the_papers_form_has_302794_weights() -> None:

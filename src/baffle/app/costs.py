@@ -33,7 +33,7 @@ from baffle.app.task import Task
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.state import pack
 from baffle.plan import Plan
-from baffle.runtime.footprint import RESERVE
+from baffle.runtime.torch.footprint import RESERVE
 from baffle.trajectory import Trajectory, trajectory
 
 

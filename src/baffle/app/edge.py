@@ -17,8 +17,8 @@ from baffle.data.partition import share_out
 from baffle.data.sources import Dataset, load
 from baffle.errors import ModelError, PlanError
 from baffle.plan import Onnx, Plan
-from baffle.runtime.exported import Manifest
-from baffle.runtime.onnx_loss import NUMBERS_AT_ONCE, OnnxLoss
+from baffle.runtime.onnx.loss import NUMBERS_AT_ONCE, OnnxLoss
+from baffle.runtime.onnx.model_folder import Manifest
 from baffle.trajectory import trajectory
 
 MICRO_BATCH = 4

@@ -17,9 +17,18 @@ from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up
 from baffle.journal.store import Journal
 from baffle.plan import Onnx, Plan, load
-from baffle.runtime.exported import AVERAGE, MODEL, PLAN, WEIGHTS, Manifest, Tensor, write_manifest, write_tensors
-from baffle.runtime.onnx_graph import Graph, graph_from_file, graph_from_folder
-from baffle.runtime.onnx_loss import OnnxLoss
+from baffle.runtime.onnx.graph import Graph, graph_from_file, graph_from_folder
+from baffle.runtime.onnx.loss import OnnxLoss
+from baffle.runtime.onnx.model_folder import (
+    AVERAGE,
+    MODEL,
+    PLAN,
+    WEIGHTS,
+    Manifest,
+    Tensor,
+    write_manifest,
+    write_tensors,
+)
 from baffle.trajectory import trajectory
 
 if TYPE_CHECKING:
@@ -58,7 +67,7 @@ def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
 
 def export_module(module: "nn.Module", shape: tuple[int, ...], out: Path) -> Manifest:
     """Any module on samples of a shape, with its own weights."""
-    from baffle.runtime.onnx_module import graph_of
+    from baffle.runtime.onnx.from_module import graph_of
 
     _require_free(out)
     graph = graph_of(module, shape)
@@ -76,7 +85,7 @@ def _graph(plan: Plan, data: Path | None) -> Graph:
     if isinstance(plan.task.model, Onnx):
         return graph_from_folder(Path(plan.run.model))
     from baffle.app.task import initial_module
-    from baffle.runtime.onnx_module import graph_of
+    from baffle.runtime.onnx.from_module import graph_of
 
     where = data_folder(data)
     source = load_data(plan.task.data, where, plan.task.pixels)

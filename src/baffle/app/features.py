@@ -18,8 +18,8 @@ from torch import nn
 from baffle.core.arrays import F32, I64
 from baffle.data.sources import Dataset, Source
 from baffle.errors import DataError
-from baffle.runtime.quick import Quick
-from baffle.runtime.stages import chain_of
+from baffle.runtime.torch.fast_forward import Quick
+from baffle.runtime.torch.stages import chain_of
 
 PIECE = 16
 """Samples that go through the front together: few enough for a convolutional front to stay in cache."""

@@ -8,8 +8,8 @@ from baffle.core.arrays import F32
 from baffle.core.directions import NUMBERS_AT_ONCE
 from baffle.core.ports import Batch
 from baffle.errors import PlanError
-from baffle.runtime.footprint import RESERVE, tensor_bytes
-from baffle.runtime.torch_loss import one_thread_each
+from baffle.runtime.torch.footprint import RESERVE, tensor_bytes
+from baffle.runtime.torch.loss import one_thread_each
 
 MEGABYTE = 1 << 20
 

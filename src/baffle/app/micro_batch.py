@@ -8,7 +8,7 @@ import numpy as np
 
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch
-from baffle.runtime.torch_loss import TorchLoss
+from baffle.runtime.torch.loss import TorchLoss
 
 RULE = 64
 """Few enough for most models to stay in cache."""

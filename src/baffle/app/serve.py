@@ -28,7 +28,7 @@ from baffle.core.ports import Aggregation
 from baffle.errors import PlanError, RunFolderError
 from baffle.journal.folder import PLAN, RunFolder
 from baffle.plan import Plan, Tier, load, parse
-from baffle.runtime.torch_loss import one_thread_each
+from baffle.runtime.torch.loss import one_thread_each
 from baffle.trajectory import Trajectory, trajectory
 
 SETTLED = "network.json"

@@ -24,7 +24,7 @@ from baffle.core.ports import Aggregation
 from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
 from baffle.plan import Plan, change, load
-from baffle.runtime.torch_loss import one_thread_each
+from baffle.runtime.torch.loss import one_thread_each
 from baffle.trajectory import Trajectory, trajectory
 from baffle.transport.faults import Dropouts
 from baffle.transport.local import LocalTransport

@@ -25,10 +25,10 @@ from baffle.data.sources import Source, data_folder, load
 from baffle.errors import BaffleError, ModelError, PlanError
 from baffle.models.build import build
 from baffle.plan import Onnx, Plan, Softmax
-from baffle.runtime.exported import read_manifest
-from baffle.runtime.layouts import propose
-from baffle.runtime.quick import give_back_freed_memory
-from baffle.runtime.torch_loss import TorchLoss, one_thread_each, weights_of
+from baffle.runtime.onnx.model_folder import read_manifest
+from baffle.runtime.torch.fast_forward import give_back_freed_memory
+from baffle.runtime.torch.layouts import propose
+from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -155,7 +155,7 @@ def _with_graph(plan: Plan) -> Plan:
 
 
 def _from_onnx(plan: Plan, source: Source) -> nn.Module:
-    from baffle.runtime.onnx_classifier import OnnxClassifier
+    from baffle.runtime.onnx.as_module import OnnxClassifier
 
     module = OnnxClassifier(Path(plan.run.model))
     takes = module.manifest.input_shape, module.manifest.classes

@@ -11,7 +11,7 @@ from baffle.paper.figure5 import differences, told_apart
 from baffle.paper.subject import accuracy_of, subject, trained
 from baffle.paper.target import Finished, Result, Scale, Tell
 from baffle.plan import Plan
-from baffle.runtime.torch_loss import one_thread_each
+from baffle.runtime.torch.loss import one_thread_each
 
 
 def _cases(

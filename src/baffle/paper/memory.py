@@ -116,9 +116,9 @@ def measure(case: Case) -> int:
     import torch
 
     from baffle.models.build import build
-    from baffle.runtime.footprint import grown
-    from baffle.runtime.quick import give_back_freed_memory
-    from baffle.runtime.torch_loss import TorchLoss, weights_of
+    from baffle.runtime.torch.fast_forward import give_back_freed_memory
+    from baffle.runtime.torch.footprint import grown
+    from baffle.runtime.torch.loss import TorchLoss, weights_of
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

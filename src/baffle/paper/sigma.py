@@ -20,7 +20,7 @@ from baffle.core.ring import Ring
 from baffle.paper.subject import accuracy_of, subject, trained
 from baffle.paper.target import Cell, Finished, Result, Scale, Tell
 from baffle.plan import Plan
-from baffle.runtime.torch_loss import one_thread_each
+from baffle.runtime.torch.loss import one_thread_each
 
 PAPERS, WORKS = 1e-4, 0.9
 """The paper's σ, and the share of the best cosine in float32 from which a σ is said to work."""

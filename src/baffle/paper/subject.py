@@ -11,7 +11,7 @@ from baffle.core.update import adam
 from baffle.paper.target import Scale
 from baffle.paper.training import PRESET
 from baffle.plan import load
-from baffle.runtime.torch_loss import accuracy
+from baffle.runtime.torch.loss import accuracy
 
 RATE, SAMPLES = 0.01, 32
 """Of a step of training."""

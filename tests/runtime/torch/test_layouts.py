@@ -13,10 +13,10 @@ from baffle.core.ports import Batch
 from baffle.core.supports import supports
 from baffle.errors import PlanError
 from baffle.models.lenet import lenet
-from baffle.runtime import layouts
-from baffle.runtime.layouts import Mode, propose
-from baffle.runtime.structured import Structured
-from baffle.runtime.torch_loss import TorchLoss, weights_of
+from baffle.runtime.torch import layouts
+from baffle.runtime.torch.layouts import Mode, propose
+from baffle.runtime.torch.loss import TorchLoss, weights_of
+from baffle.runtime.torch.structured import Structured
 
 N = 3 * 25 + 3 + 4 * 75 + 4 + 40 + 10
 
@@ -91,7 +91,7 @@ def test_what_the_first_direction_pays_for_all_does_not_count(monkeypatch: pytes
         return np.zeros(len(supports))
 
     monkeypatch.setattr(Structured, "along", along)
-    monkeypatch.setattr("baffle.runtime.layouts.time.process_time", lambda: now)
+    monkeypatch.setattr("baffle.runtime.torch.layouts.time.process_time", lambda: now)
     found = TorchLoss(_module(), structured=True).on(_batch())
     assert isinstance(found, Structured)
     cost = layouts._cost(found, np.zeros(N, np.float32), [Support(0, 25)])

@@ -14,9 +14,9 @@ from baffle.core.ports import Batch
 from baffle.core.probe import Landscape, forward_each
 from baffle.models.lenet import lenet
 from baffle.models.wrn import wrn
-from baffle.runtime.footprint import tensor_bytes
-from baffle.runtime.quick import Quick
-from baffle.runtime.torch_loss import TorchLoss, weights_of
+from baffle.runtime.torch.fast_forward import Quick
+from baffle.runtime.torch.footprint import tensor_bytes
+from baffle.runtime.torch.loss import TorchLoss, weights_of
 
 KEY = bytes(range(32))
 SHAPE = (3, 12, 12)
@@ -201,7 +201,7 @@ def test_many_samples_go_through_in_pieces_with_the_same_bits(
     run = Quick(nn.Sequential(layer))
     with torch.inference_mode():
         whole = run(x)
-        monkeypatch.setattr("baffle.runtime.quick.AT_ONCE", 3 * whole[0].nbytes)
+        monkeypatch.setattr("baffle.runtime.torch.fast_forward.AT_ONCE", 3 * whole[0].nbytes)
         pieces = run(x)
     assert torch.equal(whole, pieces)
     assert whole.stride() == pieces.stride()

@@ -12,9 +12,9 @@ from baffle.core.directions import GAUSSIAN, Directions, Support
 from baffle.core.ports import Batch
 from baffle.core.supports import Entry, Layout, allocate
 from baffle.errors import PlanError
-from baffle.runtime.stages import Chain, unit_support
-from baffle.runtime.structured import Structured
-from baffle.runtime.torch_loss import TorchCriterion, TorchLoss, cross_entropy, weights_of
+from baffle.runtime.torch.loss import TorchCriterion, TorchLoss, cross_entropy, weights_of
+from baffle.runtime.torch.stages import Chain, unit_support
+from baffle.runtime.torch.structured import Structured
 
 Mode = Literal["stages", "units"]
 

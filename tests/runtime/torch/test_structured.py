@@ -15,10 +15,10 @@ from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, Directions, Support
 from baffle.core.ports import Batch
 from baffle.core.probe import SCHEMES, Landscape, forward_difference
 from baffle.errors import PlanError
-from baffle.runtime import units
-from baffle.runtime.stages import Chain, chain_of, unit_support
-from baffle.runtime.structured import Structured
-from baffle.runtime.torch_loss import TorchCriterion, TorchLoss, cross_entropy, weights_of
+from baffle.runtime.torch import units
+from baffle.runtime.torch.loss import TorchCriterion, TorchLoss, cross_entropy, weights_of
+from baffle.runtime.torch.stages import Chain, chain_of, unit_support
+from baffle.runtime.torch.structured import Structured
 
 SIGMA = 1e-2
 CLASSES = 5

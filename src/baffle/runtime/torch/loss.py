@@ -14,9 +14,9 @@ from baffle.core.directions import Directions, Support
 from baffle.core.ports import Batch
 from baffle.core.probe import Landscape, forward_each, moves
 from baffle.core.ranks import ranks
-from baffle.runtime.quick import Quick
-from baffle.runtime.stages import Chain, chain_of
-from baffle.runtime.structured import Structured
+from baffle.runtime.torch.fast_forward import Quick
+from baffle.runtime.torch.stages import Chain, chain_of
+from baffle.runtime.torch.structured import Structured
 
 TorchCriterion = Callable[[Tensor, Tensor], Tensor]
 """Model output and labels → one loss per sample, or their mean."""

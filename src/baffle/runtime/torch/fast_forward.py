@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from baffle.runtime import winograd
+from baffle.runtime.torch import winograd
 
 Form = Callable[[Tensor], Tensor]
 

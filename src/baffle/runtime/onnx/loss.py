@@ -14,7 +14,7 @@ from baffle.core.directions import Directions, Support
 from baffle.core.ports import Batch
 from baffle.core.probe import Landscape, moves
 from baffle.errors import ModelError
-from baffle.runtime.exported import LOGITS, LOSS, MODEL, WEIGHT, X, Y, read_manifest
+from baffle.runtime.onnx.model_folder import LOGITS, LOSS, MODEL, WEIGHT, X, Y, read_manifest
 
 NUMBERS_AT_ONCE = 1 << 15
 """Of directions: a quarter of the usual, and of its memory."""

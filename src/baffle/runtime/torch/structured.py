@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import NUMBERS_AT_ONCE, Directions, Support, grouped
 from baffle.core.probe import Landscape, Loss, forward_each
-from baffle.runtime.quick import IN_PLACE
-from baffle.runtime.stages import Chain, Units
-from baffle.runtime.units import Kept, Moved, Piece, Team, Workspace
+from baffle.runtime.torch.fast_forward import IN_PLACE
+from baffle.runtime.torch.stages import Chain, Units
+from baffle.runtime.torch.units import Kept, Moved, Piece, Team, Workspace
 
 OUTPUTS_AT_ONCE = 1 << 20
 """Model outputs (of samples times directions) that are kept before their losses are computed."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from baffle.errors import ModelError
-from baffle.runtime.onnx_graph import Graph, finished
+from baffle.runtime.onnx.graph import Graph, finished
 
 SAMPLES = 2
 """A module is traced with so many: with one, its batch could be taken for a fixed size."""

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from baffle.runtime import winograd
-from baffle.runtime.footprint import tensor_bytes
-from baffle.runtime.quick import Quick
-from baffle.runtime.winograd import SIZE, TILE, VALUES, Rows, convolve, exact_transforms, suits, takes
+from baffle.runtime.torch import winograd
+from baffle.runtime.torch.fast_forward import Quick
+from baffle.runtime.torch.footprint import tensor_bytes
+from baffle.runtime.torch.winograd import SIZE, TILE, VALUES, Rows, convolve, exact_transforms, suits, takes
 
 INTEGERS = st.integers(-1000, 1000)
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from baffle.core.ports import Batch
-from baffle.runtime.exported import WEIGHTS, read_weights
-from baffle.runtime.onnx_loss import OnnxLoss
+from baffle.runtime.onnx.loss import OnnxLoss
+from baffle.runtime.onnx.model_folder import WEIGHTS, read_weights
 
 
 class OnnxClassifier(nn.Module):

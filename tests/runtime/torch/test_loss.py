@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch
 from baffle.models.lenet import lenet
-from baffle.runtime.torch_loss import TorchLoss, accuracy, weights_of
+from baffle.runtime.torch.loss import TorchLoss, accuracy, weights_of
 
 
 def _batch(n: int = 20, seed: int = 0) -> Batch:

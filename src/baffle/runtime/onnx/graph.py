@@ -17,7 +17,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from baffle.core.arrays import F32
 from baffle.errors import ModelError
-from baffle.runtime.exported import LOGITS, LOSS, MODEL, WEIGHT, WEIGHTS, X, Y, read_manifest, read_weights
+from baffle.runtime.onnx.model_folder import LOGITS, LOSS, MODEL, WEIGHT, WEIGHTS, X, Y, read_manifest, read_weights
 
 PREFIX = "inner/"
 """Before every name that a model came with, so that none of them is also the name of something added."""

@@ -24,9 +24,9 @@ from baffle.errors import ModelError
 from baffle.models.lenet import lenet
 from baffle.models.mobilenet import freeze_front, mobilenet
 from baffle.models.wrn import wrn
-from baffle.runtime.exported import WEIGHTS, read_manifest, read_weights
-from baffle.runtime.onnx_loss import OnnxLoss
-from baffle.runtime.torch_loss import TorchLoss, weights_of
+from baffle.runtime.onnx.loss import OnnxLoss
+from baffle.runtime.onnx.model_folder import WEIGHTS, read_manifest, read_weights
+from baffle.runtime.torch.loss import TorchLoss, weights_of
 
 SMALL = (1, 8, 8)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from baffle.runtime.stages import Chain, Layer
+from baffle.runtime.torch.stages import Chain, Layer
 
 Piece = tuple[Tensor, Tensor]
 """Samples and labels that go through the model together."""

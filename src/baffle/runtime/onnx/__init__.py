@@ -1,0 +1,1 @@
+"""ONNX Runtime as a runtime, and models on their way to it."""
