@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from baffle.aggregation.client.session import ClientSession
 from baffle.app.edge import edge_client
-from baffle.app.roster import terms_of, tiers_of
 from baffle.plan import Plan, load
+from baffle.schedule import terms_of, tiers_of
 from baffle.trajectory import trajectory
 
 FOREIGN = ("torch", "flwr", "onnx", "sklearn", "scipy", "PIL")

@@ -45,7 +45,7 @@ from baffle.aggregation.client_policy import Slot, Terms, checked_slot
 from baffle.aggregation.messages import Advertisement, Agreed, Turn, Turned, decode_request, phase_of
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.aggregation.server.slot import ServerSlot
-from baffle.app.client import Client
+from baffle.client.client import Client
 from baffle.core.messages import CatchUp, Message, RoundRequest, contribution_to, decode, encode
 from baffle.core.ports import CONTRIBUTED
 from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add

@@ -18,12 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from baffle.app.client import Client
 from baffle.app.downlink import Downlink
-from baffle.app.replica import Replica
-from baffle.app.roster import choose_groups
 from baffle.app.round import close_round, open_round
-from baffle.app.task import Runtimes, load_task, versions
+from baffle.client.client import Client
+from baffle.client.replica import Replica
 from baffle.core.arrays import F32
 from baffle.core.messages import RoundRequest, contribution_to, encode
 from baffle.core.ring import EXTRAS, GUARD, Ring, RingVector, add
@@ -31,6 +29,8 @@ from baffle.journal.replay import Present, beginning
 from baffle.journal.store import Journal
 from baffle.plan import change, load
 from baffle.runtime.torch.loss import one_thread_each
+from baffle.schedule import choose_groups
+from baffle.task.load import Runtimes, load_task, versions
 from baffle.trajectory import Trajectory, trajectory
 
 ATTACKER = 0

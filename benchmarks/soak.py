@@ -30,7 +30,7 @@ from typing import Any
 
 from baffle.app.authority import make_keys
 from baffle.app.export import export_plan
-from baffle.app.replica import Replica
+from baffle.client.replica import Replica
 from baffle.core.state import FLOAT
 from baffle.journal.replay import verify
 from baffle.journal.store import Journal

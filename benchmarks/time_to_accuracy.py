@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from baffle.app.client import Client
 from baffle.app.downlink import Downlink
-from baffle.app.replica import Replica
 from baffle.app.round import play_round
 from baffle.app.simulate import aggregation
-from baffle.app.task import Runtimes, Task, load_task, versions
+from baffle.client.client import Client
+from baffle.client.replica import Replica
 from baffle.journal.replay import beginning
 from baffle.journal.store import Journal
 from baffle.plan import Plan, change, load
 from baffle.runtime.torch.loss import accuracy, one_thread_each
+from baffle.task.load import Runtimes, Task, load_task, versions
 from baffle.trajectory import trajectory
 from baffle.transport.local import LocalTransport
 

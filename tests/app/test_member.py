@@ -10,13 +10,13 @@ from baffle.app import joining, serve
 from baffle.app.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready
 from baffle.app.keys import ClientKeys
 from baffle.app.member import Member
-from baffle.app.replica import Replica
-from baffle.app.task import load_task
+from baffle.client.replica import Replica
 from baffle.core.messages import Abstention, CatchUp, Message, RoundRequest, decode, encode, read
 from baffle.core.state import pack
 from baffle.errors import RunFolderError
 from baffle.journal.replay import verify
 from baffle.plan import Plan, change
+from baffle.task.load import load_task
 from baffle.trajectory import trajectory
 from tests.support.nodes_in_memory import Federation, new_keys
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from baffle.aggregation.plain import PlainSum
-from baffle.app.client import Client
 from baffle.app.downlink import Downlink
-from baffle.app.replica import Replica
-from baffle.app.roster import choose_clients
 from baffle.app.round import Played, play_round
 from baffle.app.simulate import simulate
-from baffle.app.task import Runtimes, load_task
+from baffle.client.client import Client
+from baffle.client.replica import Replica
 from baffle.core.messages import RoundRequest, decode
 from baffle.journal.replay import Present, beginning, verify
 from baffle.journal.store import Journal
 from baffle.plan import Plan
+from baffle.schedule import choose_clients
+from baffle.task.load import Runtimes, load_task
 from baffle.trajectory import Trajectory, trajectory
 
 Answer = Callable[[int, bytes], bytes | None]

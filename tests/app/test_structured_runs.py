@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baffle.app.costs import costs
 from baffle.app.simulate import resume, simulate
-from baffle.app.task import load_task
 from baffle.errors import PlanError
 from baffle.journal.replay import verify
 from baffle.plan import Plan, change, load
+from baffle.task.costs import costs
+from baffle.task.load import load_task
 from baffle.trajectory import trajectory
 
 MakePlan = Callable[..., Plan]

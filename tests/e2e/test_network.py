@@ -19,8 +19,8 @@ import pytest
 from baffle.app.authority import make_keys
 from baffle.app.export import export_plan
 from baffle.app.keys import ClientKeys
-from baffle.app.replica import Replica
 from baffle.app.simulate import simulate
+from baffle.client.replica import Replica
 from baffle.core.state import FLOAT
 from baffle.journal.replay import verify
 from baffle.journal.store import Journal

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from baffle.app.task import load_task
 from baffle.errors import DataError, PlanError
 from baffle.models.build import build
 from baffle.models.mobilenet import (
@@ -28,6 +27,7 @@ from baffle.models.mobilenet import (
 from baffle.plan import MobileNet, Plan, parse
 from baffle.runtime.torch.loss import weights_of
 from baffle.runtime.torch.stages import chain_of
+from baffle.task.load import load_task
 
 SHAPE = (3, 32, 32)
 

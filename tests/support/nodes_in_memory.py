@@ -11,11 +11,11 @@ from baffle.app.equipment import count_samples, with_torch
 from baffle.app.keys import ClientKeys, Roster
 from baffle.app.member import Member
 from baffle.app.recorder import Summary
-from baffle.app.replica import Replica
 from baffle.app.serve import serve
-from baffle.app.task import load_task
+from baffle.client.replica import Replica
 from baffle.core.state import FLOAT
 from baffle.plan import Plan, load
+from baffle.task.load import load_task
 from baffle.trajectory import trajectory
 
 Answer = Callable[[bytes], bytes | None]

@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from baffle.app.client import Client
-from baffle.app.replica import Replica
-from baffle.app.roster import tiers_of
+from baffle.client.client import Client
+from baffle.client.replica import Replica
 from baffle.core.ports import Runtime
 from baffle.data.partition import share_out
 from baffle.data.sources import Dataset, load
@@ -19,6 +18,7 @@ from baffle.errors import ModelError, PlanError
 from baffle.plan import Onnx, Plan
 from baffle.runtime.onnx.loss import NUMBERS_AT_ONCE, OnnxLoss
 from baffle.runtime.onnx.model_folder import Manifest
+from baffle.schedule import tiers_of
 from baffle.trajectory import trajectory
 
 MICRO_BATCH = 4

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baffle.app.client import Client
 from baffle.app.member import CountSamples, Equip
-from baffle.app.replica import Replica
+from baffle.client.client import Client
+from baffle.client.replica import Replica
 from baffle.core.arrays import I64
 from baffle.data.partition import share_out
 from baffle.data.sources import Source, load
@@ -18,7 +18,7 @@ from baffle.plan import Onnx, Plan, parse
 from baffle.trajectory import Trajectory, trajectory
 
 if TYPE_CHECKING:
-    from baffle.app.task import Runtimes, Task
+    from baffle.task.load import Runtimes, Task
 
 Share = Callable[[Plan, Source], list[I64]]
 
@@ -63,7 +63,7 @@ def _with_torch(number: int, data: Path | None, share: Share, plan: Plan) -> Cli
 @lru_cache(maxsize=1)
 def _loaded(plan: str, data: Path | None, share: Share) -> "tuple[Task, Trajectory, Runtimes]":
     """What the clients of one process share. In Flower's simulation it is asked for with every message."""
-    from baffle.app.task import Runtimes, load_task
+    from baffle.task.load import Runtimes, load_task
 
     task = load_task(parse(plan), data, share=share)
     return task, trajectory(task.plan, len(task.initial_weights())), Runtimes(task, 1)

@@ -45,7 +45,7 @@ class Stand(NamedTuple):
 
 def export_plan(source: str, out: Path, settings: Iterable[str] = (), *, data: Path | None = None) -> Manifest:
     """The model of a plan with its initial weights, and the plan as it was resolved."""
-    from baffle.app.task import load_task
+    from baffle.task.load import load_task
 
     _require_free(out)
     plan = load_task(load(source, settings), data).plan
@@ -84,8 +84,8 @@ def export_onnx(model: Path, out: Path, freeze: Sequence[str] = ()) -> Manifest:
 def _graph(plan: Plan, data: Path | None) -> Graph:
     if isinstance(plan.task.model, Onnx):
         return graph_from_folder(Path(plan.run.model))
-    from baffle.app.task import initial_module
     from baffle.runtime.onnx.from_module import graph_of
+    from baffle.task.load import initial_module
 
     where = data_folder(data)
     source = load_data(plan.task.data, where, plan.task.pixels)

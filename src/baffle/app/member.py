@@ -11,7 +11,6 @@ import msgspec
 
 from baffle.aggregation.client.marks import MarksFile
 from baffle.aggregation.client.session import ClientSession
-from baffle.app.client import Client, idle_client
 from baffle.app.joining import (
     UNREADY,
     Asked,
@@ -25,11 +24,12 @@ from baffle.app.joining import (
     introduce_oneself,
 )
 from baffle.app.keys import ClientKeys, Roster
-from baffle.app.replica import Replica
-from baffle.app.roster import terms_of
+from baffle.client.client import Client, idle_client
+from baffle.client.replica import Replica
 from baffle.core.messages import Abstention, Message, Number, RoundRequest, decode, encode
 from baffle.errors import BaffleError, MessageError, RefusalError, RunFolderError
 from baffle.plan import Custom, Onnx, Plan, parse
+from baffle.schedule import terms_of
 
 NEEDS_WORK = {"request", "masked-request"}
 """The types of messages that a client needs its samples and its model for."""

@@ -11,10 +11,9 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from baffle.app.client import forwards_of
 from baffle.app.evaluation import accuracies
 from baffle.app.round import Played
-from baffle.app.task import Runtimes, Task
+from baffle.client.client import forwards_of
 from baffle.core.arrays import F32
 from baffle.core.ports import MISSING
 from baffle.core.state import ServerState
@@ -22,6 +21,7 @@ from baffle.errors import BaffleError, JournalError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import Present
 from baffle.journal.store import Journal
+from baffle.task.load import Runtimes, Task
 from baffle.trajectory import Trajectory
 
 MOST_SKIPPED = 10

@@ -9,13 +9,13 @@ import torch
 from baffle.app.downlink import Downlink
 from baffle.app.recorder import Recorder, Summary, Watch
 from baffle.app.round import play_round
-from baffle.app.task import Runtimes, Task, versions
 from baffle.core.arrays import F32
 from baffle.core.ports import Aggregation, Transport
 from baffle.errors import JournalError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import Present, catch_up
 from baffle.journal.store import Journal
+from baffle.task.load import Runtimes, Task, versions
 from baffle.trajectory import Trajectory
 
 

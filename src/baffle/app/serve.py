@@ -20,15 +20,15 @@ from baffle.app.joining import Begin, Introduction, Nodes, Roll
 from baffle.app.keys import Roster
 from baffle.app.member import for_roster, require_same
 from baffle.app.recorder import Summary, Watch
-from baffle.app.roster import terms_of, tiers_of
 from baffle.app.running import Running, opened
-from baffle.app.task import Runtimes, Task, load_task
 from baffle.core.messages import RoundRequest
 from baffle.core.ports import Aggregation
 from baffle.errors import PlanError, RunFolderError
 from baffle.journal.folder import PLAN, RunFolder
 from baffle.plan import Plan, Tier, load, parse
 from baffle.runtime.torch.loss import one_thread_each
+from baffle.schedule import terms_of, tiers_of
+from baffle.task.load import Runtimes, Task, load_task
 from baffle.trajectory import Trajectory, trajectory
 
 SETTLED = "network.json"

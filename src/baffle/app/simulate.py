@@ -12,19 +12,19 @@ from baffle.aggregation.client.peers import reader
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.plain import PlainSum
 from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.app.client import Client
-from baffle.app.features import Backbones
-from baffle.app.precision import require_precision
 from baffle.app.recorder import Summary, Watch
-from baffle.app.replica import Replica
-from baffle.app.roster import terms_of
 from baffle.app.running import opened
-from baffle.app.task import Runtimes, Task, load_task
+from baffle.client.client import Client
+from baffle.client.replica import Replica
 from baffle.core.ports import Aggregation
 from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
 from baffle.plan import Plan, change, load
 from baffle.runtime.torch.loss import one_thread_each
+from baffle.schedule import terms_of
+from baffle.task.features import Backbones
+from baffle.task.load import Runtimes, Task, load_task
+from baffle.task.precision import require_precision
 from baffle.trajectory import Trajectory, trajectory
 from baffle.transport.faults import Dropouts
 from baffle.transport.local import LocalTransport

@@ -192,8 +192,8 @@ def plan_command(
         else:
             console.print(partition_view(held))
         return
-    from baffle.app.costs import costs
-    from baffle.app.task import load_task
+    from baffle.task.costs import costs
+    from baffle.task.load import load_task
 
     task = load_task(chosen, data)
     if toml:

@@ -12,8 +12,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from baffle.app.costs import Costs
     from baffle.app.recorder import Progress, Summary, Watch
+    from baffle.task.costs import Costs
 
 EVERY = 5.0
 """Seconds between two lines of progress where the output is not a terminal."""

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from baffle.app.task import Task
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.ports import Batch
 from baffle.core.ring import RingVector
@@ -29,6 +28,7 @@ from baffle.paper.inference import (
 from baffle.paper.overheard import Overheard, overhear
 from baffle.paper.subject import subject
 from baffle.paper.target import Scale
+from baffle.task.load import Task
 
 SIGMA = 1e-4  # the paper's
 MODELS: Mapping[str, tuple[str, ...]] = {

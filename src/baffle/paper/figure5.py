@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from baffle.app.task import Task
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.directions import GAUSSIAN, Directions, dense
 from baffle.core.ports import Batch
 from baffle.core.probe import forward_difference
 from baffle.paper.attacks import SIGMA, Size
 from baffle.paper.inference import auc, kolmogorov_smirnov
+from baffle.task.load import Task
 
 Told = Mapping[str, Mapping[str, Mapping[str, list[float]]]]
 """By weights, by kind of input, by measure: a figure for each round."""

@@ -13,13 +13,13 @@ from baffle.aggregation.client_policy import Terms
 from baffle.aggregation.messages import Hello, MaskedRequest, Turn, decode_request
 from baffle.aggregation.plain import PlainSum
 from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.app.client import Client
-from baffle.app.replica import Replica
-from baffle.app.task import Runtimes, Task
+from baffle.client.client import Client
+from baffle.client.replica import Replica
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.messages import CatchUp, Contribution, Message, RoundRequest, contribution_to, encode
 from baffle.core.ring import EXTRAS, RingVector
 from baffle.errors import RefusalError
+from baffle.task.load import Runtimes, Task
 from baffle.trajectory import Trajectory, trajectory
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from baffle.app.task import DTYPES, Task
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import GAUSSIAN, Directions, Support, dense
 from baffle.core.ports import Batch
@@ -21,6 +20,7 @@ from baffle.paper.subject import accuracy_of, subject, trained
 from baffle.paper.target import Cell, Finished, Result, Scale, Tell
 from baffle.plan import Plan
 from baffle.runtime.torch.loss import one_thread_each
+from baffle.task.load import DTYPES, Task
 
 PAPERS, WORKS = 1e-4, 0.9
 """The paper's σ, and the share of the best cosine in float32 from which a σ is said to work."""

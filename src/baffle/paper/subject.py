@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 
-from baffle.app.task import Task, load_task
 from baffle.core.arrays import F32
 from baffle.core.seeds import batch_indices
 from baffle.core.update import adam
@@ -12,6 +11,7 @@ from baffle.paper.target import Scale
 from baffle.paper.training import PRESET
 from baffle.plan import load
 from baffle.runtime.torch.loss import accuracy
+from baffle.task.load import Task, load_task
 
 RATE, SAMPLES = 0.01, 32
 """Of a step of training."""

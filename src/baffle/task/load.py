@@ -13,10 +13,6 @@ import msgspec
 import torch
 from torch import nn
 
-from baffle.app.features import Backbones, halves, source_of_features
-from baffle.app.memory import Footprint
-from baffle.app.micro_batch import RULE, SIZES, quickest
-from baffle.app.roster import tiers_of
 from baffle.core.arrays import F32, I64
 from baffle.core.seeds import Seeds
 from baffle.core.supports import rows_of
@@ -29,6 +25,10 @@ from baffle.runtime.onnx.model_folder import read_manifest
 from baffle.runtime.torch.fast_forward import give_back_freed_memory
 from baffle.runtime.torch.layouts import propose
 from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
+from baffle.schedule import tiers_of
+from baffle.task.features import Backbones, halves, source_of_features
+from baffle.task.memory import Footprint
+from baffle.task.micro_batch import RULE, SIZES, quickest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

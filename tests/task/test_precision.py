@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from baffle.app import precision
-from baffle.app.precision import Precision, judge, require_precision
 from baffle.app.simulate import simulate
-from baffle.app.task import Task, load_task
 from baffle.errors import PlanError
 from baffle.plan import Plan, load
+from baffle.task import precision
+from baffle.task.load import Task, load_task
+from baffle.task.precision import Precision, judge, require_precision
 from baffle.trajectory import trajectory
 
 ROUNDED = "task.model={name='lenet', channels=[2, 2], head='flatten'}"

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from baffle.app import micro_batch
-from baffle.app.micro_batch import RULE, SECONDS, SIZES, quickest
-from baffle.app.task import load_task
 from baffle.core.ports import Batch
 from baffle.models.lenet import lenet
 from baffle.models.wrn import wrn
 from baffle.plan import Plan
 from baffle.runtime.torch.loss import TorchLoss, weights_of
+from baffle.task import micro_batch
+from baffle.task.load import load_task
+from baffle.task.micro_batch import RULE, SECONDS, SIZES, quickest
 
 LENET = 'task.model={name="lenet", channels=[4, 4]}'
 

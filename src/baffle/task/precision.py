@@ -7,12 +7,12 @@ from typing import cast
 import numpy as np
 import torch
 
-from baffle.app.task import Task
 from baffle.core.arrays import F32
 from baffle.core.directions import DISTRIBUTIONS, Directions
 from baffle.core.probe import SCHEMES
 from baffle.errors import NotFiniteError, PlanError
 from baffle.plan import Onnx
+from baffle.task.load import Task
 from baffle.trajectory import trajectory
 
 DIRECTIONS = 8

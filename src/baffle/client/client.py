@@ -10,7 +10,7 @@ import numpy as np
 
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.messages import Agree, Hello, MaskedRequest, Request, Turn, decode_request
-from baffle.app.replica import Replica
+from baffle.client.replica import Replica
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.directions import DISTRIBUTIONS, Directions
 from baffle.core.messages import Abstention, Contribution, Message, RoundRequest, encode

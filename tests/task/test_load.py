@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from baffle.app.task import Runtimes, Task, load_task, resolve, versions
 from baffle.core.arrays import I64
 from baffle.errors import PlanError
 from baffle.plan import Plan
+from baffle.task.load import Runtimes, Task, load_task, resolve, versions
 
 
 def _shares(*sizes: int) -> list[I64]:

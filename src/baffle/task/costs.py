@@ -27,13 +27,13 @@ from baffle.aggregation.messages import (
     Unmasked,
 )
 from baffle.aggregation.shares import SHARE_BYTES
-from baffle.app.client import contribution_bytes, forwards_of
-from baffle.app.precision import Precision, judge, measure
-from baffle.app.task import Task
+from baffle.client.client import contribution_bytes, forwards_of
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.state import pack
 from baffle.plan import Plan
 from baffle.runtime.torch.footprint import RESERVE
+from baffle.task.load import Task
+from baffle.task.precision import Precision, judge, measure
 from baffle.trajectory import Trajectory, trajectory
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from baffle.app.memory import MEGABYTE
-from baffle.app.task import load_task
 from baffle.errors import PlanError
 from baffle.plan import Plan
+from baffle.task.load import load_task
+from baffle.task.memory import MEGABYTE
 
 LENET = 'task.model={name="lenet"}'
 PLAN = """

@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import torch
 
-from baffle.app.task import load_task
 from baffle.core.probe import forward_difference
 from baffle.data.sources import Dataset, Source
 from baffle.plan import parse
 from baffle.runtime.torch.footprint import grown
+from baffle.task.load import load_task
 from baffle.trajectory import trajectory
 
 

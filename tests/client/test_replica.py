@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from baffle.app.replica import Replica
+from baffle.client.replica import Replica
 from baffle.core.arrays import F32
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.state import ServerState, apply, pack

@@ -3,13 +3,13 @@
 import math
 from dataclasses import dataclass
 
-from baffle.app.micro_batch import Runtimes
 from baffle.core.arrays import F32
 from baffle.core.directions import NUMBERS_AT_ONCE
 from baffle.core.ports import Batch
 from baffle.errors import PlanError
 from baffle.runtime.torch.footprint import RESERVE, tensor_bytes
 from baffle.runtime.torch.loss import one_thread_each
+from baffle.task.micro_batch import Runtimes
 
 MEGABYTE = 1 << 20
 

@@ -8,9 +8,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from baffle.app.client import Client, contribution_bytes, forwards_of
-from baffle.app.replica import Replica
-from baffle.app.task import Task, load_task
+from baffle.client.client import Client, contribution_bytes, forwards_of
+from baffle.client.replica import Replica
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import DISTRIBUTIONS, Directions
 from baffle.core.messages import (
@@ -30,6 +29,7 @@ from baffle.core.ring import EXTRAS, Sum, add
 from baffle.core.state import ServerState, pack
 from baffle.data.sources import Dataset
 from baffle.plan import Plan
+from baffle.task.load import Task, load_task
 from baffle.trajectory import Trajectory, trajectory
 
 SAMPLES = 20

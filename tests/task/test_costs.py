@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from baffle.aggregation.client.session import KEYS_AT_ONCE
-from baffle.app.costs import Costs, costs
 from baffle.app.simulate import simulate
-from baffle.app.task import load_task
 from baffle.plan import Plan
+from baffle.task.costs import Costs, costs
+from baffle.task.load import load_task
 
 VARIANTS: dict[str, list[str]] = {
     "scalars": [],

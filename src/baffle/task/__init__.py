@@ -1,0 +1,1 @@
+"""What a plan names, loaded and measured before a run starts."""
