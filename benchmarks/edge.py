@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from baffle.aggregation.client.session import ClientSession
-from baffle.app.edge import edge_client
+from baffle.network.edge import edge_client
 from baffle.plan import Plan, load
 from baffle.schedule import terms_of, tiers_of
 from baffle.trajectory import trajectory
@@ -128,11 +128,11 @@ def write_samples(folder: Path, samples: int, seed: int) -> None:
 def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
     """A server with one process for each client, for so many secure rounds."""
     from baffle.aggregation.server.secure_sum import SecureSum
-    from baffle.app.downlink import Downlink
-    from baffle.app.round import play_round
     from baffle.journal.replay import catch_up
     from baffle.journal.store import Journal
     from baffle.runtime.onnx.model_folder import WEIGHTS, read_manifest, read_weights
+    from baffle.server.downlink import Downlink
+    from baffle.server.round import play_round
 
     manifest = read_manifest(folder / "model")
     course, run = trajectory(plan, manifest.n_weights), secrets.token_bytes(32)
@@ -169,7 +169,7 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
 
 
 def measure(rounds: int, k: int, samples: int) -> dict[str, Any]:
-    from baffle.app.export import export_plan
+    from baffle.export import export_plan
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from baffle.app.downlink import Downlink
-from baffle.app.round import close_round, open_round
 from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.core.arrays import F32
@@ -30,6 +28,8 @@ from baffle.journal.store import Journal
 from baffle.plan import change, load
 from baffle.runtime.torch.loss import one_thread_each
 from baffle.schedule import choose_groups
+from baffle.server.downlink import Downlink
+from baffle.server.round import close_round, open_round
 from baffle.task.load import Runtimes, load_task, versions
 from baffle.trajectory import Trajectory, trajectory
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from baffle.app.simulate import simulate
 from baffle.core.arrays import F32
 from baffle.core.directions import RADEMACHER, Directions, dense
 from baffle.core.ports import Batch
@@ -30,6 +29,7 @@ from baffle.data.sources import Dataset, Source
 from baffle.models.lenet import lenet
 from baffle.plan import load
 from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
+from baffle.simulation import simulate
 from baffle.task.load import load_task
 
 SAMPLES_EACH, ATTENDING = 20, 100

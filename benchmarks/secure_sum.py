@@ -34,12 +34,12 @@ from baffle.aggregation.client_policy import Terms, checked_slot
 from baffle.aggregation.messages import Opening, Turn, Turned
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.aggregation.server.slot import ServerSlot
-from baffle.app.recorder import Progress
-from baffle.app.simulate import simulate
 from baffle.client.client import Client
 from baffle.core.messages import CatchUp, Contribution, RoundRequest, encode
 from baffle.core.ring import add
 from baffle.plan import load
+from baffle.server.recorder import Progress
+from baffle.simulation import simulate
 
 
 def one(n: int, k: int, dropout: float, *, agreement: bool = False) -> dict[str, Any]:

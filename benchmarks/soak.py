@@ -28,12 +28,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from baffle.app.authority import make_keys
-from baffle.app.export import export_plan
 from baffle.client.replica import Replica
 from baffle.core.state import FLOAT
+from baffle.export import export_plan
 from baffle.journal.replay import verify
 from baffle.journal.store import Journal
+from baffle.network.authority import make_keys
 from baffle.trajectory import trajectory
 
 SERVER = "server"

@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from baffle.app.downlink import Downlink
-from baffle.app.round import play_round
-from baffle.app.simulate import aggregation
 from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.journal.replay import beginning
 from baffle.journal.store import Journal
 from baffle.plan import Plan, change, load
 from baffle.runtime.torch.loss import accuracy, one_thread_each
+from baffle.server.downlink import Downlink
+from baffle.server.round import play_round
+from baffle.simulation import aggregation
 from baffle.task.load import Runtimes, Task, load_task, versions
 from baffle.trajectory import trajectory
 from baffle.transport.local import LocalTransport

@@ -87,7 +87,7 @@ def tiny(tiny_toml: Path) -> Callable[..., Plan]:
 
 @pytest.fixture(scope="session")
 def _finished(tiny: Callable[..., Plan], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from baffle.app.simulate import simulate
+    from baffle.simulation import simulate
 
     path = tmp_path_factory.mktemp("finished") / "run"
     simulate(tiny(), path)

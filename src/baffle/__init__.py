@@ -9,8 +9,8 @@ from baffle.plan import load as load_plan
 from baffle.version import __version__
 
 if TYPE_CHECKING:
-    from baffle.app.simulate import resume, simulate
     from baffle.journal.replay import Verified, verify
+    from baffle.simulation import resume, simulate
 
 __all__ = [
     "BaffleError",
@@ -29,9 +29,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # These need PyTorch, or SQLite; a client on the edge has neither.
     if name in ("resume", "simulate"):
-        from baffle.app import simulate as module
+        from baffle import simulation
 
-        return getattr(module, name)
+        return getattr(simulation, name)
     if name in ("Verified", "verify"):
         from baffle.journal import replay
 

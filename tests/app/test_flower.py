@@ -9,12 +9,12 @@ from uuid import uuid4
 import pytest
 
 from baffle.aggregation.messages import Hello
-from baffle.app.authority import make_keys
-from baffle.app.joining import UNREADY, Begin, Introduce, Introduction
-from baffle.app.simulate import simulate
 from baffle.core.messages import Abstention, decode, encode
 from baffle.errors import MessageError, PlanError
+from baffle.network.authority import make_keys
+from baffle.network.joining import UNREADY, Begin, Introduce, Introduction
 from baffle.plan import Plan
+from baffle.simulation import simulate
 
 pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Context, Message, RecordDict

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from baffle.app.recorder import Progress
 from baffle.cli import show
+from baffle.server.recorder import Progress
 
 PROGRESS = Progress(12, 50, 1.2345, 0.876, 4_200, 1_250_000, seconds_left=75.0)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from baffle.app.simulate import resume, simulate
 from baffle.journal.replay import verify
 from baffle.plan import Plan
+from baffle.simulation import resume, simulate
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

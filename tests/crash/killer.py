@@ -15,8 +15,8 @@ from typing import Any
 
 import sklearn.datasets  # noqa: F401
 
-from baffle.app.simulate import resume, simulate
 from baffle.plan import load
+from baffle.simulation import resume, simulate
 
 WRITES = ("os.mkdir", "os.rename", "sqlite3.connect")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from baffle.app.simulate import simulate
 from baffle.journal.replay import verify
 from baffle.plan import Plan
+from baffle.simulation import simulate
 
 Kill = Callable[[Path, list[str], list[dict[str, Any]]], int]
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from baffle.app.simulate import simulate
 from baffle.journal.replay import verify
 from baffle.plan import load
+from baffle.simulation import simulate
 
 
 def test_the_demo_learns_from_forward_passes_alone(tmp_path: Path) -> None:

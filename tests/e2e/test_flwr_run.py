@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from baffle.app.authority import make_keys
-from baffle.app.simulate import simulate
+from baffle.network.authority import make_keys
 from baffle.plan import Plan
+from baffle.simulation import simulate
 from baffle.transport.superlink import QUIET, STARTUP, answers
 
 pytestmark = pytest.mark.skipif(not os.environ.get("BAFFLE_SLOW"), reason="takes minutes: set BAFFLE_SLOW=1")

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from baffle.app.authority import make_keys
-from baffle.app.export import export_plan
-from baffle.app.keys import ClientKeys
-from baffle.app.simulate import simulate
 from baffle.client.replica import Replica
 from baffle.core.state import FLOAT
+from baffle.export import export_plan
 from baffle.journal.replay import verify
 from baffle.journal.store import Journal
+from baffle.network.authority import make_keys
+from baffle.network.keys import ClientKeys
 from baffle.plan import load
+from baffle.simulation import simulate
 from baffle.trajectory import trajectory
 
 pytest.importorskip("flwr")

@@ -7,9 +7,9 @@ They are made once and stay as they are: a later version must replay them to the
 import json
 from pathlib import Path
 
-from baffle.app.simulate import simulate
 from baffle.journal.replay import verify
 from baffle.plan import load
+from baffle.simulation import simulate
 
 HERE = Path(__file__).resolve().parent
 EXPECTED = HERE / "expected.json"

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from baffle.app.simulate import simulate
 from baffle.data.sources import Dataset, Source
 from baffle.errors import BaffleError, DataError, PlanError
 from baffle.journal.replay import verify
 from baffle.models.build import build
 from baffle.plan import Custom, Plan
+from baffle.simulation import simulate
 from baffle.task.load import load_task
 
 OWN = """

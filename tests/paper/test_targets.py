@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from baffle.app.simulate import simulate
 from baffle.cli.main import commands
 from baffle.errors import PlanError
 from baffle.paper.page import held, write
 from baffle.paper.targets import TARGETS, target
 from baffle.plan import change
+from baffle.simulation import simulate
 
 
 def _paper(folder: Path, name: str) -> dict[str, object]:

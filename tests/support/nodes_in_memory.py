@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from baffle.app.authority import make_keys
-from baffle.app.equipment import count_samples, with_torch
-from baffle.app.keys import ClientKeys, Roster
-from baffle.app.member import Member
-from baffle.app.recorder import Summary
-from baffle.app.serve import serve
 from baffle.client.replica import Replica
 from baffle.core.state import FLOAT
+from baffle.network.authority import make_keys
+from baffle.network.equipment import count_samples, with_torch
+from baffle.network.keys import ClientKeys, Roster
+from baffle.network.member import Member
+from baffle.network.serve import serve
 from baffle.plan import Plan, load
+from baffle.server.recorder import Summary
 from baffle.task.load import load_task
 from baffle.trajectory import trajectory
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from baffle.aggregation.client.session import KEYS_AT_ONCE
-from baffle.app.simulate import simulate
 from baffle.plan import Plan
+from baffle.simulation import simulate
 from baffle.task.costs import Costs, costs
 from baffle.task.load import load_task
 

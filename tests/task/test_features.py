@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from baffle.app.simulate import simulate
 from baffle.core.arrays import F32, I64
 from baffle.data.sources import Dataset, Source
 from baffle.data.sources import load as load_data
 from baffle.errors import DataError
 from baffle.journal.replay import verify
 from baffle.plan import load
+from baffle.simulation import simulate
 from baffle.task.features import PIECE, Backbones, Features, halves
 from baffle.task.load import load_task
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from baffle.app.simulate import simulate
 from baffle.errors import PlanError
 from baffle.plan import Plan, load
+from baffle.simulation import simulate
 from baffle.task import precision
 from baffle.task.load import Task, load_task
 from baffle.task.precision import Precision, judge, require_precision

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from baffle.aggregation.messages import Request
-from baffle.app.authority import ServerKeys
-from baffle.app.equipment import count_samples, with_onnx, with_torch
-from baffle.app.joining import Asked
-from baffle.app.keys import ClientKeys
-from baffle.app.member import NEEDS_WORK, Member
 from baffle.core.messages import Abstention, encode, tag_of
 from baffle.errors import BaffleError, KeysError, PlanError, RunFolderError
+from baffle.network.authority import ServerKeys
+from baffle.network.equipment import count_samples, with_onnx, with_torch
+from baffle.network.joining import Asked
+from baffle.network.keys import ClientKeys
+from baffle.network.member import NEEDS_WORK, Member
 from baffle.plan import Plan, load
 from baffle.transport.flower import Delivery, FlowerNodes, GivenRun, Settings, action, client_app, server_app
 
 if TYPE_CHECKING:
-    from baffle.app.recorder import Progress
+    from baffle.server.recorder import Progress
 
 EVERY = 5.0
 """Seconds between two lines about a run's progress."""
@@ -60,7 +60,7 @@ def plan_of(configs: tuple[Settings, ...], default: str) -> Plan | None:
 
 def play(run: GivenRun, config: Settings) -> None:
     """The ServerApp."""
-    from baffle.app.serve import serve
+    from baffle.network.serve import serve
 
     configs = (config,)
     plan, keys, out = plan_of(configs, "digits"), folder(configs, "keys"), folder(configs, "out")

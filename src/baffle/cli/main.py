@@ -97,8 +97,8 @@ def run(
         )
     chosen = None if resumed else load(plan or "digits", settings)
     folder = resumed or out or _new_folder(chosen.name if chosen else "run")
-    from baffle.app.simulate import add_baseline, baseline_of, resume, simulate
     from baffle.cli import show
+    from baffle.simulation import add_baseline, baseline_of, resume, simulate
 
     if baseline and chosen:
         baseline_of(chosen)  # a plan that has no baseline is refused before it is run
@@ -231,7 +231,7 @@ def export(
     run = Path(source) if source and Path(source).is_dir() else None
     if (freeze and not onnx) or (settings and (onnx or run)):
         raise click.UsageError("--freeze belongs to --onnx FILE, and --set to a plan that has not run")
-    from baffle.app.export import export_onnx, export_plan, export_run
+    from baffle.export import export_onnx, export_plan, export_run
 
     if onnx:
         manifest = export_onnx(onnx, out, freeze)

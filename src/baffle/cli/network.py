@@ -35,7 +35,7 @@ path = click.Path(path_type=Path)
 )
 def keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> None:
     """Make the keys of a federation in FOLDER: a CA, the server's certificate, and a folder for each client."""
-    from baffle.app.authority import make_keys
+    from baffle.network.authority import make_keys
 
     make_keys(folder, clients, tuple(dict.fromkeys((*hosts, "127.0.0.1"))))  # where the server reaches its SuperLink
     click.echo(f"{folder}/server is for the server, {folder}/client-0 … client-{clients - 1} for the clients.")
@@ -68,12 +68,12 @@ def serve(
     as_json: bool,
 ) -> None:
     """Run PLAN with clients that join over a network. Killed and started again, it goes on."""
-    from baffle.app.authority import ServerKeys
+    from baffle.network.authority import ServerKeys
 
     own, chosen = ServerKeys.load(keys_folder), load(plan or "digits", settings)  # faults in these are told at once
-    from baffle.app.recorder import Progress, Watch
-    from baffle.app.serve import serve as serve_run
     from baffle.cli import show
+    from baffle.network.serve import serve as serve_run
+    from baffle.server.recorder import Progress, Watch
     from baffle.transport.flower import FlowerNodes, FlowerRun
     from baffle.transport.superlink import SuperLink
 
@@ -149,9 +149,9 @@ def join(
     """Take part, as one client, in the runs of the server at ADDRESS (host:port)."""
     if model and not all(name in os.environ for name in THREADS):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **dict.fromkeys(THREADS, "1")})
-    from baffle.app.equipment import count_samples, with_onnx, with_torch
-    from baffle.app.keys import ClientKeys
-    from baffle.app.member import Member
+    from baffle.network.equipment import count_samples, with_onnx, with_torch
+    from baffle.network.keys import ClientKeys
+    from baffle.network.member import Member
     from baffle.transport.fleet import Fleet
 
     own, leaving = ClientKeys.load(keys_folder), Event()

@@ -12,7 +12,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from baffle.app.recorder import Progress, Summary, Watch
+    from baffle.server.recorder import Progress, Summary, Watch
     from baffle.task.costs import Costs
 
 EVERY = 5.0

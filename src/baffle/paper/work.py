@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from baffle.app.recorder import Watch
-from baffle.app.simulate import resume, simulate
 from baffle.errors import DataError, PlanError
 from baffle.paper.page import held, write
 from baffle.paper.target import Finished, Origin, Scale, Target, Tell
 from baffle.plan import Plan, load
+from baffle.server.recorder import Watch
+from baffle.simulation import resume, simulate
 from baffle.task.features import Backbones
 
 

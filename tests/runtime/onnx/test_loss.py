@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from baffle.app.export import export_module, export_onnx
 from baffle.core.arrays import F32
 from baffle.core.directions import GAUSSIAN, Directions, Support, dense
 from baffle.core.ports import Batch
 from baffle.core.probe import SCHEMES
 from baffle.errors import ModelError
+from baffle.export import export_module, export_onnx
 from baffle.models.lenet import lenet
 from baffle.models.mobilenet import freeze_front, mobilenet
 from baffle.models.wrn import wrn

@@ -12,8 +12,6 @@ from baffle.aggregation.client.peers import reader
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.plain import PlainSum
 from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.app.recorder import Summary, Watch
-from baffle.app.running import opened
 from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.core.ports import Aggregation
@@ -22,6 +20,8 @@ from baffle.journal.folder import RunFolder
 from baffle.plan import Plan, change, load
 from baffle.runtime.torch.loss import one_thread_each
 from baffle.schedule import terms_of
+from baffle.server.recorder import Summary, Watch
+from baffle.server.run import opened
 from baffle.task.features import Backbones
 from baffle.task.load import Runtimes, Task, load_task
 from baffle.task.precision import require_precision

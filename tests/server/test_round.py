@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 
 from baffle.aggregation.plain import PlainSum
-from baffle.app.downlink import Downlink
-from baffle.app.round import Played, play_round
-from baffle.app.simulate import simulate
 from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.core.messages import RoundRequest, decode
@@ -19,6 +16,9 @@ from baffle.journal.replay import Present, beginning, verify
 from baffle.journal.store import Journal
 from baffle.plan import Plan
 from baffle.schedule import choose_clients
+from baffle.server.downlink import Downlink
+from baffle.server.round import Played, play_round
+from baffle.simulation import simulate
 from baffle.task.load import Runtimes, load_task
 from baffle.trajectory import Trajectory, trajectory
 

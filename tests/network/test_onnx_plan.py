@@ -10,16 +10,16 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from baffle.app.edge import edge_client
-from baffle.app.equipment import count_samples, with_onnx, with_torch
-from baffle.app.export import export_onnx, export_run
-from baffle.app.member import Member, require_same
-from baffle.app.serve import serve
-from baffle.app.simulate import resume, simulate
 from baffle.errors import ModelError, PlanError, RefusalError
+from baffle.export import export_onnx, export_run
 from baffle.journal.replay import verify
+from baffle.network.edge import edge_client
+from baffle.network.equipment import count_samples, with_onnx, with_torch
+from baffle.network.member import Member, require_same
+from baffle.network.serve import serve
 from baffle.plan import Onnx, Plan, load
 from baffle.runtime.onnx.model_folder import WEIGHTS, read_manifest, read_weights
+from baffle.simulation import resume, simulate
 from baffle.task.costs import costs
 from baffle.task.load import load_task
 from tests.support.nodes_in_memory import Nodes, new_keys

@@ -8,8 +8,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baffle.app import joining
-from baffle.app.joining import (
+from baffle.core.messages import Abstention, Message, decode, encode
+from baffle.errors import RefusalError
+from baffle.network import joining
+from baffle.network.joining import (
     UNREADY,
     Begin,
     Introduce,
@@ -20,8 +22,6 @@ from baffle.app.joining import (
     introduce_oneself,
     require_known,
 )
-from baffle.core.messages import Abstention, Message, decode, encode
-from baffle.errors import RefusalError
 from tests.support.nodes_in_memory import Nodes
 
 RUN, TRAJECTORY = bytes(32), bytes(range(32))

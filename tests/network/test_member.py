@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from baffle.aggregation.messages import Advertisement, Hello, Turned
-from baffle.app import joining, serve
-from baffle.app.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready
-from baffle.app.keys import ClientKeys
-from baffle.app.member import Member
 from baffle.client.replica import Replica
 from baffle.core.messages import Abstention, CatchUp, Message, RoundRequest, decode, encode, read
 from baffle.core.state import pack
 from baffle.errors import RunFolderError
 from baffle.journal.replay import verify
+from baffle.network import joining, serve
+from baffle.network.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready
+from baffle.network.keys import ClientKeys
+from baffle.network.member import Member
 from baffle.plan import Plan, change
 from baffle.task.load import load_task
 from baffle.trajectory import trajectory

@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baffle.app import joining, serve
-from baffle.app.joining import Introduction
-from baffle.app.keys import ClientKeys, Roster
-from baffle.app.serve import settle
-from baffle.app.simulate import simulate
 from baffle.errors import PlanError, RefusalError, RunFolderError
 from baffle.journal.replay import verify
+from baffle.network import joining, serve
+from baffle.network.joining import Introduction
+from baffle.network.keys import ClientKeys, Roster
+from baffle.network.serve import settle
 from baffle.plan import Plan, change
 from baffle.schedule import tiers_of
+from baffle.simulation import simulate
 from tests.support.nodes_in_memory import Federation, Nodes, StoppedError, new_keys
 
 ON = ('secure.mode="on"',)

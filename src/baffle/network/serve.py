@@ -16,18 +16,18 @@ import numpy as np
 from baffle.aggregation.plain import PlainSum
 from baffle.aggregation.server.crash_record import KeptFile
 from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.app.joining import Begin, Introduction, Nodes, Roll
-from baffle.app.keys import Roster
-from baffle.app.member import for_roster, require_same
-from baffle.app.recorder import Summary, Watch
-from baffle.app.running import Running, opened
 from baffle.core.messages import RoundRequest
 from baffle.core.ports import Aggregation
 from baffle.errors import PlanError, RunFolderError
 from baffle.journal.folder import PLAN, RunFolder
+from baffle.network.joining import Begin, Introduction, Nodes, Roll
+from baffle.network.keys import Roster
+from baffle.network.member import for_roster, require_same
 from baffle.plan import Plan, Tier, load, parse
 from baffle.runtime.torch.loss import one_thread_each
 from baffle.schedule import terms_of, tiers_of
+from baffle.server.recorder import Summary, Watch
+from baffle.server.run import Running, opened
 from baffle.task.load import Runtimes, Task, load_task
 from baffle.trajectory import Trajectory, trajectory
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baffle.app.evaluation import accuracies
-from baffle.app.simulate import resume, simulate
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch
 from baffle.data.sources import Dataset, Source, load
 from baffle.plan import Plan
 from baffle.runtime.torch.loss import TorchLoss
+from baffle.server.evaluation import accuracies
+from baffle.simulation import resume, simulate
 
 
 def in_domains() -> Source:

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baffle.app.simulate import resume, simulate
 from baffle.errors import PlanError
 from baffle.journal.replay import verify
 from baffle.plan import Plan, change, load
+from baffle.simulation import resume, simulate
 from baffle.task.costs import costs
 from baffle.task.load import load_task
 from baffle.trajectory import trajectory

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baffle.app.member import CountSamples, Equip
 from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.core.arrays import I64
 from baffle.data.partition import share_out
 from baffle.data.sources import Source, load
 from baffle.errors import ModelError
+from baffle.network.member import CountSamples, Equip
 from baffle.plan import Onnx, Plan, parse
 from baffle.trajectory import Trajectory, trajectory
 
@@ -44,7 +44,7 @@ def with_torch(number: int, data: Path | None, *, part: bool) -> Equip:
 
 def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equip:
     def equip(plan: Plan) -> Client:
-        from baffle.app.edge import edge_client
+        from baffle.network.edge import edge_client
 
         return edge_client(plan, model, number, data, share=part)
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-from baffle.app.downlink import Downlink
-from baffle.app.recorder import Recorder, Summary, Watch
-from baffle.app.round import play_round
 from baffle.core.arrays import F32
 from baffle.core.ports import Aggregation, Transport
 from baffle.errors import JournalError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import Present, catch_up
 from baffle.journal.store import Journal
+from baffle.server.downlink import Downlink
+from baffle.server.recorder import Recorder, Summary, Watch
+from baffle.server.round import play_round
 from baffle.task.load import Runtimes, Task, versions
 from baffle.trajectory import Trajectory
 

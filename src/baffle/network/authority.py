@@ -35,8 +35,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from baffle.app.keys import Participant, Roster, load_private, load_roster, read
 from baffle.errors import KeysError
+from baffle.network.keys import Participant, Roster, load_private, load_roster, read
 
 LIFETIME = timedelta(days=3650)
 SECRET_BYTES = 32

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from baffle.app.recorder import Progress, Recorder, Summary
-from baffle.app.round import Played
-from baffle.app.simulate import add_baseline, resume, simulate
 from baffle.core.seeds import OF_THE_TRAJECTORY, Purpose, Seeds
 from baffle.data.partition import iid
 from baffle.errors import BaffleError, JournalError, NotFiniteError, PlanError, RunFolderError
 from baffle.journal.replay import catch_up, verify
 from baffle.journal.store import Journal
 from baffle.plan import Plan, load
+from baffle.server.recorder import Progress, Recorder, Summary
+from baffle.server.round import Played
+from baffle.simulation import add_baseline, resume, simulate
 from baffle.trajectory import trajectory
 
 FIXED = "probe.micro_batch=64"  # otherwise it is measured, and two runs need not agree on it

@@ -11,8 +11,6 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from baffle.app.evaluation import accuracies
-from baffle.app.round import Played
 from baffle.client.client import forwards_of
 from baffle.core.arrays import F32
 from baffle.core.ports import MISSING
@@ -21,6 +19,8 @@ from baffle.errors import BaffleError, JournalError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import Present
 from baffle.journal.store import Journal
+from baffle.server.evaluation import accuracies
+from baffle.server.round import Played
 from baffle.task.load import Runtimes, Task
 from baffle.trajectory import Trajectory
 

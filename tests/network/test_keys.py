@@ -11,9 +11,9 @@ from threading import Thread
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-from baffle.app.authority import ServerKeys, make_keys
-from baffle.app.keys import ClientKeys
 from baffle.errors import KeysError
+from baffle.network.authority import ServerKeys, make_keys
+from baffle.network.keys import ClientKeys
 
 SERVER = ("ca.pem", "server.pem", "server.key", "secret", "roster.json")
 CLIENT = ("identity.key", "node.key", "ca.pem", "roster.json")

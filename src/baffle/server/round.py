@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from baffle.app.downlink import Downlink
 from baffle.core.arrays import F32
 from baffle.core.messages import Group, Outcome, RoundRequest
 from baffle.core.ports import CONTRIBUTED, MISSING, Aggregation, Collected, Transport
@@ -16,6 +15,7 @@ from baffle.core.state import ServerState, apply
 from baffle.journal.replay import Present
 from baffle.journal.store import Journal
 from baffle.schedule import choose_groups
+from baffle.server.downlink import Downlink
 from baffle.trajectory import Trajectory
 
 MOST_REFUSALS = 20

@@ -11,7 +11,11 @@ import msgspec
 
 from baffle.aggregation.client.marks import MarksFile
 from baffle.aggregation.client.session import ClientSession
-from baffle.app.joining import (
+from baffle.client.client import Client, idle_client
+from baffle.client.replica import Replica
+from baffle.core.messages import Abstention, Message, Number, RoundRequest, decode, encode
+from baffle.errors import BaffleError, MessageError, RefusalError, RunFolderError
+from baffle.network.joining import (
     UNREADY,
     Asked,
     Begin,
@@ -23,11 +27,7 @@ from baffle.app.joining import (
     decode_asked,
     introduce_oneself,
 )
-from baffle.app.keys import ClientKeys, Roster
-from baffle.client.client import Client, idle_client
-from baffle.client.replica import Replica
-from baffle.core.messages import Abstention, Message, Number, RoundRequest, decode, encode
-from baffle.errors import BaffleError, MessageError, RefusalError, RunFolderError
+from baffle.network.keys import ClientKeys, Roster
 from baffle.plan import Custom, Onnx, Plan, parse
 from baffle.schedule import terms_of
 

@@ -18,10 +18,6 @@ from baffle.aggregation.client.session import KEYS_AT_ONCE, ClientSession
 from baffle.aggregation.messages import Hello, MaskedRequest, Opening, Request, Turn, Unmask, decode_request
 from baffle.aggregation.plain import PlainSum
 from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.app.downlink import Downlink
-from baffle.app.recorder import Progress, Summary
-from baffle.app.round import Played, open_round, play_round
-from baffle.app.simulate import drops, resume, simulate
 from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.core.messages import Abstention, RoundRequest, decode_reply, encode
@@ -33,6 +29,10 @@ from baffle.journal.replay import Present, beginning, verify
 from baffle.journal.store import Journal
 from baffle.plan import Plan
 from baffle.schedule import choose_clients, choose_groups, terms_of
+from baffle.server.downlink import Downlink
+from baffle.server.recorder import Progress, Summary
+from baffle.server.round import Played, open_round, play_round
+from baffle.simulation import drops, resume, simulate
 from baffle.task.load import Runtimes, load_task
 from baffle.trajectory import Trajectory, trajectory
 

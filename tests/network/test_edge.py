@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baffle.app.downlink import Downlink
-from baffle.app.edge import edge_client
-from baffle.app.export import export_plan, export_run
-from baffle.app.round import play_round
-from baffle.app.simulate import aggregation
 from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.core.ports import Runtime
 from baffle.errors import ModelError, PlanError
+from baffle.export import export_plan, export_run
 from baffle.journal.replay import catch_up, verify
 from baffle.journal.store import Journal
+from baffle.network.edge import edge_client
 from baffle.plan import Plan, change, load
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import AVERAGE, MANIFEST, MODEL, PLAN, WEIGHTS, read_manifest, read_weights
+from baffle.server.downlink import Downlink
+from baffle.server.round import play_round
+from baffle.simulation import aggregation
 from baffle.task.load import load_task
 from baffle.trajectory import trajectory
 

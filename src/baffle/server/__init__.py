@@ -1,0 +1,1 @@
+"""The server of a run: a round, a run of them, what is recorded and told."""
