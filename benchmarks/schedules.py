@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache, partial
 from hashlib import sha256
+from pathlib import Path
 from typing import Literal
 from unittest.mock import patch
 
@@ -48,7 +49,9 @@ from baffle.core.messages import Abstention, CatchUp, Contribution, Message, Rou
 from baffle.core.ports import CONTRIBUTED, Collected, Transport
 from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
 from baffle.errors import BaffleError, MessageError, RefusalError
-from baffle.transport.faults import KINDS, Faults, Kind, seeded
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.support.faults import KINDS, Faults, Kind, seeded
 
 LENGTH = 4
 KEYS_AT_ONCE = 5

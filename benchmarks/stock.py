@@ -25,7 +25,7 @@ from typing import Any
 
 from network import free_port, make
 
-from baffle.transport.superlink import QUIET
+from baffle.flower.superlink import QUIET
 
 APP = Path(__file__).parents[1] / "examples" / "flower-app"
 DEADLINE = 600

@@ -33,7 +33,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_importing_the_package_imports_no_machine_learning_library() -> None:
     program = (
         "import sys, baffle, baffle.cli.main, baffle.trajectory, baffle.journal.replay, baffle.aggregation.plain,"
-        "baffle.aggregation.server.secure_sum, baffle.transport.local, baffle.transport.faults;"
+        "baffle.aggregation.server.secure_sum, baffle.transport.local, baffle.transport.dropouts;"
         "baffle.load_plan('digits');"
         "print(sorted({'torch', 'sklearn', 'scipy', 'flwr', 'onnxruntime'} & sys.modules.keys()))"
     )

@@ -26,7 +26,7 @@ from baffle.task.features import Backbones
 from baffle.task.load import Runtimes, Task, load_task
 from baffle.task.precision import require_precision
 from baffle.trajectory import Trajectory, trajectory
-from baffle.transport.faults import Dropouts
+from baffle.transport.dropouts import Dropouts
 from baffle.transport.local import LocalTransport
 
 Warn = Callable[[str], None]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from baffle.flower.superlink import QUIET, STARTUP, answers
 from baffle.network.authority import make_keys
 from baffle.plan import Plan
 from baffle.simulation import simulate
-from baffle.transport.superlink import QUIET, STARTUP, answers
 
 pytestmark = pytest.mark.skipif(not os.environ.get("BAFFLE_SLOW"), reason="takes minutes: set BAFFLE_SLOW=1")
 

@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from baffle.transport.fleet import Fleet, Message
-from baffle.transport.superlink import QUIET, answers
+from baffle.flower.node import Fleet, Message
+from baffle.flower.superlink import QUIET, answers
 
 
 class Superlink:

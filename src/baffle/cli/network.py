@@ -72,10 +72,10 @@ def serve(
 
     own, chosen = ServerKeys.load(keys_folder), load(plan or "digits", settings)  # faults in these are told at once
     from baffle.cli import show
+    from baffle.flower.grid import FlowerNodes, FlowerRun
+    from baffle.flower.superlink import SuperLink
     from baffle.network.serve import serve as serve_run
     from baffle.server.recorder import Progress, Watch
-    from baffle.transport.flower import FlowerNodes, FlowerRun
-    from baffle.transport.superlink import SuperLink
 
     console, remarks = show.consoles()
     console.quiet = as_json
@@ -149,10 +149,10 @@ def join(
     """Take part, as one client, in the runs of the server at ADDRESS (host:port)."""
     if model and not all(name in os.environ for name in THREADS):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **dict.fromkeys(THREADS, "1")})
+    from baffle.flower.node import Fleet
     from baffle.network.equipment import count_samples, with_onnx, with_torch
     from baffle.network.keys import ClientKeys
     from baffle.network.member import Member
-    from baffle.transport.fleet import Fleet
 
     own, leaving = ClientKeys.load(keys_folder), Event()
 

@@ -1,6 +1,8 @@
-"""A program that ends with the one who started it, even where that is killed: `python -m baffle.transport.leash …`.
+"""Runs a command that ends with the process that started it, even if that is killed.
 
-Its standard input is a pipe that its starter holds open. The system closes that when the starter is gone.
+    python -m baffle.flower.die_with_parent COMMAND …
+
+Standard input is a pipe that the starter holds open. The system closes it when the starter is gone.
 """
 
 import os

@@ -17,14 +17,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from baffle.errors import AwayError, TransportError
-from baffle.transport.fleet import Fleet, Message
+from baffle.flower.node import Fleet, Message
 
 pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 
-from baffle.transport.flower import FlowerRun, GridTransport
+from baffle.flower.grid import FlowerRun, GridTransport
 from tests.support.superlinks import Echo, Superlink, certify, new_key, public, until
 
 Join = Callable[..., Echo]
@@ -33,7 +33,7 @@ CLIENT = """
 import sys
 from pathlib import Path
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from baffle.transport.fleet import Fleet
+from baffle.flower.node import Fleet
 
 address, roots, key = sys.argv[1:]
 key = load_pem_private_key(Path(key).read_bytes(), None)
@@ -257,7 +257,7 @@ def test_a_client_whose_clock_is_wrong_follows_the_server(
     clear: Superlink, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic)
-    monkeypatch.setattr("baffle.transport.line.time", wrong)
+    monkeypatch.setattr("baffle.flower.http.time", wrong)
     echo = join(clear)
     with FlowerRun(clear.address, clear.secret) as run:
         assert over(run, [echo.node()]).exchange({0: b"what time is it?"}) == {0: b"what time is it?"}
@@ -376,12 +376,12 @@ def test_another_server_is_refused(answers: Mapping[str, bytes], words: str) -> 
 
 def test_the_client_needs_neither_flwr_nor_torch() -> None:
     said = subprocess.run(
-        [sys.executable, "-c", "import baffle.transport.fleet, sys; print(*sys.modules)"],
+        [sys.executable, "-c", "import baffle.flower.node, sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.split()
-    assert {"baffle.transport.fleet", "google.protobuf"} <= set(said)
+    assert {"baffle.flower.node", "google.protobuf"} <= set(said)
     assert not {"flwr", "torch", "httpx", "grpc"} & set(said)
 
 

@@ -19,9 +19,9 @@ from typing import NamedTuple, TypeVar
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from baffle.errors import AwayError, KeyRefusedError, MessageError, TransportError
-from baffle.transport import wire
-from baffle.transport.line import CallError, Identity, Line
-from baffle.transport.wire import Wire, make
+from baffle.flower import wire
+from baffle.flower.http import CallError, Identity, Line
+from baffle.flower.wire import Wire, make
 
 WINDOW = 20.0
 """Seconds without a heartbeat after which a client counts as gone; SuperLink allows no less."""

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 from baffle.aggregation.messages import Request
 from baffle.core.messages import Abstention, encode, tag_of
 from baffle.errors import BaffleError, KeysError, PlanError, RunFolderError
+from baffle.flower.grid import Delivery, FlowerNodes, GivenRun, Settings, action, client_app, server_app
 from baffle.network.authority import ServerKeys
 from baffle.network.equipment import count_samples, with_onnx, with_torch
 from baffle.network.joining import Asked
 from baffle.network.keys import ClientKeys
 from baffle.network.member import NEEDS_WORK, Member
 from baffle.plan import Plan, load
-from baffle.transport.flower import Delivery, FlowerNodes, GivenRun, Settings, action, client_app, server_app
 
 if TYPE_CHECKING:
     from baffle.server.recorder import Progress

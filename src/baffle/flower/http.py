@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from baffle.errors import AwayError, MessageError, TransportError
-from baffle.transport.wire import Wire, decode, encode
+from baffle.flower.wire import Wire, decode, encode
 
 FLOWER = "1.41"
 """The version of Flower whose wire this is."""

@@ -7,7 +7,7 @@ import pytest
 
 from baffle.aggregation.messages import PHASES, Agree, Hello, MaskedRequest, Opening, Request, Turn, Unmask, phase_of
 from baffle.core.messages import CatchUp, RoundRequest, encode
-from baffle.transport.faults import KINDS, Dropouts, Faults, Found, Kind, Schedule, corrupted, seeded
+from tests.support.faults import KINDS, Faults, Found, Kind, Schedule, corrupted, seeded
 
 ABOUT = RoundRequest(3, 3, bytes(32), bytes(32), CatchUp("outcomes", 0, ()))
 ASKED: dict[str, Request] = {
@@ -156,11 +156,3 @@ def test_corruption_has_every_form_and_is_repeatable() -> None:
     assert any(len(one) > len(A) and one.startswith(A) for one in damaged)
     assert B in damaged
     assert isinstance(corrupted(b"", [], b"seed"), bytes)
-
-
-def test_dropouts_do_not_hear_the_request_of_a_round_and_nothing_else_is_lost() -> None:
-    echo = Echo()
-    network = Dropouts(echo, lambda round_number, client: round_number == 3 and client == 1)
-    for phase, asked in {**ASKED, "plain": ABOUT}.items():
-        heard = network.exchange(dict.fromkeys((0, 1), encode(asked)))
-        assert list(heard) == ([0] if phase in ("vector", "plain") else [0, 1])

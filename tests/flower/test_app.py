@@ -22,8 +22,8 @@ from flwr.common.serde import context_from_proto, context_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from baffle.app.flower import ACTIONS, answer, client, server
-from baffle.transport.flower import Delivery
+from baffle.flower.app import ACTIONS, answer, client, server
+from baffle.flower.grid import Delivery
 
 
 class Nodes(Grid):

@@ -50,10 +50,10 @@ class SuperLink:
         self._wait_for_port()
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "baffle.transport.leash", *_command(), *self._options()],
+                [sys.executable, "-m", "baffle.flower.die_with_parent", *_command(), *self._options()],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                stdin=subprocess.PIPE,  # the leash
+                stdin=subprocess.PIPE,  # closed by the system when this process ends, and SuperLink with it
                 env={**os.environ, **QUIET, "FLWR_HOME": str(self._folder.resolve())},
                 start_new_session=True,  # Ctrl-C is for us; we stop it when we are done
             )
@@ -105,7 +105,7 @@ class SuperLink:
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
-            pass  # it ends when the leash is let go
+            pass  # it ends when its standard input is closed
         finally:
             if self._process.stdin:
                 self._process.stdin.close()

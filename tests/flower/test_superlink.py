@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from baffle.errors import TransportError
-from baffle.transport import superlink
-from baffle.transport.superlink import SuperLink
+from baffle.flower import superlink
+from baffle.flower.superlink import SuperLink
 
 STARTER = """
 import subprocess, sys, time
-leash = subprocess.Popen([sys.executable, "-m", "baffle.transport.leash", *sys.argv[1:]], stdin=subprocess.PIPE)
+bound = subprocess.Popen([sys.executable, "-m", "baffle.flower.die_with_parent", *sys.argv[1:]], stdin=subprocess.PIPE)
 time.sleep(60)
 """
 CHILD = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
@@ -44,7 +44,7 @@ def number_in(file: Path) -> int:
     return int(file.read_text())
 
 
-def test_what_is_on_a_leash_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
+def test_what_is_bound_to_its_starter_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
     starter = subprocess.Popen([sys.executable, "-c", STARTER, sys.executable, "-c", CHILD, str(tmp_path / "pid")])
     child = number_in(tmp_path / "pid")
     assert not gone(child, 0.3)
@@ -53,19 +53,27 @@ def test_what_is_on_a_leash_ends_with_a_starter_that_is_killed(tmp_path: Path) -
     assert gone(child)
 
 
-def test_what_is_on_a_leash_ends_when_it_is_asked_to(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "baffle.transport.leash", sys.executable, "-c", CHILD, str(tmp_path / "pid")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as leash:
+def test_what_is_bound_to_its_starter_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "baffle.flower.die_with_parent",
+        sys.executable,
+        "-c",
+        CHILD,
+        str(tmp_path / "pid"),
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as bound:
         child = number_in(tmp_path / "pid")
-        leash.terminate()
-        assert leash.wait(20) != 0
+        bound.terminate()
+        assert bound.wait(20) != 0
     assert gone(child)
 
 
-def test_a_leash_ends_as_its_program_does() -> None:
-    command = [sys.executable, "-m", "baffle.transport.leash", sys.executable, "-c", "raise SystemExit(7)"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as leash:
-        assert leash.wait(20) == 7
+def test_it_ends_as_its_program_does() -> None:
+    command = [sys.executable, "-m", "baffle.flower.die_with_parent", sys.executable, "-c", "raise SystemExit(7)"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as bound:
+        assert bound.wait(20) == 7
 
 
 def test_a_port_that_another_process_holds_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

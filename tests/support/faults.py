@@ -5,8 +5,7 @@ from hashlib import sha256
 from random import Random
 from typing import Literal, get_args
 
-from baffle.aggregation.messages import MaskedRequest, Request, decode_request, phase_of
-from baffle.core.messages import RoundRequest
+from baffle.aggregation.messages import Request, decode_request, phase_of
 from baffle.core.ports import Transport
 
 Kind = Literal[
@@ -91,18 +90,6 @@ class Faults:
             if held is not None:
                 self._replies[client] = held
         return arriving
-
-
-class Dropouts(Faults):
-    """Clients that do not hear a round's request, and so are missing from its sum."""
-
-    def __init__(self, transport: Transport, drops: Callable[[int, int], bool]) -> None:
-        def faults(_exchange: int, client: int, asked: Request) -> Found:
-            about = asked.request if isinstance(asked, MaskedRequest) else asked
-            dropped = isinstance(about, RoundRequest) and drops(about.round, client)
-            return {"drop request": b""} if dropped else {}
-
-        super().__init__(transport, faults)
 
 
 def _damaged(kind: Kind, messages: Mapping[int, bytes], found: Mapping[int, Found]) -> dict[int, bytes]:

@@ -42,8 +42,8 @@ from flwr.superlink.grid.http_grid import HttpGrid
 
 from baffle.core.messages import tag_of
 from baffle.errors import AwayError, MessageError, TransportError
-from baffle.transport.line import FLOWER
-from baffle.transport.wire import KEY, RECORD
+from baffle.flower.http import FLOWER
+from baffle.flower.wire import KEY, RECORD
 
 Settings = Mapping[str, bool | int | float | str | bytes]
 """A node's or a run's configuration, as Flower gives it."""

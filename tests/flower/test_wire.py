@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baffle.errors import MessageError
-from baffle.transport import wire
+from baffle.flower import wire
 
 
 @given(st.binary())

@@ -1,1 +1,0 @@
-"""Whole activities, put together from the parts below: a round, a run, its costs."""

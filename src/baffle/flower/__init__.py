@@ -1,0 +1,1 @@
+"""Flower as a carrier: a SuperLink and its nodes, and BAFFLE as a Flower App."""
