@@ -29,7 +29,7 @@ from baffle.aggregation.client.session import ClientSession
 from baffle.network.edge import edge_client
 from baffle.plan import Plan, load
 from baffle.schedule import terms_of, tiers_of
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 
 FOREIGN = ("torch", "flwr", "onnx", "sklearn", "scipy", "PIL")
 """What a client must not have imported."""
@@ -67,7 +67,7 @@ def take_part(folder: Path, number: int) -> None:
     client = edge_client(plan, folder / "model", number, folder / f"client-{number}")
     member = msgspec.msgpack.decode(receive(pipes[0]), type=Membership)
     identity = Ed25519PrivateKey.from_private_bytes(member.identity)
-    terms = terms_of(client.course, dict(enumerate(tiers_of(plan))))
+    terms = terms_of(client.trajectory, dict(enumerate(tiers_of(plan))))
     client = replace(client, session=ClientSession(number, identity, member.directory, member.run, terms))
     memory["loaded"] = resident_mb()
     while message := receive(pipes[0]):
@@ -135,7 +135,7 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
     from baffle.server.round import play_round
 
     manifest = read_manifest(folder / "model")
-    course, run = trajectory(plan, manifest.n_weights), secrets.token_bytes(32)
+    trajectory, run = trajectory_of(plan, manifest.n_weights), secrets.token_bytes(32)
     identities = [Ed25519PrivateKey.generate() for _ in range(plan.federation.clients)]
     directory = {i: identity.public_key().public_bytes_raw() for i, identity in enumerate(identities)}
     processes = Processes(folder, plan.federation.clients)
@@ -145,19 +145,21 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
             for i, own in enumerate(identities)
         }
     )
-    sums = SecureSum(course.ring, course.length, run, directory, terms_of(course, dict(enumerate(tiers_of(plan)))))
-    initial = course.rule.start(read_weights(folder / "model" / WEIGHTS, manifest))
+    sums = SecureSum(
+        trajectory.ring, trajectory.length, run, directory, terms_of(trajectory, dict(enumerate(tiers_of(plan))))
+    )
+    initial = trajectory.rule.start(read_weights(folder / "model" / WEIGHTS, manifest))
     contributions = 0
     with Journal.create(folder / "journal.sqlite", plan, initial, {}) as journal:
-        present, downlink = catch_up(journal, course), Downlink("scalars", journal)
+        present, downlink = catch_up(journal, trajectory), Downlink("scalars", journal)
         for _ in range(rounds):
-            played = play_round(course, present, processes, sums, journal, downlink)
+            played = play_round(trajectory, present, processes, sums, journal, downlink)
             present = played.present
             contributions += played.metrics["contributors"]
     told = processes.finish()
     return {
         "model": plan.task.model.__struct_config__.tag,
-        "n_weights": course.n,
+        "n_weights": trajectory.n,
         "k": plan.probe.k,
         "batch": plan.federation.batch,
         "clients": plan.federation.clients,

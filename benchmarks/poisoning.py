@@ -31,7 +31,7 @@ from baffle.schedule import choose_groups
 from baffle.server.downlink import Downlink
 from baffle.server.round import close_round, open_round
 from baffle.task.load import Runtimes, load_task, versions
-from baffle.trajectory import Trajectory, trajectory
+from baffle.trajectory import Trajectory, trajectory_of
 
 ATTACKER = 0
 SETTINGS = {
@@ -49,20 +49,20 @@ class Federation:
         asked = ["federation.clients=100", "secure.mode=off", "probe.k=50", *settings]
         self.task = load_task(change(load("digits"), asked))
         initial = self.task.initial_weights()
-        self.course = trajectory(self.task.plan, len(initial))
-        self.state = self.course.rule.start(initial)
+        self.trajectory = trajectory_of(self.task.plan, len(initial))
+        self.state = self.trajectory.rule.start(initial)
         self.journal = Journal.create(folder / "journal.sqlite", self.task.plan, self.state, versions())
-        runtimes, replica = Runtimes(self.task, 1), Replica(self.course)
+        runtimes, replica = Runtimes(self.task, 1), Replica(self.trajectory)
         self.clients = [
-            Client(number, k, self.course, self.task.source.train, share, replica, runtimes.borrow)
+            Client(number, k, self.trajectory, self.task.source.train, share, replica, runtimes.borrow)
             for number, (k, share) in enumerate(zip(self.task.tiers, self.task.shares, strict=True))
         ]
 
     def vectors(self, number: int) -> list[dict[int, RingVector]]:
         """What each client of each group sends in a round about the initial weights."""
-        present = Present(number, self.state, beginning(self.course, self.state).chain)
-        groups = choose_groups(self.course, number)
-        requests = open_round(self.course, present, groups, Downlink("weights", self.journal))
+        present = Present(number, self.state, beginning(self.trajectory, self.state).chain)
+        groups = choose_groups(self.trajectory, number)
+        requests = open_round(self.trajectory, present, groups, Downlink("weights", self.journal))
         return [{client: self._vector(client, request) for client, request in group.items()} for group in requests]
 
     def _vector(self, client: int, request: RoundRequest) -> RingVector:
@@ -84,9 +84,9 @@ def poisoned(groups: list[dict[int, RingVector]], ring: Ring, bound: str) -> lis
     return [{**one, ATTACKER: worst} if ATTACKER in one else one for one in groups]
 
 
-def gradient(course: Trajectory, present: Present, groups: Sequence[Mapping[int, RingVector]]) -> F32:
-    sums = [course.ring.decode(add(group.values()), len(group)) for group in groups]
-    return course.rule.gradient(close_round(course, present, sums)[0])
+def gradient(trajectory: Trajectory, present: Present, groups: Sequence[Mapping[int, RingVector]]) -> F32:
+    sums = [trajectory.ring.decode(add(group.values()), len(group)) for group in groups]
+    return trajectory.rule.gradient(close_round(trajectory, present, sums)[0])
 
 
 def cosine(one: F32, other: F32) -> float:
@@ -96,13 +96,13 @@ def cosine(one: F32, other: F32) -> float:
 def measure(settings: Sequence[str], rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         federation = Federation(settings, Path(folder))
-        course, found = federation.course, dict[str, list[float]]()
+        trajectory, found = federation.trajectory, dict[str, list[float]]()
         for number in range(rounds):
             present, groups = Present(number, federation.state, b""), federation.vectors(number)
             honest = [{client: v for client, v in group.items() if client != ATTACKER} for group in groups]
-            aim = gradient(course, present, honest)
+            aim = gradient(trajectory, present, honest)
             for bound in ("own range", "sum's range"):
-                attacked = gradient(course, present, poisoned(groups, course.ring, bound))
+                attacked = gradient(trajectory, present, poisoned(groups, trajectory.ring, bound))
                 found.setdefault(bound, []).append(cosine(attacked, aim))
         federation.journal.close()
     return {bound: round(float(np.mean(values)), 3) for bound, values in found.items()}

@@ -34,7 +34,7 @@ from baffle.export import export_plan
 from baffle.journal.replay import verify
 from baffle.journal.store import Journal
 from baffle.network.authority import make_keys
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 
 SERVER = "server"
 WITH_TORCH = 2
@@ -153,11 +153,11 @@ class Soak:
             return {**result, "ended": False, "equal": False, "why": (self.folder / "server.log").read_text()[-500:]}
         summary = json.loads((run / "summary.json").read_text())
         with Journal.open(run / "journal.sqlite") as journal:
-            course = trajectory(journal.plan(), journal.n_weights())
+            trajectory = trajectory_of(journal.plan(), journal.n_weights())
         held = {}
         for number in range(self.clients):
             for file in (self.folder / f"client-{number}").glob("*/replica"):
-                weights = Replica(course, file)._held.weights
+                weights = Replica(trajectory, file)._held.weights
                 held[f"client-{number}"] = sha256(weights.astype(FLOAT).tobytes()).hexdigest()
         right = verify(run).weights_sha256
         return {

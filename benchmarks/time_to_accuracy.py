@@ -31,7 +31,7 @@ from baffle.server.downlink import Downlink
 from baffle.server.round import play_round
 from baffle.simulation import aggregation
 from baffle.task.load import Runtimes, Task, load_task, versions
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 from baffle.transport.local import LocalTransport
 
 COMMON = [
@@ -56,11 +56,11 @@ def plan_of(mode: str, settings: list[str]) -> Plan:
 def measure(task: Task, limit: float, every: int) -> dict[str, Any]:
     """One mode: rounds until the last goal or the limit of CPU seconds."""
     plan, initial = task.plan, task.initial_weights()
-    course, spent, curve = trajectory(plan, len(initial)), 0.0, list[tuple[int, float, float]]()
-    runtimes, replica = Runtimes(task, 1), Replica(course)
-    sums, sessions = aggregation(course, task)
+    trajectory, spent, curve = trajectory_of(plan, len(initial)), 0.0, list[tuple[int, float, float]]()
+    runtimes, replica = Runtimes(task, 1), Replica(trajectory)
+    sums, sessions = aggregation(trajectory, task)
     clients = [
-        Client(number, k, course, task.source.train, share, replica, runtimes.borrow, sessions.get(number))
+        Client(number, k, trajectory, task.source.train, share, replica, runtimes.borrow, sessions.get(number))
         for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
     ]
     test = task.source.test.batch(np.arange(TESTED))
@@ -68,20 +68,20 @@ def measure(task: Task, limit: float, every: int) -> dict[str, Any]:
     uplink = list[int]()
     with (
         tempfile.TemporaryDirectory() as folder,
-        Journal.create(Path(folder) / "journal.sqlite", plan, course.rule.start(initial), versions()) as journal,
+        Journal.create(Path(folder) / "journal.sqlite", plan, trajectory.rule.start(initial), versions()) as journal,
         LocalTransport(lambda number, data: clients[number].answer(data), 1) as transport,
     ):
-        present, downlink = beginning(course, course.rule.start(initial)), Downlink(plan.run.downlink, journal)
+        present, downlink = beginning(trajectory, trajectory.rule.start(initial)), Downlink(plan.run.downlink, journal)
         while present.round < plan.rounds and spent < limit and len(reached) < len(GOALS):
             began = time.process_time()
-            played = play_round(course, present, transport, sums, journal, downlink)
+            played = play_round(trajectory, present, transport, sums, journal, downlink)
             spent += time.process_time() - began
             present = played.present
             uplink.append(played.metrics["uplink_bytes"] // len(clients))
             if present.round % every:
                 continue
             with runtimes.borrow() as runtime:
-                found = accuracy(runtime, course.rule.smooth_weights(present.state), test)
+                found = accuracy(runtime, trajectory.rule.smooth_weights(present.state), test)
             curve.append((present.round, round(spent, 1), round(found, 4)))
             print(
                 f"{plan.probe.supports:8} round {present.round}  {found:.1%}  {spent:.0f} s",
@@ -91,15 +91,15 @@ def measure(task: Task, limit: float, every: int) -> dict[str, Any]:
             for goal in GOALS:
                 if found >= goal and goal not in reached:
                     reached[goal] = spent, present.round
-    scalars = course.length if plan.outcome_kind == "scalars" else 0
-    row: dict[str, Any] = {"n_weights": course.n, "scalars_per_round": scalars, "rounds": present.round}
+    scalars = trajectory.length if plan.outcome_kind == "scalars" else 0
+    row: dict[str, Any] = {"n_weights": trajectory.n, "scalars_per_round": scalars, "rounds": present.round}
     row |= {"uplink_bytes_per_round": int(np.median(uplink)), "cpu_seconds": round(spent, 1)}
     row |= {"cpu_seconds_per_round": round(spent / present.round, 4), "best_accuracy": max(one[2] for one in curve)}
     for goal in GOALS:
         seconds, rounds = reached.get(goal, (None, None))
         row |= {f"cpu_seconds_to_{goal:.0%}"[:-1]: seconds and round(seconds, 1)}
         row |= {f"rounds_to_{goal:.0%}"[:-1]: rounds, f"scalars_to_{goal:.0%}"[:-1]: rounds and rounds * scalars}
-    return row | {"trajectory_digest": course.digest.hex(), "curve": curve}
+    return row | {"trajectory_digest": trajectory.digest.hex(), "curve": curve}
 
 
 def main() -> None:

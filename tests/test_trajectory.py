@@ -13,7 +13,7 @@ from baffle.core.ring import Ring
 from baffle.core.state import apply
 from baffle.errors import MessageError
 from baffle.plan import Plan, Update
-from baffle.trajectory import Trajectory, optimizer, trajectory
+from baffle.trajectory import Trajectory, optimizer, trajectory_of
 
 N = 7
 SCALARS = ["ring.n_max=20"]
@@ -21,43 +21,43 @@ BACKPROP = [*SCALARS, 'estimator="backprop"']
 EPOCH = [*SCALARS, 'federation.level="epoch"']
 
 
-def _outcome(course: Trajectory, **changes: object) -> Outcome:
-    group = {"key": 3, "totals": np.arange(course.length, dtype="<i4").tobytes(), "weight": 5} | changes
-    return Outcome(0, course.plan.outcome_kind, (Group(**group),))  # type: ignore[arg-type]
+def _outcome(trajectory: Trajectory, **changes: object) -> Outcome:
+    group = {"key": 3, "totals": np.arange(trajectory.length, dtype="<i4").tobytes(), "weight": 5} | changes
+    return Outcome(0, trajectory.plan.outcome_kind, (Group(**group),))  # type: ignore[arg-type]
 
 
 def test_scalars_travel_in_a_ring_that_holds_d_max(tiny: Callable[..., Plan]) -> None:
-    course = trajectory(tiny(*SCALARS, "ring.d_max=30", "federation.participation=0.6"), N)
-    assert course.ring == Ring(clients=2, n_max=20, clip=30.0)
-    assert course.length == 4
+    trajectory = trajectory_of(tiny(*SCALARS, "ring.d_max=30", "federation.participation=0.6"), N)
+    assert trajectory.ring == Ring(clients=2, n_max=20, clip=30.0)
+    assert trajectory.length == 4
 
 
 def test_tiers_stretch_the_ring_by_the_slowest_one(tiny: Callable[..., Plan]) -> None:
-    course = trajectory(tiny(*SCALARS, "federation.tiers=[{k=3, share=0.3}, {k=2, share=0.3}]"), N)
-    assert course.ring == Ring(clients=3, n_max=20, clip=100.0, stretch=Fraction(2))
+    trajectory = trajectory_of(tiny(*SCALARS, "federation.tiers=[{k=3, share=0.3}, {k=2, share=0.3}]"), N)
+    assert trajectory.ring == Ring(clients=3, n_max=20, clip=100.0, stretch=Fraction(2))
 
 
 @pytest.mark.parametrize("settings", [BACKPROP, EPOCH])
 def test_vectors_travel_in_a_ring_that_holds_update_max(tiny: Callable[..., Plan], settings: list[str]) -> None:
-    course = trajectory(tiny(*settings, "ring.update_max=9"), N)
-    assert course.ring == Ring(clients=3, n_max=20, clip=9.0)
-    assert course.length == N
+    trajectory = trajectory_of(tiny(*settings, "ring.update_max=9"), N)
+    assert trajectory.ring == Ring(clients=3, n_max=20, clip=9.0)
+    assert trajectory.length == N
 
 
 def test_estimates_by_own_directions_travel_in_a_ring_that_holds_d_max(tiny: Callable[..., Plan]) -> None:
-    course = trajectory(tiny(*SCALARS, "federation.seeds=own", "ring.d_max=30", "ring.update_max=9"), N)
-    assert course.ring == Ring(clients=3, n_max=20, clip=30.0)
-    assert course.length == N
+    trajectory = trajectory_of(tiny(*SCALARS, "federation.seeds=own", "ring.d_max=30", "ring.update_max=9"), N)
+    assert trajectory.ring == Ring(clients=3, n_max=20, clip=30.0)
+    assert trajectory.length == N
 
 
 def test_directions_belong_to_a_key_number_and_a_distribution(tiny: Callable[..., Plan]) -> None:
-    course = trajectory(tiny(*SCALARS), N)
-    assert course.directions(3) == course.directions(3)
-    assert course.directions(3).key != course.directions(4).key
-    assert course.directions(3).distribution.name == "rademacher"
-    gaussian = trajectory(tiny(*SCALARS, "probe.distribution=gaussian"), N)
+    trajectory = trajectory_of(tiny(*SCALARS), N)
+    assert trajectory.directions(3) == trajectory.directions(3)
+    assert trajectory.directions(3).key != trajectory.directions(4).key
+    assert trajectory.directions(3).distribution.name == "rademacher"
+    gaussian = trajectory_of(tiny(*SCALARS, "probe.distribution=gaussian"), N)
     assert gaussian.directions(3).distribution.name == "gaussian"
-    assert gaussian.directions(3).key != course.directions(3).key
+    assert gaussian.directions(3).key != trajectory.directions(3).key
 
 
 def _step(update: Update, gradient: F32, weights: F32) -> F32:
@@ -90,32 +90,34 @@ def test_the_plan_names_the_optimizer_and_its_settings() -> None:
 
 
 def test_at_epoch_level_the_server_takes_the_clients_step_as_it_is(tiny: Callable[..., Plan]) -> None:
-    course = trajectory(tiny(*EPOCH), N)
-    state = course.rule.start(np.ones(N, np.float32))
-    moved = apply(course.rule, state, _outcome(course))
-    expected = 1 - np.arange(N) / (course.ring.scale * 5)
+    trajectory = trajectory_of(tiny(*EPOCH), N)
+    state = trajectory.rule.start(np.ones(N, np.float32))
+    moved = apply(trajectory.rule, state, _outcome(trajectory))
+    expected = 1 - np.arange(N) / (trajectory.ring.scale * 5)
     np.testing.assert_allclose(moved.weights, expected, rtol=1e-6)
     assert moved.optimizer == ()
 
 
 def test_an_average_of_zero_is_none(tiny: Callable[..., Plan]) -> None:
-    course = trajectory(tiny(*SCALARS, "update.ema=0"), N)
-    state = apply(course.rule, course.rule.start(np.ones(N, np.float32)), _outcome(course))
+    trajectory = trajectory_of(tiny(*SCALARS, "update.ema=0"), N)
+    state = apply(trajectory.rule, trajectory.rule.start(np.ones(N, np.float32)), _outcome(trajectory))
     assert state.average == ()
-    assert course.rule.smooth_weights(state) is state.weights
+    assert trajectory.rule.smooth_weights(state) is state.weights
 
 
 def test_an_average_follows_the_weights(tiny: Callable[..., Plan]) -> None:
-    course = trajectory(tiny(*SCALARS), N)
-    start = course.rule.start(np.ones(N, np.float32))
-    state = apply(course.rule, start, _outcome(course))
-    np.testing.assert_allclose(course.rule.smooth_weights(state), 0.1 * start.weights + 0.9 * state.weights, rtol=1e-6)
+    trajectory = trajectory_of(tiny(*SCALARS), N)
+    start = trajectory.rule.start(np.ones(N, np.float32))
+    state = apply(trajectory.rule, start, _outcome(trajectory))
+    np.testing.assert_allclose(
+        trajectory.rule.smooth_weights(state), 0.1 * start.weights + 0.9 * state.weights, rtol=1e-6
+    )
 
 
 def test_a_skipped_round_changes_nothing(tiny: Callable[..., Plan]) -> None:
-    course = trajectory(tiny(*SCALARS), N)
-    state = course.rule.start(np.ones(N, np.float32))
-    assert apply(course.rule, state, Outcome(0, "skipped", ())) is state
+    trajectory = trajectory_of(tiny(*SCALARS), N)
+    state = trajectory.rule.start(np.ones(N, np.float32))
+    assert apply(trajectory.rule, state, Outcome(0, "skipped", ())) is state
 
 
 @pytest.mark.parametrize("settings", [SCALARS, BACKPROP, EPOCH])
@@ -127,20 +129,20 @@ def test_a_skipped_round_changes_nothing(tiny: Callable[..., Plan]) -> None:
 def test_a_malformed_group_is_refused(
     tiny: Callable[..., Plan], settings: list[str], change: dict[str, object]
 ) -> None:
-    course = trajectory(tiny(*settings), N)
-    state = course.rule.start(np.ones(N, np.float32))
-    apply(course.rule, state, _outcome(course))
+    trajectory = trajectory_of(tiny(*settings), N)
+    state = trajectory.rule.start(np.ones(N, np.float32))
+    apply(trajectory.rule, state, _outcome(trajectory))
     with pytest.raises(MessageError, match="round 0"):
-        apply(course.rule, state, _outcome(course, **change))
+        apply(trajectory.rule, state, _outcome(trajectory, **change))
 
 
 @pytest.mark.parametrize("settings", [SCALARS, BACKPROP])
 def test_an_outcome_of_the_other_kind_or_with_another_number_of_groups_is_refused(
     tiny: Callable[..., Plan], settings: list[str]
 ) -> None:
-    course = trajectory(tiny(*settings), N)
-    state = course.rule.start(np.ones(N, np.float32))
-    good = _outcome(course)
+    trajectory = trajectory_of(tiny(*settings), N)
+    state = trajectory.rule.start(np.ones(N, np.float32))
+    good = _outcome(trajectory)
     other = {"scalars": "vector", "vector": "scalars"}[good.kind]
     for bad in (
         Outcome(0, other, good.groups),  # type: ignore[arg-type]
@@ -148,7 +150,7 @@ def test_an_outcome_of_the_other_kind_or_with_another_number_of_groups_is_refuse
         Outcome(0, good.kind, good.groups * 2),
     ):
         with pytest.raises(MessageError, match="round 0"):
-            apply(course.rule, state, bad)
+            apply(trajectory.rule, state, bad)
 
 
 GROUPS = {
@@ -167,25 +169,25 @@ GROUPS = {
 }
 
 
-def _grouped(course: Trajectory, rows: list[list[int]], weights: list[int], number: int = 2) -> Outcome:
+def _grouped(trajectory: Trajectory, rows: list[list[int]], weights: list[int], number: int = 2) -> Outcome:
     groups = tuple(
-        Group(course.key_number(number, index), np.array(row, "<i4").tobytes(), weight)
+        Group(trajectory.key_number(number, index), np.array(row, "<i4").tobytes(), weight)
         for index, (row, weight) in enumerate(zip(rows, weights, strict=True))
     )
-    return Outcome(number, course.plan.outcome_kind, groups)
+    return Outcome(number, trajectory.plan.outcome_kind, groups)
 
 
-def _rows(course: Trajectory, count: int) -> list[list[int]]:
+def _rows(trajectory: Trajectory, count: int) -> list[list[int]]:
     random = np.random.default_rng(count)
-    return [random.integers(-(2**20), 2**20, course.length).tolist() for _ in range(count)]
+    return [random.integers(-(2**20), 2**20, trajectory.length).tolist() for _ in range(count)]
 
 
 @pytest.mark.parametrize("estimator", [SCALARS, BACKPROP, EPOCH])
 def test_shared_directions_and_a_mean_give_the_gradient_of_one_sum(
     tiny: Callable[..., Plan], estimator: list[str]
 ) -> None:
-    one = trajectory(tiny(*estimator, "federation.clients=9"), N)
-    many = trajectory(tiny(*estimator, "federation.clients=9", "secure.groups=3"), N)
+    one = trajectory_of(tiny(*estimator, "federation.clients=9"), N)
+    many = trajectory_of(tiny(*estimator, "federation.clients=9", "secure.groups=3"), N)
     rows, weights = _rows(many, 3), [5, 20, 7]
     whole = np.sum(rows, axis=0).tolist()
     if estimator is not SCALARS:
@@ -198,7 +200,7 @@ def test_shared_directions_and_a_mean_give_the_gradient_of_one_sum(
 
 
 def test_groups_with_own_seeds_have_directions_of_their_own(tiny: Callable[..., Plan]) -> None:
-    own, shared = (trajectory(tiny(*GROUPS[name]), N) for name in ("own mean", "shared mean"))
+    own, shared = (trajectory_of(tiny(*GROUPS[name]), N) for name in ("own mean", "shared mean"))
     keys = [own.key_number(number, group) for number in range(3) for group in range(3)]
     assert len(set(keys)) == 9
     assert len({own.directions(key).key for key in keys}) == 9
@@ -207,15 +209,15 @@ def test_groups_with_own_seeds_have_directions_of_their_own(tiny: Callable[..., 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_identical_groups_give_the_gradient_of_one(tiny: Callable[..., Plan], name: str) -> None:
-    course = trajectory(tiny(*GROUPS[name]), N)
-    (row,) = _rows(course, 1)
-    found = course.rule.gradient(_grouped(course, [row] * 3, [6] * 3))
+    trajectory = trajectory_of(tiny(*GROUPS[name]), N)
+    (row,) = _rows(trajectory, 1)
+    found = trajectory.rule.gradient(_grouped(trajectory, [row] * 3, [6] * 3))
     alone = [
-        course.rule.gradient(Outcome(2, course.plan.outcome_kind, (group,)))
-        for group in _grouped(course, [row] * 3, [6] * 3).groups
+        trajectory.rule.gradient(Outcome(2, trajectory.plan.outcome_kind, (group,)))
+        for group in _grouped(trajectory, [row] * 3, [6] * 3).groups
     ]
-    if course.plan.own_seeds:
-        combined = np.median if course.plan.secure.combine == "median" else np.mean
+    if trajectory.plan.own_seeds:
+        combined = np.median if trajectory.plan.secure.combine == "median" else np.mean
         np.testing.assert_allclose(found, combined(np.stack(alone).astype(np.float64), axis=0), rtol=1e-5, atol=1e-7)
     else:
         assert np.array_equal(found, alone[0])
@@ -224,14 +226,14 @@ def test_identical_groups_give_the_gradient_of_one(tiny: Callable[..., Plan], na
 @pytest.mark.parametrize("name", ["shared median", "own median", "epoch median"])
 def test_one_group_of_three_moves_no_median_gradient_beyond_the_others(tiny: Callable[..., Plan], name: str) -> None:
     """In the plane of scalars where directions are shared, in that of weights where they are not."""
-    course = trajectory(tiny(*GROUPS[name]), N)
-    (row,) = _rows(course, 1)
-    liar = [(-1) ** place * 2**28 for place in range(course.length)]
+    trajectory = trajectory_of(tiny(*GROUPS[name]), N)
+    (row,) = _rows(trajectory, 1)
+    liar = [(-1) ** place * 2**28 for place in range(trajectory.length)]
     honest = [
-        course.rule.gradient(Outcome(2, course.plan.outcome_kind, (group,)))
-        for group in _grouped(course, [row, row], [6, 6]).groups
+        trajectory.rule.gradient(Outcome(2, trajectory.plan.outcome_kind, (group,)))
+        for group in _grouped(trajectory, [row, row], [6, 6]).groups
     ]
-    found = course.rule.gradient(_grouped(course, [row, row, liar], [6, 6, 1]))
+    found = trajectory.rule.gradient(_grouped(trajectory, [row, row, liar], [6, 6, 1]))
     low, high = np.min(honest, axis=0), np.max(honest, axis=0)
     assert (found >= low - 1e-5).all()
     assert (found <= high + 1e-5).all()
@@ -239,13 +241,13 @@ def test_one_group_of_three_moves_no_median_gradient_beyond_the_others(tiny: Cal
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_groups_that_do_not_fit_the_plan_are_refused(tiny: Callable[..., Plan], name: str) -> None:
-    course = trajectory(tiny(*GROUPS[name]), N)
-    good = _grouped(course, _rows(course, 3), [1, 2, 3])
-    state = course.rule.start(np.ones(N, np.float32))
-    apply(course.rule, state, good)
-    apply(course.rule, state, Outcome(2, good.kind, good.groups[1:]))
+    trajectory = trajectory_of(tiny(*GROUPS[name]), N)
+    good = _grouped(trajectory, _rows(trajectory, 3), [1, 2, 3])
+    state = trajectory.rule.start(np.ones(N, np.float32))
+    apply(trajectory.rule, state, good)
+    apply(trajectory.rule, state, Outcome(2, good.kind, good.groups[1:]))
     one, *rest = good.groups
-    other_key = rest[0].key if course.plan.own_seeds else one.key + 1
+    other_key = rest[0].key if trajectory.plan.own_seeds else one.key + 1
     for groups in (
         (),
         (*good.groups, one),
@@ -254,20 +256,20 @@ def test_groups_that_do_not_fit_the_plan_are_refused(tiny: Callable[..., Plan], 
         (Group(one.key, one.totals[:-4], 1), *rest),
     ):
         with pytest.raises(MessageError, match="round 2"):
-            apply(course.rule, state, Outcome(2, good.kind, groups))
+            apply(trajectory.rule, state, Outcome(2, good.kind, groups))
 
 
 def test_the_number_of_threads_changes_no_state(tiny: Callable[..., Plan]) -> None:
     n, digests = 300_001, set()
     for workers in (1, 2, 5):
-        course = trajectory(tiny(*SCALARS, f"run.workers={workers}"), n)
-        assert course.threads == workers
-        state = course.rule.start(np.linspace(-1, 1, n, dtype=np.float32))
+        trajectory = trajectory_of(tiny(*SCALARS, f"run.workers={workers}"), n)
+        assert trajectory.threads == workers
+        state = trajectory.rule.start(np.linspace(-1, 1, n, dtype=np.float32))
         for _ in range(2):
-            state = apply(course.rule, state, _outcome(course))
+            state = apply(trajectory.rule, state, _outcome(trajectory))
         digests.add(state.digest())
     assert len(digests) == 1
 
 
 def test_a_plan_without_workers_gets_a_thread_per_core(tiny: Callable[..., Plan]) -> None:
-    assert trajectory(tiny(*SCALARS), N).threads == os.cpu_count()
+    assert trajectory_of(tiny(*SCALARS), N).threads == os.cpu_count()

@@ -29,7 +29,7 @@ from baffle.runtime.onnx.model_folder import (
     write_manifest,
     write_tensors,
 )
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,8 +59,8 @@ def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
     folder = RunFolder.existing(run)
     with Journal.open(folder.journal) as journal, journal.one_view():
         plan = load(str(folder.plan))
-        course = trajectory(plan, journal.n_weights())
-        present = catch_up(journal, course)
+        trajectory = trajectory_of(plan, journal.n_weights())
+        present = catch_up(journal, trajectory)
     average = present.state.average[0] if present.state.average else None
     return _write(out, _graph(plan, data), Stand(present.round, present.state.weights, average), plan)
 

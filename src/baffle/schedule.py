@@ -12,21 +12,21 @@ from baffle.plan import Plan
 from baffle.trajectory import Trajectory
 
 
-def choose_clients(course: Trajectory, round_number: int) -> list[int]:
+def choose_clients(trajectory: Trajectory, round_number: int) -> list[int]:
     """Who takes part: the same for everybody who knows the plan."""
-    everyone = course.plan.federation.clients
-    if course.plan.per_round == everyone:
+    everyone = trajectory.plan.federation.clients
+    if trajectory.plan.per_round == everyone:
         return list(range(everyone))
-    order = permutation(course.seeds.key("participation", round_number), everyone)
-    return sorted(order[: course.plan.per_round].tolist())
+    order = permutation(trajectory.seeds.key("participation", round_number), everyone)
+    return sorted(order[: trajectory.plan.per_round].tolist())
 
 
-def choose_groups(course: Trajectory, round_number: int) -> list[list[int]]:
+def choose_groups(trajectory: Trajectory, round_number: int) -> list[list[int]]:
     """Who is summed with whom: the same for everybody who knows the plan, and drawn anew in every round."""
-    roster, count = choose_clients(course, round_number), course.plan.secure.groups
+    roster, count = choose_clients(trajectory, round_number), trajectory.plan.secure.groups
     if count == 1:
         return [roster]
-    order = permutation(course.seeds.key("groups", round_number), len(roster)).tolist()
+    order = permutation(trajectory.seeds.key("groups", round_number), len(roster)).tolist()
     return [sorted(roster[place] for place in order[group::count]) for group in range(count)]
 
 
@@ -43,13 +43,13 @@ def tiers_of(plan: Plan) -> list[int]:
     return [int(one) for one in k]
 
 
-def terms_of(course: Trajectory, tiers: Mapping[int, int]) -> Terms:
+def terms_of(trajectory: Trajectory, tiers: Mapping[int, int]) -> Terms:
     """What the clients of a run insist on in its secure sums."""
-    plan = course.plan
+    plan = trajectory.plan
 
     @lru_cache(maxsize=4)  # simulated clients ask for the same round, one after the other
     def groups_of(round_number: int) -> list[list[int]]:
-        return choose_groups(course, round_number) if round_number < plan.rounds else []
+        return choose_groups(trajectory, round_number) if round_number < plan.rounds else []
 
     secure = plan.secure
     return Terms(secure.floor, secure.threshold, secure.mode == "malicious-server", groups_of, tiers)

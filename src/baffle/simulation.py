@@ -25,7 +25,7 @@ from baffle.server.run import opened
 from baffle.task.features import Backbones
 from baffle.task.load import Runtimes, Task, load_task
 from baffle.task.precision import require_precision
-from baffle.trajectory import Trajectory, trajectory
+from baffle.trajectory import Trajectory, trajectory_of
 from baffle.transport.dropouts import Dropouts
 from baffle.transport.local import LocalTransport
 
@@ -108,11 +108,11 @@ def add_baseline(path: Path, *, data: Path | None = None, watch: Watch = _nothin
 
 def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
     plan = task.plan
-    course = trajectory(plan, len(task.initial_weights()))
-    runtimes, replica = Runtimes(task, course.threads), Replica(course)
-    sums, sessions = aggregation(course, task)
+    trajectory = trajectory_of(plan, len(task.initial_weights()))
+    runtimes, replica = Runtimes(task, trajectory.threads), Replica(trajectory)
+    sums, sessions = aggregation(trajectory, task)
     clients = [
-        Client(number, k, course, task.source.train, share, replica, runtimes.borrow, sessions.get(number))
+        Client(number, k, trajectory, task.source.train, share, replica, runtimes.borrow, sessions.get(number))
         for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
     ]
 
@@ -120,32 +120,32 @@ def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
         return clients[number].answer(message)
 
     with (
-        opened(folder, task, course, runtimes, watch) as running,
-        LocalTransport(answer, course.threads, running.recorder.tick) as local,
+        opened(folder, task, trajectory, runtimes, watch) as running,
+        LocalTransport(answer, trajectory.threads, running.recorder.tick) as local,
     ):
-        transport = Dropouts(local, partial(drops, course)) if plan.federation.dropout else local
+        transport = Dropouts(local, partial(drops, trajectory)) if plan.federation.dropout else local
         while not running.over:
             running.play(transport, sums)
         return running.finish()
 
 
-def aggregation(course: Trajectory, task: Task) -> tuple[Aggregation, dict[int, ClientSession]]:
+def aggregation(trajectory: Trajectory, task: Task) -> tuple[Aggregation, dict[int, ClientSession]]:
     """How replies become a sum, and each client's side of it. Identities live as long as the process."""
-    plan = course.plan
+    plan = trajectory.plan
     if plan.secure.mode == "off":
-        return PlainSum(course.ring, course.length), {}
+        return PlainSum(trajectory.ring, trajectory.length), {}
     identities = {number: Ed25519PrivateKey.generate() for number in range(plan.federation.clients)}
     directory = {number: identity.public_key().public_bytes_raw() for number, identity in identities.items()}
-    run, terms = secrets.token_bytes(32), terms_of(course, dict(enumerate(task.tiers)))
+    run, terms = secrets.token_bytes(32), terms_of(trajectory, dict(enumerate(task.tiers)))
     read_keys = lru_cache(maxsize=4096)(reader(directory, run))
     sessions = {
         number: ClientSession(number, own, directory, run, terms, read_keys=read_keys)
         for number, own in identities.items()
     }
-    return SecureSum(course.ring, course.length, run, directory, terms), sessions
+    return SecureSum(trajectory.ring, trajectory.length, run, directory, terms), sessions
 
 
-def drops(course: Trajectory, round_number: int, client: int) -> bool:
+def drops(trajectory: Trajectory, round_number: int, client: int) -> bool:
     """Whether a simulated client does not answer in a round: the same for everybody who knows the plan."""
-    ticket = course.seeds.key("dropout", round_number, client)[:8]
-    return int.from_bytes(ticket, "big") < course.plan.federation.dropout * 2**64
+    ticket = trajectory.seeds.key("dropout", round_number, client)[:8]
+    return int.from_bytes(ticket, "big") < trajectory.plan.federation.dropout * 2**64

@@ -46,7 +46,7 @@ class Trajectory:
         return _directions(self.plan, self.seeds, key_number)
 
 
-def trajectory(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE) -> Trajectory:
+def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE) -> Trajectory:
     """What a resolved plan means for a model of n weights. Gradients are rebuilt from blocks of so many numbers;
     smaller ones take less memory."""
     digest = plan.trajectory_digest()

@@ -30,7 +30,7 @@ from baffle.core.state import ServerState, pack
 from baffle.data.sources import Dataset
 from baffle.plan import Plan
 from baffle.task.load import Task, load_task
-from baffle.trajectory import Trajectory, trajectory
+from baffle.trajectory import Trajectory, trajectory_of
 
 SAMPLES = 20
 FORWARD = ["probe.scheme=forward"]
@@ -72,20 +72,20 @@ class Setting:
     def __init__(
         self, plan: Plan, runtime: Bowl, *, number: int = 0, k: int | None = None, held: int = SAMPLES
     ) -> None:
-        self.course: Trajectory = trajectory(plan, runtime.n)
-        self.state: ServerState = self.course.rule.start(np.linspace(-1, 1, runtime.n, dtype=np.float32))
+        self.trajectory: Trajectory = trajectory_of(plan, runtime.n)
+        self.state: ServerState = self.trajectory.rule.start(np.linspace(-1, 1, runtime.n, dtype=np.float32))
         data = Dataset(np.arange(SAMPLES), np.arange(SAMPLES), lambda x: x.astype(np.float32)[:, None])
 
         @contextmanager
         def borrow() -> Iterator[GradientRuntime]:
             yield runtime
 
-        replica = Replica(self.course)
-        self.client = Client(number, k or plan.probe.k, self.course, data, np.arange(held), replica, borrow)
+        replica = Replica(self.trajectory)
+        self.client = Client(number, k or plan.probe.k, self.trajectory, data, np.arange(held), replica, borrow)
 
     def request(self, number: int = 0) -> bytes:
         catch_up = CatchUp("snapshot", number, (pack(self.state),))
-        return encode(RoundRequest(number, number, self.course.digest, self.state.weights_hash(), catch_up))
+        return encode(RoundRequest(number, number, self.trajectory.digest, self.state.weights_hash(), catch_up))
 
     def reply(self, number: int = 0) -> Reply:
         return decode_reply(self.client.answer(self.request(number)))
@@ -94,12 +94,12 @@ class Setting:
         reply = self.reply(number)
         assert isinstance(reply, Contribution)
         assert reply.round == number
-        return self.course.ring.decode(reply.elements().astype(np.uint32), 1)
+        return self.trajectory.ring.decode(reply.elements().astype(np.uint32), 1)
 
     def values(self, number: int = 0) -> F64:
         """What was sent, per sample."""
         found = self.sent(number)
-        mean: F64 = found.totals / (self.course.ring.scale * found.weight)
+        mean: F64 = found.totals / (self.trajectory.ring.scale * found.weight)
         return mean
 
 
@@ -185,7 +185,7 @@ def test_forwards_are_counted_right(
     runtime = Bowl(5)
     setting = Setting(_plan(tiny, *level, *scheme, f"federation.batch={batch}"), runtime, held=held)
     setting.sent(2)
-    assert forwards_of(setting.course, 4, held) == runtime.forwards
+    assert forwards_of(setting.trajectory, 4, held) == runtime.forwards
 
 
 @pytest.mark.parametrize("scheme", [FORWARD, CENTRAL])
@@ -193,14 +193,14 @@ def test_forwards_of_a_client_with_its_own_directions(tiny: Callable[..., Plan],
     runtime = Bowl(5)
     setting = Setting(_plan(tiny, *OWN, *scheme), runtime)
     setting.sent()
-    assert forwards_of(setting.course, 4, SAMPLES) == runtime.forwards
+    assert forwards_of(setting.trajectory, 4, SAMPLES) == runtime.forwards
 
 
 def test_forwards_of_a_slow_client(tiny: Callable[..., Plan]) -> None:
     runtime = Bowl(5)
     setting = Setting(_plan(tiny, "federation.tiers=[{k=2, share=0.5}]"), runtime, k=2)
     setting.sent()
-    assert forwards_of(setting.course, 2, SAMPLES) == runtime.forwards == 3
+    assert forwards_of(setting.trajectory, 2, SAMPLES) == runtime.forwards == 3
 
 
 @pytest.mark.parametrize("scheme", [FORWARD, CENTRAL])
@@ -211,9 +211,9 @@ def test_scalars_are_the_directional_derivatives_of_the_rounds_directions(
     setting = Setting(plan, Bowl(5))
     everything = Batch(np.zeros((SAMPLES, 1), np.float32), np.arange(SAMPLES))
     for number in (0, 3):
-        directions = setting.course.directions(number)
+        directions = setting.trajectory.directions(number)
         expected = SCHEMES[plan.probe.scheme](
-            Bowl(5).on(everything), setting.state.weights, directions, setting.course.supports, plan.probe.sigma
+            Bowl(5).on(everything), setting.state.weights, directions, setting.trajectory.supports, plan.probe.sigma
         )
         np.testing.assert_allclose(setting.values(number), expected.scalars, atol=1e-5)
         assert setting.sent(number).loss == pytest.approx(expected.base, abs=1e-4)
@@ -228,8 +228,8 @@ def test_with_own_seeds_a_client_sends_the_mean_of_its_scalars_times_its_own_dir
     everything = Batch(np.zeros((SAMPLES, 1), np.float32), np.arange(SAMPLES))
     for client, number in ((0, 0), (2, 0), (2, 3)):
         setting = Setting(plan, Bowl(5), number=client)
-        key = setting.course.seeds.key("local", number, client, 0)
-        directions, supports = Directions(key, DISTRIBUTIONS[distribution]), setting.course.supports
+        key = setting.trajectory.seeds.key("local", number, client, 0)
+        directions, supports = Directions(key, DISTRIBUTIONS[distribution]), setting.trajectory.supports
         probed = SCHEMES[plan.probe.scheme](
             Bowl(5).on(everything), setting.state.weights, directions, supports, plan.probe.sigma
         )
@@ -242,10 +242,10 @@ def test_in_any_order_own_estimates_add_up_to_their_weighted_mean(tiny: Callable
     settings = [Setting(plan, Bowl(5), number=number, held=5 * (number + 1)) for number in range(4)]
     replies = [setting.reply() for setting in settings]
     vectors = [reply.elements().astype(np.uint32) for reply in replies if isinstance(reply, Contribution)]
-    sums = [settings[0].course.ring.decode(add(order), 4) for order in permutations(vectors)]
+    sums = [settings[0].trajectory.ring.decode(add(order), 4) for order in permutations(vectors)]
     assert len({one.totals.tobytes() for one in sums}) == 1
     group = Group(0, sums[0].totals.astype("<i4").tobytes(), sums[0].weight)
-    gradient = settings[0].course.rule.gradient(Outcome(0, "vector", (group,)))
+    gradient = settings[0].trajectory.rule.gradient(Outcome(0, "vector", (group,)))
     expected = np.average([setting.values() for setting in settings], axis=0, weights=[5, 10, 15, 20])
     np.testing.assert_allclose(gradient, expected, atol=1e-6)
 
@@ -349,8 +349,8 @@ def test_values_clipped_on_the_way_are_counted_at_epoch_level(tiny: Callable[...
 def test_a_reply_is_four_bytes_a_value_and_a_constant(tiny: Callable[..., Plan], settings: list[str]) -> None:
     setting = Setting(_plan(tiny, *settings), Bowl(5))
     for number in (0, 2**40):
-        assert len(setting.client.answer(setting.request(number))) == contribution_bytes(setting.course)
-    constant = contribution_bytes(setting.course) - 4 * (setting.course.length + EXTRAS)
+        assert len(setting.client.answer(setting.request(number))) == contribution_bytes(setting.trajectory)
+    constant = contribution_bytes(setting.trajectory) - 4 * (setting.trajectory.length + EXTRAS)
     assert 0 < constant < 64
 
 
@@ -370,22 +370,22 @@ def test_what_is_no_request_is_refused(tiny: Callable[..., Plan]) -> None:
 
 def test_on_a_real_model_the_mean_of_many_scalars_times_directions_is_the_gradient(tiny: Callable[..., Plan]) -> None:
     task: Task = load_task(tiny("probe.k=1000", "federation.batch=0", "federation.clients=3", "probe.sigma=1e-3"))
-    course = trajectory(task.plan, len(task.initial_weights()))
+    trajectory = trajectory_of(task.plan, len(task.initial_weights()))
     runtime = task.runtime()
 
     @contextmanager
     def borrow() -> Iterator[GradientRuntime]:
         yield runtime
 
-    client = Client(0, 1000, course, task.source.train, task.shares[0], Replica(course), borrow)
-    state = course.rule.start(task.initial_weights())
-    request = RoundRequest(0, 0, course.digest, state.weights_hash(), CatchUp("snapshot", 0, (pack(state),)))
+    client = Client(0, 1000, trajectory, task.source.train, task.shares[0], Replica(trajectory), borrow)
+    state = trajectory.rule.start(task.initial_weights())
+    request = RoundRequest(0, 0, trajectory.digest, state.weights_hash(), CatchUp("snapshot", 0, (pack(state),)))
     reply = decode_reply(client.answer(encode(request)))
     assert isinstance(reply, Contribution)
-    found = course.ring.decode(reply.elements().astype(np.uint32), 1)
+    found = trajectory.ring.decode(reply.elements().astype(np.uint32), 1)
     assert found.weight == len(task.shares[0])
     group = Group(0, found.totals.astype("<i4").tobytes(), found.weight)
-    estimate = course.rule.gradient(Outcome(0, "scalars", (group,)))
+    estimate = trajectory.rule.gradient(Outcome(0, "scalars", (group,)))
     _, exact = runtime.gradient_on(task.source.train.batch(task.shares[0]))(state.weights)
     cosine = estimate @ exact / np.linalg.norm(estimate) / np.linalg.norm(exact)
     assert cosine == pytest.approx(np.sqrt(1000 / (1000 + 650 + 1)), rel=0.05)

@@ -12,31 +12,31 @@ from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.state import ServerState, apply, pack
 from baffle.errors import BaffleError, MessageError
 from baffle.plan import Plan
-from baffle.trajectory import Trajectory, trajectory
+from baffle.trajectory import Trajectory, trajectory_of
 
 N = 9
 
 
 @pytest.fixture
-def course(tiny: Callable[..., Plan]) -> Trajectory:
-    return trajectory(tiny("ring.n_max=20"), N)
+def trajectory(tiny: Callable[..., Plan]) -> Trajectory:
+    return trajectory_of(tiny("ring.n_max=20"), N)
 
 
 class Server:
     """The states of a few rounds, and requests about them."""
 
-    def __init__(self, course: Trajectory, rounds: int = 6) -> None:
-        self.course = course
-        self.states: list[ServerState] = [course.rule.start(np.linspace(-1, 1, N, dtype=np.float32))]
+    def __init__(self, trajectory: Trajectory, rounds: int = 6) -> None:
+        self.trajectory = trajectory
+        self.states: list[ServerState] = [trajectory.rule.start(np.linspace(-1, 1, N, dtype=np.float32))]
         self.outcomes: list[bytes] = []
         for number in range(rounds):
             totals = np.random.default_rng(number).integers(-1000, 1000, 4).astype("<i4").tobytes()
             outcome = Outcome(number, "scalars", (Group(number, totals, 30),))
             self.outcomes.append(encode(outcome))
-            self.states.append(apply(course.rule, self.states[-1], outcome))
+            self.states.append(apply(trajectory.rule, self.states[-1], outcome))
 
     def request(self, number: int, catch_up: CatchUp) -> RoundRequest:
-        return RoundRequest(number, number, self.course.digest, self.states[number].weights_hash(), catch_up)
+        return RoundRequest(number, number, self.trajectory.digest, self.states[number].weights_hash(), catch_up)
 
     def snapshot(self, number: int) -> RoundRequest:
         return self.request(number, CatchUp("snapshot", number, (pack(self.states[number]),)))
@@ -53,8 +53,8 @@ class Server:
 
 
 @pytest.fixture
-def server(course: Trajectory) -> Server:
-    return Server(course)
+def server(trajectory: Trajectory) -> Server:
+    return Server(trajectory)
 
 
 def _same(one: F32, other: F32) -> bool:
@@ -62,57 +62,57 @@ def _same(one: F32, other: F32) -> bool:
 
 
 @pytest.mark.parametrize("way", [[1, 2, 3, 4, 5, 6], [6], [2, 6], [1, 4, 5]])
-def test_replayed_outcomes_give_the_servers_bits(server: Server, course: Trajectory, way: list[int]) -> None:
-    replica, at = Replica(course), 0
+def test_replayed_outcomes_give_the_servers_bits(server: Server, trajectory: Trajectory, way: list[int]) -> None:
+    replica, at = Replica(trajectory), 0
     assert _same(replica.weights_for(server.snapshot(0)), server.states[0].weights)
     for number in way:
         assert _same(replica.weights_for(server.replay(at, number)), server.states[number].weights)
         at = number
 
 
-def test_outcomes_that_the_client_has_already_are_not_replayed_twice(server: Server, course: Trajectory) -> None:
-    replica = Replica(course)
+def test_outcomes_that_the_client_has_already_are_not_replayed_twice(server: Server, trajectory: Trajectory) -> None:
+    replica = Replica(trajectory)
     replica.weights_for(server.snapshot(2))
     assert _same(replica.weights_for(server.replay(0, 3)), server.states[3].weights)
     assert _same(replica.weights_for(server.replay(1, 3)), server.states[3].weights)
     assert _same(replica.weights_for(server.replay(1, 6)), server.states[6].weights)
 
 
-def test_a_snapshot_brings_optimizer_and_average_too(server: Server, course: Trajectory) -> None:
-    replica = Replica(course)
+def test_a_snapshot_brings_optimizer_and_average_too(server: Server, trajectory: Trajectory) -> None:
+    replica = Replica(trajectory)
     replica.weights_for(server.snapshot(3))
     assert _same(replica.weights_for(server.replay(3, 5)), server.states[5].weights)
     replica.weights_for(server.snapshot(1))
     assert _same(replica.weights_for(server.replay(1, 2)), server.states[2].weights)
 
 
-def test_weights_and_differences_give_the_servers_bits(server: Server, course: Trajectory) -> None:
-    replica = Replica(course)
+def test_weights_and_differences_give_the_servers_bits(server: Server, trajectory: Trajectory) -> None:
+    replica = Replica(trajectory)
     assert _same(replica.weights_for(server.weights(1)), server.states[1].weights)
     assert _same(replica.weights_for(server.delta(1, 2)), server.states[2].weights)
     assert _same(replica.weights_for(server.delta(2, 6)), server.states[6].weights)
     assert _same(replica.weights_for(server.weights(3)), server.states[3].weights)
 
 
-def test_a_difference_of_bit_patterns_knows_no_rounding(server: Server, course: Trajectory) -> None:
+def test_a_difference_of_bit_patterns_knows_no_rounding(server: Server, trajectory: Trajectory) -> None:
     odd = np.array([0, -0.0, 1e-45, -1e-45, 3e38, np.inf, -np.inf, 1e-30, 1], np.float32)
     server.states[2] = replace(server.states[2], weights=odd)
-    replica = Replica(course)
+    replica = Replica(trajectory)
     replica.weights_for(server.weights(1))
     assert _same(replica.weights_for(server.delta(1, 2)), odd)
     assert _same(replica.weights_for(server.delta(2, 3)), server.states[3].weights)
 
 
-def test_another_plan_is_refused(server: Server, course: Trajectory) -> None:
+def test_another_plan_is_refused(server: Server, trajectory: Trajectory) -> None:
     request = server.snapshot(0)
     other = RoundRequest(0, 0, bytes(32), request.weights_hash, request.catch_up)
     with pytest.raises(MessageError, match="another plan"):
-        Replica(course).weights_for(other)
+        Replica(trajectory).weights_for(other)
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "weights", "replay", "delta"])
-def test_weights_other_than_the_named_ones_are_refused(server: Server, course: Trajectory, kind: str) -> None:
-    replica = Replica(course)
+def test_weights_other_than_the_named_ones_are_refused(server: Server, trajectory: Trajectory, kind: str) -> None:
+    replica = Replica(trajectory)
     replica.weights_for(server.snapshot(2))
     good = {
         "snapshot": server.snapshot(3),
@@ -120,14 +120,14 @@ def test_weights_other_than_the_named_ones_are_refused(server: Server, course: T
         "replay": server.replay(2, 3),
         "delta": server.delta(2, 3),
     }[kind]
-    lie = RoundRequest(3, 3, course.digest, server.states[4].weights_hash(), good.catch_up)
+    lie = RoundRequest(3, 3, trajectory.digest, server.states[4].weights_hash(), good.catch_up)
     with pytest.raises(MessageError, match="round 3: this client's weights"):
         replica.weights_for(lie)
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "weights", "replay", "delta"])
-def test_a_refused_catch_up_leaves_the_client_where_it_was(server: Server, course: Trajectory, kind: str) -> None:
-    replica = Replica(course)
+def test_a_refused_catch_up_leaves_the_client_where_it_was(server: Server, trajectory: Trajectory, kind: str) -> None:
+    replica = Replica(trajectory)
     replica.weights_for(server.snapshot(2))
     wrong = {
         "snapshot": server.snapshot(4),
@@ -158,8 +158,8 @@ MALFORMED: dict[str, CatchUp] = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_catch_up_is_refused_and_does_no_harm(server: Server, course: Trajectory, name: str) -> None:
-    replica = Replica(course)
+def test_a_malformed_catch_up_is_refused_and_does_no_harm(server: Server, trajectory: Trajectory, name: str) -> None:
+    replica = Replica(trajectory)
     replica.weights_for(server.snapshot(2))
     with pytest.raises(BaffleError):
         replica.weights_for(server.request(3, MALFORMED[name]))
@@ -167,25 +167,27 @@ def test_a_malformed_catch_up_is_refused_and_does_no_harm(server: Server, course
 
 
 @pytest.mark.parametrize("kind", ["replay", "delta"])
-def test_a_client_that_holds_nothing_needs_a_whole_state(server: Server, course: Trajectory, kind: str) -> None:
+def test_a_client_that_holds_nothing_needs_a_whole_state(server: Server, trajectory: Trajectory, kind: str) -> None:
     with pytest.raises(MessageError):
-        Replica(course).weights_for(server.replay(0, 1) if kind == "replay" else server.delta(0, 1))
+        Replica(trajectory).weights_for(server.replay(0, 1) if kind == "replay" else server.delta(0, 1))
 
 
-def test_a_snapshot_of_another_model_is_refused(server: Server, course: Trajectory, tiny: Callable[..., Plan]) -> None:
-    other = trajectory(tiny("ring.n_max=20"), N + 1).rule.start(np.zeros(N + 1, np.float32))
+def test_a_snapshot_of_another_model_is_refused(
+    server: Server, trajectory: Trajectory, tiny: Callable[..., Plan]
+) -> None:
+    other = trajectory_of(tiny("ring.n_max=20"), N + 1).rule.start(np.zeros(N + 1, np.float32))
     with pytest.raises(BaffleError):
-        Replica(course).weights_for(server.request(3, CatchUp("snapshot", 3, (pack(other),))))
-    plain = trajectory(tiny("ring.n_max=20", 'update.optimizer="sgd"'), N).rule.start(server.states[3].weights)
+        Replica(trajectory).weights_for(server.request(3, CatchUp("snapshot", 3, (pack(other),))))
+    plain = trajectory_of(tiny("ring.n_max=20", 'update.optimizer="sgd"'), N).rule.start(server.states[3].weights)
     with pytest.raises(BaffleError):
-        Replica(course).weights_for(server.request(3, CatchUp("snapshot", 3, (pack(plain),))))
+        Replica(trajectory).weights_for(server.request(3, CatchUp("snapshot", 3, (pack(plain),))))
 
 
 @pytest.mark.parametrize("kind", ["replay", "weights", "delta"])
-def test_another_goes_on_in_its_place_from_any_round(server: Server, course: Trajectory, kind: str) -> None:
-    replica = Replica(course)
+def test_another_goes_on_in_its_place_from_any_round(server: Server, trajectory: Trajectory, kind: str) -> None:
+    replica = Replica(trajectory)
     for number in range(7):
-        other = Replica(course)
+        other = Replica(trajectory)
         other.thaw(replica.frozen())
         assert (other.round, other.frozen()) == (replica.round, replica.frozen())
         replica, since = other, number - 1
@@ -197,11 +199,11 @@ def test_another_goes_on_in_its_place_from_any_round(server: Server, course: Tra
 
 
 def test_what_was_frozen_under_another_plan_or_cut_off_is_refused(
-    server: Server, course: Trajectory, tiny: Callable[..., Plan]
+    server: Server, trajectory: Trajectory, tiny: Callable[..., Plan]
 ) -> None:
-    replica = Replica(course)
+    replica = Replica(trajectory)
     replica.weights_for(server.weights(1))
     with pytest.raises(MessageError, match="another plan"):
-        Replica(trajectory(tiny("ring.n_max=21"), N)).thaw(replica.frozen())
+        Replica(trajectory_of(tiny("ring.n_max=21"), N)).thaw(replica.frozen())
     with pytest.raises(MessageError):
-        Replica(course).thaw(replica.frozen()[:-1])
+        Replica(trajectory).thaw(replica.frozen()[:-1])

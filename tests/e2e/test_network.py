@@ -25,7 +25,7 @@ from baffle.network.authority import make_keys
 from baffle.network.keys import ClientKeys
 from baffle.plan import load
 from baffle.simulation import simulate
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 
 pytest.importorskip("flwr")
 pytest.importorskip("onnxruntime")
@@ -93,9 +93,9 @@ class Network:
     def held(self, number: int) -> str:
         """The hash of the weights that a client has on its disk."""
         with Journal.open(self.run / "journal.sqlite") as journal:
-            course = trajectory(journal.plan(), journal.n_weights())
+            trajectory = trajectory_of(journal.plan(), journal.n_weights())
         (file,) = (self.folder / f"client-{number}").glob("*/replica")
-        return sha256(Replica(course, file)._held.weights.astype(FLOAT).tobytes()).hexdigest()
+        return sha256(Replica(trajectory, file)._held.weights.astype(FLOAT).tobytes()).hexdigest()
 
     def stop(self) -> None:
         for process in self.processes.values():

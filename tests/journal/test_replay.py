@@ -15,7 +15,7 @@ from baffle.errors import ChainError, JournalError, RunFolderError
 from baffle.journal.replay import Present, beginning, catch_up, follow, verify
 from baffle.journal.store import Journal
 from baffle.plan import Plan
-from baffle.trajectory import Trajectory, trajectory
+from baffle.trajectory import Trajectory, trajectory_of
 
 
 def _change(run: Path, statement: str, *values: object) -> None:
@@ -39,22 +39,22 @@ def _spoil_snapshot(run: Path, number: int, place: int) -> None:
 def _opened(run: Path) -> Iterator[tuple[Journal, Trajectory]]:
     journal = Journal.open(run / "journal.sqlite")
     try:
-        yield journal, trajectory(journal.plan(), journal.n_weights())
+        yield journal, trajectory_of(journal.plan(), journal.n_weights())
     finally:
         journal.close()
 
 
 def _caught_up(run: Path) -> Present:
-    with _opened(run) as (journal, course):
-        return catch_up(journal, course)
+    with _opened(run) as (journal, trajectory):
+        return catch_up(journal, trajectory)
 
 
 def _folded(run: Path) -> Present:
     """From the initial weights over all rounds."""
-    with _opened(run) as (journal, course):
-        present = beginning(course, journal.snapshot(course.rule, 0))
+    with _opened(run) as (journal, trajectory):
+        present = beginning(trajectory, journal.snapshot(trajectory.rule, 0))
         for entry in journal.entries():
-            present = follow(course, present, entry)
+            present = follow(trajectory, present, entry)
         return present
 
 
@@ -127,38 +127,38 @@ def test_verify_tells_what_it_found(finished_run: Path) -> None:
     assert (found.rounds, found.skipped, found.n_weights) == (6, 0, 650)
     assert found.weights_sha256 == present.state.weights_hash().hex()
     assert found.chain == present.chain.hex()
-    with _opened(finished_run) as (_, course):
-        assert found.trajectory_digest == course.digest.hex()
+    with _opened(finished_run) as (_, trajectory):
+        assert found.trajectory_digest == trajectory.digest.hex()
     assert told == [(number, 6) for number in range(1, 7)]
 
 
 def test_verify_counts_skipped_rounds(tiny: Callable[..., Plan], tmp_path: Path) -> None:
     plan = tiny("ring.n_max=20")
-    course = trajectory(plan, 5)
-    present = beginning(course, course.rule.start(np.ones(5, np.float32)))
+    trajectory = trajectory_of(plan, 5)
+    present = beginning(trajectory, trajectory.rule.start(np.ones(5, np.float32)))
     (tmp_path / "plan.toml").write_text(plan.to_toml())
     journal = Journal.create(tmp_path / "journal.sqlite", plan, present.state, {})
     for number in range(3):
         outcome = Outcome(number, "skipped", ())
-        state = apply(course.rule, present.state, outcome)
+        state = apply(trajectory.rule, present.state, outcome)
         present = Present(number + 1, state, journal.append(present.chain, outcome, state, snapshot=number == 1))
     journal.close()
     found = verify(tmp_path)
     assert (found.rounds, found.skipped) == (3, 3)
-    assert found.weights_sha256 == course.rule.start(np.ones(5, np.float32)).weights_hash().hex()
+    assert found.weights_sha256 == trajectory.rule.start(np.ones(5, np.float32)).weights_hash().hex()
 
 
 def test_a_run_that_goes_on_can_be_verified_meanwhile(tiny: Callable[..., Plan], tmp_path: Path) -> None:
     plan = tiny("ring.n_max=20", "run.commit_seconds=0")
-    course = trajectory(plan, 5)
+    trajectory = trajectory_of(plan, 5)
     (tmp_path / "plan.toml").write_text(plan.to_toml())
-    present = beginning(course, course.rule.start(np.ones(5, np.float32)))
+    present = beginning(trajectory, trajectory.rule.start(np.ones(5, np.float32)))
     journal = Journal.create(tmp_path / "journal.sqlite", plan, present.state, {})
 
     def one_more() -> None:
         nonlocal present
         outcome = Outcome(present.round, "skipped", ())
-        state = apply(course.rule, present.state, outcome)
+        state = apply(trajectory.rule, present.state, outcome)
         chain = journal.append(present.chain, outcome, state, snapshot=True)
         present = Present(present.round + 1, state, chain)
 
@@ -171,9 +171,9 @@ def test_a_run_that_goes_on_can_be_verified_meanwhile(tiny: Callable[..., Plan],
 
 def test_a_run_that_ends_meanwhile_can_be_verified(tiny: Callable[..., Plan], tmp_path: Path) -> None:
     plan = tiny("ring.n_max=20", "run.commit_seconds=0")
-    course = trajectory(plan, 5)
+    trajectory = trajectory_of(plan, 5)
     (tmp_path / "plan.toml").write_text(plan.to_toml())
-    start = beginning(course, course.rule.start(np.ones(5, np.float32)))
+    start = beginning(trajectory, trajectory.rule.start(np.ones(5, np.float32)))
     journal = Journal.create(tmp_path / "journal.sqlite", plan, start.state, {})
     chain = journal.append(start.chain, Outcome(0, "skipped", ()), start.state)
 
@@ -199,19 +199,19 @@ def test_the_present_knows_which_rounds_led_nowhere_since_the_weights_changed(
     tiny: Callable[..., Plan], tmp_path: Path
 ) -> None:
     """Whether it is found by replay from the start or from any snapshot on the way."""
-    course = trajectory(tiny("ring.n_max=20"), 7)
-    present = beginning(course, course.rule.start(np.ones(7, np.float32)))
+    trajectory = trajectory_of(tiny("ring.n_max=20"), 7)
+    present = beginning(trajectory, trajectory.rule.start(np.ones(7, np.float32)))
     expected: tuple[int, ...] = ()
-    with Journal.create(tmp_path / "journal.sqlite", course.plan, present.state, {}) as journal:
+    with Journal.create(tmp_path / "journal.sqlite", trajectory.plan, present.state, {}) as journal:
         for number, kind in enumerate("ssxsssxxs"):
             if kind == "s":
                 outcome, state, expected = Outcome(number, "skipped", ()), present.state, (*expected, number)
             else:
-                group = Group(number, np.arange(course.length, dtype="<i4").tobytes(), 3)
+                group = Group(number, np.arange(trajectory.length, dtype="<i4").tobytes(), 3)
                 outcome, expected = Outcome(number, "scalars", (group,)), ()
-                state = apply(course.rule, present.state, outcome)
+                state = apply(trajectory.rule, present.state, outcome)
             chain = journal.append(present.chain, outcome, state, snapshot=True, metrics={}, participation={})
             present = present.after(outcome, state, chain)
             assert present.skipped == expected
-            found = catch_up(journal, course)
+            found = catch_up(journal, trajectory)
             assert (found.round, found.skipped, found.chain) == (number + 1, expected, chain)

@@ -14,14 +14,14 @@ from baffle.errors import ChainError, JournalError, RunFolderError
 from baffle.journal.replay import Present, beginning
 from baffle.journal.store import FORMAT, Journal, chain_next, chain_start
 from baffle.plan import Plan, change
-from baffle.trajectory import Trajectory, trajectory
+from baffle.trajectory import Trajectory, trajectory_of
 
 N = 5
 
 
 @pytest.fixture
-def course(tiny: Callable[..., Plan]) -> Trajectory:
-    return trajectory(tiny("ring.n_max=20"), N)
+def trajectory(tiny: Callable[..., Plan]) -> Trajectory:
+    return trajectory_of(tiny("ring.n_max=20"), N)
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def journal(course: Trajectory, path: Path) -> Iterator[Journal]:
+def journal(trajectory: Trajectory, path: Path) -> Iterator[Journal]:
     """A new journal whose rounds are committed when somebody says so."""
-    made = Journal.create(path, _slow(course.plan), course.rule.start(np.ones(N, np.float32)), {"numpy": "2"})
+    made = Journal.create(path, _slow(trajectory.plan), trajectory.rule.start(np.ones(N, np.float32)), {"numpy": "2"})
     yield made
     made.close()
 
@@ -41,8 +41,8 @@ def _slow(plan: Plan) -> Plan:
     return change(plan, ["run.commit_seconds=3600"])
 
 
-def _start(course: Trajectory) -> Present:
-    return beginning(course, course.rule.start(np.ones(N, np.float32)))
+def _start(trajectory: Trajectory) -> Present:
+    return beginning(trajectory, trajectory.rule.start(np.ones(N, np.float32)))
 
 
 def _outcome(number: int) -> Outcome:
@@ -50,18 +50,18 @@ def _outcome(number: int) -> Outcome:
     return Outcome(number, "scalars", (Group(number, totals, 30),))
 
 
-def _append(journal: Journal, course: Trajectory, present: Present, *, snapshot: bool = False) -> Present:
+def _append(journal: Journal, trajectory: Trajectory, present: Present, *, snapshot: bool = False) -> Present:
     outcome = _outcome(present.round)
-    state = apply(course.rule, present.state, outcome)
+    state = apply(trajectory.rule, present.state, outcome)
     who = {0: "contributed", 2: "contributed" if present.round else "missing"}
     chain = journal.append(present.chain, outcome, state, snapshot=snapshot, metrics={"loss": 1.5}, participation=who)
     return Present(present.round + 1, state, chain)
 
 
-def test_what_is_appended_is_read_back(journal: Journal, course: Trajectory) -> None:
-    present = _start(course)
+def test_what_is_appended_is_read_back(journal: Journal, trajectory: Trajectory) -> None:
+    present = _start(trajectory)
     for number in range(4):
-        present = _append(journal, course, present)
+        present = _append(journal, trajectory, present)
         assert journal.length() == number + 1
     entries = list(journal.entries())
     assert [entry.round for entry in entries] == [0, 1, 2, 3]
@@ -74,19 +74,26 @@ def test_what_is_appended_is_read_back(journal: Journal, course: Trajectory) -> 
     assert missing.value.round_number == 4
 
 
-def test_the_chain_covers_trajectory_start_outcomes_and_states(journal: Journal, course: Trajectory) -> None:
-    state = course.rule.start(np.ones(N, np.float32))
-    chain = chain_start(course.digest, state)
-    present = _start(course)
+def test_the_chain_covers_trajectory_start_outcomes_and_states(journal: Journal, trajectory: Trajectory) -> None:
+    state = trajectory.rule.start(np.ones(N, np.float32))
+    chain = chain_start(trajectory.digest, state)
+    present = _start(trajectory)
     assert present.chain == chain
     for number in range(3):
-        state = apply(course.rule, state, _outcome(number))
+        state = apply(trajectory.rule, state, _outcome(number))
         chain = chain_next(chain, encode(_outcome(number)), state)
-        present = _append(journal, course, present)
+        present = _append(journal, trajectory, present)
         assert present.chain == chain
-    other = course.rule.start(np.zeros(N, np.float32))
+    other = trajectory.rule.start(np.zeros(N, np.float32))
     assert (
-        len({chain_start(course.digest, state), chain_start(bytes(32), state), chain_start(course.digest, other)}) == 3
+        len(
+            {
+                chain_start(trajectory.digest, state),
+                chain_start(bytes(32), state),
+                chain_start(trajectory.digest, other),
+            }
+        )
+        == 3
     )
     bits = {
         chain_next(chain, b"a", state),
@@ -97,10 +104,10 @@ def test_the_chain_covers_trajectory_start_outcomes_and_states(journal: Journal,
     assert len(bits) == 4
 
 
-def test_metrics_are_kept_in_order_with_who_took_part(journal: Journal, course: Trajectory, path: Path) -> None:
-    present = _start(course)
+def test_metrics_are_kept_in_order_with_who_took_part(journal: Journal, trajectory: Trajectory, path: Path) -> None:
+    present = _start(trajectory)
     for _ in range(3):
-        present = _append(journal, course, present)
+        present = _append(journal, trajectory, present)
     journal.commit()
     assert list(journal.metrics()) == [{"round": number, "loss": 1.5} for number in range(3)]
     with sqlite3.connect(path) as db:
@@ -110,32 +117,32 @@ def test_metrics_are_kept_in_order_with_who_took_part(journal: Journal, course: 
     assert journal.contributions() == {0: 3, 2: 2}
 
 
-def test_metrics_can_be_amended(journal: Journal, course: Trajectory) -> None:
-    present = _start(course)
+def test_metrics_can_be_amended(journal: Journal, trajectory: Trajectory) -> None:
+    present = _start(trajectory)
     for _ in range(2):
-        present = _append(journal, course, present)
+        present = _append(journal, trajectory, present)
     journal.amend({"round": 1, "loss": 1.5, "test_accuracy": 0.5})
     assert list(journal.metrics()) == [{"round": 0, "loss": 1.5}, {"round": 1, "loss": 1.5, "test_accuracy": 0.5}]
 
 
-def test_the_initial_and_the_two_newest_snapshots_are_kept(journal: Journal, course: Trajectory) -> None:
-    present = _start(course)
+def test_the_initial_and_the_two_newest_snapshots_are_kept(journal: Journal, trajectory: Trajectory) -> None:
+    present = _start(trajectory)
     assert journal.snapshot_numbers() == [0]
     kept = {0: present.state}
     for number in range(1, 8):
-        present = _append(journal, course, present, snapshot=number % 2 == 0)
+        present = _append(journal, trajectory, present, snapshot=number % 2 == 0)
         kept[number] = present.state
     assert journal.snapshot_numbers() == [0, 4, 6]
     for number in (0, 4, 6):
-        assert journal.snapshot(course.rule, number).digest() == kept[number].digest()
+        assert journal.snapshot(trajectory.rule, number).digest() == kept[number].digest()
     with pytest.raises(JournalError, match=r"no snapshot 2; it has \[0, 4, 6\]"):
-        journal.snapshot(course.rule, 2)
+        journal.snapshot(trajectory.rule, 2)
 
 
 def test_plan_and_size_are_kept_and_the_plan_may_be_extended(
-    journal: Journal, course: Trajectory, tiny: Callable[..., Plan]
+    journal: Journal, trajectory: Trajectory, tiny: Callable[..., Plan]
 ) -> None:
-    assert journal.plan() == _slow(course.plan)
+    assert journal.plan() == _slow(trajectory.plan)
     assert journal.n_weights() == N
     longer = tiny("ring.n_max=20", "rounds=99")
     journal.extend(longer)
@@ -146,11 +153,11 @@ def test_plan_and_size_are_kept_and_the_plan_may_be_extended(
     assert changed.value.round_number == 0
 
 
-def test_a_round_is_recorded_once(journal: Journal, course: Trajectory) -> None:
-    start = _start(course)
-    _append(journal, course, start)
+def test_a_round_is_recorded_once(journal: Journal, trajectory: Trajectory) -> None:
+    start = _start(trajectory)
+    _append(journal, trajectory, start)
     with pytest.raises(RunFolderError):
-        _append(journal, course, start)
+        _append(journal, trajectory, start)
 
 
 def _seen(path: Path) -> int:
@@ -162,45 +169,47 @@ def _seen(path: Path) -> int:
 
 
 def test_rounds_are_committed_in_groups_and_a_reader_sees_whole_groups(
-    journal: Journal, course: Trajectory, path: Path
+    journal: Journal, trajectory: Trajectory, path: Path
 ) -> None:
-    present = _start(course)
+    present = _start(trajectory)
     for _ in range(3):
-        present = _append(journal, course, present)
+        present = _append(journal, trajectory, present)
     assert _seen(path) == 0
     journal.commit()
     assert _seen(path) == 3
-    _append(journal, course, present)
+    _append(journal, trajectory, present)
     assert _seen(path) == 3
 
 
-def test_a_group_is_committed_when_its_time_is_up(course: Trajectory, path: Path, tiny: Callable[..., Plan]) -> None:
+def test_a_group_is_committed_when_its_time_is_up(
+    trajectory: Trajectory, path: Path, tiny: Callable[..., Plan]
+) -> None:
     plan = tiny("ring.n_max=20", "run.commit_seconds=0.2")
-    journal = Journal.create(path, plan, _start(course).state, {})
-    present = _append(journal, course, _start(course))
+    journal = Journal.create(path, plan, _start(trajectory).state, {})
+    present = _append(journal, trajectory, _start(trajectory))
     assert _seen(path) == 0
     time.sleep(0.25)
-    _append(journal, course, present)
+    _append(journal, trajectory, present)
     assert _seen(path) == 2
     journal.close()
 
 
 def test_with_no_time_between_commits_every_round_is_durable_at_once(
-    course: Trajectory, path: Path, tiny: Callable[..., Plan]
+    trajectory: Trajectory, path: Path, tiny: Callable[..., Plan]
 ) -> None:
-    journal = Journal.create(path, tiny("ring.n_max=20", "run.commit_seconds=0"), _start(course).state, {})
-    present = _start(course)
+    journal = Journal.create(path, tiny("ring.n_max=20", "run.commit_seconds=0"), _start(trajectory).state, {})
+    present = _start(trajectory)
     for number in range(3):
-        present = _append(journal, course, present)
+        present = _append(journal, trajectory, present)
         assert _seen(path) == number + 1
     journal.close()
 
 
 def test_a_round_is_durable_together_with_its_metrics(
-    course: Trajectory, path: Path, tiny: Callable[..., Plan]
+    trajectory: Trajectory, path: Path, tiny: Callable[..., Plan]
 ) -> None:
-    journal = Journal.create(path, tiny("ring.n_max=20", "run.commit_seconds=0"), _start(course).state, {})
-    _append(journal, course, _start(course))
+    journal = Journal.create(path, tiny("ring.n_max=20", "run.commit_seconds=0"), _start(trajectory).state, {})
+    _append(journal, trajectory, _start(trajectory))
     reader = Journal.open(path)
     assert list(reader.metrics()) == [{"round": 0, "loss": 1.5}]
     assert reader.contributions() == {0: 1}
@@ -209,28 +218,28 @@ def test_a_round_is_durable_together_with_its_metrics(
 
 
 def test_a_round_that_cannot_be_written_whole_is_not_written(
-    course: Trajectory, path: Path, tiny: Callable[..., Plan]
+    trajectory: Trajectory, path: Path, tiny: Callable[..., Plan]
 ) -> None:
-    journal = Journal.create(path, tiny("ring.n_max=20", "run.commit_seconds=0"), _start(course).state, {})
-    present = _append(journal, course, _start(course))
+    journal = Journal.create(path, tiny("ring.n_max=20", "run.commit_seconds=0"), _start(trajectory).state, {})
+    present = _append(journal, trajectory, _start(trajectory))
     db = sqlite3.connect(path)
     db.execute("INSERT INTO metrics VALUES (1, '{}')")
     db.commit()
     db.close()
     with pytest.raises(RunFolderError, match="cannot be written"):
-        _append(journal, course, present)
+        _append(journal, trajectory, present)
     journal.close()
     assert _seen(path) == 1
 
 
-def test_one_view_is_of_one_moment(course: Trajectory, path: Path, tiny: Callable[..., Plan]) -> None:
-    journal = Journal.create(path, tiny("ring.n_max=20", "run.commit_seconds=0"), _start(course).state, {})
-    present = _append(journal, course, _start(course), snapshot=True)
+def test_one_view_is_of_one_moment(trajectory: Trajectory, path: Path, tiny: Callable[..., Plan]) -> None:
+    journal = Journal.create(path, tiny("ring.n_max=20", "run.commit_seconds=0"), _start(trajectory).state, {})
+    present = _append(journal, trajectory, _start(trajectory), snapshot=True)
     reader = Journal.open(path)
     with reader.one_view():
         assert reader.length() == 1
         for _ in range(3):
-            present = _append(journal, course, present, snapshot=True)
+            present = _append(journal, trajectory, present, snapshot=True)
         assert reader.length() == 1
         assert reader.snapshot_numbers() == [0, 1]
     assert reader.length() == 4
@@ -239,14 +248,14 @@ def test_one_view_is_of_one_moment(course: Trajectory, path: Path, tiny: Callabl
 
 
 def test_what_was_committed_survives_a_process_that_just_goes_away(
-    course: Trajectory, path: Path, tmp_path: Path
+    trajectory: Trajectory, path: Path, tmp_path: Path
 ) -> None:
-    journal = Journal.create(path, _slow(course.plan), _start(course).state, {})
-    present = _start(course)
+    journal = Journal.create(path, _slow(trajectory.plan), _start(trajectory).state, {})
+    present = _start(trajectory)
     for _ in range(3):
-        present = _append(journal, course, present)
+        present = _append(journal, trajectory, present)
     journal.commit()
-    _append(journal, course, present)
+    _append(journal, trajectory, present)
     (tmp_path / "copy").mkdir()
     for file in tmp_path.glob("journal.sqlite*"):
         (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
@@ -257,18 +266,18 @@ def test_what_was_committed_survives_a_process_that_just_goes_away(
     again.close()
 
 
-def test_a_closed_journal_is_one_plain_file(course: Trajectory, path: Path) -> None:
-    journal = Journal.create(path, course.plan, _start(course).state, {})
-    _append(journal, course, _start(course))
+def test_a_closed_journal_is_one_plain_file(trajectory: Trajectory, path: Path) -> None:
+    journal = Journal.create(path, trajectory.plan, _start(trajectory).state, {})
+    _append(journal, trajectory, _start(trajectory))
     assert len(list(path.parent.glob("journal.sqlite*"))) > 1
     journal.close()
     assert list(path.parent.glob("journal.sqlite*")) == [path]
     assert _seen(path) == 1
 
 
-def test_closing_waits_for_nobody_who_reads(course: Trajectory, path: Path) -> None:
-    journal = Journal.create(path, course.plan, _start(course).state, {})
-    _append(journal, course, _start(course))
+def test_closing_waits_for_nobody_who_reads(trajectory: Trajectory, path: Path) -> None:
+    journal = Journal.create(path, trajectory.plan, _start(trajectory).state, {})
+    _append(journal, trajectory, _start(trajectory))
     journal.commit()
     reader = Journal.open(path)
     entries = reader.entries()
@@ -293,14 +302,14 @@ def test_a_created_journal_has_begun(journal: Journal, path: Path) -> None:
     assert Journal.begun(path)
 
 
-def test_a_journal_half_made_has_not_begun(course: Trajectory, path: Path) -> None:
+def test_a_journal_half_made_has_not_begun(trajectory: Trajectory, path: Path) -> None:
     db = sqlite3.connect(path)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("BEGIN")
     db.execute("CREATE TABLE run (format TEXT)")
     db.close()
     assert not Journal.begun(path)
-    journal = Journal.create(path, course.plan, _start(course).state, {})
+    journal = Journal.create(path, trajectory.plan, _start(trajectory).state, {})
     assert Journal.begun(path)
     assert journal.snapshot_numbers() == [0]
     journal.close()
@@ -349,14 +358,14 @@ def test_a_missing_journal_is_named(path: Path) -> None:
         Journal.open(path)
 
 
-def test_a_journal_opened_for_reading_cannot_be_written(journal: Journal, course: Trajectory, path: Path) -> None:
+def test_a_journal_opened_for_reading_cannot_be_written(journal: Journal, trajectory: Trajectory, path: Path) -> None:
     journal.commit()
     reader = Journal.open(path)
     with pytest.raises(RunFolderError, match="cannot be written"):
-        _append(reader, course, _start(course))
+        _append(reader, trajectory, _start(trajectory))
     reader.close()
 
 
-def test_a_place_that_cannot_hold_a_file_is_refused(course: Trajectory, tmp_path: Path) -> None:
+def test_a_place_that_cannot_hold_a_file_is_refused(trajectory: Trajectory, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="cannot be opened"):
-        Journal.create(tmp_path / "missing" / "journal.sqlite", course.plan, _start(course).state, {})
+        Journal.create(tmp_path / "missing" / "journal.sqlite", trajectory.plan, _start(trajectory).state, {})

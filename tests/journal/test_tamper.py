@@ -16,7 +16,7 @@ from baffle.errors import BaffleError, ChainError, JournalError
 from baffle.journal.replay import verify
 from baffle.journal.store import chain_next
 from baffle.plan import load, parse
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 
 ROUNDS = 6
 
@@ -196,7 +196,7 @@ def test_a_round_under_a_wrong_number_is_named_even_if_its_hash_fits(finished_ru
     (before,) = db.execute("SELECT chain FROM rounds WHERE round = 4").fetchone()
     (packed,) = db.execute("SELECT state FROM snapshots WHERE round = 6").fetchone()
     db.close()
-    state = unpack(trajectory(load(str(finished_run / "plan.toml")), 650).rule, packed)
+    state = unpack(trajectory_of(load(str(finished_run / "plan.toml")), 650).rule, packed)
     changed = encode(Outcome(9, outcome.kind, outcome.groups))
     chain = chain_next(before, changed, state)
     _change(finished_run, "UPDATE rounds SET outcome = ?, chain = ? WHERE round = 5", changed, chain)

@@ -26,7 +26,7 @@ from baffle.server.downlink import Downlink
 from baffle.server.round import play_round
 from baffle.simulation import aggregation
 from baffle.task.load import load_task
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +58,18 @@ def test_a_run_is_exported_with_its_present_weights_and_their_average(
     assert (manifest.weights_sha256, manifest.rounds) == (found.weights_sha256, found.rounds)
     assert manifest.model_sha256 == read_manifest(exported).model_sha256
     with Journal.open(finished_run / "journal.sqlite") as journal:
-        course = trajectory(journal.plan(), journal.n_weights())
-        state = catch_up(journal, course).state
+        trajectory = trajectory_of(journal.plan(), journal.n_weights())
+        state = catch_up(journal, trajectory).state
     np.testing.assert_array_equal(read_weights(tmp_path / "model" / WEIGHTS, manifest), state.weights)
     np.testing.assert_array_equal(
-        read_weights(tmp_path / "model" / AVERAGE, manifest), course.rule.smooth_weights(state)
+        read_weights(tmp_path / "model" / AVERAGE, manifest), trajectory.rule.smooth_weights(state)
     )
 
 
 def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: Plan, tmp_path: Path) -> None:
     task = load_task(plan)
-    course = trajectory(task.plan, len(task.initial_weights()))
-    sums, sessions = aggregation(course, task)
+    trajectory = trajectory_of(task.plan, len(task.initial_weights()))
+    sums, sessions = aggregation(trajectory, task)
     torch_runtime, used = task.runtime(), set[type]()
 
     @contextmanager
@@ -78,21 +78,25 @@ def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: 
         yield torch_runtime
 
     clients = [replace(edge_client(plan, exported, n, share=True), session=sessions[n]) for n in range(2)]
-    clients.append(Client(2, 4, course, task.source.train, task.shares[2], Replica(course), borrow, sessions[2]))
+    clients.append(
+        Client(2, 4, trajectory, task.source.train, task.shares[2], Replica(trajectory), borrow, sessions[2])
+    )
 
     class Direct:
         def exchange(self, requests: dict[int, bytes]) -> dict[int, bytes]:
             return {number: clients[number].answer(request) for number, request in requests.items()}
 
-    with Journal.create(tmp_path / "journal.sqlite", plan, course.rule.start(task.initial_weights()), {}) as journal:
-        present, downlink = catch_up(journal, course), Downlink("scalars", journal)
+    with Journal.create(
+        tmp_path / "journal.sqlite", plan, trajectory.rule.start(task.initial_weights()), {}
+    ) as journal:
+        present, downlink = catch_up(journal, trajectory), Downlink("scalars", journal)
         losses = list[float]()
         for _ in range(5):
-            played = play_round(course, present, Direct(), sums, journal, downlink)  # type: ignore[arg-type]
+            played = play_round(trajectory, present, Direct(), sums, journal, downlink)  # type: ignore[arg-type]
             present = played.present
             assert set(played.participation.values()) == {"contributed"}
             losses.append(played.metrics["loss"])
-        assert catch_up(journal, course).state.weights_hash() == present.state.weights_hash()
+        assert catch_up(journal, trajectory).state.weights_hash() == present.state.weights_hash()
     assert used
     assert len(set(losses)) == 5
 
@@ -129,7 +133,7 @@ def test_what_does_not_fit_is_refused(exported: Path, plan: Plan, setting: str, 
 def test_a_model_serves_every_plan_that_has_it(exported: Path, plan: Plan, setting: str) -> None:
     """A server settles some of a plan when it knows its clients, long after the export."""
     other = change(plan, [setting])
-    assert edge_client(other, exported, 1).course.digest == other.trajectory_digest() != plan.trajectory_digest()
+    assert edge_client(other, exported, 1).trajectory.digest == other.trajectory_digest() != plan.trajectory_digest()
 
 
 def test_the_command_exports_and_refuses_in_one_line(

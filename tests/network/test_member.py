@@ -17,7 +17,7 @@ from baffle.network.keys import ClientKeys
 from baffle.network.member import Member
 from baffle.plan import Plan, change
 from baffle.task.load import load_task
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 from tests.support.nodes_in_memory import Federation, new_keys
 
 RUN = bytes(32)
@@ -210,7 +210,7 @@ def test_a_replica_that_went_astray_is_replaced_while_the_client_lives(federatio
         client = federation.members[1]._client
         if exchange == 10 and client:
             held = client.replica._held
-            client.replica._held = held._replace(state=Replica(client.course)._held.state)
+            client.replica._held = held._replace(state=Replica(client.trajectory)._held.state)
 
     nodes.before = spoil
     federation.serve(nodes)
@@ -225,9 +225,9 @@ def test_a_server_whose_snapshot_is_wrong_is_refused(federation: Federation, pla
     shown = change(plan, ['secure.mode="off"'])
     assert isinstance(ask(member, begin(shown)), Ready)
     task = load_task(shown)
-    course = trajectory(task.plan, len(task.initial_weights()))
-    whole = CatchUp("snapshot", 0, (pack(course.rule.start(task.initial_weights())),))
-    request = RoundRequest(0, 0, course.digest, bytes(32), whole)
+    trajectory = trajectory_of(task.plan, len(task.initial_weights()))
+    whole = CatchUp("snapshot", 0, (pack(trajectory.rule.start(task.initial_weights())),))
+    request = RoundRequest(0, 0, trajectory.digest, bytes(32), whole)
     assert "not the ones that the server names" in decode(member.answer(encode(request)), Abstention).reason
 
 

@@ -24,12 +24,14 @@ def heard() -> Overheard:
 
 def test_without_the_secure_sum_a_server_reads_every_clients_scalars(heard: Overheard) -> None:
     task = subject("smoke", None, *SETTINGS)
-    course, weights = heard.course, task.initial_weights()
+    trajectory, weights = heard.trajectory, task.initial_weights()
     for (members, scalars), client in zip(heard.singly(), range(CLIENTS), strict=True):
         assert members == [client]
         loss = task.runtime().on(task.source.train.batch(heard.batches[client]))
-        own = forward_difference(loss, weights, course.directions(0), course.supports, course.plan.probe.sigma).scalars
-        np.testing.assert_allclose(scalars, own, atol=1 / course.ring.scale)
+        own = forward_difference(
+            loss, weights, trajectory.directions(0), trajectory.supports, trajectory.plan.probe.sigma
+        ).scalars
+        np.testing.assert_allclose(scalars, own, atol=1 / trajectory.ring.scale)
 
 
 @pytest.mark.parametrize("size", [2, 3, 6])

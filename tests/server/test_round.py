@@ -20,7 +20,7 @@ from baffle.server.downlink import Downlink
 from baffle.server.round import Played, play_round
 from baffle.simulation import simulate
 from baffle.task.load import Runtimes, load_task
-from baffle.trajectory import Trajectory, trajectory
+from baffle.trajectory import Trajectory, trajectory_of
 
 Answer = Callable[[int, bytes], bytes | None]
 
@@ -31,15 +31,15 @@ class Federation:
     def __init__(self, plan: Plan, folder: Path) -> None:
         task = load_task(plan)
         initial = task.initial_weights()
-        self.course: Trajectory = trajectory(task.plan, len(initial))
+        self.trajectory: Trajectory = trajectory_of(task.plan, len(initial))
         runtimes = Runtimes(task, 1)
         self.clients = [
-            Client(number, k, self.course, task.source.train, share, Replica(self.course), runtimes.borrow)
+            Client(number, k, self.trajectory, task.source.train, share, Replica(self.trajectory), runtimes.borrow)
             for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
         ]
         folder.mkdir()
         (folder / "plan.toml").write_text(task.plan.to_toml())
-        self.present: Present = beginning(self.course, self.course.rule.start(initial))
+        self.present: Present = beginning(self.trajectory, self.trajectory.rule.start(initial))
         self.journal = Journal.create(folder / "journal.sqlite", task.plan, self.present.state, {})
         self.downlink = Downlink(plan.run.downlink, self.journal)
         self.disturb: Callable[[int, bytes], bytes | None] = lambda _client, reply: reply
@@ -59,8 +59,8 @@ class Federation:
         return replies
 
     def play(self) -> Played:
-        aggregation = PlainSum(self.course.ring, self.course.length)
-        played = play_round(self.course, self.present, self, aggregation, self.journal, self.downlink)
+        aggregation = PlainSum(self.trajectory.ring, self.trajectory.length)
+        played = play_round(self.trajectory, self.present, self, aggregation, self.journal, self.downlink)
         self.present = played.present
         return played
 
@@ -199,20 +199,20 @@ def test_as_many_clients_take_part_as_the_plan_says(
     tiny: Callable[..., Plan], participation: float, expected: int
 ) -> None:
     plan = tiny("federation.clients=20", f"federation.participation={participation}", "ring.n_max=20")
-    course = trajectory(plan, 5)
-    rosters = [choose_clients(course, number) for number in range(200)]
+    trajectory = trajectory_of(plan, 5)
+    rosters = [choose_clients(trajectory, number) for number in range(200)]
     assert {len(roster) for roster in rosters} == {expected}
     assert all(roster == sorted(set(roster)) for roster in rosters)
     counts = Counter(client for roster in rosters for client in roster)
     assert set(counts) == set(range(20))
-    assert rosters == [choose_clients(course, number) for number in range(200)]
+    assert rosters == [choose_clients(trajectory, number) for number in range(200)]
     if participation == 0.3:
         assert max(abs(count - 60) for count in counts.values()) < 30
 
 
 def test_who_takes_part_does_not_depend_on_the_probe(tiny: Callable[..., Plan]) -> None:
     settings = ["federation.clients=20", "federation.participation=0.3", "ring.n_max=20"]
-    one, other = trajectory(tiny(*settings), 5), trajectory(tiny(*settings, "probe.k=9"), 5)
-    seeded = trajectory(tiny(*settings, "seed=1"), 5)
+    one, other = trajectory_of(tiny(*settings), 5), trajectory_of(tiny(*settings, "probe.k=9"), 5)
+    seeded = trajectory_of(tiny(*settings, "seed=1"), 5)
     assert [choose_clients(one, n) for n in range(9)] == [choose_clients(other, n) for n in range(9)]
     assert [choose_clients(one, n) for n in range(9)] != [choose_clients(seeded, n) for n in range(9)]

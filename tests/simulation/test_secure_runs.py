@@ -34,7 +34,7 @@ from baffle.server.recorder import Progress, Summary
 from baffle.server.round import Played, open_round, play_round
 from baffle.simulation import drops, resume, simulate
 from baffle.task.load import Runtimes, load_task
-from baffle.trajectory import Trajectory, trajectory
+from baffle.trajectory import Trajectory, trajectory_of
 
 Cli = Callable[..., CompletedProcess[str]]
 MakePlan = Callable[..., Plan]
@@ -112,10 +112,10 @@ def _events(run: Path) -> dict[tuple[int, int], str]:
     return {(number, client): event for number, client, event in rows}
 
 
-def _dropped(course: Trajectory) -> set[tuple[int, int]]:
+def _dropped(trajectory: Trajectory) -> set[tuple[int, int]]:
     """Who drops when, as the plan has it."""
-    rounds = range(course.plan.rounds)
-    return {(n, client) for n in rounds for client in choose_clients(course, n) if drops(course, n, client)}
+    rounds = range(trajectory.plan.rounds)
+    return {(n, client) for n in rounds for client in choose_clients(trajectory, n) if drops(trajectory, n, client)}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -211,9 +211,9 @@ def test_what_is_dropped_is_part_of_the_trajectory_and_cannot_be_changed_on_the_
 def test_the_summary_says_how_the_sum_was_made_and_counts_dropouts(plan: MakePlan, tmp_path: Path) -> None:
     settings = plan(*VARIANTS["dropout"])
     summary = simulate(settings, tmp_path / "run")
-    course = trajectory(load_task(settings).plan, 650)
+    trajectory = trajectory_of(load_task(settings).plan, 650)
     assert summary["secure"] == "on"
-    assert summary["dropouts"] == len(_dropped(course)) > 5
+    assert summary["dropouts"] == len(_dropped(trajectory)) > 5
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
     contributors = sum(record["contributors"] for record in _records(tmp_path / "run"))
     assert contributors == 12 * 9 - summary["dropouts"]
@@ -230,8 +230,8 @@ def test_a_round_with_too_few_survivors_is_skipped_and_the_run_goes_on(
 ) -> None:
     made = plan("federation.dropout=0.4", "rounds=20", *settings)
     summary = simulate(made, tmp_path / "run")
-    course = trajectory(load_task(made).plan, 650)
-    survivors = [5 - sum(drops(course, number, client) for client in range(5)) for number in range(20)]
+    trajectory = trajectory_of(load_task(made).plan, 650)
+    survivors = [5 - sum(drops(trajectory, number, client) for client in range(5)) for number in range(20)]
     expected = [alive if alive >= made.secure.floor else 0 for alive in survivors]
     records = _records(tmp_path / "run")
     assert [record["contributors"] for record in records] == expected
@@ -242,7 +242,7 @@ def test_a_round_with_too_few_survivors_is_skipped_and_the_run_goes_on(
     assert expected.index(0) < 19 - expected[::-1].index(next(filter(None, expected[::-1])))
     assert summary["dropouts"] == sum(5 - alive for alive in survivors)
     for (number, client), event in _events(tmp_path / "run").items():
-        if drops(course, number, client):
+        if drops(trajectory, number, client):
             assert event == MISSING
         elif expected[number]:
             assert event == CONTRIBUTED
@@ -264,7 +264,7 @@ def test_the_same_clients_drop_with_and_without_the_secure_sum(
         events = _events(tmp_path / mode)
         missing[mode] = {at for at, event in events.items() if event == MISSING}
         assert summary["dropouts"] == len(missing[mode])
-        assert missing[mode] == _dropped(trajectory(load_task(made).plan, 650))
+        assert missing[mode] == _dropped(trajectory_of(load_task(made).plan, 650))
     assert missing["on"] == missing["off"]
     total = 15 * made.per_round
     assert abs(len(missing["on"]) - dropout * total) < 4 * np.sqrt(total * dropout * (1 - dropout))
@@ -272,8 +272,8 @@ def test_the_same_clients_drop_with_and_without_the_secure_sum(
 
 def test_tickets_do_not_depend_on_probe_or_participation_and_fewer_drop_at_a_lower_rate(plan: MakePlan) -> None:
     def found(*settings: str) -> set[tuple[int, int]]:
-        course = trajectory(plan("ring.n_max=20", *settings), 5)
-        return {(n, client) for n in range(200) for client in range(5) if drops(course, n, client)}
+        trajectory = trajectory_of(plan("ring.n_max=20", *settings), 5)
+        return {(n, client) for n in range(200) for client in range(5) if drops(trajectory, n, client)}
 
     assert found() == set()
     some, more = found("federation.dropout=0.2"), found("federation.dropout=0.4")
@@ -354,31 +354,31 @@ class Federation:
     def __init__(self, plan: Plan, folder: Path) -> None:
         task = load_task(plan)
         initial = task.initial_weights()
-        self.course: Trajectory = trajectory(task.plan, len(initial))
+        self.trajectory: Trajectory = trajectory_of(task.plan, len(initial))
         runtimes, run = Runtimes(task, 1), secrets.token_bytes(32)
         identities = {number: Ed25519PrivateKey.generate() for number in range(plan.federation.clients)}
         directory = {number: identity.public_key().public_bytes_raw() for number, identity in identities.items()}
-        secure, terms = plan.secure.mode != "off", terms_of(self.course, dict(enumerate(task.tiers)))
+        secure, terms = plan.secure.mode != "off", terms_of(self.trajectory, dict(enumerate(task.tiers)))
         self.clients = [
             Client(
                 number,
                 k,
-                self.course,
+                self.trajectory,
                 task.source.train,
                 share,
-                Replica(self.course),
+                Replica(self.trajectory),
                 runtimes.borrow,
                 ClientSession(number, identities[number], directory, run, terms) if secure else None,
             )
             for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
         ]
-        ring, length = self.course.ring, self.course.length
+        ring, length = self.trajectory.ring, self.trajectory.length
         self.aggregation: Aggregation = PlainSum(ring, length)
         if secure:
             self.aggregation = SecureSum(ring, length, run, directory, terms)
         folder.mkdir()
         (folder / "plan.toml").write_text(task.plan.to_toml())
-        self.present: Present = beginning(self.course, self.course.rule.start(initial))
+        self.present: Present = beginning(self.trajectory, self.trajectory.rule.start(initial))
         self.journal = Journal.create(folder / "journal.sqlite", task.plan, self.present.state, {})
         self.downlink = Downlink(plan.run.downlink, self.journal)
         self.unheard: Callable[[int, Request], bool] = lambda _client, _asked: False
@@ -395,7 +395,7 @@ class Federation:
         return replies
 
     def play(self) -> Played:
-        played = play_round(self.course, self.present, self, self.aggregation, self.journal, self.downlink)
+        played = play_round(self.trajectory, self.present, self, self.aggregation, self.journal, self.downlink)
         self.present = played.present
         return played
 
@@ -494,7 +494,7 @@ def test_a_client_that_is_never_reached_keeps_nobody_else_back(
 def test_a_next_round_that_cannot_be_opened_does_not_cost_this_one(plan: MakePlan, tmp_path: Path) -> None:
     made = plan("federation.clients=10", "federation.participation=0.3", "rounds=9")
     federation = Federation(made, tmp_path / "run")
-    now, then = (set(choose_clients(federation.course, number)) for number in (0, 1))
+    now, then = (set(choose_clients(federation.trajectory, number)) for number in (0, 1))
     late = min(then - now)
     federation.unheard = _asks(Hello, late)
     assert federation.play().participation == dict.fromkeys(now, CONTRIBUTED)
@@ -506,7 +506,7 @@ def test_a_next_round_that_cannot_be_opened_does_not_cost_this_one(plan: MakePla
 def test_a_client_answers_only_in_its_own_mode(plan: MakePlan, tmp_path: Path) -> None:
     secure = Federation(plan(), tmp_path / "secure")
     plain = Federation(plan("secure.mode=off"), tmp_path / "plain")
-    request = open_round(plain.course, plain.present, [list(range(5))], plain.downlink)[0][0]
+    request = open_round(plain.trajectory, plain.present, [list(range(5))], plain.downlink)[0][0]
     assert decode_reply(plain.clients[0].answer(encode(request))).round == request.round
     refused = decode_reply(secure.clients[0].answer(encode(request)))
     assert refused == Abstention(0, "a RoundRequest, but this client's secure.mode is on")
@@ -608,14 +608,14 @@ def test_the_groups_of_a_run_cannot_be_changed_on_the_way(plan: MakePlan, tmp_pa
 
 def test_groups_are_drawn_anew_in_every_round_and_hold_everybody_once(plan: MakePlan) -> None:
     made = plan("federation.clients=20", "federation.participation=0.55", "secure.groups=3", "ring.n_max=20")
-    course = trajectory(made, 5)
-    drawn = [choose_groups(course, number) for number in range(20)]
+    trajectory = trajectory_of(made, 5)
+    drawn = [choose_groups(trajectory, number) for number in range(20)]
     for number, groups in enumerate(drawn):
-        assert sorted(client for group in groups for client in group) == choose_clients(course, number)
+        assert sorted(client for group in groups for client in group) == choose_clients(trajectory, number)
         assert sorted(map(len, groups)) == [3, 4, 4]
         assert all(group == sorted(group) for group in groups)
     assert len({str(groups) for groups in drawn}) == 20
-    terms = terms_of(course, {})
+    terms = terms_of(trajectory, {})
     assert terms.groups_of is not None
     assert terms.groups_of(2) == drawn[2]
     assert terms.groups_of(made.rounds) == []
@@ -626,7 +626,7 @@ def test_a_group_without_a_sum_costs_that_group_only(plan: MakePlan, tmp_path: P
     made = plan("federation.clients=9", "secure.groups=3", f"secure.group_seeds={seeds}", "rounds=5")
     federation = Federation(made, tmp_path / "run")
     for number in range(4):
-        lost = choose_groups(federation.course, number)[number % 3]
+        lost = choose_groups(federation.trajectory, number)[number % 3]
         federation.unheard = _asks(MaskedRequest, *lost)
         played = federation.play()
         assert played.metrics["contributors"] == 6

@@ -22,7 +22,7 @@ from baffle.plan import Plan, load
 from baffle.server.recorder import Progress, Recorder, Summary
 from baffle.server.round import Played
 from baffle.simulation import add_baseline, resume, simulate
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 
 FIXED = "probe.micro_batch=64"  # otherwise it is measured, and two runs need not agree on it
 VARIANTS: dict[str, list[str]] = {
@@ -449,7 +449,7 @@ def test_with_one_client_own_seeds_differ_from_shared_ones_in_the_key_alone(
     def weights(seeds: str) -> Any:
         simulate(tiny(*settings, f"federation.seeds={seeds}"), tmp_path / seeds)
         with Journal.open(tmp_path / seeds / "journal.sqlite") as journal:
-            return catch_up(journal, trajectory(journal.plan(), 650)).state.weights
+            return catch_up(journal, trajectory_of(journal.plan(), 650)).state.weights
 
     apart = weights("shared"), weights("own")
     assert np.abs(apart[0] - apart[1]).max() > 1e-3

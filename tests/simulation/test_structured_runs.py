@@ -12,7 +12,7 @@ from baffle.plan import Plan, change, load
 from baffle.simulation import resume, simulate
 from baffle.task.costs import costs
 from baffle.task.load import load_task
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 
 MakePlan = Callable[..., Plan]
 LENET = 'task.model={name="lenet", channels=[2, 3]}'
@@ -58,9 +58,9 @@ def test_the_layout_stands_in_the_runs_own_plan(tiny: MakePlan, tmp_path: Path, 
     simulate(tiny(*way, "rounds=1"), tmp_path / "run")
     plan = load(str(tmp_path / "run" / "plan.toml"))
     assert sum(row[-1] for row in plan.probe.layout) == plan.probe.k
-    course = trajectory(plan, verify(tmp_path / "run").n_weights)
-    touched = np.zeros(course.n, dtype=bool)
-    for support in set(course.supports):
+    trajectory = trajectory_of(plan, verify(tmp_path / "run").n_weights)
+    touched = np.zeros(trajectory.n, dtype=bool)
+    for support in set(trajectory.supports):
         for weights, _ in support.parts():
             touched[weights] = True
     assert touched.all()
@@ -69,13 +69,13 @@ def test_the_layout_stands_in_the_runs_own_plan(tiny: MakePlan, tmp_path: Path, 
 def test_every_prefix_of_the_directions_covers_the_model(tiny: MakePlan) -> None:
     """Slower clients evaluate a prefix: it must not leave a part of the model out."""
     plan = _resolved(tiny(LENET, "probe.supports=units", "probe.k=60"))
-    course = trajectory(plan, len(load_task(plan).initial_weights()))
-    assert set(course.supports[:30]) == set(course.supports)
+    trajectory = trajectory_of(plan, len(load_task(plan).initial_weights()))
+    assert set(trajectory.supports[:30]) == set(trajectory.supports)
 
 
 def test_a_plan_without_a_layout_cannot_be_replayed(tiny: MakePlan) -> None:
     with pytest.raises(PlanError, match="lays its supports out"):
-        trajectory(tiny(LENET, "probe.supports=units"), 100)
+        trajectory_of(tiny(LENET, "probe.supports=units"), 100)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_layout_that_says_nothing_is_refused(tiny: MakePlan, settings: list[st
 def test_a_layout_beyond_the_model_is_refused(tiny: MakePlan) -> None:
     plan = tiny("probe.supports=units", "probe.k=4", "probe.layout=[[0, 5000000, 0, 0, 4]]")
     with pytest.raises(PlanError, match="beyond the model"):
-        trajectory(plan, 100)
+        trajectory_of(plan, 100)
 
 
 def test_fewer_directions_than_supports_are_refused(tiny: MakePlan) -> None:

@@ -16,7 +16,7 @@ from baffle.network.serve import serve
 from baffle.plan import Plan, load
 from baffle.server.recorder import Summary
 from baffle.task.load import load_task
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 
 Answer = Callable[[bytes], bytes | None]
 """A node: message in, reply out; none is silence."""
@@ -94,7 +94,7 @@ class Federation:
     def held(self, number: int) -> str:
         """The hash of the weights that a client has on its disk."""
         task = load_task(load(str(self.run / "plan.toml")))
-        course = trajectory(task.plan, len(task.initial_weights()))
+        trajectory = trajectory_of(task.plan, len(task.initial_weights()))
         (file,) = (self.folder / f"client-{number}").glob("*/replica")
-        weights = Replica(course, file)._held.weights
+        weights = Replica(trajectory, file)._held.weights
         return sha256(weights.astype(FLOAT).tobytes()).hexdigest()

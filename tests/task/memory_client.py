@@ -12,7 +12,7 @@ from baffle.data.sources import Dataset, Source
 from baffle.plan import parse
 from baffle.runtime.torch.footprint import grown
 from baffle.task.load import load_task
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 
 
 def images() -> Source:
@@ -27,10 +27,12 @@ def main() -> None:
     torch.set_num_threads(1)
     task = load_task(parse(sys.argv[1]))
     weights, runtime = task.initial_weights(), task.runtime()
-    course = trajectory(task.plan, len(weights))
+    trajectory = trajectory_of(task.plan, len(weights))
     batch = task.source.train.batch(task.shares[0][: task.plan.federation.batch])
     size = task.plan.probe.micro_batch
-    taken = grown(lambda: forward_difference(runtime.on(batch), weights, course.directions(0), course.supports, 1e-3))
+    taken = grown(
+        lambda: forward_difference(runtime.on(batch), weights, trajectory.directions(0), trajectory.supports, 1e-3)
+    )
     found = {"micro_batch": size, "taken": taken, "bound": task.footprint().bytes(size)}
     sys.stdout.write(json.dumps(found))
 

@@ -12,7 +12,7 @@ from baffle.simulation import simulate
 from baffle.task import precision
 from baffle.task.load import Task, load_task
 from baffle.task.precision import Precision, judge, require_precision
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 
 ROUNDED = "task.model={name='lenet', channels=[2, 2], head='flatten'}"
 """A model whose losses are differences of float32 forward passes; a linear model's are computed without."""
@@ -78,11 +78,11 @@ def test_a_ring_too_coarse_is_refused(tiny: Callable[..., Plan]) -> None:
 def test_one_step_of_the_ring_is_told_as_a_share_of_a_scalar(tiny: Callable[..., Plan]) -> None:
     task = load_task(tiny())
     found = measure(task)
-    step = 1 / (trajectory(task.plan, 650).ring.scale * 479)
+    step = 1 / (trajectory_of(task.plan, 650).ring.scale * 479)
     assert found.quantum * found.typical == pytest.approx(step)
     uniform = load_task(tiny("federation.weighting=uniform", "ring.n_max=100"))
     found = measure(uniform)
-    assert found.quantum * found.typical == pytest.approx(1 / trajectory(uniform.plan, 650).ring.scale)
+    assert found.quantum * found.typical == pytest.approx(1 / trajectory_of(uniform.plan, 650).ring.scale)
 
 
 def test_a_bound_that_will_clip_is_warned_about(tiny: Callable[..., Plan]) -> None:

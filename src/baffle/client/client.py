@@ -22,7 +22,7 @@ from baffle.core.seeds import batch_indices, permutation
 from baffle.data.sources import Dataset
 from baffle.errors import BaffleError, RefusalError
 from baffle.plan import Plan
-from baffle.trajectory import Trajectory, optimizer, trajectory
+from baffle.trajectory import Trajectory, optimizer, trajectory_of
 
 BorrowRuntime = Callable[[], AbstractContextManager[Runtime]]
 """Lends a runtime for the time of one reply, so that there are as many as threads and not as many as clients."""
@@ -43,7 +43,7 @@ class Client:
 
     number: int
     k: int
-    course: Trajectory
+    trajectory: Trajectory
     data: Dataset
     indices: I64
     replica: Replica
@@ -82,26 +82,26 @@ class Client:
         weights = self.replica.weights_for(request)
         with self.borrow() as runtime:
             work = self._work(request, weights, runtime)
-        weight = self.course.weight_of(len(self.indices))
-        return self.course.ring.encode(work.values, self.course.length, weight, work.loss, work.clipped)
+        weight = self.trajectory.weight_of(len(self.indices))
+        return self.trajectory.ring.encode(work.values, self.trajectory.length, weight, work.loss, work.clipped)
 
     def _work(self, request: RoundRequest, weights: F32, runtime: Runtime) -> Work:
-        plan = self.course.plan
+        plan = self.trajectory.plan
         if plan.federation.level == "epoch":
             return self._train_locally(request.round, weights, runtime)
         batch = self._batch_of_round(request.round)
         if plan.outcome_kind == "vector":
-            key = self.course.seeds.key("local", request.round, self.number, 0)
+            key = self.trajectory.seeds.key("local", request.round, self.number, 0)
             work, gradient = self._estimate(weights, batch, key, runtime)
             return work._replace(values=gradient.astype(np.float64))
         probe = SCHEMES[plan.probe.scheme]
-        supports = self.course.supports[: self.k]
-        probed = probe(runtime.on(batch), weights, self.course.directions(request.key), supports, plan.probe.sigma)
+        supports = self.trajectory.supports[: self.k]
+        probed = probe(runtime.on(batch), weights, self.trajectory.directions(request.key), supports, plan.probe.sigma)
         return Work(probed.scalars, probed.base)
 
     def _train_locally(self, round_number: int, weights: F32, runtime: Runtime) -> Work:
         """Epoch level: the same probe with this client's own keys, and an optimizer that starts fresh every round."""
-        plan, seeds = self.course.plan, self.course.seeds
+        plan, seeds = self.trajectory.plan, self.trajectory.seeds
         step = optimizer(plan.update)
         here, state, losses, clipped = weights, step.init(weights), list[float](), 0
         steps = local_steps(plan, len(self.indices))
@@ -117,38 +117,40 @@ class Client:
 
     def _local_batches(self, round_number: int) -> Iterator[I64]:
         """Lap after lap through this client's samples, each in its own order, its last batch what is left."""
-        n, size = len(self.indices), self.course.plan.federation.batch or len(self.indices)
+        n, size = len(self.indices), self.trajectory.plan.federation.batch or len(self.indices)
         for lap in count():
-            order = permutation(self.course.seeds.key("batches", round_number, self.number, lap), n)
+            order = permutation(self.trajectory.seeds.key("batches", round_number, self.number, lap), n)
             yield from (order[start : start + size] for start in range(0, n, size))
 
     def _estimate(self, weights: F32, batch: Batch, key: bytes, runtime: Runtime) -> tuple[Work, F32]:
         """The gradient on a batch, by this client alone. The scalars pass through a ring of one, so they rebuild
         exactly."""
-        plan, course = self.course.plan, self.course
+        plan, trajectory = self.trajectory.plan, self.trajectory
         if plan.estimator == "backprop":
             loss, gradient = _gradient(runtime, batch, weights)
             return Work(np.empty(0), loss), gradient
         directions = Directions(key, DISTRIBUTIONS[plan.probe.distribution])
-        probed = SCHEMES[plan.probe.scheme](runtime.on(batch), weights, directions, course.supports, plan.probe.sigma)
+        probed = SCHEMES[plan.probe.scheme](
+            runtime.on(batch), weights, directions, trajectory.supports, plan.probe.sigma
+        )
         alone = Ring(clients=1, n_max=1, clip=plan.ring.d_max)
         total = alone.decode(alone.encode(probed.scalars, len(probed.scalars), 1, probed.base), 1)
         gradient = gradient_from_scalars(
-            total.totals, 1, directions, course.supports, course.n, alone, block=course.block
+            total.totals, 1, directions, trajectory.supports, trajectory.n, alone, block=trajectory.block
         )
         return Work(probed.scalars, probed.base, total.clipped), gradient
 
     def _batch_of_round(self, round_number: int) -> Batch:
-        n, size = len(self.indices), self.course.plan.federation.batch
+        n, size = len(self.indices), self.trajectory.plan.federation.batch
         if not 0 < size < n:
             return self._augmented(np.arange(n), round_number, 0)
-        seeds = self.course.seeds
+        seeds = self.trajectory.seeds
         chosen = batch_indices(lambda lap: seeds.key("batches", lap, self.number), n, size, round_number)
         return self._augmented(chosen, round_number, 0)
 
     def _augmented(self, chosen: I64, round_number: int, step: int) -> Batch:
         """Some of this client's samples, as they look at one step of a round."""
-        plan, seeds = self.course.plan, self.course.seeds
+        plan, seeds = self.trajectory.plan, self.trajectory.seeds
         key = seeds.key("augment", round_number, self.number, step) if plan.task.augment else None
         return self.data.batch(self.indices[chosen], key)
 
@@ -159,9 +161,9 @@ def idle_client(plan: Plan, n: int) -> Client:
     def borrow() -> AbstractContextManager[Runtime]:
         raise RefusalError("this client has no runtime")
 
-    course, none = trajectory(plan, n), np.empty(0, np.int64)
+    trajectory, none = trajectory_of(plan, n), np.empty(0, np.int64)
     samples = Dataset(none, none, lambda stored: stored.astype(np.float32))
-    return Client(0, plan.probe.k, course, samples, none, Replica(course), borrow)
+    return Client(0, plan.probe.k, trajectory, samples, none, Replica(trajectory), borrow)
 
 
 def _gradient(runtime: Runtime, batch: Batch, weights: F32) -> tuple[float, F32]:
@@ -180,13 +182,13 @@ def local_steps(plan: Plan, samples: int) -> int:
     return federation.steps or federation.epochs * -(-samples // (federation.batch or samples))
 
 
-def forwards_of(course: Trajectory, k: int, samples: int) -> int:
+def forwards_of(trajectory: Trajectory, k: int, samples: int) -> int:
     """Forward passes of one client in one round (a backpropagation counts as one forward)."""
-    plan = course.plan
+    plan = trajectory.plan
     each = {"forward": k + 1, "central": 2 * k}[plan.probe.scheme] if plan.estimator == "probe" else 1
     return each if plan.federation.level == "batch" else each * local_steps(plan, samples)
 
 
-def contribution_bytes(course: Trajectory) -> int:
+def contribution_bytes(trajectory: Trajectory) -> int:
     """The size of a reply: 4 bytes a value, and a constant."""
-    return len(encode(Contribution(0, bytes(ELEMENT.itemsize * (course.length + EXTRAS)))))
+    return len(encode(Contribution(0, bytes(ELEMENT.itemsize * (trajectory.length + EXTRAS)))))

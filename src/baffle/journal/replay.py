@@ -12,7 +12,7 @@ from baffle.errors import BaffleError, ChainError, JournalError
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Entry, Journal, chain_next, chain_start
 from baffle.plan import load
-from baffle.trajectory import Trajectory, trajectory
+from baffle.trajectory import Trajectory, trajectory_of
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Verified:
     chain: str
 
 
-def beginning(course: Trajectory, state: ServerState) -> Present:
-    return Present(0, state, chain_start(course.digest, state))
+def beginning(trajectory: Trajectory, state: ServerState) -> Present:
+    return Present(0, state, chain_start(trajectory.digest, state))
 
 
-def follow(course: Trajectory, present: Present, entry: Entry) -> Present:
+def follow(trajectory: Trajectory, present: Present, entry: Entry) -> Present:
     """One round further, or an error that names the round that does not follow."""
     number = present.round
     if entry.round != number:
@@ -56,7 +56,7 @@ def follow(course: Trajectory, present: Present, entry: Entry) -> Present:
         outcome = entry.outcome()
         if outcome.round != number:
             raise ChainError(f"round {number} holds the outcome of round {outcome.round}", number)
-        state = apply(course.rule, present.state, outcome)
+        state = apply(trajectory.rule, present.state, outcome)
     except ChainError:
         raise
     except BaffleError as fault:
@@ -69,28 +69,30 @@ def follow(course: Trajectory, present: Present, entry: Entry) -> Present:
     return present.after(outcome, state, chain)
 
 
-def catch_up(journal: Journal, course: Trajectory) -> Present:
+def catch_up(journal: Journal, trajectory: Trajectory) -> Present:
     """The present of a run: its newest sound snapshot, and replay from there."""
     for number in reversed(journal.snapshot_numbers()):
         try:
-            present = _at_snapshot(journal, course, number)
+            present = _at_snapshot(journal, trajectory, number)
         except JournalError:
             if number == 0:
                 raise
             continue
         for entry in journal.entries(number):
-            present = follow(course, present, entry)
+            present = follow(trajectory, present, entry)
         return present
     raise JournalError("the journal has no snapshot, not even of the initial weights; it is damaged")
 
 
-def _at_snapshot(journal: Journal, course: Trajectory, number: int) -> Present:
-    state = journal.snapshot(course.rule, number)
+def _at_snapshot(journal: Journal, trajectory: Trajectory, number: int) -> Present:
+    state = journal.snapshot(trajectory.rule, number)
     if number == 0:
-        return beginning(course, state)
+        return beginning(trajectory, state)
     entry = journal.entry(number - 1)
     before = (
-        journal.entry(number - 2).chain if number > 1 else beginning(course, journal.snapshot(course.rule, 0)).chain
+        journal.entry(number - 2).chain
+        if number > 1
+        else beginning(trajectory, journal.snapshot(trajectory.rule, 0)).chain
     )
     if chain_next(before, entry.outcome_bytes, state) != entry.chain:
         raise ChainError(f"snapshot {number} does not fit round {number - 1}", number - 1)
@@ -108,24 +110,24 @@ def verify(path: Path, progress: Callable[[int, int], None] = lambda _done, _of:
         plan = journal.plan()
         if load(str(folder.plan)).trajectory_digest() != plan.trajectory_digest():
             raise JournalError(f"{folder.plan} describes another run than the journal beside it")
-        course = trajectory(plan, journal.n_weights())
+        trajectory = trajectory_of(plan, journal.n_weights())
         total, snapshots, skipped = journal.length(), journal.snapshot_numbers(), 0
-        present = beginning(course, journal.snapshot(course.rule, 0))
+        present = beginning(trajectory, journal.snapshot(trajectory.rule, 0))
         for entry in journal.entries():
-            after = follow(course, present, entry)
+            after = follow(trajectory, present, entry)
             skipped += after.state is present.state
             present = after
             if present.round in snapshots:
-                _check_snapshot(journal, course, present)
+                _check_snapshot(journal, trajectory, present)
             progress(present.round, total)
         if max(snapshots) > present.round:
             raise ChainError(f"the journal ends before its snapshot {max(snapshots)}", total)
     verified = Verified(
         rounds=present.round,
         skipped=skipped,
-        n_weights=course.n,
+        n_weights=trajectory.n,
         weights_sha256=present.state.weights_hash().hex(),
-        trajectory_digest=course.digest.hex(),
+        trajectory_digest=trajectory.digest.hex(),
         chain=present.chain.hex(),
     )
     if claim:
@@ -133,10 +135,10 @@ def verify(path: Path, progress: Callable[[int, int], None] = lambda _done, _of:
     return verified
 
 
-def _check_snapshot(journal: Journal, course: Trajectory, present: Present) -> None:
+def _check_snapshot(journal: Journal, trajectory: Trajectory, present: Present) -> None:
     last = present.round - 1
     try:
-        stored = journal.snapshot(course.rule, present.round)
+        stored = journal.snapshot(trajectory.rule, present.round)
     except JournalError as fault:
         raise ChainError(f"snapshot {present.round}, after round {last}: {fault}", last) from None
     if stored.digest() != present.state.digest():

@@ -19,7 +19,7 @@ from baffle.plan import Onnx, Plan
 from baffle.runtime.onnx.loss import NUMBERS_AT_ONCE, OnnxLoss
 from baffle.runtime.onnx.model_folder import Manifest
 from baffle.schedule import tiers_of
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 
 MICRO_BATCH = 4
 """Samples that go through the graph at once, where the plan says more: they need less memory and hardly more time."""
@@ -30,7 +30,7 @@ MMAP_THRESHOLD, LARGE = -3, 1 << 17
 
 def edge_client(plan: Plan, model: Path, number: int, data: Path | None = None, *, share: bool = False) -> Client:
     """Client `number` of a resolved plan, with the model in a folder that `baffle export` made. For secure sums it
-    still needs its session, whose terms follow from its course.
+    still needs its session, whose terms follow from its trajectory.
 
     All training samples in the data folder are its own; with `share` the folder holds everybody's, and it takes its
     part of them by the plan's partition.
@@ -41,7 +41,7 @@ def edge_client(plan: Plan, model: Path, number: int, data: Path | None = None, 
     _require_model(plan, runtime.manifest, model)
     # Threads would each need memory, and none of a run's bits depends on their number.
     alone = msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1))
-    course = trajectory(alone, runtime.n_weights, NUMBERS_AT_ONCE)
+    trajectory = trajectory_of(alone, runtime.n_weights, NUMBERS_AT_ONCE)
 
     @contextmanager
     def borrow() -> Iterator[Runtime]:
@@ -49,7 +49,7 @@ def edge_client(plan: Plan, model: Path, number: int, data: Path | None = None, 
 
     held = _samples(plan, runtime, number, data, share=share)
     everything = np.arange(len(held))
-    return Client(number, tiers_of(plan)[number], course, held, everything, Replica(course), borrow)
+    return Client(number, tiers_of(plan)[number], trajectory, held, everything, Replica(trajectory), borrow)
 
 
 def give_memory_back() -> None:

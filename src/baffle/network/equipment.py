@@ -15,7 +15,7 @@ from baffle.data.sources import Source, load
 from baffle.errors import ModelError
 from baffle.network.member import CountSamples, Equip
 from baffle.plan import Onnx, Plan, parse
-from baffle.trajectory import Trajectory, trajectory
+from baffle.trajectory import Trajectory, trajectory_of
 
 if TYPE_CHECKING:
     from baffle.task.load import Runtimes, Task
@@ -54,9 +54,9 @@ def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equ
 def _with_torch(number: int, data: Path | None, share: Share, plan: Plan) -> Client:
     if isinstance(plan.task.model, Onnx):
         raise ModelError("the plan's model came as ONNX; give a copy of the server's folder of it as --model")
-    task, course, runtimes = _loaded(plan.to_toml(), data, share)
+    task, trajectory, runtimes = _loaded(plan.to_toml(), data, share)
     return Client(
-        number, plan.probe.k, course, task.source.train, task.shares[number], Replica(course), runtimes.borrow
+        number, plan.probe.k, trajectory, task.source.train, task.shares[number], Replica(trajectory), runtimes.borrow
     )
 
 
@@ -66,4 +66,4 @@ def _loaded(plan: str, data: Path | None, share: Share) -> "tuple[Task, Trajecto
     from baffle.task.load import Runtimes, load_task
 
     task = load_task(parse(plan), data, share=share)
-    return task, trajectory(task.plan, len(task.initial_weights())), Runtimes(task, 1)
+    return task, trajectory_of(task.plan, len(task.initial_weights())), Runtimes(task, 1)

@@ -88,7 +88,7 @@ class Member:
         return encode(
             FrozenMember(
                 self._begun,
-                self._client.course.n,
+                self._client.trajectory.n,
                 session.frozen() if session else None,
                 self._client.replica.frozen(),
             )
@@ -139,7 +139,7 @@ class Member:
             case Begin():
                 self._begin(asked)
                 assert self._client is not None
-                return Ready(self._client.course.digest)
+                return Ready(self._client.trajectory.digest)
             case Over():
                 return self._end(asked.request)
 
@@ -168,7 +168,7 @@ class Member:
             )
         if self.affords and asked.tiers[number] > self.affords:
             raise RefusalError(f"{asked.tiers[number]} directions a round, but this client affords {self.affords}")
-        if self._client and self._in(asked.run) and self._client.course.digest == plan.trajectory_digest():
+        if self._client and self._in(asked.run) and self._client.trajectory.digest == plan.trajectory_digest():
             return  # told again; a new session would forget keys that the others still count on
         replica = self._take_part(asked, self.equip(plan)).replica
         at = f", from round {replica.round + 1} on" if replica.round >= 0 else ""
@@ -176,25 +176,25 @@ class Member:
 
     def _take_part(self, begun: Begin, equipped: Client, known: FrozenMember | None = None) -> Client:
         """As a new client of the run, or as one that another has been until now."""
-        number, course, folder = self.keys.number, equipped.course, self._folder(begun.run)
+        number, trajectory, folder = self.keys.number, equipped.trajectory, self._folder(begun.run)
         session = None
-        if course.plan.secure.mode != "off":
+        if trajectory.plan.secure.mode != "off":
             marks = MarksFile(folder / "marks.jsonl") if folder else None
             session = ClientSession(
                 number,
                 self.keys.identity,
                 self.keys.roster.directory(),
                 begun.run,
-                terms_of(course, dict(enumerate(begun.tiers))),
+                terms_of(trajectory, dict(enumerate(begun.tiers))),
                 marks=marks.marks if marks else None,
                 remember=marks.remember if marks else lambda _marks: None,
                 frozen=known.session if known else None,
             )
-        replica = Replica(course, folder / "replica" if folder else None)
+        replica = Replica(trajectory, folder / "replica" if folder else None)
         if known:
             replica.thaw(known.replica)
         self._client = replace(equipped, number=number, k=begun.tiers[number], replica=replica, session=session)
-        self._begun = msgspec.structs.replace(begun, plan=course.plan.to_toml())  # with nothing left open
+        self._begun = msgspec.structs.replace(begun, plan=trajectory.plan.to_toml())  # with nothing left open
         return self._client
 
     def _in(self, run: bytes) -> bool:

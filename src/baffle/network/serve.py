@@ -29,7 +29,7 @@ from baffle.schedule import terms_of, tiers_of
 from baffle.server.recorder import Summary, Watch
 from baffle.server.run import Running, opened
 from baffle.task.load import Runtimes, Task, load_task
-from baffle.trajectory import Trajectory, trajectory
+from baffle.trajectory import Trajectory, trajectory_of
 
 SETTLED = "network.json"
 """Stands in the run's folder before its plan does."""
@@ -119,11 +119,11 @@ def _run(
 ) -> Summary:
     tiers = list(settled.tiers)
     task = replace(task, tiers=tiers, shares=[np.zeros(0, np.int64) for _ in tiers])
-    course = trajectory(task.plan, len(task.initial_weights()))
-    sums = _aggregation(course, settled, folder, roll)
+    trajectory = trajectory_of(task.plan, len(task.initial_weights()))
+    sums = _aggregation(trajectory, settled, folder, roll)
     about = Begin(bytes.fromhex(settled.run), task.plan.to_toml(), tuple(tiers))
     waiting = False
-    with opened(folder, task, course, Runtimes(task, 1), watch) as running:
+    with opened(folder, task, trajectory, Runtimes(task, 1), watch) as running:
         _welcome(running, task, roll, found, about)
         while not running.over:
             for client in _welcome(running, task, roll, roll.meet(), about):
@@ -145,7 +145,7 @@ def _welcome(running: Running, task: Task, roll: Roll, found: Mapping[int, Intro
     """Tell newcomers about the run, and believe them what they hold. Those who take part."""
     if not found:
         return set()
-    begun = roll.begin(list(found), about, running.course.digest)
+    begun = roll.begin(list(found), about, running.trajectory.digest)
     for client in sorted(begun):
         held = found[client].held - 1
         running.downlink.holds(client, held if 0 <= held <= running.present.round else None)
@@ -167,7 +167,7 @@ def _part(running: Running, task: Task, roll: Roll, about: Begin) -> None:
         hold |= roll.end(
             {
                 client: RoundRequest(
-                    present.round, 0, running.course.digest, present.state.weights_hash(), catch_ups[client]
+                    present.round, 0, running.trajectory.digest, present.state.weights_hash(), catch_ups[client]
                 )
                 for client in clients
             }
@@ -183,11 +183,11 @@ def _enough(plan: Plan) -> int:
     return plan.secure.floor if plan.secure.mode != "off" else 1
 
 
-def _aggregation(course: Trajectory, settled: Settled, folder: RunFolder, roll: Roll) -> Aggregation:
-    if course.plan.secure.mode == "off":
-        return PlainSum(course.ring, course.length)
-    terms, memory = terms_of(course, dict(enumerate(settled.tiers))), KeptFile(folder.path / "kept")
-    return SecureSum(course.ring, course.length, bytes.fromhex(settled.run), roll.directory, terms, memory)
+def _aggregation(trajectory: Trajectory, settled: Settled, folder: RunFolder, roll: Roll) -> Aggregation:
+    if trajectory.plan.secure.mode == "off":
+        return PlainSum(trajectory.ring, trajectory.length)
+    terms, memory = terms_of(trajectory, dict(enumerate(settled.tiers))), KeptFile(folder.path / "kept")
+    return SecureSum(trajectory.ring, trajectory.length, bytes.fromhex(settled.run), roll.directory, terms, memory)
 
 
 def _gather(roll: Roll, least: int) -> dict[int, Introduction]:

@@ -106,7 +106,7 @@ class Server:
         train, test = self.task.source.train, self.task.source.test
         public = test.batch(np.arange(min(self.size.public, len(test))))
         known = Public(self._measured(public), public.y, self.task.source.classes)
-        biases = self._drawn(self.heard.course.n - known.classes).astype(np.float64)
+        biases = self._drawn(self.heard.trajectory.n - known.classes).astype(np.float64)
         own = self._measured(train.batch(np.array([batch[0] for batch in self.heard.batches])))
         foreign = self._measured(train.batch(strangers))
         views = list(self._views())
@@ -179,9 +179,9 @@ class Server:
 
     def _drawn(self, start: int) -> F32:
         """What every direction does to the weights from `start` on."""
-        course = self.heard.course
-        directions = course.directions(self.heard.request.key)
-        drawn = directions.draw(range(max(self.case.ks)), start, course.n)
+        trajectory = self.heard.trajectory
+        directions = trajectory.directions(self.heard.request.key)
+        drawn = directions.draw(range(max(self.case.ks)), start, trajectory.n)
         return drawn.astype(np.float32) * np.float32(directions.distribution.unit)
 
     def _measured(self, batch: Batch) -> F64:
@@ -189,7 +189,7 @@ class Server:
         runtime = self.task.runtime()
         singles = (Batch(batch.x[i : i + 1], batch.y[i : i + 1]) for i in range(len(batch.y)))
         gradients = np.stack([runtime.gradient_on(one)(self.weights)[1] for one in singles]).astype(np.float64)
-        directions = self.heard.course.directions(self.heard.request.key)
+        directions = self.heard.trajectory.directions(self.heard.request.key)
         return measure(directions, max(self.case.ks), gradients)
 
 

@@ -20,21 +20,21 @@ from baffle.core.messages import CatchUp, Contribution, Message, RoundRequest, c
 from baffle.core.ring import EXTRAS, RingVector
 from baffle.errors import RefusalError
 from baffle.task.load import Runtimes, Task
-from baffle.trajectory import Trajectory, trajectory
+from baffle.trajectory import Trajectory, trajectory_of
 
 
 @dataclass(frozen=True)
 class Overheard:
     """One round of real clients, each with a batch of its own, at the same weights and along the same directions."""
 
-    course: Trajectory
+    trajectory: Trajectory
     request: RoundRequest
     batches: Sequence[I64]
     vectors: Mapping[int, RingVector]  # what each client has to say, before masks
 
     def singly(self) -> list[tuple[list[int], F64]]:
         """Without the secure sum: who is meant, and the scalars."""
-        plain = PlainSum(self.course.ring, self.course.length)
+        plain = PlainSum(self.trajectory.ring, self.trajectory.length)
         groups = [{client: self.request} for client in self.vectors]
         replies = {client: encode(_contribution(self.request, vector)) for client, vector in self.vectors.items()}
         found = plain.collect(groups, Replies(replies))
@@ -50,34 +50,34 @@ class Overheard:
         directory = {client: identity.public_key().public_bytes_raw() for client, identity in identities.items()}
         sessions = {client: ClientSession(client, own, directory, run, terms) for client, own in identities.items()}
         tap = Tap(sessions, self.vectors)
-        server = SecureSum(self.course.ring, self.course.length, run, directory, terms)
+        server = SecureSum(self.trajectory.ring, self.trajectory.length, run, directory, terms)
         found = server.collect([dict.fromkeys(group, self.request) for group in groups], tap)
         sums = [(group, one) for group, one in zip(groups, found.sums, strict=True) if one]
         return [(group, self._scalars(one.totals, one.weight)) for group, one in sums], tap.masked
 
     def read(self, vector: RingVector) -> F64:
         """What a vector would say if it were one client's own."""
-        weight = self.course.weight_of(len(self.batches[0]))
+        weight = self.trajectory.weight_of(len(self.batches[0]))
         return self._scalars(vector[:-EXTRAS].view(np.int32), weight)
 
     def _scalars(self, totals: np.ndarray[tuple[int], np.dtype[np.int32]], weight: int) -> F64:
-        return totals / (self.course.ring.scale * weight)
+        return totals / (self.trajectory.ring.scale * weight)
 
 
 def overhear(task: Task, weights: F32, batches: Sequence[I64], number: int) -> Overheard:
     """Have a client for each batch answer the request of a round."""
-    course, sent = trajectory(task.plan, len(weights)), weights.astype("<f4").tobytes()
+    trajectory, sent = trajectory_of(task.plan, len(weights)), weights.astype("<f4").tobytes()
     catch_up = CatchUp("weights", 0, (sent,))
-    request = RoundRequest(number, course.key_number(number, 0), course.digest, sha256(sent).digest(), catch_up)
-    runtimes, replica = Runtimes(task, 1), Replica(course)
+    request = RoundRequest(number, trajectory.key_number(number, 0), trajectory.digest, sha256(sent).digest(), catch_up)
+    runtimes, replica = Runtimes(task, 1), Replica(trajectory)
     answers = (
-        Client(client, task.plan.probe.k, course, task.source.train, batch, replica, runtimes.borrow).answer(
+        Client(client, task.plan.probe.k, trajectory, task.source.train, batch, replica, runtimes.borrow).answer(
             encode(request)
         )
         for client, batch in enumerate(batches)
     )
     vectors = {client: contribution_to(request, answer) for client, answer in enumerate(answers)}
-    return Overheard(course, request, batches, vectors)
+    return Overheard(trajectory, request, batches, vectors)
 
 
 @dataclass(frozen=True)

@@ -79,12 +79,12 @@ class Recorder:
         folder: RunFolder,
         journal: Journal,
         task: Task,
-        course: Trajectory,
+        trajectory: Trajectory,
         runtimes: Runtimes,
         watch: Watch,
         present: Present,
     ) -> None:
-        self._folder, self._journal, self._task, self._course = folder, journal, task, course
+        self._folder, self._journal, self._task, self._trajectory = folder, journal, task, trajectory
         self._runtimes, self._watch = runtimes, watch
         self._test = task.source.test.batch(np.arange(len(task.source.test)))
         self._records: list[Record] = [_sound(record) for record in journal.metrics()]
@@ -95,7 +95,7 @@ class Recorder:
         self._rounds_before = journal.length()
         self._told = self._began
         self._record_seconds = 0.0
-        self._progress = Progress(self._rounds_before, course.plan.rounds)
+        self._progress = Progress(self._rounds_before, trajectory.plan.rounds)
 
     def tick(self, done: int, of: int) -> None:
         """So many replies of the present round have come."""
@@ -128,7 +128,7 @@ class Recorder:
 
     def finish(self, present: Present) -> Summary:
         """The summary of a run that has reached its last round, also written to its folder."""
-        plan, records = self._course.plan, self._records
+        plan, records = self._trajectory.plan, self._records
         self._journal.commit()
 
         def total(name: str) -> int:
@@ -150,10 +150,10 @@ class Recorder:
             "clipped": total("clipped"),
             "peak_rss_mb": round(_peak_rss_mb(), 1),
             "bookkeeping_seconds": round(self._journal.append_seconds + self._record_seconds, 3),
-            "n_weights": self._course.n,
+            "n_weights": self._trajectory.n,
             "weights_sha256": present.state.weights_hash().hex(),
             "plan_digest": plan.digest().hex(),
-            "trajectory_digest": self._course.digest.hex(),
+            "trajectory_digest": self._trajectory.digest.hex(),
             "estimator": plan.estimator,
             "supports": plan.probe.supports,
             "dropouts": self._journal.count(MISSING),
@@ -164,7 +164,7 @@ class Recorder:
         return summary
 
     def _is_looked_at(self, done: int) -> bool:
-        plan = self._course.plan
+        plan = self._trajectory.plan
         return done % plan.run.evaluate_every == 0 or done == plan.rounds
 
     def _look_again(self, present: Present) -> None:
@@ -181,7 +181,7 @@ class Recorder:
 
     def _evaluate(self, state: ServerState) -> Record:
         """Accuracy on the test set."""
-        smooth = self._course.rule.smooth_weights(state)
+        smooth = self._trajectory.rule.smooth_weights(state)
         candidates = [smooth] if smooth is state.weights else [smooth, state.weights]
         with ThreadPoolExecutor(len(candidates)) as pool:
             found = list(pool.map(self._accuracies, candidates))
@@ -193,7 +193,7 @@ class Recorder:
             return accuracies(self._task.source, runtime.outputs(weights, self._test))
 
     def _forwards(self, client: int) -> int:
-        return forwards_of(self._course, self._task.tiers[client], len(self._task.shares[client]))
+        return forwards_of(self._trajectory, self._task.tiers[client], len(self._task.shares[client]))
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._began

@@ -32,7 +32,7 @@ class Played:
 
 
 def play_round(
-    course: Trajectory,
+    trajectory: Trajectory,
     present: Present,
     transport: Transport,
     aggregation: Aggregation,
@@ -40,13 +40,13 @@ def play_round(
     downlink: Downlink,
 ) -> Played:
     """From the present to the next one. `apply` is pure: the journal holds the round before anybody builds on it."""
-    groups = choose_groups(course, present.round)
-    requests = open_round(course, present, groups, downlink)
+    groups = choose_groups(trajectory, present.round)
+    requests = open_round(trajectory, present, groups, downlink)
     collected = aggregation.collect(requests, transport)
-    outcome, state = close_round(course, present, collected.sums)
+    outcome, state = close_round(trajectory, present, collected.sums)
     metrics = tell(outcome, collected, downlink.newcomers([*collected.events, *collected.downlink]))
     downlink.delivered([client for client, event in collected.events.items() if event == CONTRIBUTED], present)
-    snapshot = (present.round + 1) % course.plan.run.snapshot_every == 0
+    snapshot = (present.round + 1) % trajectory.plan.run.snapshot_every == 0
     chain = journal.append(
         present.chain, outcome, state, snapshot=snapshot, metrics=metrics, participation=collected.events
     )
@@ -54,7 +54,7 @@ def play_round(
 
 
 def open_round(
-    course: Trajectory, present: Present, groups: list[list[int]], downlink: Downlink
+    trajectory: Trajectory, present: Present, groups: list[list[int]], downlink: Downlink
 ) -> list[dict[int, RoundRequest]]:
     """For each client of each group the round's request, with what that client has missed. Who is to be told the same
     shares one."""
@@ -63,25 +63,25 @@ def open_round(
     made: dict[tuple[int, int], RoundRequest] = {}
 
     def request(client: int, group: int) -> RoundRequest:
-        catch_up, key = catch_ups[client], course.key_number(present.round, group)
-        fresh = RoundRequest(present.round, key, course.digest, weights_hash, catch_up, present.skipped)
+        catch_up, key = catch_ups[client], trajectory.key_number(present.round, group)
+        fresh = RoundRequest(present.round, key, trajectory.digest, weights_hash, catch_up, present.skipped)
         return made.setdefault((id(catch_up), key), fresh)
 
     return [{client: request(client, number) for client in group} for number, group in enumerate(groups)]
 
 
-def close_round(course: Trajectory, present: Present, sums: Sequence[Sum | None]) -> tuple[Outcome, ServerState]:
+def close_round(trajectory: Trajectory, present: Present, sums: Sequence[Sum | None]) -> tuple[Outcome, ServerState]:
     """What the journal keeps of a round, and what follows from it. Without a sum, or with an update beyond its cap, the
     round is skipped, and the run goes on."""
     groups = tuple(
-        Group(course.key_number(present.round, number), total.totals.astype("<i4").tobytes(), total.weight)
+        Group(trajectory.key_number(present.round, number), total.totals.astype("<i4").tobytes(), total.weight)
         for number, total in enumerate(sums)
         if total
     )
     if groups:
-        outcome = Outcome(present.round, course.plan.outcome_kind, groups)
-        state = apply(course.rule, present.state, outcome)
-        if within(course.plan.update.norm_max, present.state.weights, state.weights):
+        outcome = Outcome(present.round, trajectory.plan.outcome_kind, groups)
+        state = apply(trajectory.rule, present.state, outcome)
+        if within(trajectory.plan.update.norm_max, present.state.weights, state.weights):
             return outcome, state
     return Outcome(present.round, "skipped", ()), present.state
 

@@ -23,7 +23,7 @@ from baffle.trajectory import Trajectory
 class Running:
     """A run that is under way: where it stands, its journal, and who is told."""
 
-    course: Trajectory
+    trajectory: Trajectory
     journal: Journal
     recorder: Recorder
     downlink: Downlink
@@ -31,11 +31,11 @@ class Running:
 
     @property
     def over(self) -> bool:
-        return self.present.round >= self.course.plan.rounds
+        return self.present.round >= self.trajectory.plan.rounds
 
     def play(self, transport: Transport, sums: Aggregation) -> None:
         """One round."""
-        played = play_round(self.course, self.present, transport, sums, self.journal, self.downlink)
+        played = play_round(self.trajectory, self.present, transport, sums, self.journal, self.downlink)
         self.recorder.record(played)
         self.present = played.present
 
@@ -44,25 +44,27 @@ class Running:
 
 
 @contextmanager
-def opened(folder: RunFolder, task: Task, course: Trajectory, runtimes: Runtimes, watch: Watch) -> Iterator[Running]:
+def opened(
+    folder: RunFolder, task: Task, trajectory: Trajectory, runtimes: Runtimes, watch: Watch
+) -> Iterator[Running]:
     """The run in a folder, brought to where its journal ends."""
     plan = task.plan
-    with _open_journal(folder, course, task.initial_weights()) as journal:
-        present = catch_up(journal, course)
+    with _open_journal(folder, trajectory, task.initial_weights()) as journal:
+        present = catch_up(journal, trajectory)
         if present.round < plan.rounds:
             folder.remove_summary()
         evaluating = runtimes if task.dtype == torch.float32 else Runtimes(task, 1, torch.float32)
-        recorder = Recorder(folder, journal, task, course, evaluating, watch, present)
-        yield Running(course, journal, recorder, Downlink(plan.run.downlink, journal), present)
+        recorder = Recorder(folder, journal, task, trajectory, evaluating, watch, present)
+        yield Running(trajectory, journal, recorder, Downlink(plan.run.downlink, journal), present)
 
 
-def _open_journal(folder: RunFolder, course: Trajectory, initial: F32) -> Journal:
+def _open_journal(folder: RunFolder, trajectory: Trajectory, initial: F32) -> Journal:
     """The run's journal; a new one where there is none, or where a process was killed while making it."""
-    plan = course.plan
+    plan = trajectory.plan
     if not Journal.begun(folder.journal):
-        return Journal.create(folder.journal, plan, course.rule.start(initial), versions())
+        return Journal.create(folder.journal, plan, trajectory.rule.start(initial), versions())
     journal = Journal.open(folder.journal, commit_seconds=plan.run.commit_seconds)
-    if journal.plan().trajectory_digest() != course.digest:
+    if journal.plan().trajectory_digest() != trajectory.digest:
         raise JournalError(f"{folder.journal} belongs to another plan than {folder.plan}; put the right file back")
     journal.extend(plan)
     return journal

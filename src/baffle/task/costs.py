@@ -34,7 +34,7 @@ from baffle.plan import Plan
 from baffle.runtime.torch.footprint import RESERVE
 from baffle.task.load import Task
 from baffle.task.precision import Precision, judge, measure
-from baffle.trajectory import Trajectory, trajectory
+from baffle.trajectory import Trajectory, trajectory_of
 
 
 @dataclass(frozen=True)
@@ -62,51 +62,53 @@ class Costs:
 def costs(task: Task) -> Costs:
     plan = task.plan
     initial = task.initial_weights()
-    course = trajectory(plan, len(initial))
+    trajectory = trajectory_of(plan, len(initial))
     median = int(np.median([len(share) for share in task.shares]))
-    forwards = [forwards_of(course, k, len(share)) for k, share in zip(task.tiers, task.shares, strict=True)]
+    forwards = [forwards_of(trajectory, k, len(share)) for k, share in zip(task.tiers, task.shares, strict=True)]
     secure = secure_bytes(plan)
     probing = plan.estimator == "probe"
     precision = measure(task) if probing else None
     return Costs(
-        n_weights=course.n,
+        n_weights=trajectory.n,
         clients_per_round=plan.per_round,
         clients_per_sum=plan.group_sizes[0],
         samples_per_client=median,
         forwards=max(forwards),
         supports=plan.probe.supports,
         forwards_in_all=round(plan.rounds * plan.per_round * float(np.mean(forwards))),
-        uplink_bytes=contribution_bytes(course) + secure.up,
-        downlink_bytes=downlink_bytes(course) + secure.down,
+        uplink_bytes=contribution_bytes(trajectory) + secure.up,
+        downlink_bytes=downlink_bytes(trajectory) + secure.down,
         secure_bytes=secure.up + secure.down,
-        join_bytes=_request_bytes(CatchUp("snapshot", 0, (pack(course.rule.start(initial)),))),
-        weights_bytes=4 * course.n,
-        memory_bytes=_memory(task, course),
-        alignment=_alignment(course) if probing else None,
+        join_bytes=_request_bytes(CatchUp("snapshot", 0, (pack(trajectory.rule.start(initial)),))),
+        weights_bytes=4 * trajectory.n,
+        memory_bytes=_memory(task, trajectory),
+        alignment=_alignment(trajectory) if probing else None,
         precision=precision,
         advice=judge(task, precision) if precision else [],
     )
 
 
-def _alignment(course: Trajectory) -> float:
+def _alignment(trajectory: Trajectory) -> float:
     """1/√(1 + Σ_s n_s(n_s + 1)/(n·K_s)) over supports of n_s weights with K_s directions, if the gradient is spread
     evenly over the weights. Dense directions make it the paper's √(K/(K+n+1)). Groups or clients with directions of
     their own make it as many times K."""
-    plan = course.plan
+    plan = trajectory.plan
     per_direction = plan.per_round if plan.federation.seeds == "own" else plan.secure.groups if plan.own_seeds else 1
-    shares = Counter(course.supports)
+    shares = Counter(trajectory.supports)
     spread = sum(support.size * (support.size + 1) / count for support, count in shares.items())
-    return 1 / math.sqrt(1 + spread / (course.n * per_direction))
+    return 1 / math.sqrt(1 + spread / (trajectory.n * per_direction))
 
 
-def downlink_bytes(course: Trajectory) -> int:
+def downlink_bytes(trajectory: Trajectory) -> int:
     """The size of a request to a client that took part in the round before."""
-    if course.plan.run.downlink == "scalars":
+    if trajectory.plan.run.downlink == "scalars":
         outcome = Outcome(
-            0, course.plan.outcome_kind, (Group(0, bytes(4 * course.length), 1),) * course.plan.secure.groups
+            0,
+            trajectory.plan.outcome_kind,
+            (Group(0, bytes(4 * trajectory.length), 1),) * trajectory.plan.secure.groups,
         )
         return _request_bytes(CatchUp("outcomes", 0, (encode(outcome),)))
-    return _request_bytes(CatchUp(course.plan.run.downlink, 0, (bytes(4 * course.n),)))
+    return _request_bytes(CatchUp(trajectory.plan.run.downlink, 0, (bytes(4 * trajectory.n),)))
 
 
 class SecureBytes(NamedTuple):
@@ -145,16 +147,16 @@ def _request_bytes(catch_up: CatchUp) -> int:
     return len(encode(RoundRequest(0, 0, bytes(32), bytes(32), catch_up)))
 
 
-def _memory(task: Task, course: Trajectory) -> int:
+def _memory(task: Task, trajectory: Trajectory) -> int:
     """Arrays that a client holds at once, without its runtime's own code: weights, directions, activations.
 
     Weights stand in the replica and in the runtime, where a probe moves them; a replaying client keeps the optimizer's
     state too. A whole forward pass has an upper bound; where only parts of one are run, the activations of a
     micro-batch are kept, as in a backpropagation.
     """
-    plan, n = task.plan, course.n
+    plan, n = task.plan, trajectory.n
     probing = plan.estimator == "probe"
-    replica = course.rule.start(np.zeros(n, np.float32)).vectors() if plan.run.downlink == "scalars" else ()
+    replica = trajectory.rule.start(np.zeros(n, np.float32)).vectors() if plan.run.downlink == "scalars" else ()
     copies = 4 * n * 2 + sum(vector.nbytes for vector in replica)
     if probing and task.runs_whole():
         return copies + task.footprint().bytes(min(plan.probe.micro_batch, len(task.source.train)))

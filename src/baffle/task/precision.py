@@ -13,7 +13,7 @@ from baffle.core.probe import SCHEMES
 from baffle.errors import NotFiniteError, PlanError
 from baffle.plan import Onnx
 from baffle.task.load import Task
-from baffle.trajectory import trajectory
+from baffle.trajectory import trajectory_of
 
 DIRECTIONS = 8
 """How many directions are tried."""
@@ -49,11 +49,11 @@ def measure(task: Task) -> Precision | None:
     if isinstance(task.plan.task.model, Onnx):
         return None
     plan, weights = task.plan, task.initial_weights()
-    course = trajectory(plan, len(weights))
+    trajectory = trajectory_of(plan, len(weights))
     indices = task.shares[0][: plan.federation.batch or None]
     batch = task.source.train.batch(indices)
     directions = Directions(bytes(32), DISTRIBUTIONS[plan.probe.distribution])
-    tried = [course.supports[i * plan.probe.k // DIRECTIONS] for i in range(DIRECTIONS)]
+    tried = [trajectory.supports[i * plan.probe.k // DIRECTIONS] for i in range(DIRECTIONS)]
 
     exact, rounded = (task.runtime(dtype).on(batch) for dtype in (torch.float64, task.dtype))
 
@@ -71,13 +71,13 @@ def measure(task: Task) -> Precision | None:
         goal, larger = NOISE_WARNED, [sigma for sigma in SIGMAS_IN_HALF if sigma > plan.probe.sigma]
         enough = (sigma for sigma in larger if noise_at(sigma)[1] <= goal)
         wanted = next(enough, math.inf) if noise > goal else plan.probe.sigma
-    weight = course.weight_of(int(np.median([len(share) for share in task.shares])))
+    weight = trajectory.weight_of(int(np.median([len(share) for share in task.shares])))
     return Precision(
         typical,
         noise,
         wanted,
         goal,
-        1 / (course.ring.scale * weight * typical) if plan.outcome_kind == "scalars" else 0.0,
+        1 / (trajectory.ring.scale * weight * typical) if plan.outcome_kind == "scalars" else 0.0,
     )
 
 
