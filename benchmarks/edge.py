@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from baffle.aggregation.client.session import ClientSession
 from baffle.network.edge import edge_client
 from baffle.plan import Plan, load
-from baffle.schedule import terms_of, tiers_of
+from baffle.schedule import policy_of, tiers_of
 from baffle.trajectory import trajectory_of
 
 FOREIGN = ("torch", "flwr", "onnx", "sklearn", "scipy", "PIL")
@@ -67,8 +67,8 @@ def take_part(folder: Path, number: int) -> None:
     client = edge_client(plan, folder / "model", number, folder / f"client-{number}")
     member = msgspec.msgpack.decode(receive(pipes[0]), type=Membership)
     identity = Ed25519PrivateKey.from_private_bytes(member.identity)
-    terms = terms_of(client.trajectory, dict(enumerate(tiers_of(plan))))
-    client = replace(client, session=ClientSession(number, identity, member.directory, member.run, terms))
+    policy = policy_of(client.trajectory, dict(enumerate(tiers_of(plan))))
+    client = replace(client, session=ClientSession(number, identity, member.directory, member.run, policy))
     memory["loaded"] = resident_mb()
     while message := receive(pipes[0]):
         send(pipes[1], client.answer(message))
@@ -146,7 +146,7 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
         }
     )
     sums = SecureSum(
-        trajectory.ring, trajectory.length, run, directory, terms_of(trajectory, dict(enumerate(tiers_of(plan))))
+        trajectory.ring, trajectory.length, run, directory, policy_of(trajectory, dict(enumerate(tiers_of(plan))))
     )
     initial = trajectory.rule.start(read_weights(folder / "model" / WEIGHTS, manifest))
     contributions = 0

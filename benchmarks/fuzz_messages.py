@@ -41,7 +41,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.aggregation.client.marks import Marks
 from baffle.aggregation.client.session import ClientSession
-from baffle.aggregation.client_policy import Slot, Terms, checked_slot
+from baffle.aggregation.client_policy import ClientPolicy, Slot, checked_slot
 from baffle.aggregation.messages import Advertisement, Agreed, Turn, Turned, decode_request, phase_of
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.aggregation.server.slot import ServerSlot
@@ -82,7 +82,7 @@ def shape(thing: object) -> str:
     kind = type(thing)
     if kind not in SHAPES:
         ours = kind.__module__.startswith(("baffle.", __name__)) and not issubclass(
-            kind, Message | Marks | Terms | Slot
+            kind, Message | Marks | ClientPolicy | Slot
         )
         known = next((one.__name__ for one in (dict, list, np.ndarray) if issubclass(kind, one)), "piece")
         SHAPES[kind] = "parts" if ours else known
@@ -130,14 +130,14 @@ class Federation:
         self.run = secrets.token_bytes(32)
         identities = {client: Ed25519PrivateKey.generate() for client in range(N)}
         self.directory = {c: identity.public_key().public_bytes_raw() for c, identity in identities.items()}
-        self.terms = Terms(agreement=agreement)
-        sessions = {c: ClientSession(c, own, self.directory, self.run, self.terms) for c, own in identities.items()}
+        self.policy = ClientPolicy(agreement=agreement)
+        sessions = {c: ClientSession(c, own, self.directory, self.run, self.policy) for c, own in identities.items()}
         nothing = cast(Any, None)
         self.clients = {
             c: Tested(c, LENGTH, nothing, nothing, nothing, nothing, nothing, session)
             for c, session in sessions.items()
         }
-        self.server = SecureSum(RING, LENGTH, self.run, self.directory, self.terms)
+        self.server = SecureSum(RING, LENGTH, self.run, self.directory, self.policy)
         self.requests: dict[str, dict[int, bytes]] = {}
         self.replies: dict[str, dict[int, bytes]] = {}
         self.before: dict[str, Client] = {}
@@ -158,7 +158,7 @@ class Federation:
         """The server's half as it is when all but the victim have answered in a phase."""
         asked = cast(Turn, decode_request(self.requests["share"][VICTIM]))
         lists = {client: decode(data, Advertisement) for client, data in self.replies["keys"].items()}
-        slot = ServerSlot(self.run, checked_slot(cast(Any, asked.opening), self.terms), lists)
+        slot = ServerSlot(self.run, checked_slot(cast(Any, asked.opening), self.policy), lists)
         made: dict[str, ServerSlot] = {}
 
         def all_but_victim_then_victim(phase: str) -> None:
@@ -171,7 +171,7 @@ class Federation:
         slot.requests(dict.fromkeys(range(N), self.request))
         all_but_victim_then_victim("vector")
         slot.survivors()
-        if self.terms.agreement:
+        if self.policy.agreement:
             all_but_victim_then_victim("agree")
         all_but_victim_then_victim("unmask")
         return made
@@ -413,7 +413,7 @@ def to_reader(kind: type[Message]) -> Callable[[None, bytes], bool]:
 
 
 def targets_of(federation: Federation) -> list[Target]:
-    mode = "agreement" if federation.terms.agreement else "plain"
+    mode = "agreement" if federation.policy.agreement else "plain"
     requests = {phase: [sent[VICTIM]] for phase, sent in federation.requests.items()}
     everything = [sent[VICTIM] for sent in federation.requests.values()]
     made = [
@@ -450,7 +450,7 @@ def fuzz(count: int, seed: int) -> dict[str, Any]:
     ends = [target for federation in federations for target in targets_of(federation)]
     readers = [Target(f"decode {kind.__name__}", None, corpus, to_reader(kind)) for kind in KINDS]
     rounds = [
-        Target(f"collect, {phase}", None, [replies[VICTIM]], to_collect(f.terms.agreement, phase))
+        Target(f"collect, {phase}", None, [replies[VICTIM]], to_collect(f.policy.agreement, phase))
         for f in federations
         for phase, replies in f.replies.items()
     ]

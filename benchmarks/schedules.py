@@ -42,7 +42,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.aggregation.client.marks import Marks
 from baffle.aggregation.client.session import MOST_QUERIES, ClientSession
-from baffle.aggregation.client_policy import Terms
+from baffle.aggregation.client_policy import ClientPolicy
 from baffle.aggregation.messages import PHASES, Agree, Hello, MaskedRequest, Turn, Turned, decode_request
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.core.messages import Abstention, CatchUp, Contribution, Message, RoundRequest, decode, decode_reply, encode
@@ -73,7 +73,7 @@ class Case:
     flavour: Flavour
     n: int
     groups: int
-    terms: Terms
+    policy: ClientPolicy
     seed: bytes
     rates: Mapping[str, Mapping[Kind, float]]
     rounds: int
@@ -96,11 +96,11 @@ def draw_case(seed: int, number: int) -> Case:
         return [sorted(order[group::groups]) for group in range(groups)]
 
     floor = int(draw.integers(2, min(4, smallest) + 1))
-    terms = Terms(floor, threshold, agreement, groups_of, tiers)
+    policy = ClientPolicy(floor, threshold, agreement, groups_of, tiers)
     phases = PHASES if draw.random() < 0.5 else [phase for phase in PHASES if draw.random() < 0.5]
     worst = float(draw.choice([0.03, 0.1, 0.3]))
     rates = {phase: {kind: float(draw.uniform(0, worst)) for kind in KINDS_OF[flavour]} for phase in phases}
-    return Case(number, flavour, n, groups, terms, draw.bytes(16), rates, int(draw.integers(1, 5)))
+    return Case(number, flavour, n, groups, policy, draw.bytes(16), rates, int(draw.integers(1, 5)))
 
 
 class Clients:
@@ -112,7 +112,7 @@ class Clients:
         self.directory = {c: identity.public_key().public_bytes_raw() for c, identity in identities.items()}
         self.marks: dict[int, Marks] = {}
         self.sessions = {
-            c: ClientSession(c, own, self.directory, run, case.terms, remember=partial(self.marks.__setitem__, c))
+            c: ClientSession(c, own, self.directory, run, case.policy, remember=partial(self.marks.__setitem__, c))
             for c, own in identities.items()
         }
         self.sent: dict[tuple[int, int], bytes] = {}  # client and round → the masked vector
@@ -167,7 +167,7 @@ class Clients:
 
     def vector(self, client: int, round_number: int) -> RingVector:
         """A client's contribution to a round, before masks."""
-        k = self._case.terms.tiers.get(client, LENGTH)
+        k = self._case.policy.tiers.get(client, LENGTH)
         values = np.random.default_rng([self._case.number, client, round_number]).normal(size=k)
         return self._ring.encode(values, LENGTH, 1 + client, 0.5)
 
@@ -177,7 +177,7 @@ class Seen:
     """What the server heard of one group in one round."""
 
     threshold: int = 0
-    roster: tuple[int, ...] = ()
+    participants: tuple[int, ...] = ()
     vectors: dict[int, bytes] = field(default_factory=dict)
     answered: set[int] = field(default_factory=set)
 
@@ -199,7 +199,7 @@ class Watched:
             if client in replies:
                 self._note(client, asked, replies[client])
             if isinstance(asked, MaskedRequest):
-                self.seen[asked.request.round, client].roster = asked.roster
+                self.seen[asked.request.round, client].participants = asked.participants
         return replies
 
     def _note(self, client: int, asked: Message, data: bytes) -> None:
@@ -228,17 +228,17 @@ class Federation:
 
     def __init__(self, case: Case) -> None:
         self.case, run = case, secrets.token_bytes(32)
-        stretch = Fraction(LENGTH, min(case.terms.tiers.values(), default=LENGTH))
-        self.ring = Ring(clients=case.n, n_max=2 * case.n, clip=4.0, stretch=stretch)
+        tier_factor = Fraction(LENGTH, min(case.policy.tiers.values(), default=LENGTH))
+        self.ring = Ring(clients=case.n, n_max=2 * case.n, clip=4.0, tier_factor=tier_factor)
         self.clients = Clients(case, run, self.ring)
-        self.server = SecureSum(self.ring, LENGTH, run, self.clients.directory, case.terms)
+        self.server = SecureSum(self.ring, LENGTH, run, self.clients.directory, case.policy)
         self.weights, self.skipped = bytes(32), ()  # type: tuple[bytes, tuple[int, ...]]
         self.seen: dict[tuple[int, int], Seen] = {}
         self.counts: Counter[str] = Counter()
 
     def play(self, number: int, transport: Transport) -> bool:
         """One round, and all questions about it; whether every group has a sum over all of its clients."""
-        groups = self.case.terms.groups_of(number) if self.case.terms.groups_of else []
+        groups = self.case.policy.groups_of(number) if self.case.policy.groups_of else []
         request = partial(RoundRequest, number, trajectory=bytes(32), weights_hash=self.weights)
         about = [
             request(key=key, catch_up=CatchUp("weights", 0, ()), skipped=self.skipped) for key in range(len(groups))
@@ -260,7 +260,7 @@ class Federation:
         contributors = [client for client, event in events.items() if event == CONTRIBUTED]
         seen = next((self.seen[number, c] for c in group if (number, c) in self.seen), Seen())
         if self.case.flavour != "damage":
-            enough = len(seen.vectors) >= max(seen.threshold, self.case.terms.floor, 1)
+            enough = len(seen.vectors) >= max(seen.threshold, self.case.policy.floor, 1)
             expected = enough and len(seen.answered & seen.vectors.keys()) >= seen.threshold
             if bool(total) != expected:
                 why = next((_words(event) for event in events.values() if "abandoned" in event), "no reason")
@@ -337,8 +337,8 @@ def _recovery(case: Case, federation: Federation, play: Callable[[int, Transport
 
 def _never_whole(case: Case) -> bool:
     """Whether the plan cannot work even without faults: some tier has fewer clients than the floor."""
-    tiers, floor = case.terms.tiers, case.terms.floor
-    groups = [g for s in range(case.rounds, case.rounds + KEYS_AT_ONCE + 6) for g in case.terms.groups_of(s)]  # type: ignore[misc]
+    tiers, floor = case.policy.tiers, case.policy.floor
+    groups = [g for s in range(case.rounds, case.rounds + KEYS_AT_ONCE + 6) for g in case.policy.groups_of(s)]  # type: ignore[misc]
     return any(
         sum(tiers[c] >= k for c in group) < floor for group in groups for k in {tiers[c] for c in group if tiers}
     )

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from baffle.aggregation.client.session import KEYS_AT_ONCE, ClientSession
-from baffle.aggregation.client_policy import Terms, checked_slot
+from baffle.aggregation.client_policy import ClientPolicy, checked_slot
 from baffle.aggregation.messages import Opening, Turn, Turned
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.aggregation.server.slot import ServerSlot
@@ -48,10 +48,10 @@ def one(n: int, k: int, dropout: float, *, agreement: bool = False) -> dict[str,
     run, seed, members = secrets.token_bytes(32), secrets.token_bytes(32), tuple(range(n))
     identities = {i: Ed25519PrivateKey.generate() for i in members}
     directory = {i: identity.public_key().public_bytes_raw() for i, identity in identities.items()}
-    terms = Terms(agreement=agreement)
-    clients = {i: ClientSession(i, identities[i], directory, run, terms) for i in members}
-    drawn = terms.graph(members, seed)
-    threshold = terms.least_threshold(drawn, n)
+    policy = ClientPolicy(agreement=agreement)
+    clients = {i: ClientSession(i, identities[i], directory, run, policy) for i in members}
+    drawn = policy.graph(members, seed)
+    threshold = policy.least_threshold(drawn, n)
 
     began = clock()
     lists = {i: client.advertise(0) for i, client in clients.items()}
@@ -65,7 +65,7 @@ def one(n: int, k: int, dropout: float, *, agreement: bool = False) -> dict[str,
         client.seal(opening(0, i))
     listed = clock() - began
 
-    slot = ServerSlot(run, checked_slot(opening(1, 0), terms), lists)
+    slot = ServerSlot(run, checked_slot(opening(1, 0), policy), lists)
     began = clock()
     sealed = {i: client.seal(opening(1, i)) for i, client in clients.items()}
     sealing = clock() - began

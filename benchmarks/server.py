@@ -29,7 +29,7 @@ from baffle.core.rebuild import gradient_from_scalars, rebuild
 from baffle.core.ring import Ring
 from baffle.core.seeds import keystream
 from baffle.core.state import Rule, ServerState, apply
-from baffle.core.update import adam, average, chain, clip
+from baffle.core.update import adam, average, clip, compose
 from baffle.journal.store import chain_next
 
 KEY = bytes(range(32))
@@ -66,7 +66,7 @@ def rule_with(n: int, k: int, distribution: Distribution, threads: int) -> Rule:
         directions = Directions(KEY, distribution)
         return gradient_from_scalars(group.numbers(), group.weight, directions, supports, n, RING, threads=threads)
 
-    return Rule(gradient, chain(clip(0.3), adam(0.01)), average(0.995))
+    return Rule(gradient, compose(clip(0.3), adam(0.01)), average(0.995))
 
 
 def replayed(rule: Rule, state: ServerState, outcome: Outcome) -> bytes:

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 import baffle
 from baffle.errors import PlanError
 from baffle.plan import (
-    Bounds,
     Custom,
-    Federation,
+    FederationSettings,
     LeNet,
     Plan,
-    Probe,
-    Run,
+    ProbeSettings,
+    RingSettings,
+    RunSettings,
     Section,
-    Secure,
+    SecureSettings,
     Softmax,
-    Task,
+    TaskSettings,
     Tier,
-    Update,
+    UpdateSettings,
     build,
     change,
     imported,
@@ -56,7 +56,9 @@ def test_the_default_is_the_digits_preset_with_few_scalars() -> None:
 def test_the_papers_preset_has_the_papers_settings() -> None:
     plan = load("paper-mnist-lenet")
     assert plan.probe.sigma == 1e-4
-    assert plan.task == Task(data="mnist", model=LeNet(channels=(16, 64), head="average", activation="hardswish"))
+    assert plan.task == TaskSettings(
+        data="mnist", model=LeNet(channels=(16, 64), head="average", activation="hardswish")
+    )
     assert (plan.update.optimizer, plan.update.rate, plan.update.ema) == ("adam", 0.01, 0.995)
 
 
@@ -107,12 +109,14 @@ def test_a_setting_is_read_as_toml_or_as_a_word(setting: str, expected: object) 
 
 
 def test_later_settings_win_and_settings_may_open_a_section() -> None:
-    assert parse("", ["probe.k=5", "probe.k=7", "ring.d_max=3"]) == Plan(probe=Probe(k=7), ring=Bounds(d_max=3.0))
+    assert parse("", ["probe.k=5", "probe.k=7", "ring.d_max=3"]) == Plan(
+        probe=ProbeSettings(k=7), ring=RingSettings(d_max=3.0)
+    )
 
 
 def test_change_lays_settings_over_a_plan() -> None:
-    plan = Plan(probe=Probe(k=9))
-    assert change(plan, ["rounds=2"]) == Plan(probe=Probe(k=9), rounds=2)
+    plan = Plan(probe=ProbeSettings(k=9))
+    assert change(plan, ["rounds=2"]) == Plan(probe=ProbeSettings(k=9), rounds=2)
     assert plan.rounds == Plan().rounds
 
 
@@ -287,11 +291,11 @@ def test_tiers_may_hold_all_clients(shares: tuple[float, ...]) -> None:
     ("clients", "participation", "expected"), [(10, 1.0, 10), (10, 0.3, 3), (10, 0.01, 1), (3, 0.5, 2), (1, 1.0, 1)]
 )
 def test_clients_per_round(clients: int, participation: float, expected: int) -> None:
-    assert Plan(federation=Federation(clients=clients, participation=participation)).per_round == expected
+    assert Plan(federation=FederationSettings(clients=clients, participation=participation)).per_round == expected
 
 
 def test_the_secure_sum_is_on_by_default_and_over_three_clients_at_least() -> None:
-    assert Plan().secure == Secure(mode="on", floor=3, threshold=0)
+    assert Plan().secure == SecureSettings(mode="on", floor=3, threshold=0)
     for name in presets():
         assert load(name).secure.mode == "on"
 
@@ -352,7 +356,7 @@ def test_groups_and_thresholds_that_fit_are_taken(settings: list[str]) -> None:
     ("clients", "groups", "expected"), [(10, 1, (10, 10)), (10, 3, (3, 4)), (10, 2, (5, 5)), (11, 4, (2, 3))]
 )
 def test_group_sizes(clients: int, groups: int, expected: tuple[int, int]) -> None:
-    made = Plan(federation=Federation(clients=clients), secure=Secure(groups=groups))
+    made = Plan(federation=FederationSettings(clients=clients), secure=SecureSettings(groups=groups))
     assert made.group_sizes == expected
 
 
@@ -443,7 +447,7 @@ def test_the_trajectory_digest_covers_what_determines_weights_and_nothing_else(p
 
 def test_the_kind_of_model_is_part_of_the_trajectory() -> None:
     models: list[LeNet | Softmax | Custom] = [LeNet(), Softmax(), Custom(factory="a:b"), Custom(factory="a:c")]
-    assert len({Plan(task=Task(model=model)).trajectory_digest() for model in models}) == len(models)
+    assert len({Plan(task=TaskSettings(model=model)).trajectory_digest() for model in models}) == len(models)
 
 
 def test_digests_do_not_depend_on_how_a_plan_is_written() -> None:
@@ -504,9 +508,9 @@ _plans = st.builds(
     name=st.text(),
     seed=st.integers(0, 2**63 - 1),
     rounds=_counts,
-    task=st.builds(Task, data=st.text(), pixels=st.integers(0, 1024), augment=st.booleans(), model=_models),
+    task=st.builds(TaskSettings, data=st.text(), pixels=st.integers(0, 1024), augment=st.booleans(), model=_models),
     federation=st.builds(
-        Federation,
+        FederationSettings,
         clients=_counts,
         participation=st.floats(0, 1, exclude_min=True),
         partition=st.sampled_from(["iid", "dirichlet", "domain", "writer"]),
@@ -519,7 +523,7 @@ _plans = st.builds(
         dropout=_decay,
     ),
     probe=st.builds(
-        Probe,
+        ProbeSettings,
         k=st.integers(8, 10**6),
         sigma=_positive,
         scheme=st.sampled_from(["forward", "central"]),
@@ -527,7 +531,7 @@ _plans = st.builds(
         micro_batch=_optional_counts,
     ),
     update=st.builds(
-        Update,
+        UpdateSettings,
         optimizer=st.sampled_from(["adam", "momentum", "sgd"]),
         rate=_positive,
         betas=st.tuples(_decay, _decay),
@@ -536,15 +540,15 @@ _plans = st.builds(
         clip=_non_negative,
         ema=_decay,
     ),
-    ring=st.builds(Bounds, d_max=_positive, update_max=_positive, n_max=_optional_counts),
+    ring=st.builds(RingSettings, d_max=_positive, update_max=_positive, n_max=_optional_counts),
     run=st.builds(
-        Run,
+        RunSettings,
         downlink=st.sampled_from(["scalars", "delta", "weights"]),
         workers=_optional_counts,
         evaluate_every=_counts,
         commit_seconds=_non_negative,
     ),
-    secure=st.builds(Secure, mode=st.sampled_from(["on", "off"]), floor=st.integers(2, 10**6)),
+    secure=st.builds(SecureSettings, mode=st.sampled_from(["on", "off"]), floor=st.integers(2, 10**6)),
 ).map(_sound)
 
 

@@ -12,7 +12,7 @@ from baffle.core.messages import Group, Outcome
 from baffle.core.ring import Ring
 from baffle.core.state import apply
 from baffle.errors import MessageError
-from baffle.plan import Plan, Update
+from baffle.plan import Plan, UpdateSettings
 from baffle.trajectory import Trajectory, optimizer, trajectory_of
 
 N = 7
@@ -34,7 +34,7 @@ def test_scalars_travel_in_a_ring_that_holds_d_max(tiny: Callable[..., Plan]) ->
 
 def test_tiers_stretch_the_ring_by_the_slowest_one(tiny: Callable[..., Plan]) -> None:
     trajectory = trajectory_of(tiny(*SCALARS, "federation.tiers=[{k=3, share=0.3}, {k=2, share=0.3}]"), N)
-    assert trajectory.ring == Ring(clients=3, n_max=20, clip=100.0, stretch=Fraction(2))
+    assert trajectory.ring == Ring(clients=3, n_max=20, clip=100.0, tier_factor=Fraction(2))
 
 
 @pytest.mark.parametrize("settings", [BACKPROP, EPOCH])
@@ -60,28 +60,28 @@ def test_directions_belong_to_a_key_number_and_a_distribution(tiny: Callable[...
     assert gaussian.directions(3).key != trajectory.directions(3).key
 
 
-def _step(update: Update, gradient: F32, weights: F32) -> F32:
+def _step(update: UpdateSettings, gradient: F32, weights: F32) -> F32:
     transform = optimizer(update)
     return transform.update(transform.init(weights), gradient, weights)[1]
 
 
 def test_the_gradient_is_clipped_before_weights_decay_and_before_the_step() -> None:
     gradient, weights = np.array([4, -2], np.float32), np.array([10, 20], np.float32)
-    found = _step(Update(optimizer="sgd", rate=0.5, clip=1.0, weight_decay=0.25), gradient, weights)
+    found = _step(UpdateSettings(optimizer="sgd", rate=0.5, clip=1.0, weight_decay=0.25), gradient, weights)
     np.testing.assert_array_equal(found, [-0.5 * (1 + 2.5), -0.5 * (-0.5 + 5)])
 
 
 def test_zero_turns_clip_and_decay_off() -> None:
     gradient, weights = np.array([4, -2], np.float32), np.array([10, 20], np.float32)
-    np.testing.assert_array_equal(_step(Update(optimizer="sgd", rate=0.5), gradient, weights), [-2, 1])
+    np.testing.assert_array_equal(_step(UpdateSettings(optimizer="sgd", rate=0.5), gradient, weights), [-2, 1])
 
 
 def test_the_plan_names_the_optimizer_and_its_settings() -> None:
     gradient, weights = np.array([4, -2], np.float32), np.zeros(2, np.float32)
-    momentum = optimizer(Update(optimizer="momentum", rate=1.0, momentum=0.5))
+    momentum = optimizer(UpdateSettings(optimizer="momentum", rate=1.0, momentum=0.5))
     state, _ = momentum.update(momentum.init(weights), gradient, weights)
     np.testing.assert_array_equal(momentum.update(state, gradient, weights)[1], [-6, 3])
-    adam = optimizer(Update(optimizer="adam", rate=0.25, betas=(0.5, 0.75)))
+    adam = optimizer(UpdateSettings(optimizer="adam", rate=0.25, betas=(0.5, 0.75)))
     state, step = adam.update(adam.init(weights), gradient, weights)
     np.testing.assert_allclose(step, [-0.25, 0.25], rtol=1e-6)
     _, step = adam.update(state, -gradient, weights)

@@ -17,7 +17,7 @@ from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up
 from baffle.journal.store import Journal
 from baffle.plan import Onnx, Plan, load
-from baffle.runtime.onnx.graph import Graph, graph_from_file, graph_from_folder
+from baffle.runtime.onnx.graph import OnnxGraph, graph_from_file, graph_from_folder
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import (
     AVERAGE,
@@ -81,7 +81,7 @@ def export_onnx(model: Path, out: Path, freeze: Sequence[str] = ()) -> Manifest:
     return _write(out, graph, Stand(0, _flat(graph), None), None)
 
 
-def _graph(plan: Plan, data: Path | None) -> Graph:
+def _graph(plan: Plan, data: Path | None) -> OnnxGraph:
     if isinstance(plan.task.model, Onnx):
         return graph_from_folder(Path(plan.run.model))
     from baffle.runtime.onnx.from_module import graph_of
@@ -92,11 +92,11 @@ def _graph(plan: Plan, data: Path | None) -> Graph:
     return graph_of(initial_module(plan, source, where), source.shape)
 
 
-def _flat(graph: Graph) -> F32:
+def _flat(graph: OnnxGraph) -> F32:
     return np.concatenate([values.reshape(-1) for values in graph.weights.values()])
 
 
-def _write(out: Path, graph: Graph, stand: Stand, plan: Plan | None) -> Manifest:
+def _write(out: Path, graph: OnnxGraph, stand: Stand, plan: Plan | None) -> Manifest:
     model = graph.to_bytes()
     manifest = Manifest(
         weights=tuple(Tensor(name, values.shape) for name, values in graph.weights.items()),

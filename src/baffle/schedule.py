@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from baffle.aggregation.client_policy import Terms
+from baffle.aggregation.client_policy import ClientPolicy
 from baffle.core.seeds import Seeds, permutation
 from baffle.plan import Plan
 from baffle.trajectory import Trajectory
@@ -23,11 +23,11 @@ def choose_clients(trajectory: Trajectory, round_number: int) -> list[int]:
 
 def choose_groups(trajectory: Trajectory, round_number: int) -> list[list[int]]:
     """Who is summed with whom: the same for everybody who knows the plan, and drawn anew in every round."""
-    roster, count = choose_clients(trajectory, round_number), trajectory.plan.secure.groups
+    chosen, count = choose_clients(trajectory, round_number), trajectory.plan.secure.groups
     if count == 1:
-        return [roster]
-    order = permutation(trajectory.seeds.key("groups", round_number), len(roster)).tolist()
-    return [sorted(roster[place] for place in order[group::count]) for group in range(count)]
+        return [chosen]
+    order = permutation(trajectory.seeds.key("groups", round_number), len(chosen)).tolist()
+    return [sorted(chosen[place] for place in order[group::count]) for group in range(count)]
 
 
 def tiers_of(plan: Plan) -> list[int]:
@@ -43,7 +43,7 @@ def tiers_of(plan: Plan) -> list[int]:
     return [int(one) for one in k]
 
 
-def terms_of(trajectory: Trajectory, tiers: Mapping[int, int]) -> Terms:
+def policy_of(trajectory: Trajectory, tiers: Mapping[int, int]) -> ClientPolicy:
     """What the clients of a run insist on in its secure sums."""
     plan = trajectory.plan
 
@@ -52,4 +52,4 @@ def terms_of(trajectory: Trajectory, tiers: Mapping[int, int]) -> Terms:
         return choose_groups(trajectory, round_number) if round_number < plan.rounds else []
 
     secure = plan.secure
-    return Terms(secure.floor, secure.threshold, secure.mode == "malicious-server", groups_of, tiers)
+    return ClientPolicy(secure.floor, secure.threshold, secure.mode == "malicious-server", groups_of, tiers)

@@ -19,7 +19,7 @@ from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
 from baffle.plan import Plan, change, load
 from baffle.runtime.torch.loss import one_thread_each
-from baffle.schedule import terms_of
+from baffle.schedule import policy_of
 from baffle.server.recorder import Summary, Watch
 from baffle.server.run import opened
 from baffle.task.features import Backbones
@@ -136,13 +136,13 @@ def aggregation(trajectory: Trajectory, task: Task) -> tuple[Aggregation, dict[i
         return PlainSum(trajectory.ring, trajectory.length), {}
     identities = {number: Ed25519PrivateKey.generate() for number in range(plan.federation.clients)}
     directory = {number: identity.public_key().public_bytes_raw() for number, identity in identities.items()}
-    run, terms = secrets.token_bytes(32), terms_of(trajectory, dict(enumerate(task.tiers)))
+    run, policy = secrets.token_bytes(32), policy_of(trajectory, dict(enumerate(task.tiers)))
     read_keys = lru_cache(maxsize=4096)(reader(directory, run))
     sessions = {
-        number: ClientSession(number, own, directory, run, terms, read_keys=read_keys)
+        number: ClientSession(number, own, directory, run, policy, read_keys=read_keys)
         for number, own in identities.items()
     }
-    return SecureSum(trajectory.ring, trajectory.length, run, directory, terms), sessions
+    return SecureSum(trajectory.ring, trajectory.length, run, directory, policy), sessions
 
 
 def drops(trajectory: Trajectory, round_number: int, client: int) -> bool:

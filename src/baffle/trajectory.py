@@ -13,9 +13,9 @@ from baffle.core.ring import Ring
 from baffle.core.seeds import Seeds
 from baffle.core.state import Rule
 from baffle.core.supports import layout_of, supports
-from baffle.core.update import Transform, adam, average, chain, clip, momentum, no_average, sgd, weight_decay
+from baffle.core.update import Transform, adam, average, clip, compose, momentum, no_average, sgd, weight_decay
 from baffle.errors import MessageError, PlanError
-from baffle.plan import Plan, Update
+from baffle.plan import Plan, UpdateSettings
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _checked_groups(outcome: Outcome, plan: Plan, length: int) -> list[tuple[int
     return [(group.key, Totals(group.numbers(), group.weight)) for group in outcome.groups]
 
 
-def optimizer(settings: Update) -> Transform:
+def optimizer(settings: UpdateSettings) -> Transform:
     """The chain that the plan's [update] names."""
     steps: dict[str, Transform] = {
         "adam": adam(settings.rate, *settings.betas),
@@ -121,7 +121,7 @@ def optimizer(settings: Update) -> Transform:
     }
     before = [clip(settings.clip)] if settings.clip else []
     before += [weight_decay(settings.weight_decay)] if settings.weight_decay else []
-    return chain(*before, steps[settings.optimizer])
+    return compose(*before, steps[settings.optimizer])
 
 
 def _ring(plan: Plan) -> Ring:

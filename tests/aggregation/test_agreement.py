@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
-from baffle.aggregation.client_policy import Terms
+from baffle.aggregation.client_policy import ClientPolicy
 from baffle.aggregation.context import survivors_text
 from baffle.aggregation.messages import Agree, Agreed, Unmask
 from baffle.aggregation.server.slot import ServerSlot
@@ -30,7 +30,7 @@ def _few_keys() -> Iterator[None]:
 
 def federation(n: int) -> Federation:
     everybody = list(range(n))
-    made = Federation(n, terms=Terms(agreement=True, groups_of=lambda _: [everybody]))
+    made = Federation(n, policy=ClientPolicy(agreement=True, groups_of=lambda _: [everybody]))
     made.advertise()
     return made
 
@@ -342,6 +342,6 @@ def test_garbage_instead_of_a_signature_costs_nobody_else_the_sum(garbage: bytes
 def test_a_client_in_this_mode_signs_even_if_its_server_never_asks() -> None:
     """A server that leaves the signatures out gets nothing: the mode is the client's."""
     rounds = Rounds(4, agreement=True)
-    rounds.sum.terms = Terms(groups_of=rounds.terms.groups_of, threshold=3)
+    rounds.sum.policy = ClientPolicy(groups_of=rounds.policy.groups_of, threshold=3)
     total, events = rounds.play(0)
     assert total is None, events

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baffle.aggregation.client_policy import Groups, Terms, checked_slot
+from baffle.aggregation.client_policy import ClientPolicy, Groups, checked_slot
 from baffle.aggregation.graph import COMPLETE_UP_TO
 from baffle.aggregation.messages import Opening
 from baffle.errors import RefusalError
@@ -34,8 +34,8 @@ def opening(slot: int, members: tuple[int, ...], threshold: int = 3, floor: int 
 
 @pytest.mark.parametrize("members", [(0, 2, 4, 6, 8), (1, 3, 5, 7, 9), (0, 2, 4, 6), (1, 3, 9)])
 def test_a_group_of_the_round_or_a_part_of_one_is_taken(members: tuple[int, ...]) -> None:
-    terms = Terms(groups_of=halves_then_ends)
-    assert checked_slot(opening(0, members), terms).opening.members == members
+    policy = ClientPolicy(groups_of=halves_then_ends)
+    assert checked_slot(opening(0, members), policy).opening.members == members
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_a_group_of_the_round_or_a_part_of_one_is_taken(members: tuple[int, ...]
     ],
 )
 def test_members_of_two_groups_of_another_round_or_of_none_are_refused(slot: int, members: tuple[int, ...]) -> None:
-    terms = Terms(groups_of=halves_then_ends)
+    policy = ClientPolicy(groups_of=halves_then_ends)
     with pytest.raises(RefusalError, match="sums no such clients together"):
-        checked_slot(opening(slot, members, len(members) // 2 + 1), terms)
+        checked_slot(opening(slot, members, len(members) // 2 + 1), policy)
 
 
 def test_a_client_seals_for_its_own_group_only() -> None:
-    made = Federation(10, terms=Terms(groups_of=halves_then_ends))
+    made = Federation(10, policy=ClientPolicy(groups_of=halves_then_ends))
     made.advertise()
     for slot, members in ((0, ENDS[0]), (0, range(10)), (1, HALVES[0]), (2, HALVES[0])):
         with pytest.raises(RefusalError, match="sums no such clients together"):
@@ -75,22 +75,22 @@ def test_a_client_seals_for_its_own_group_only() -> None:
 def test_a_server_that_puts_one_client_into_two_groups_gets_one_sum_at_most(agreement: bool) -> None:
     """Σ over a group, and Σ over it with somebody else: the difference would be one vector."""
     rounds = Rounds(8, groups=lambda _: [[0, 1, 2, 3], [4, 5, 6, 7]], agreement=agreement)
-    honest = rounds.sum.terms
-    rounds.sum.terms = Terms(agreement=agreement, groups_of=None)
+    honest = rounds.sum.policy
+    rounds.sum.policy = ClientPolicy(agreement=agreement, groups_of=None)
     asked = [dict.fromkeys((0, 1, 2, 3), about(0)), dict.fromkeys((3, 4, 5, 6, 7), about(0))]
     collected = rounds.sum.collect(asked, rounds.network)
     assert collected.sums[1] is None
     assert collected.events[4] != "contributed"
-    rounds.sum.terms = honest
+    rounds.sum.policy = honest
 
 
 @pytest.mark.parametrize("n", [2, 3, 50, COMPLETE_UP_TO, COMPLETE_UP_TO + 1, 301])
 def test_the_graph_is_complete_where_clients_must_agree(n: int) -> None:
     members = tuple(range(n))
-    drawn = Terms(agreement=True).graph(members, bytes(32))
+    drawn = ClientPolicy(agreement=True).graph(members, bytes(32))
     assert drawn.k == n - 1
     assert drawn.neighbours[0] == list(range(1, n))
-    assert (Terms().graph(members, bytes(32)).k < n - 1) == (n > COMPLETE_UP_TO)
+    assert (ClientPolicy().graph(members, bytes(32)).k < n - 1) == (n > COMPLETE_UP_TO)
 
 
 @given(st.integers(2, 400), st.data())
@@ -98,27 +98,27 @@ def test_the_graph_is_complete_where_clients_must_agree(n: int) -> None:
 def test_two_thirds_of_the_company_are_the_least_where_clients_must_agree(n: int, data: st.DataObject) -> None:
     """Two lists of survivors would need 2t signatures, of which less than a third of the clients gives two."""
     company = list(range(n))
-    terms = Terms(agreement=True, groups_of=lambda _: [company])
+    policy = ClientPolicy(agreement=True, groups_of=lambda _: [company])
     members = tuple(range(data.draw(st.integers(2, n))))
     least = 2 * n // 3 + 1
     assert 2 * least > n + (n - 1) // 3
     for threshold in {1, 2, n // 2 + 1, least - 1, least, len(members), len(members) + 1}:
         if least <= threshold <= len(members):
-            checked_slot(opening(0, members, threshold), terms)
+            checked_slot(opening(0, members, threshold), policy)
         else:
             with pytest.raises(RefusalError, match="threshold"):
-                checked_slot(opening(0, members, threshold), terms)
+                checked_slot(opening(0, members, threshold), policy)
 
 
 @given(st.integers(2, 60), st.integers(0, 61))
 @settings(max_examples=60)
 def test_more_than_half_of_the_holders_are_the_least_otherwise(n: int, threshold: int) -> None:
-    terms = Terms(groups_of=lambda _: [list(range(n))])
+    policy = ClientPolicy(groups_of=lambda _: [list(range(n))])
     if 2 * threshold > n and threshold <= n:
-        checked_slot(opening(0, tuple(range(n)), threshold), terms)
+        checked_slot(opening(0, tuple(range(n)), threshold), policy)
     else:
         with pytest.raises(RefusalError, match="threshold"):
-            checked_slot(opening(0, tuple(range(n)), threshold), terms)
+            checked_slot(opening(0, tuple(range(n)), threshold), policy)
 
 
 def test_a_slot_with_a_planned_threshold_that_its_members_cannot_reach_is_not_opened() -> None:

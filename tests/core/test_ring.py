@@ -66,7 +66,7 @@ def test_rounding_is_to_nearest_and_ties_go_to_even() -> None:
 
 
 def test_a_slow_client_counts_each_direction_more_and_leaves_the_rest_at_zero() -> None:
-    ring = Ring(10, 100, 4.0, stretch=Fraction(4))
+    ring = Ring(10, 100, 4.0, tier_factor=Fraction(4))
     fast = signed(ring.encode(np.full(8, 0.5), 8, 5, 1.0))
     slow = signed(ring.encode(np.full(2, 0.5), 8, 5, 1.0))
     assert slow[:8] == [4 * fast[0], 4 * fast[1], 0, 0, 0, 0, 0, 0]

@@ -14,7 +14,7 @@ from baffle.core.messages import Group, Outcome
 from baffle.core.rebuild import gradient_from_vector
 from baffle.core.ring import Ring
 from baffle.core.state import Rule, ServerState, apply, pack, require_denormals, unpack
-from baffle.core.update import adam, average, chain, clip, momentum, no_average, sgd, weight_decay
+from baffle.core.update import adam, average, clip, compose, momentum, no_average, sgd, weight_decay
 from baffle.errors import BaffleError, JournalError
 
 RING = Ring(clients=1, n_max=4, clip=1.0)
@@ -32,7 +32,7 @@ def vector_of(values: list[float], number: int = 0) -> Outcome:
 
 
 PLAIN = Rule(gradient, sgd(0.5), no_average())
-FULL = Rule(gradient, chain(clip(0.3), adam(0.01)), average(0.995))
+FULL = Rule(gradient, compose(clip(0.3), adam(0.01)), average(0.995))
 
 
 def start() -> F32:
@@ -53,7 +53,7 @@ def test_a_step_is_added_to_the_weights() -> None:
 
 
 def test_the_optimizer_sees_the_weights_before_and_the_average_those_after() -> None:
-    rule = replace(PLAIN, optimizer=chain(weight_decay(1.0), sgd(1.0)), average=average(0.0))
+    rule = replace(PLAIN, optimizer=compose(weight_decay(1.0), sgd(1.0)), average=average(0.0))
     after = apply(rule, rule.start(start()), vector_of([1.0] * N))
     assert after.weights.tolist() == [-1.0] * N
     assert after.average[0].tolist() == [-1.0] * N

@@ -14,8 +14,8 @@ from baffle.core.update import (
     Transform,
     adam,
     average,
-    chain,
     clip,
+    compose,
     momentum,
     no_average,
     sgd,
@@ -31,7 +31,7 @@ EVERY: dict[str, Transform] = {
     "no_average": no_average(),
     "sgd": sgd(0.01),
     "weight_decay": weight_decay(0.1),
-    "chain": chain(clip(0.3), weight_decay(0.1), momentum(0.01), adam(0.01)),
+    "chain": compose(clip(0.3), weight_decay(0.1), momentum(0.01), adam(0.01)),
 }
 
 
@@ -118,7 +118,7 @@ def test_sgd_is_pytorchs() -> None:
 
 def test_weight_decay_is_pytorchs() -> None:
     expected = train_torch(lambda w: torch.optim.SGD(w, lr=0.03, weight_decay=0.1, momentum=0.9))
-    assert train(chain(weight_decay(0.1), momentum(0.03))) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert train(compose(weight_decay(0.1), momentum(0.03))) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_weight_decay_adds_a_share_of_the_weights() -> None:
@@ -141,14 +141,14 @@ def test_clip_leaves_a_small_gradient_alone(gradient: list[float]) -> None:
 
 def test_a_chain_applies_its_parts_in_order() -> None:
     gradient, weights = np.array([10.0, -5.0], np.float32), np.array([1.0, 1.0], np.float32)
-    _, clipped_first = chain(clip(1.0), weight_decay(1.0), sgd(1.0)).update((), gradient, weights)
-    _, decayed_first = chain(weight_decay(1.0), clip(1.0), sgd(1.0)).update((), gradient, weights)
+    _, clipped_first = compose(clip(1.0), weight_decay(1.0), sgd(1.0)).update((), gradient, weights)
+    _, decayed_first = compose(weight_decay(1.0), clip(1.0), sgd(1.0)).update((), gradient, weights)
     assert clipped_first == pytest.approx([-2.0, -0.5])
     assert decayed_first == pytest.approx([-1.0, 4 / 11])
 
 
 def test_a_chain_gives_every_part_its_own_state() -> None:
-    together = chain(clip(0.3), momentum(-1.0), chain(adam(-1.0), momentum(-1.0)), sgd(0.01))
+    together = compose(clip(0.3), momentum(-1.0), compose(adam(-1.0), momentum(-1.0)), sgd(0.01))
     weights = start()
     state = together.init(weights)
     assert [len(part) for part in state] == [20, 20, 20, 1, 1, 20]
@@ -166,8 +166,8 @@ def test_a_chain_gives_every_part_its_own_state() -> None:
 
 def test_an_empty_chain_changes_nothing() -> None:
     gradient = np.ones(3, np.float32)
-    assert chain().init(gradient) == ()
-    assert chain().update((), gradient, gradient) == ((), gradient)
+    assert compose().init(gradient) == ()
+    assert compose().update((), gradient, gradient) == ((), gradient)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.995])

@@ -11,7 +11,7 @@ from baffle.core.arrays import I64
 from baffle.data.dataset import Dataset, Source
 from baffle.data.partition import by_domain, by_writer, class_counts, dirichlet, iid, share_out
 from baffle.errors import DataError, PlanError
-from baffle.plan import Federation, Plan
+from baffle.plan import FederationSettings, Plan
 
 keys = st.binary(min_size=32, max_size=32)
 
@@ -153,7 +153,7 @@ def _source(**groups: Any) -> Source:
 
 
 def _plan(partition: str, clients: int = 2, seed: int = 0, **more: float) -> Plan:
-    return Plan(seed=seed, federation=Federation(clients=clients, partition=partition, **more))  # type: ignore[arg-type]
+    return Plan(seed=seed, federation=FederationSettings(clients=clients, partition=partition, **more))  # type: ignore[arg-type]
 
 
 def test_a_plan_names_its_partition() -> None:

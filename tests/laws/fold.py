@@ -11,7 +11,7 @@ from baffle.core.rebuild import gradient_from_scalars
 from baffle.core.ring import Ring
 from baffle.core.seeds import Seeds
 from baffle.core.state import Rule, apply
-from baffle.core.update import adam, average, chain, clip, weight_decay
+from baffle.core.update import adam, average, clip, compose, weight_decay
 
 N, K, ROUNDS = 9001, 300, 3
 RING = Ring(clients=10, n_max=100, clip=50.0)
@@ -25,7 +25,7 @@ def fold(distribution: Distribution) -> bytes:
         directions = Directions(seeds.key("directions", group.key), distribution)
         return gradient_from_scalars(group.numbers(), group.weight, directions, dense(N, K), N, RING)
 
-    rule = Rule(gradient, chain(clip(0.3), weight_decay(1e-3), adam(0.05)), average(0.995))
+    rule = Rule(gradient, compose(clip(0.3), weight_decay(1e-3), adam(0.05)), average(0.995))
     state = rule.start(np.linspace(-1, 1, N, dtype=np.float32))
     for number in range(ROUNDS):
         totals = np.frombuffer(b"".join(seeds.key("local", number, i) for i in range(-(-K // 8))), "<i4")[:K]

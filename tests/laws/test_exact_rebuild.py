@@ -24,7 +24,7 @@ from baffle.core.rebuild import EXACT_DIRECTIONS, WEIGHTS_AT_ONCE, gradient_from
 from baffle.core.ring import Ring, add
 from baffle.core.seeds import Seeds
 from baffle.core.state import Rule, ServerState, apply, pack, unpack
-from baffle.core.update import adam, average, chain, clip, weight_decay
+from baffle.core.update import adam, average, clip, compose, weight_decay
 
 KEY = bytes(range(32))
 SEEDS = Seeds(5, bytes(32))
@@ -259,7 +259,7 @@ def gradient_of(outcome: Outcome) -> F32:
     return gradient_from_scalars(group.numbers(), group.weight, directions, dense(N, K), N, RING)
 
 
-RULE = Rule(gradient_of, chain(clip(CLIP), weight_decay(DECAY), adam(RATE, BETA1, BETA2, EPSILON)), average(EMA))
+RULE = Rule(gradient_of, compose(clip(CLIP), weight_decay(DECAY), adam(RATE, BETA1, BETA2, EPSILON)), average(EMA))
 
 
 def start() -> F32:

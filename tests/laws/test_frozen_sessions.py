@@ -59,7 +59,7 @@ def thawed(federation: Federation, client: int) -> ClientSession:
         federation.identities[client],
         federation.directory,
         federation.run,
-        federation.terms,
+        federation.policy,
         frozen=federation.sessions[client].frozen(),
     )
 
@@ -141,7 +141,7 @@ def test_a_damaged_session_is_refused_or_is_whole(place: int, put: bytes) -> Non
     try:
         assert encode(decode(damaged, FrozenSession)) == damaged
         ClientSession(
-            0, federation.identities[0], federation.directory, federation.run, federation.terms, frozen=damaged
+            0, federation.identities[0], federation.directory, federation.run, federation.policy, frozen=damaged
         )
     except MessageError:
         pass
@@ -163,7 +163,7 @@ class Restarts:
     def old(self, frozen: bytes) -> ClientSession:
         made = self.federation
         return ClientSession(
-            0, made.identities[0], made.directory, made.run, made.terms, marks=self.marks, frozen=frozen
+            0, made.identities[0], made.directory, made.run, made.policy, marks=self.marks, frozen=frozen
         )
 
 

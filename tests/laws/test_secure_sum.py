@@ -61,8 +61,8 @@ def spoilt(phase: str, data: bytes, fault: Fault) -> bytes | None:
 @settings(max_examples=60, deadline=None)
 def test_no_fault_gives_a_wrong_sum(n: int, schedule: Schedule, chosen: list[int]) -> None:
     """`Rounds.play` compares each sum with the plain one."""
-    rosters = [[c for c in range(n) if mask >> c & 1] or list(range(n)) for mask in chosen]
-    rounds = Rounds(n, rosters=lambda number: rosters[number] if number < ROUNDS else [])
+    participants = [[c for c in range(n) if mask >> c & 1] or list(range(n)) for mask in chosen]
+    rounds = Rounds(n, participants=lambda number: participants[number] if number < ROUNDS else [])
     for number in range(ROUNDS):
 
         def deaf(client: int, phase: str, number: int = number) -> bool:

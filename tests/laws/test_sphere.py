@@ -91,7 +91,7 @@ def test_with_tiers_and_supports_the_estimate_is_unbiased() -> None:
     n, k, few, keys = 12, 32, 4, 1500
     slopes = np.random.default_rng(1).normal(size=(2, n))
     supports = tuple([Support(0, n), Support(0, 6, (8, 10)), Support(6, n), Support(0, n)] * (k // 4))
-    ring = Ring(clients=2, n_max=30, clip=1000.0, stretch=Fraction(k, few))
+    ring = Ring(clients=2, n_max=30, clip=1000.0, tier_factor=Fraction(k, few))
     estimates = np.empty((keys, n))
     for number in range(keys):
         directions, vectors = directions_of(number), []

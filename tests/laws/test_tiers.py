@@ -21,7 +21,7 @@ K = 40
 SLOPES = np.array([[1.0, -2.0, 0.5, 0.0, 3.0, -1.0], [-1.0, 1.0, 2.0, 1.5, -0.5, 0.0], [0.5, 0.5, -1.0, 2.0, 0.0, 4.0]])
 TIERS = [8, 20, 40]
 SAMPLES = [900, 60, 40]
-RING = Ring(clients=3, n_max=900, clip=100.0, stretch=Fraction(K, min(TIERS)))
+RING = Ring(clients=3, n_max=900, clip=100.0, tier_factor=Fraction(K, min(TIERS)))
 
 
 def scalars_of(client: int, directions: Directions) -> F64:
@@ -91,7 +91,7 @@ def signed(vector: RingVector) -> list[int]:
 @given(case=rings())
 def test_the_scale_is_the_largest_power_of_two_within_the_guard(case: tuple[Ring, int, list[int]]) -> None:
     ring, _, _ = case
-    room = Fraction(GUARD - ring.clients) / (Fraction(ring.clip) * ring.stretch * ring.clients * ring.n_max)
+    room = Fraction(GUARD - ring.clients) / (Fraction(ring.clip) * ring.tier_factor * ring.clients * ring.n_max)
     assert Fraction(2) ** ring.exponent <= room < Fraction(2) ** (ring.exponent + 1)
     assert Fraction(ring.scale) == Fraction(2) ** ring.exponent
 

@@ -26,7 +26,7 @@ from baffle.models.mobilenet import (
 )
 from baffle.plan import MobileNet, Plan, parse
 from baffle.runtime.torch.loss import weights_of
-from baffle.runtime.torch.stages import chain_of
+from baffle.runtime.torch.stages import pipeline_of
 from baffle.task.load import load_task
 
 SHAPE = (3, 32, 32)
@@ -126,10 +126,10 @@ def test_samples_that_are_no_images_or_too_small_are_refused(shape: tuple[int, .
 def test_any_size_runs_as_a_chain_of_stages(size: tuple[int, int], convention: Convention) -> None:
     torch.manual_seed(0)
     module = mobilenet((3, *size), 5, convention=convention).eval()
-    chain = chain_of(module, torch.rand(2, 3, *size))
-    assert chain is not None
-    assert all(stage.separate for stage in chain.stages)
-    assert chain.stages[-1].stop - chain.stages[-1].start == 5 * 1281
+    pipeline = pipeline_of(module, torch.rand(2, 3, *size))
+    assert pipeline is not None
+    assert all(stage.separate for stage in pipeline.stages)
+    assert pipeline.stages[-1].stop - pipeline.stages[-1].start == 5 * 1281
 
 
 def test_pixels_reach_the_network_as_its_publisher_scaled_them() -> None:

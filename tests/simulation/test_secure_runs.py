@@ -28,7 +28,7 @@ from baffle.errors import BaffleError, PlanError
 from baffle.journal.replay import Present, beginning, verify
 from baffle.journal.store import Journal
 from baffle.plan import Plan
-from baffle.schedule import choose_clients, choose_groups, terms_of
+from baffle.schedule import choose_clients, choose_groups, policy_of
 from baffle.server.downlink import Downlink
 from baffle.server.recorder import Progress, Summary
 from baffle.server.round import Played, open_round, play_round
@@ -358,7 +358,7 @@ class Federation:
         runtimes, run = Runtimes(task, 1), secrets.token_bytes(32)
         identities = {number: Ed25519PrivateKey.generate() for number in range(plan.federation.clients)}
         directory = {number: identity.public_key().public_bytes_raw() for number, identity in identities.items()}
-        secure, terms = plan.secure.mode != "off", terms_of(self.trajectory, dict(enumerate(task.tiers)))
+        secure, policy = plan.secure.mode != "off", policy_of(self.trajectory, dict(enumerate(task.tiers)))
         self.clients = [
             Client(
                 number,
@@ -368,14 +368,14 @@ class Federation:
                 share,
                 Replica(self.trajectory),
                 runtimes.borrow,
-                ClientSession(number, identities[number], directory, run, terms) if secure else None,
+                ClientSession(number, identities[number], directory, run, policy) if secure else None,
             )
             for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
         ]
         ring, length = self.trajectory.ring, self.trajectory.length
         self.aggregation: Aggregation = PlainSum(ring, length)
         if secure:
-            self.aggregation = SecureSum(ring, length, run, directory, terms)
+            self.aggregation = SecureSum(ring, length, run, directory, policy)
         folder.mkdir()
         (folder / "plan.toml").write_text(task.plan.to_toml())
         self.present: Present = beginning(self.trajectory, self.trajectory.rule.start(initial))
@@ -615,10 +615,10 @@ def test_groups_are_drawn_anew_in_every_round_and_hold_everybody_once(plan: Make
         assert sorted(map(len, groups)) == [3, 4, 4]
         assert all(group == sorted(group) for group in groups)
     assert len({str(groups) for groups in drawn}) == 20
-    terms = terms_of(trajectory, {})
-    assert terms.groups_of is not None
-    assert terms.groups_of(2) == drawn[2]
-    assert terms.groups_of(made.rounds) == []
+    policy = policy_of(trajectory, {})
+    assert policy.groups_of is not None
+    assert policy.groups_of(2) == drawn[2]
+    assert policy.groups_of(made.rounds) == []
 
 
 @pytest.mark.parametrize("seeds", ["own", "shared"])

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.aggregation.client.marks import Marks
 from baffle.aggregation.client.session import ClientSession
-from baffle.aggregation.client_policy import Terms, checked_slot
+from baffle.aggregation.client_policy import ClientPolicy, checked_slot
 from baffle.aggregation.messages import (
     Advertisement,
     Agree,
@@ -51,10 +51,15 @@ class Federation:
     """Clients with identities and sessions, and what a server would know of them."""
 
     def __init__(
-        self, n: int, *, least_floor: int = 2, tiers: Mapping[int, int] | None = None, terms: Terms | None = None
+        self,
+        n: int,
+        *,
+        least_floor: int = 2,
+        tiers: Mapping[int, int] | None = None,
+        policy: ClientPolicy | None = None,
     ) -> None:
         self.run = secrets.token_bytes(32)
-        self.terms = terms or Terms(floor=least_floor, tiers=tiers or {})
+        self.policy = policy or ClientPolicy(floor=least_floor, tiers=tiers or {})
         self.identities = {client: Ed25519PrivateKey.generate() for client in range(n)}
         self.directory = {c: identity.public_key().public_bytes_raw() for c, identity in self.identities.items()}
         self.everybody = tuple(range(n))
@@ -69,7 +74,7 @@ class Federation:
             self.identities[client],
             self.directory,
             self.run,
-            self.terms,
+            self.policy,
             marks=marks,
             remember=remember,
         )
@@ -92,15 +97,15 @@ class Federation:
         members = self.everybody if members is None else tuple(members)
         if advertisements is None:
             advertisements = [self.advertised[peer] for peer in members if peer != client]
-        company = self.terms.company_of(min(members, default=0), slot, members)
-        least = self.terms.least_threshold(self.terms.graph(members, seed), len(company))
+        company = self.policy.company_of(min(members, default=0), slot, members)
+        least = self.policy.least_threshold(self.policy.graph(members, seed), len(company))
         t = least if threshold is None else threshold
         return Opening(slot, members, t, floor, seed, tuple(encode(one) for one in advertisements))
 
     def server(self, slot: int = 0, members: Sequence[int] | None = None, floor: int = 2) -> ServerSlot:
         return ServerSlot(
             self.run,
-            checked_slot(self.opening(slot, -1, members, floor=floor), replace(self.terms, floor=floor)),
+            checked_slot(self.opening(slot, -1, members, floor=floor), replace(self.policy, floor=floor)),
             dict(self.advertised),
         )
 
@@ -249,17 +254,17 @@ class Rounds:
         self,
         n: int,
         *,
-        rosters: Callable[[int], Sequence[int]] | None = None,
+        participants: Callable[[int], Sequence[int]] | None = None,
         groups: Callable[[int], Sequence[Sequence[int]]] | None = None,
         floor: int = 2,
         threshold: int = 0,
         agreement: bool = False,
         memory: Store | None = None,
     ) -> None:
-        self.roster = rosters or (lambda _: range(n))
-        self.groups = groups or (lambda number: [list(self.roster(number))])
-        self.terms = Terms(floor, threshold, agreement, groups_of=lambda number: self.groups(number))
-        self.federation = Federation(n, terms=self.terms)
+        self.participants = participants or (lambda _: range(n))
+        self.groups = groups or (lambda number: [list(self.participants(number))])
+        self.policy = ClientPolicy(floor, threshold, agreement, groups_of=lambda number: self.groups(number))
+        self.federation = Federation(n, policy=self.policy)
         self.ring = Ring(clients=n, n_max=2 * n, clip=4.0)
         self.network = Network(self.federation, self.ring)
         self.memory = memory
@@ -268,7 +273,7 @@ class Rounds:
     def new_server(self) -> SecureSum:
         """A server that knows what outlives one."""
         made = self.federation
-        return SecureSum(self.ring, LENGTH, made.run, made.directory, self.terms, self.memory)
+        return SecureSum(self.ring, LENGTH, made.run, made.directory, self.policy, self.memory)
 
     def play(self, number: int, request: RoundRequest | None = None) -> tuple[Sum | None, dict[int, str]]:
         """One round of one group."""

@@ -12,7 +12,7 @@ Groups = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Terms:
+class ClientPolicy:
     """`floor`: over how many clients a sum is at least. `agreement`: clients agree on the survivors before they release
     a share, so that even a server that lies to them learns nothing but one sum. `groups_of`: slot → who is summed with
     whom, and nobody where the run is over; without it, any clients. `tiers`: how many directions each client evaluates;
@@ -50,20 +50,20 @@ class Slot:
         return self.opening.slot
 
 
-def checked_slot(opening: Opening, terms: Terms) -> Slot:
+def checked_slot(opening: Opening, policy: ClientPolicy) -> Slot:
     """Refuse an opening under which the sum would not be safe."""
     members = opening.members
     if not members or list(members) != sorted(set(members)):
         raise RefusalError("a round's members must be named once each, in order")
-    company = terms.company_of(members[0], opening.slot, members)
+    company = policy.company_of(members[0], opening.slot, members)
     if not set(members) <= set(company):
         raise RefusalError(f"the plan sums no such clients together in slot {opening.slot}")
-    drawn = terms.graph(members, opening.graph_seed)
-    least = terms.least_threshold(drawn, len(company))
+    drawn = policy.graph(members, opening.graph_seed)
+    least = policy.least_threshold(drawn, len(company))
     if not least <= opening.threshold <= drawn.k + 1:
         raise RefusalError(
             f"a threshold of {opening.threshold} with {drawn.k} neighbours, expected {least} to {drawn.k + 1}"
         )
-    if not terms.floor <= opening.floor <= len(members):
-        raise RefusalError(f"a survivor floor of {opening.floor}, expected {terms.floor} to {len(members)}")
+    if not policy.floor <= opening.floor <= len(members):
+        raise RefusalError(f"a survivor floor of {opening.floor}, expected {policy.floor} to {len(members)}")
     return Slot(opening, drawn)

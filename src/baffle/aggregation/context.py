@@ -19,15 +19,15 @@ def key_context(run: bytes, advertisement: Advertisement, slot: int) -> bytes:
 
 
 def keys_digest(run: bytes, advertisements: Iterable[Advertisement], slot: int) -> bytes:
-    """One hash for the keys of a whole roster."""
+    """One hash for the keys of all participants."""
     return sha256(b"".join(key_context(run, one, slot) for one in advertisements)).digest()
 
 
-def round_context(keys: bytes, opening: Opening, request: RoundRequest, roster: tuple[int, ...]) -> bytes:
-    """Binds masks to everything that a round is about. A client that is shown other weights, another roster or another
-    threshold than the rest masks with other streams, and the server gets noise."""
+def round_context(keys: bytes, opening: Opening, request: RoundRequest, participants: tuple[int, ...]) -> bytes:
+    """Binds masks to everything that a round is about. A client that is shown other weights, other
+    participants or another threshold than the rest masks with other streams, and the server gets noise."""
     about = (request.round, request.key, opening.slot, opening.threshold, opening.floor)
-    lists = b"".join(_counted(numbers) for numbers in (about, roster, opening.members, request.skipped))
+    lists = b"".join(_counted(numbers) for numbers in (about, participants, opening.members, request.skipped))
     fixed = opening.graph_seed + request.trajectory + request.weights_hash
     return sha256(b"baffle/round-context/1" + keys + fixed + lists).digest()
 

@@ -61,12 +61,12 @@ class Sealed(Message, frozen=True, tag="sealed"):
 
 
 class MaskedRequest(Message, frozen=True, tag="masked-request"):
-    """To a client: the round, who is on its roster, a digest of the keys of all of them, and the boxes of its
+    """To a client: the round, its participants, a digest of the keys of all of them, and the boxes of its
     neighbours there. A client knows its neighbours' keys only; the digest goes into every mask, so that masks cancel
     only among clients who were told the same."""
 
     request: RoundRequest
-    roster: Members
+    participants: Members
     keys: Key
     boxes: Packed
 
@@ -88,8 +88,8 @@ class Agreed(Message, frozen=True, tag="agreed"):
 
 
 class Unmask(Message, frozen=True, tag="unmask"):
-    """To a client: who of the roster has sent a vector and who has not; and, where clients must agree on that, who has
-    signed it."""
+    """To a client: which participants have sent a vector and which have not. Where clients must agree on that, also who
+    has signed it."""
 
     slot: Number
     alive: Members
@@ -99,7 +99,7 @@ class Unmask(Message, frozen=True, tag="unmask"):
 
 
 class Unmasked(Message, frozen=True, tag="unmasked"):
-    """From a client: for each of its neighbours on the roster, one share: of its self mask, or of its mask key; and its
+    """From a client: for each of its participating neighbours, one share: of its self mask, or of its mask key; and its
     own share of its own self mask."""
 
     slot: Number

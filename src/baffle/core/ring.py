@@ -45,19 +45,19 @@ class Sum(NamedTuple):
 class Ring:
     """How clients and server agree on a scale that no sum can overflow. Derived on every side, never sent.
 
-    `clients` is the size of the roster, `n_max` caps a client's sample weight, `clip` bounds a value, and `stretch`
+    `clients` take part in a round, `n_max` caps a client's sample weight, and `clip` bounds a value. `tier_factor`
     (K / K_min) makes room for clients that answer fewer directions with a larger weight each.
     """
 
     clients: int
     n_max: int
     clip: float
-    stretch: Fraction = Fraction(1)
+    tier_factor: Fraction = Fraction(1)
 
     @property
     def exponent(self) -> int:
         """log₂ of the scale S; may be negative."""
-        return _exponent(self.clients, self.n_max, Fraction(self.clip) * self.stretch)
+        return _exponent(self.clients, self.n_max, Fraction(self.clip) * self.tier_factor)
 
     @property
     def scale(self) -> float:
@@ -76,8 +76,8 @@ class Ring:
         """
         if not 0 < weight <= self.n_max:
             raise MessageError(f"a sample weight must be 1 to {self.n_max}, got {weight}")
-        if not length <= len(values) * self.stretch <= length * self.stretch:
-            raise MessageError(f"expected {math.ceil(length / self.stretch)} to {length} values, got {len(values)}")
+        if not length <= len(values) * self.tier_factor <= length * self.tier_factor:
+            raise MessageError(f"expected {math.ceil(length / self.tier_factor)} to {length} values, got {len(values)}")
         if not (math.isfinite(loss) and np.isfinite(values).all()):
             raise NotFiniteError(
                 f"the loss ({loss}) or what follows from it is not finite; a smaller update.rate may help"

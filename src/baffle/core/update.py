@@ -30,7 +30,7 @@ class Transform(NamedTuple):
     update: Update
 
 
-def chain(*transforms: Transform) -> Transform:
+def compose(*transforms: Transform) -> Transform:
     """One after the other; the state is all their states in a row."""
 
     def init(weights: F32) -> State:

@@ -29,7 +29,7 @@ from baffle.network.joining import (
 )
 from baffle.network.keys import ClientKeys, Roster
 from baffle.plan import Custom, Onnx, Plan, parse
-from baffle.schedule import terms_of
+from baffle.schedule import policy_of
 
 NEEDS_WORK = {"request", "masked-request"}
 """The types of messages that a client needs its samples and its model for."""
@@ -185,7 +185,7 @@ class Member:
                 self.keys.identity,
                 self.keys.roster.directory(),
                 begun.run,
-                terms_of(trajectory, dict(enumerate(begun.tiers))),
+                policy_of(trajectory, dict(enumerate(begun.tiers))),
                 marks=marks.marks if marks else None,
                 remember=marks.remember if marks else lambda _marks: None,
                 frozen=known.session if known else None,

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from baffle.aggregation.plain import PlainSum
-from baffle.aggregation.server.crash_record import KeptFile
+from baffle.aggregation.server.crash_record import CrashFile
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.core.messages import RoundRequest
 from baffle.core.ports import Aggregation
@@ -25,7 +25,7 @@ from baffle.network.keys import Roster
 from baffle.network.member import for_roster, require_same
 from baffle.plan import Plan, Tier, load, parse
 from baffle.runtime.torch.loss import one_thread_each
-from baffle.schedule import terms_of, tiers_of
+from baffle.schedule import policy_of, tiers_of
 from baffle.server.recorder import Summary, Watch
 from baffle.server.run import Running, opened
 from baffle.task.load import Runtimes, Task, load_task
@@ -186,8 +186,8 @@ def _enough(plan: Plan) -> int:
 def _aggregation(trajectory: Trajectory, settled: Settled, folder: RunFolder, roll: Roll) -> Aggregation:
     if trajectory.plan.secure.mode == "off":
         return PlainSum(trajectory.ring, trajectory.length)
-    terms, memory = terms_of(trajectory, dict(enumerate(settled.tiers))), KeptFile(folder.path / "kept")
-    return SecureSum(trajectory.ring, trajectory.length, bytes.fromhex(settled.run), roll.directory, terms, memory)
+    policy, memory = policy_of(trajectory, dict(enumerate(settled.tiers))), CrashFile(folder.path / "kept")
+    return SecureSum(trajectory.ring, trajectory.length, bytes.fromhex(settled.run), roll.directory, policy, memory)
 
 
 def _gather(roll: Roll, least: int) -> dict[int, Introduction]:

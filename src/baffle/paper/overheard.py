@@ -9,7 +9,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.aggregation.client.session import ClientSession
-from baffle.aggregation.client_policy import Terms
+from baffle.aggregation.client_policy import ClientPolicy
 from baffle.aggregation.messages import Hello, MaskedRequest, Turn, decode_request
 from baffle.aggregation.plain import PlainSum
 from baffle.aggregation.server.secure_sum import SecureSum
@@ -45,12 +45,12 @@ class Overheard:
         vectors that the server has received on the way."""
         clients = list(self.vectors)
         groups = [clients[start : start + size] for start in range(0, len(clients) - size + 1, size)]
-        terms, run = Terms(floor=min(3, size), groups_of=lambda _: groups), secrets.token_bytes(32)
+        policy, run = ClientPolicy(floor=min(3, size), groups_of=lambda _: groups), secrets.token_bytes(32)
         identities = {client: Ed25519PrivateKey.generate() for client in clients}
         directory = {client: identity.public_key().public_bytes_raw() for client, identity in identities.items()}
-        sessions = {client: ClientSession(client, own, directory, run, terms) for client, own in identities.items()}
+        sessions = {client: ClientSession(client, own, directory, run, policy) for client, own in identities.items()}
         tap = Tap(sessions, self.vectors)
-        server = SecureSum(self.trajectory.ring, self.trajectory.length, run, directory, terms)
+        server = SecureSum(self.trajectory.ring, self.trajectory.length, run, directory, policy)
         found = server.collect([dict.fromkeys(group, self.request) for group in groups], tap)
         sums = [(group, one) for group, one in zip(groups, found.sums, strict=True) if one]
         return [(group, self._scalars(one.totals, one.weight)) for group, one in sums], tap.masked

@@ -2,9 +2,9 @@
 
 import math
 
-from baffle.aggregation.client_policy import Terms
+from baffle.aggregation.client_policy import ClientPolicy
 from baffle.errors import PlanError
-from baffle.plan.sections import Federation, MobileNet, Model, Onnx, Plan
+from baffle.plan.sections import FederationSettings, MobileNet, Model, Onnx, Plan
 
 
 def check(plan: Plan) -> None:
@@ -61,7 +61,7 @@ def _check_seeds(plan: Plan) -> None:
         )
 
 
-def _check_steps(federation: Federation) -> None:
+def _check_steps(federation: FederationSettings) -> None:
     if not federation.steps:
         return
     if federation.level == "batch":
@@ -90,9 +90,9 @@ def _check_secure(plan: Plan) -> None:
         )
     if not plan.secure.threshold:
         return
-    terms = Terms(agreement=plan.secure.mode == "malicious-server")
-    few, many = (terms.graph(tuple(range(size)), bytes(32)) for size in (smallest, largest))
-    least, most = terms.least_threshold(many, largest), few.k + 1
+    policy = ClientPolicy(agreement=plan.secure.mode == "malicious-server")
+    few, many = (policy.graph(tuple(range(size)), bytes(32)) for size in (smallest, largest))
+    least, most = policy.least_threshold(many, largest), few.k + 1
     if not least <= plan.secure.threshold <= most:
         raise PlanError(
             f"secure.threshold: expected {least} to {most}, or 0 for the least of these, with {largest} clients in a "

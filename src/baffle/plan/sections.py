@@ -16,7 +16,7 @@ Count = Annotated[int, Meta(ge=1)]
 OptionalCount = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 NonNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
-Share = Annotated[float, Meta(gt=0, le=1)]
+Part = Annotated[float, Meta(gt=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 Activation = Literal["hardswish", "relu", "relu6", "selu", "gelu"]
@@ -74,7 +74,7 @@ class Onnx(Section, frozen=True, tag_field="name", tag="onnx"):
 Model = LeNet | WRN | MobileNet | Softmax | Custom | Onnx
 
 
-class Task(Section, frozen=True):
+class TaskSettings(Section, frozen=True):
     """`data` is a data set that BAFFLE knows, or "package.module:function" for one of your own. `pixels = 0`: the size
     that is usual for it. `augment`: training images are shifted and mirrored at random, where the set knows how to."""
 
@@ -88,17 +88,17 @@ class Tier(Section, frozen=True):
     """Slower clients: a share of them evaluates only the first k directions."""
 
     k: Count
-    share: Share
+    share: Part
 
 
-class Federation(Section, frozen=True):
+class FederationSettings(Section, frozen=True):
     """Who takes part and how. A "dirichlet" partition has its `alpha` and gives each client `floor_samples` at least.
     `batch = 0`: a client probes on all its samples at once. `seeds = "own"`: at batch level every client draws its own
     directions and sends the gradient that it estimates. At epoch level a client goes through its samples `epochs`
     times, or takes so many `steps`. `dropout`: the chance that a simulated client does not answer in a round."""
 
     clients: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
-    participation: Share = 1.0
+    participation: Part = 1.0
     partition: Literal["iid", "dirichlet", "domain", "writer"] = "iid"
     alpha: Positive = 0.3
     floor_samples: Count = 10
@@ -112,7 +112,7 @@ class Federation(Section, frozen=True):
     dropout: Decay = 0.0
 
 
-class Probe(Section, frozen=True):
+class ProbeSettings(Section, frozen=True):
     """The estimator's settings. `precision` is that of the forward passes: the moved weights are rounded to it.
     `micro_batch = 0` and an empty `layout` are chosen when the run starts and written into its own plan. Probes take at
     most `memory_mb` beside the model and the batch (0: what they take), because micro-batches are made small enough. A
@@ -129,7 +129,7 @@ class Probe(Section, frozen=True):
     layout: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount, Count], ...] = ()
 
 
-class Update(Section, frozen=True):
+class UpdateSettings(Section, frozen=True):
     """The optimizer's settings. `clip = 0` and `ema = 0` turn these off. A round that would move the weights further
     than `norm_max` (0: however far) is refused."""
 
@@ -143,7 +143,7 @@ class Update(Section, frozen=True):
     norm_max: NonNegative = 0.0
 
 
-class Bounds(Section, frozen=True):
+class RingSettings(Section, frozen=True):
     """What the ring must hold. `n_max = 0`: the largest client's number of samples."""
 
     d_max: Positive = 100.0
@@ -151,7 +151,7 @@ class Bounds(Section, frozen=True):
     n_max: OptionalCount = 0
 
 
-class Secure(Section, frozen=True):
+class SecureSettings(Section, frozen=True):
     """The secure sum. A sum is over `floor` clients at least; `threshold = 0`: the least safe one. With `groups` the
     clients of a round are divided into so many sums, which `combine` puts together; `group_seeds = "own"` gives each
     group directions of its own. The groups, unlike the rest of this section, determine the weights."""
@@ -164,7 +164,7 @@ class Secure(Section, frozen=True):
     combine: Literal["mean", "median"] = "mean"
 
 
-class Run(Section, frozen=True):
+class RunSettings(Section, frozen=True):
     """How a run is carried out; none of it is part of the trajectory. `model` is where a model that came as ONNX is.
     `workers = 0`: a thread per core. Features of a frozen backbone are kept in memory up to `features_mb`, and in a
     temporary file beyond. In a network, a client that has not answered after `deadline_seconds` is not waited for."""
@@ -185,13 +185,13 @@ class Plan(Section, frozen=True):
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     rounds: Count = 400
     estimator: Literal["probe", "backprop"] = "probe"
-    task: Task = Task()
-    federation: Federation = Federation()
-    probe: Probe = Probe()
-    update: Update = Update()
-    ring: Bounds = Bounds()
-    secure: Secure = Secure()
-    run: Run = Run()
+    task: TaskSettings = TaskSettings()
+    federation: FederationSettings = FederationSettings()
+    probe: ProbeSettings = ProbeSettings()
+    update: UpdateSettings = UpdateSettings()
+    ring: RingSettings = RingSettings()
+    secure: SecureSettings = SecureSettings()
+    run: RunSettings = RunSettings()
 
     @property
     def per_round(self) -> int:

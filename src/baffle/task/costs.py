@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from baffle.aggregation.client.session import KEYS_AT_ONCE
-from baffle.aggregation.client_policy import Terms
+from baffle.aggregation.client_policy import ClientPolicy
 from baffle.aggregation.messages import (
     BOX_BYTES,
     SIGNATURE_BYTES,
@@ -123,7 +123,7 @@ def secure_bytes(plan: Plan) -> SecureBytes:
     if plan.secure.mode == "off":
         return SecureBytes(0, 0)
     members, agreement = tuple(range(plan.group_sizes[1])), plan.secure.mode == "malicious-server"
-    k = Terms(agreement=agreement).graph(members, bytes(32)).k
+    k = ClientPolicy(agreement=agreement).graph(members, bytes(32)).k
     keys = Advertisement(0, bytes(16), bytes(32), 0, (bytes(32),) * KEYS_AT_ONCE, bytes(64))
     turned = Turned(Unmasked(0, bytes(SHARE_BYTES * k), bytes(SHARE_BYTES)), Sealed(0, bytes(BOX_BYTES * k)), "")
     signers, signatures = (members, bytes(SIGNATURE_BYTES * len(members))) if agreement else ((), b"")

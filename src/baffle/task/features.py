@@ -19,7 +19,7 @@ from baffle.core.arrays import F32, I64
 from baffle.data.sources import Dataset, Source
 from baffle.errors import DataError
 from baffle.runtime.torch.fast_forward import Quick
-from baffle.runtime.torch.stages import chain_of
+from baffle.runtime.torch.stages import pipeline_of
 
 PIECE = 16
 """Samples that go through the front together: few enough for a convolutional front to stay in cache."""
@@ -39,14 +39,14 @@ def halves(module: nn.Module, sample: F32) -> Halves | None:
     """
     if all(parameter.requires_grad for parameter in module.parameters()):
         return None
-    chain = chain_of(module.eval(), torch.from_numpy(sample))
-    if chain is None:
+    pipeline = pipeline_of(module.eval(), torch.from_numpy(sample))
+    if pipeline is None:
         return None
-    first = next((i for i, stage in enumerate(chain.stages) if stage.start < stage.stop), 0)
-    front = nn.Sequential(*(stage.module for stage in chain.stages[:first]))
-    if not all(stage.separate for stage in chain.stages[:first]) or not list(front.parameters()):
+    first = next((i for i, stage in enumerate(pipeline.stages) if stage.start < stage.stop), 0)
+    front = nn.Sequential(*(stage.module for stage in pipeline.stages[:first]))
+    if not all(stage.separate for stage in pipeline.stages[:first]) or not list(front.parameters()):
         return None
-    head = nn.Sequential(*(stage.module for stage in chain.stages[first:]))
+    head = nn.Sequential(*(stage.module for stage in pipeline.stages[first:]))
     return Halves(front, head)
 
 

@@ -170,7 +170,7 @@ def test_boxes_of_another_slot_or_sender_do_not_open() -> None:
 # Attacks on a client: what it is shown.
 
 
-def test_other_keys_of_the_roster_for_one_client_give_noise() -> None:
+def test_other_keys_of_the_participants_for_one_client_give_noise() -> None:
     made = federation(4)
     server = made.sealed()
     requests = asked_of(server)
@@ -217,7 +217,7 @@ def test_masks_are_bound_to_the_request(field: str) -> None:
     assert round_context(keys, opening, one, (0, 1)) != round_context(keys, opening, other, (0, 1))
 
 
-def test_masks_are_bound_to_the_opening_and_the_roster() -> None:
+def test_masks_are_bound_to_the_opening_and_the_participants() -> None:
     made = federation(4)
     opening = made.opening(0, 0)
     keys = keys_digest(made.run, made.advertised.values(), 0)
@@ -259,11 +259,11 @@ def test_boxes_are_bound_to_slot_and_direction() -> None:
     [
         ((0, 1, 2, 3), (3,), "alive and dropped"),
         ((0, 1, 2), (2, 3), "alive and dropped"),
-        ((0, 1, 2), (), "make up the roster"),
-        ((0, 1, 2, 3, 4), (), "make up the roster"),
-        ((0, 1, 2), (3, 4), "make up the roster"),
-        ((0, 1, 2, 2), (), "make up the roster"),
-        ((0, 1, 2, 2), (3,), "make up the roster"),
+        ((0, 1, 2), (), "must be the participants"),
+        ((0, 1, 2, 3, 4), (), "must be the participants"),
+        ((0, 1, 2), (3, 4), "must be the participants"),
+        ((0, 1, 2, 2), (), "must be the participants"),
+        ((0, 1, 2, 2), (3,), "must be the participants"),
         ((1, 2, 3), (0,), "expected this client"),
         ((0, 1), (2, 3), "survivors"),
         ((0,), (1, 2, 3), "survivors"),
@@ -324,7 +324,7 @@ def test_a_second_request_under_one_mask_gets_nothing_and_a_resend_the_same_byte
         replace(request, request=replace(about(0), key=1)),
         replace(request, request=replace(about(0), skipped=(0,))),
         replace(request, request=about(0, weights_hash=bytes(32))),
-        replace(request, roster=(0, 1), boxes=request.boxes[:BOX_BYTES]),
+        replace(request, participants=(0, 1), boxes=request.boxes[:BOX_BYTES]),
         replace(request, boxes=request.boxes[::-1]),
         replace(request, keys=bytes(32)),
     ):
@@ -503,7 +503,7 @@ def test_many_open_slots_do_not_get_around_the_number_of_queries() -> None:
     assert released <= MOST_QUERIES
 
 
-# Attacks on a client: openings and rosters.
+# Attacks on a client: openings and participants.
 
 
 @pytest.mark.parametrize(("n", "threshold"), [(2, 1), (4, 2), (5, 2), (6, 3), (6, 0), (4, 5), (4, 2**62), (5, 6)])
@@ -537,7 +537,7 @@ def test_members_that_are_not_a_set_with_this_client_are_refused(members: tuple[
 
 
 @pytest.mark.parametrize(
-    ("roster", "boxes"),
+    ("participants", "boxes"),
     [
         ((0, 1), 1),
         ((1, 2, 3), 3),
@@ -550,19 +550,21 @@ def test_members_that_are_not_a_set_with_this_client_are_refused(members: tuple[
         ((), 0),
     ],
 )
-def test_a_roster_that_does_not_fit_is_refused(roster: tuple[int, ...], boxes: int) -> None:
+def test_participants_that_does_not_fit_is_refused(participants: tuple[int, ...], boxes: int) -> None:
     made = federation(4)
     request = asked_of(made.sealed())[0]
     with pytest.raises(RefusalError):
-        made.sessions[0].mask(replace(request, roster=roster, boxes=request.boxes[: BOX_BYTES * boxes]), never)
+        made.sessions[0].mask(
+            replace(request, participants=participants, boxes=request.boxes[: BOX_BYTES * boxes]), never
+        )
     made.sessions[0].mask(request, random_vector)
 
 
-def test_a_roster_below_the_floor_is_refused() -> None:
+def test_fewer_participants_than_the_floor_are_refused() -> None:
     made = federation(5)
     request = asked_of(made.sealed(floor=4))[0]
-    with pytest.raises(RefusalError, match="roster"):
-        made.sessions[0].mask(replace(request, roster=(0, 1, 2), boxes=request.boxes[: 2 * BOX_BYTES]), never)
+    with pytest.raises(RefusalError, match="participants"):
+        made.sessions[0].mask(replace(request, participants=(0, 1, 2), boxes=request.boxes[: 2 * BOX_BYTES]), never)
 
 
 def test_forged_advertisements_are_refused() -> None:

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from baffle.aggregation.messages import Advertisement, Turned, Unmask, decode_request
-from baffle.aggregation.server.crash_record import KeptSlot, pack, restore, unpack
+from baffle.aggregation.server.crash_record import SlotRecord, pack, restore, unpack
 from baffle.core.messages import decode, encode
 from baffle.core.ports import Collected
 from baffle.core.ring import add
@@ -177,7 +177,7 @@ def test_a_server_that_names_other_survivors_after_a_crash_is_refused(name: str)
             rounds.federation.sessions[client].unmask(Unmask(0, tuple(range(N - 1)), (N - 1,)))
 
 
-def _kept(rounds: Rounds) -> tuple[Store, bytes, KeptSlot]:
+def _kept(rounds: Rounds) -> tuple[Store, bytes, SlotRecord]:
     assert rounds.memory is not None
     assert rounds.memory.data is not None
     (slot,) = unpack(rounds.memory.data).slots
@@ -190,8 +190,8 @@ def test_what_is_restored_is_what_was_kept() -> None:
     rounds.network.deaf = lambda client, phase: client == 3 and phase == "vector"
     crash(rounds, 0, "unmask", 0)
     _, _, kept = _kept(rounds)
-    slot = restore(rounds.federation.run, kept, rounds.terms)
-    assert (slot.roster, slot.context, slot.alive) == (kept.roster, kept.context, kept.senders)
+    slot = restore(rounds.federation.run, kept, rounds.policy)
+    assert (slot.participants, slot.context, slot.alive) == (kept.participants, kept.context, kept.senders)
     assert slot.alive == (0, 1, 2, 4, 5, 6, 7)
     assert slot.survivors().dropped == (3,)
     assert slot.advertisements.keys() == set(range(N))
@@ -242,33 +242,33 @@ def _flipped(data: bytes, bit: int) -> bytes:
     return data[:place] + bytes([data[place] ^ 1 << bit % 8]) + data[place + 1 :]
 
 
-def _wrong_bit_in_a_vector(slot: KeptSlot) -> KeptSlot:
+def _wrong_bit_in_a_vector(slot: SlotRecord) -> SlotRecord:
     return replace(slot, vectors=_flipped(slot.vectors, 3))
 
 
-def _wrong_bit_in_the_context(slot: KeptSlot) -> KeptSlot:
+def _wrong_bit_in_the_context(slot: SlotRecord) -> SlotRecord:
     return replace(slot, context=_flipped(slot.context, 3))
 
 
-def _a_dropped_client_forgotten(slot: KeptSlot) -> KeptSlot:
-    return replace(slot, roster=slot.senders)
+def _a_dropped_client_forgotten(slot: SlotRecord) -> SlotRecord:
+    return replace(slot, participants=slot.senders)
 
 
-def _senders_in_another_order(slot: KeptSlot) -> KeptSlot:
+def _senders_in_another_order(slot: SlotRecord) -> SlotRecord:
     return replace(slot, senders=slot.senders[::-1])
 
 
-def _a_stranger_on_the_roster(slot: KeptSlot) -> KeptSlot:
-    return replace(slot, roster=(*slot.roster, 99))
+def _a_stranger_among_the_participants(slot: SlotRecord) -> SlotRecord:
+    return replace(slot, participants=(*slot.participants, 99))
 
 
-def _another_first_slot(slot: KeptSlot) -> KeptSlot:
+def _another_first_slot(slot: SlotRecord) -> SlotRecord:
     lists = [decode(data, Advertisement) for data in slot.opening.advertisements]
     lists[3] = replace(lists[3], first=10**6)
     return replace(slot, opening=replace(slot.opening, advertisements=tuple(map(encode, lists))))
 
 
-def _short_vectors(slot: KeptSlot) -> KeptSlot:
+def _short_vectors(slot: SlotRecord) -> SlotRecord:
     return replace(slot, vectors=slot.vectors[: -4 * len(slot.senders)])
 
 
@@ -277,14 +277,14 @@ SPOILT = [
     _wrong_bit_in_the_context,
     _a_dropped_client_forgotten,
     _senders_in_another_order,
-    _a_stranger_on_the_roster,
+    _a_stranger_among_the_participants,
     _another_first_slot,
     _short_vectors,
 ]
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
-def test_a_spoilt_memory_gives_an_error_or_no_sum_but_no_wrong_one(spoil: Callable[[KeptSlot], KeptSlot]) -> None:
+def test_a_spoilt_memory_gives_an_error_or_no_sum_but_no_wrong_one(spoil: Callable[[SlotRecord], SlotRecord]) -> None:
     rounds = rounds_of("one sum")
     rounds.network.deaf = lambda client, phase: client == 3 and phase == "vector"
     crash(rounds, 0, "unmask", 0)

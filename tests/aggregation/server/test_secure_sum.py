@@ -72,31 +72,31 @@ def test_key_lists_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_last_round_opens_no_other() -> None:
     rounds = Rounds(3)
-    rounds.roster = lambda number: range(3) if number < 2 else ()
+    rounds.participants = lambda number: range(3) if number < 2 else ()
     assert rounds.play(0)[0] is not None
     assert rounds.play(1)[0] is not None
     assert len(rounds.exchanges) == 2
 
 
 def test_rounds_of_changing_clients() -> None:
-    rosters = [(0, 1, 2), (3, 4, 5), (0, 3, 4, 5), (1, 2, 3), (0, 1, 2, 3, 4, 5), (0, 5, 2)]
-    rounds = Rounds(6, rosters=lambda number: rosters[number % 6])
+    participants = [(0, 1, 2), (3, 4, 5), (0, 3, 4, 5), (1, 2, 3), (0, 1, 2, 3, 4, 5), (0, 5, 2)]
+    rounds = Rounds(6, participants=lambda number: participants[number % 6])
     for number in range(12):
         total, events = rounds.play(number)
         assert total is not None, events
-        assert total.contributors == len(rosters[number % 6])
+        assert total.contributors == len(participants[number % 6])
 
 
 def test_a_client_that_dropped_and_is_chosen_later_is_known_to_all() -> None:
-    rosters = [(0, 1, 2, 3), (3, 4, 5), (0, 3, 4, 5), (0, 3, 4, 5)]
-    rounds = Rounds(6, rosters=lambda number: rosters[number % 4])
+    participants = [(0, 1, 2, 3), (3, 4, 5), (0, 3, 4, 5), (0, 3, 4, 5)]
+    rounds = Rounds(6, participants=lambda number: participants[number % 4])
     rounds.network.deaf = lambda client, phase: client == 0 and phase == "vector"
     assert rounds.play(0)[1][0] == "missing"
     rounds.network.deaf = lambda _client, _phase: False
     for number in (1, 2, 3):
         total, events = rounds.play(number)
         assert total is not None, events
-        assert total.contributors == len(rosters[number])
+        assert total.contributors == len(participants[number])
 
 
 @pytest.mark.parametrize("phase", ["vector", "unmask"])
@@ -143,14 +143,14 @@ def test_a_client_that_restarts_comes_back() -> None:
 
 
 def test_too_small_a_next_round_does_not_cost_this_one() -> None:
-    rounds = Rounds(4, rosters=lambda number: range(4) if number < 1 else (0,))
+    rounds = Rounds(4, participants=lambda number: range(4) if number < 1 else (0,))
     total, events = rounds.play(0)
     assert total is not None, events
     assert rounds.play(1)[0] is None
 
 
 def test_a_threshold_that_does_not_fit_the_next_round_does_not_cost_this_one() -> None:
-    rounds = Rounds(5, rosters=lambda number: range(5) if number < 1 else range(3), threshold=4)
+    rounds = Rounds(5, participants=lambda number: range(5) if number < 1 else range(3), threshold=4)
     total, events = rounds.play(0)
     assert total is not None, events
 
@@ -166,7 +166,7 @@ def test_a_client_whose_keys_do_not_reach_the_slot_is_left_out() -> None:
         advertisement = decode(data, Advertisement)
         return encode(sign(made.identities[4], made.run, replace(advertisement, first=0, keys=advertisement.keys[:1])))
 
-    rounds.roster = lambda number: range(5) if number >= 7 else ()
+    rounds.participants = lambda number: range(5) if number >= 7 else ()
     rounds.network.spoil = too_short
     total, events = rounds.play(7)
     assert total is not None, events
@@ -335,7 +335,7 @@ def test_a_round_after_released_shares_goes_on_at_the_same_weights(agreement: bo
     rounds = Rounds(5, agreement=agreement)
     fail_to_unmask(rounds, 0)
     assert all(session._marks.released == {SAME.hex(): (0,)} for session in rounds.federation.sessions.values())
-    rounds.roster = lambda number: range(5) if number != 1 else ()
+    rounds.participants = lambda number: range(5) if number != 1 else ()
     total, events = rounds.play(2, about(2, weights_hash=SAME, skipped=(0, 1)))
     assert total is not None, events
     assert total.contributors == 5
@@ -343,7 +343,7 @@ def test_a_round_after_released_shares_goes_on_at_the_same_weights(agreement: bo
 
 def test_a_server_that_hides_a_skipped_round_is_refused() -> None:
     for hidden in ((), (1,), (2,)):
-        rounds = Rounds(5, rosters=lambda number: range(5) if number != 1 else ())
+        rounds = Rounds(5, participants=lambda number: range(5) if number != 1 else ())
         fail_to_unmask(rounds, 0)
         total, events = rounds.play(2, about(2, weights_hash=SAME, skipped=hidden))
         assert total is None
@@ -351,7 +351,7 @@ def test_a_server_that_hides_a_skipped_round_is_refused() -> None:
 
 
 def test_weights_are_asked_about_three_times_at_most() -> None:
-    rounds = Rounds(5, rosters=lambda number: range(5) if number % 2 == 0 else ())
+    rounds = Rounds(5, participants=lambda number: range(5) if number % 2 == 0 else ())
     for number in range(0, 2 * MOST_QUERIES, 2):
         fail_to_unmask(rounds, number, range(number))
     number = 2 * MOST_QUERIES

@@ -104,7 +104,7 @@ def test_too_few_directions_are_refused() -> None:
         propose(_module(), _batch(), "units", 7)
 
 
-def test_a_module_that_is_no_chain_is_refused() -> None:
+def test_a_module_that_is_no_pipeline_is_refused() -> None:
     class Whole(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -114,5 +114,5 @@ def test_a_module_that_is_no_chain_is_refused() -> None:
             output: Tensor = self.inner(x)
             return output
 
-    with pytest.raises(PlanError, match="not a chain of stages"):
+    with pytest.raises(PlanError, match="not a pipeline of stages"):
         propose(Whole(), _batch(), "stages", 7)

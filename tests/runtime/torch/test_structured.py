@@ -17,7 +17,7 @@ from baffle.core.probe import SCHEMES, Landscape, forward_difference
 from baffle.errors import PlanError
 from baffle.runtime.torch import units
 from baffle.runtime.torch.loss import TorchCriterion, TorchLoss, cross_entropy, weights_of
-from baffle.runtime.torch.stages import Chain, chain_of, unit_support
+from baffle.runtime.torch.stages import Pipeline, pipeline_of, unit_support
 from baffle.runtime.torch.structured import Structured
 
 SIGMA = 1e-2
@@ -124,17 +124,17 @@ def models(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
 
 
 @st.composite
-def parts_of(draw: st.DrawFn, chain: Chain, n: int) -> Support:
+def parts_of(draw: st.DrawFn, pipeline: Pipeline, n: int) -> Support:
     """Units of a layer, a stage, all the weights, or any slice of them."""
-    kinds = ["units", "units", "units", "stage", "dense", "slice"] if chain.layers else ["stage", "dense", "slice"]
+    kinds = ["units", "units", "units", "stage", "dense", "slice"] if pipeline.layers else ["stage", "dense", "slice"]
     match draw(st.sampled_from(kinds)):
         case "units":
-            layer = draw(st.sampled_from(chain.layers))
+            layer = draw(st.sampled_from(pipeline.layers))
             start = draw(st.integers(0, layer.units - 1))
             stop = draw(st.integers(start + 1, layer.units))
             return unit_support(layer, start, stop, biased=draw(st.booleans()))
         case "stage":
-            stage = draw(st.sampled_from([stage for stage in chain.stages if stage.start < stage.stop]))
+            stage = draw(st.sampled_from([stage for stage in pipeline.stages if stage.start < stage.stop]))
             return Support(stage.start, stage.stop)
         case "slice":
             start = draw(st.integers(0, n - 1))
@@ -203,9 +203,9 @@ def test_losses_along_any_supports_are_those_of_full_forwards(
 ) -> None:
     module, shape = data.draw(models())
     weights = weights_of(module)
-    chain = chain_of(module, torch.zeros(1, *shape))
-    assert chain is not None
-    choices = data.draw(st.lists(parts_of(chain, len(weights)), min_size=1, max_size=5))
+    pipeline = pipeline_of(module, torch.zeros(1, *shape))
+    assert pipeline is not None
+    choices = data.draw(st.lists(parts_of(pipeline, len(weights)), min_size=1, max_size=5))
     supports = data.draw(st.lists(st.sampled_from(choices), min_size=1, max_size=12))
     batch, micro_batch = batch_of(shape, data.draw(st.integers(2, 7))), data.draw(st.sampled_from([0, 2]))
     criterion = data.draw(st.sampled_from([cross_entropy, mean_cross_entropy]))
@@ -246,9 +246,9 @@ def test_scalars_are_closer_to_the_exact_ones_than_those_of_float32_forwards(
 ) -> None:
     sigma, batch = 1e-3, batch_of((1, 16, 16), 16)
     module = lenet_like(norm)
-    weights, chain = weights_of(module), chain_of(module, torch.zeros(1, 1, 16, 16))
-    assert chain is not None
-    supports = [unit_support(layer, u, u + 1) for layer in chain.layers for u in range(layer.units)] * 2
+    weights, pipeline = weights_of(module), pipeline_of(module, torch.zeros(1, 1, 16, 16))
+    assert pipeline is not None
+    supports = [unit_support(layer, u, u + 1) for layer in pipeline.layers for u in range(layer.units)] * 2
     directions = Directions(bytes(32), GAUSSIAN)
     loss = landscape(module, batch)
     ours = SCHEMES[scheme](loss, weights, directions, supports, sigma).scalars
@@ -270,9 +270,9 @@ def test_all_that_is_kept_belongs_to_the_weights_and_the_batch_asked_for() -> No
     weights = weights_of(module)
     moved = (weights + np.float32(0.05)).astype(np.float32)
     runtime, directions = TorchLoss(module, structured=True), Directions(bytes(32), GAUSSIAN)
-    chain = chain_of(module, torch.zeros(1, 1, 8, 8))
-    assert chain is not None
-    supports = [unit_support(chain.layers[1], 3, 5), unit_support(chain.layers[0], 0, 1)]
+    pipeline = pipeline_of(module, torch.zeros(1, 1, 8, 8))
+    assert pipeline is not None
+    supports = [unit_support(pipeline.layers[1], 3, 5), unit_support(pipeline.layers[0], 0, 1)]
     first, second = runtime.on(one), runtime.on(other)
     expected = [
         forward_difference(TorchLoss(lenet_like(), structured=True).on(batch), w, directions, supports, SIGMA).scalars
@@ -318,9 +318,11 @@ def test_all_units_of_all_layers_together(first: str, second: str, head: str) ->
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
     batch, weights = batch_of((1, 8, 8), 3), weights_of(module)
-    chain = chain_of(module, torch.zeros(1, 1, 8, 8))
-    assert chain is not None
-    widths = ((layer, start, width) for layer in chain.layers for width in (1, 2) for start in range(layer.units - 1))
+    pipeline = pipeline_of(module, torch.zeros(1, 1, 8, 8))
+    assert pipeline is not None
+    widths = (
+        (layer, start, width) for layer in pipeline.layers for width in (1, 2) for start in range(layer.units - 1)
+    )
     supports = [unit_support(layer, start, start + width) for layer, start, width in widths] * 2
     directions = Directions(bytes(32), GAUSSIAN)
     loss = landscape(module, batch)
@@ -345,15 +347,15 @@ def test_a_stage_that_overwrites_its_input_does_no_harm(inplace: bool) -> None:
 def test_directions_over_all_weights_take_the_plain_way() -> None:
     module, batch = lenet_like(), batch_of((1, 8, 8), 4)
     weights, called = weights_of(module), list[int]()
-    chain = chain_of(module, torch.zeros(1, 1, 8, 8))
-    assert chain is not None
+    pipeline = pipeline_of(module, torch.zeros(1, 1, 8, 8))
+    assert pipeline is not None
 
     def plain(_: F32) -> float:
         called.append(1)
         return 1.0
 
     x, y = torch.from_numpy(batch.x), torch.from_numpy(batch.y)
-    loss = Structured(chain, torch.from_numpy(weights.copy()), [(x, y)], cross_entropy, plain)
+    loss = Structured(pipeline, torch.from_numpy(weights.copy()), [(x, y)], cross_entropy, plain)
     dense = [Support(0, len(weights))] * 3
     assert loss.along(weights, Directions(bytes(32), GAUSSIAN), dense, SIGMA).tolist() == [loss(weights)] * 3
     assert len(called) == 4
@@ -361,12 +363,12 @@ def test_directions_over_all_weights_take_the_plain_way() -> None:
 
 def test_only_what_says_its_stages_has_a_chain() -> None:
     opaque = Wrapped(nn.Sequential(nn.Flatten(), nn.Linear(12, CLASSES)))
-    assert chain_of(opaque, torch.zeros(1, 3, 4)) is None
+    assert pipeline_of(opaque, torch.zeros(1, 3, 4)) is None
     assert not isinstance(TorchLoss(opaque, structured=True).on(batch_of((3, 4), 2)), Structured)
     shared = nn.Linear(4, 4)
-    assert chain_of(nn.Sequential(shared, nn.ReLU(), shared), torch.zeros(1, 4)) is None
+    assert pipeline_of(nn.Sequential(shared, nn.ReLU(), shared), torch.zeros(1, 4)) is None
     act = nn.ReLU()
-    again = chain_of(nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act), torch.zeros(1, 4))
+    again = pipeline_of(nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act), torch.zeros(1, 4))
     assert again is not None
     assert len(again.stages) == 4
 
@@ -375,19 +377,19 @@ def test_stages_that_are_not_the_module_are_refused() -> None:
     one, act, two = nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, CLASSES)
     for lie in ([one, two], [one, nn.ReLU(), two], [act, one, two]):
         with pytest.raises(PlanError, match=r"stages\(\) one after the other"):
-            chain_of(Net(one, act, two, lie=lie), torch.zeros(1, 4))
+            pipeline_of(Net(one, act, two, lie=lie), torch.zeros(1, 4))
     for lie in ([one, act], [one, act, two, two], [one, act, nn.Linear(4, CLASSES)]):
         with pytest.raises(PlanError, match="every trained weight in exactly one stage"):
-            chain_of(Net(one, act, two, lie=lie), torch.zeros(1, 4))
+            pipeline_of(Net(one, act, two, lie=lie), torch.zeros(1, 4))
 
 
 def test_samples_that_see_each_other_are_found() -> None:
     module = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, affine=False, track_running_stats=False), nn.GroupNorm(1, 2), nn.Flatten()
     )
-    chain = chain_of(module, torch.zeros(1, 1, 5, 5))
-    assert chain is not None
-    assert [stage.separate for stage in chain.stages] == [True, False, True, True]
+    pipeline = pipeline_of(module, torch.zeros(1, 1, 5, 5))
+    assert pipeline is not None
+    assert [stage.separate for stage in pipeline.stages] == [True, False, True, True]
 
 
 def test_layers_that_a_block_adds_to_its_output_are_found() -> None:
@@ -395,9 +397,9 @@ def test_layers_that_a_block_adds_to_its_output_are_found() -> None:
     block, head = Residual(4, nn.GroupNorm(2, 4)), nn.Linear(4, CLASSES)
     clipped = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     module = Net(block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), Wrapped(clipped), Wrapped(nn.Linear(4, 4)), head)
-    chain = chain_of(module, torch.zeros(1, 4, 6, 6))
-    assert chain is not None
-    assert [(layer.stage, layer.inside, layer.filters, layer.biases) for layer in chain.layers] == [
+    pipeline = pipeline_of(module, torch.zeros(1, 4, 6, 6))
+    assert pipeline is not None
+    assert [(layer.stage, layer.inside, layer.filters, layer.biases) for layer in pipeline.layers] == [
         (0, True, 8, 152),
         (0, True, 156, 172),
         (4, True, 196, 212),
@@ -410,9 +412,9 @@ def test_frozen_weights_are_not_in_the_way() -> None:
     module[0].weight.requires_grad_(False)
     module[4].bias.requires_grad_(False)
     weights, batch = weights_of(module), batch_of((1, 8, 8), 4)
-    chain = chain_of(module, torch.zeros(1, 1, 8, 8))
-    assert chain is not None
-    (second, head) = chain.layers
+    pipeline = pipeline_of(module, torch.zeros(1, 1, 8, 8))
+    assert pipeline is not None
+    (second, head) = pipeline.layers
     assert (second.filters, second.biases, head.filters) == (6, None, 6 + 12 * 150)
     supports = [unit_support(second, 2, 3), Support(0, 6), unit_support(head, 1, 3)]
     directions = Directions(bytes(32), GAUSSIAN)

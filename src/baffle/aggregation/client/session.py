@@ -6,7 +6,7 @@ A *slot* is one use of the protocol: one mask key of every client, for one attem
     advertise   keys for many slots, signed  ->
                                              <-  opening: members of the next slot, their keys
     seal        shares of two secrets        ->
-                                             <-  the round, its roster, the boxes for this client
+                                             <-  the round, its participants, the boxes for this client
     mask        vector + masks               ->
                                              <-  who is alive and who dropped
     agree       signature over that          ->        (only where the server may lie)
@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from baffle.aggregation.client.marks import Marks
 from baffle.aggregation.client.peers import FrozenPeers, Peers, ReadKeys, reader
 from baffle.aggregation.client.slot import FrozenSlot, OpenSlot, freeze, thaw
-from baffle.aggregation.client_policy import Slot, Terms, checked_slot
+from baffle.aggregation.client_policy import ClientPolicy, Slot, checked_slot
 from baffle.aggregation.context import round_context, sign, signed, survivors_text
 from baffle.aggregation.masks import agree, pair_mask, self_mask
 from baffle.aggregation.messages import (
@@ -89,7 +89,7 @@ class ClientSession:
         identity: Ed25519PrivateKey,
         directory: Mapping[int, bytes],
         run: bytes,
-        terms: Terms,
+        policy: ClientPolicy,
         *,
         marks: Marks | None = None,
         remember: Callable[[Marks], None] = lambda _: None,
@@ -97,13 +97,13 @@ class ClientSession:
         frozen: bytes | None = None,
     ) -> None:
         self._number, self._identity, self._directory, self._run = number, identity, directory, run
-        self._terms = terms
+        self._policy = policy
         self._remember = remember
         known = None if frozen is None else decode(frozen, FrozenSession)
         self._session = known.session if known else secrets.token_bytes(16)
         self._peers = Peers(number, run, read_keys or reader(directory, run), known.peers if known else None)
         self._keys = {slot: X25519PrivateKey.from_private_bytes(key) for slot, key in known.keys} if known else {}
-        self._open = {one.opening.slot: thaw(one, terms) for one in known.open} if known else {}
+        self._open = {one.opening.slot: thaw(one, policy) for one in known.open} if known else {}
         self._marks = marks or (read(known.marks, Marks, "Marks") if known else Marks())
 
     def frozen(self) -> bytes:
@@ -141,7 +141,7 @@ class ClientSession:
         private = self._keys.get(opening.slot)
         if private is None:
             raise RefusalError(f"no key was advertised for slot {opening.slot}")
-        slot = checked_slot(msgspec.structs.replace(opening, advertisements=()), self._terms)
+        slot = checked_slot(msgspec.structs.replace(opening, advertisements=()), self._policy)
         if self._number not in opening.members:
             raise RefusalError(f"slot {opening.slot} does not count this client among its members")
         neighbours = slot.graph.neighbours[self._number]
@@ -170,10 +170,10 @@ class ClientSession:
         if own.slot.number <= self._marks.slot:
             raise RefusalError(f"slot {own.slot.number} is not after slot {self._marks.slot}")
         self._require_fresh(asked.request)
-        roster = self._checked_roster(own.slot, asked)
-        context = round_context(asked.keys, own.slot.opening, asked.request, asked.roster)
+        participants = self._checked_participants(own.slot, asked)
+        context = round_context(asked.keys, own.slot.opening, asked.request, asked.participants)
         vector = compute()
-        peers = [peer for peer in own.slot.graph.neighbours[self._number] if peer in roster]
+        peers = [peer for peer in own.slot.graph.neighbours[self._number] if peer in participants]
         masked = add(chain([vector], self._masks(own, context, peers, len(vector))))
         self._note(slot=own.slot.number)
         own.request, own.context, own.masked = asked, context, masked
@@ -197,7 +197,7 @@ class ClientSession:
         return Agreed(asked.slot, self._identity.sign(survivors_text(self._run, own.context, asked.alive)))
 
     def unmask(self, asked: Unmask) -> Unmasked:
-        """Release one share for every neighbour on the roster: of its self mask if it is alive, of its key if not; and
+        """Release one share for every participating neighbour: of its self mask if it is alive, of its key if not; and
         this client's own share of its own self mask."""
         own = self._slot(asked.slot)
         request = self._checked_request(own, asked)
@@ -205,7 +205,7 @@ class ClientSession:
             return own.unmasked
         self._require_agreement(own, asked)
         self._require_fresh(request.request)
-        neighbours = [peer for peer in own.slot.graph.neighbours[self._number] if peer in request.roster]
+        neighbours = [peer for peer in own.slot.graph.neighbours[self._number] if peer in request.participants]
         boxes = cut(request.boxes, BOX_BYTES, len(neighbours), "boxes")
         shares = [
             self._share(peer, own.slot.number, box, alive=peer in asked.alive)
@@ -255,47 +255,49 @@ class ClientSession:
         if len(released) >= MOST_QUERIES:
             raise RefusalError(f"these weights have been asked about {len(released)} times")
 
-    def _checked_roster(self, slot: Slot, asked: MaskedRequest) -> set[int]:
-        roster, whole = set(asked.roster), asked.roster == slot.opening.members
-        if not whole and (list(asked.roster) != sorted(roster) or not roster <= set(slot.opening.members)):
-            raise RefusalError("a roster must name members of its slot, once each and in order")
-        if self._number not in roster or len(roster) < slot.opening.floor:
+    def _checked_participants(self, slot: Slot, asked: MaskedRequest) -> set[int]:
+        participants, whole = set(asked.participants), asked.participants == slot.opening.members
+        if not whole and (
+            list(asked.participants) != sorted(participants) or not participants <= set(slot.opening.members)
+        ):
+            raise RefusalError("the participants must be members of the slot, once each and in order")
+        if self._number not in participants or len(participants) < slot.opening.floor:
             raise RefusalError(
-                f"a roster of {len(roster)}, expected this client and {slot.opening.floor} in all at least"
+                f"{len(participants)} participants, expected this client and {slot.opening.floor} in all at least"
             )
-        expected = sum(1 for peer in slot.graph.neighbours[self._number] if peer in roster)
+        expected = sum(1 for peer in slot.graph.neighbours[self._number] if peer in participants)
         cut(asked.boxes, BOX_BYTES, expected, "boxes")
         if expected + 1 < slot.opening.threshold:
             raise RefusalError(f"{expected} neighbours, expected {slot.opening.threshold - 1} at least")
-        return roster
+        return participants
 
     def _checked_request(self, own: OpenSlot, asked: Agree | Unmask) -> MaskedRequest:
         """What this client sent a vector for, if it may sign or release for these survivors, and for no others."""
         if own.request is None:
             raise RefusalError(f"slot {asked.slot} has no vector of this client to unmask")
-        self._check_survivors(own.slot.opening, own.request.roster, asked)
+        self._check_survivors(own.slot.opening, own.request.participants, asked)
         if own.survivors and own.survivors != asked.alive:
             raise RefusalError(f"slot {asked.slot} was settled for other survivors before")
         return own.request
 
-    def _check_survivors(self, opening: Opening, roster: tuple[int, ...], asked: Agree | Unmask) -> None:
+    def _check_survivors(self, opening: Opening, participants: tuple[int, ...], asked: Agree | Unmask) -> None:
         alive, dropped = set(asked.alive), set(asked.dropped)
         if alive & dropped:
             raise RefusalError(f"client {min(alive & dropped)} is said to be alive and dropped")
-        if len(asked.alive) + len(asked.dropped) != len(roster) or alive | dropped != set(roster):
-            raise RefusalError("the survivors and the dropped must make up the roster")
+        if len(asked.alive) + len(asked.dropped) != len(participants) or alive | dropped != set(participants):
+            raise RefusalError("the survivors and the dropped must be the participants")
         if list(asked.alive) != sorted(alive):
             raise RefusalError("the survivors must be named in order")
         if self._number not in alive or len(alive) < max(opening.floor, opening.threshold):
             raise RefusalError(f"{len(alive)} survivors, expected this client and {opening.floor} in all at least")
-        tiers = self._terms.tiers
+        tiers = self._policy.tiers
         for k in {tiers[client] for client in alive if client in tiers}:
             prefix = sum(1 for client in alive if tiers.get(client, k) >= k)
             if prefix < opening.floor:
                 raise RefusalError(f"{prefix} survivors evaluate {k} directions, expected {opening.floor} at least")
 
     def _require_agreement(self, own: OpenSlot, asked: Unmask) -> None:
-        if not self._terms.agreement:
+        if not self._policy.agreement:
             return
         signatures = cut(asked.signatures, SIGNATURE_BYTES, len(asked.signers), "signatures")
         text = survivors_text(self._run, own.context, asked.alive)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from baffle.aggregation.client_policy import Slot, Terms, checked_slot
+from baffle.aggregation.client_policy import ClientPolicy, Slot, checked_slot
 from baffle.aggregation.messages import Key, MaskedRequest, Members, Opening, Sealed, Share, Unmasked
 from baffle.core.messages import Message
 from baffle.core.ring import ELEMENT, RingVector
@@ -55,9 +55,9 @@ def freeze(one: OpenSlot) -> FrozenSlot:
     )
 
 
-def thaw(frozen: FrozenSlot, terms: Terms) -> OpenSlot:
+def thaw(frozen: FrozenSlot, policy: ClientPolicy) -> OpenSlot:
     return OpenSlot(
-        checked_slot(frozen.opening, terms),
+        checked_slot(frozen.opening, policy),
         X25519PrivateKey.from_private_bytes(frozen.private),
         frozen.seed,
         frozen.share,

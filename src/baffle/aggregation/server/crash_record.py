@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from baffle.aggregation.client_policy import Terms, checked_slot
+from baffle.aggregation.client_policy import ClientPolicy, checked_slot
 from baffle.aggregation.messages import Advertisement, Key, Members, Opening, Packed
 from baffle.aggregation.server.slot import ServerSlot
 from baffle.core.messages import Hash, Message, Number, decode, encode
@@ -26,7 +26,7 @@ class Memory(Protocol):
     def kept(self) -> bytes | None: ...
 
 
-class KeptFile:
+class CrashFile:
     """A memory on disk, replaced whole or not at all."""
 
     def __init__(self, path: Path) -> None:
@@ -49,49 +49,49 @@ class KeptFile:
             raise RunFolderError(f"{self._path} cannot be read: {fault.strerror or fault}") from None
 
 
-class KeptSlot(Message, frozen=True, tag="kept-slot"):
+class SlotRecord(Message, frozen=True, tag="kept-slot"):
     """One group's slot whose vectors have come."""
 
     opening: Opening
-    roster: Members
+    participants: Members
     context: Key
     senders: Members
     vectors: Packed
 
 
-class Kept(Message, frozen=True, tag="kept"):
+class CrashRecord(Message, frozen=True, tag="kept"):
     """A round's slots; none where the group had given up already."""
 
     round: Number
     weights_hash: Hash
-    slots: tuple[KeptSlot | None, ...]
+    slots: tuple[SlotRecord | None, ...]
 
 
-def pack(kept: Kept) -> bytes:
+def pack(kept: CrashRecord) -> bytes:
     """The record as it is stored, behind its hash: a spoilt vector would give a wrong sum."""
     data = encode(kept)
     return sha256(data).digest() + data
 
 
-def unpack(data: bytes) -> Kept:
+def unpack(data: bytes) -> CrashRecord:
     if sha256(data[32:]).digest() != data[:32]:
         raise MessageError("what was kept of a sum is damaged; the round must be asked for anew")
-    return decode(data[32:], Kept)
+    return decode(data[32:], CrashRecord)
 
 
-def to_keep(slot: ServerSlot) -> KeptSlot:
+def to_keep(slot: ServerSlot) -> SlotRecord:
     opening = slot.slot.opening
     lists = tuple(encode(slot.advertisements[member]) for member in opening.members)
     whole = Opening(opening.slot, opening.members, opening.threshold, opening.floor, opening.graph_seed, lists)
     vectors = b"".join(slot.vectors[client].astype(ELEMENT, copy=False).tobytes() for client in slot.alive)
-    return KeptSlot(whole, slot.roster, slot.context, slot.alive, vectors)
+    return SlotRecord(whole, slot.participants, slot.context, slot.alive, vectors)
 
 
-def restore(run: bytes, kept: KeptSlot, terms: Terms) -> ServerSlot:
+def restore(run: bytes, kept: SlotRecord, policy: ClientPolicy) -> ServerSlot:
     """The slot as it was when it was kept."""
     lists = [decode(data, Advertisement) for data in kept.opening.advertisements]
-    slot = ServerSlot(run, checked_slot(kept.opening, terms), {one.sender: one for one in lists})
-    slot.roster, slot.context, slot.alive = kept.roster, kept.context, kept.senders
+    slot = ServerSlot(run, checked_slot(kept.opening, policy), {one.sender: one for one in lists})
+    slot.participants, slot.context, slot.alive = kept.participants, kept.context, kept.senders
     rows = np.frombuffer(kept.vectors, dtype=ELEMENT)
     if not kept.senders or len(rows) % len(kept.senders):
         raise MessageError(f"{len(rows)} elements kept for {len(kept.senders)} clients")

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from baffle.aggregation.client_policy import Groups, Terms, checked_slot
+from baffle.aggregation.client_policy import ClientPolicy, Groups, checked_slot
 from baffle.aggregation.context import require_signed_keys
 from baffle.aggregation.masks import agree
 from baffle.aggregation.messages import Advertisement, Agreed, Hello, Opening, Turn, Turned
-from baffle.aggregation.server.crash_record import Kept, Memory, pack, restore, to_keep, unpack
+from baffle.aggregation.server.crash_record import CrashRecord, Memory, pack, restore, to_keep, unpack
 from baffle.aggregation.server.slot import ServerSlot
 from baffle.aggregation.server.traffic import Traffic
 from baffle.core.messages import RoundRequest, contribution_to, decode, encode
@@ -41,7 +41,7 @@ class GroupSum:
         """Who has done its part so far."""
         if self.slot is None:
             return self.with_keys
-        return self.slot.vectors if self.slot.roster else self.slot.sealed
+        return self.slot.vectors if self.slot.participants else self.slot.sealed
 
 
 @dataclass
@@ -56,7 +56,7 @@ class SecureSum:
     length: int
     run: bytes
     directory: Mapping[int, bytes]
-    terms: Terms
+    policy: ClientPolicy
     memory: Memory | None = None
     _advertised: dict[int, Advertisement] = field(default_factory=dict)
     _delivered: dict[int, dict[int, bytes]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class SecureSum:
             self._ready(sums, traffic)
             self._take_vectors(sums, traffic)
             self._keep(sums)
-        if self.terms.agreement:
+        if self.policy.agreement:
             self._agree(sums, traffic)
         self._turn(sums, traffic)
         found = self._each(sums, self._total)
@@ -101,7 +101,7 @@ class SecureSum:
 
         def require_enough(one: GroupSum) -> None:
             slot = one.open_slot()
-            if len(slot.sealed) < max(self.terms.floor, slot.slot.opening.threshold):
+            if len(slot.sealed) < max(self.policy.floor, slot.slot.opening.threshold):
                 raise AbortError(
                     f"{len(slot.sealed)} of {len(one.requests)} clients shared their secrets, too few for a sum"
                 )
@@ -143,7 +143,7 @@ class SecureSum:
             return
         asked = {client: unmask[index] for index in unmask for client in sums[index].open_slot().alive}
         number = _round(sums[0]) + 1
-        upcoming = self.terms.groups_of(number) if self.terms.groups_of else ()
+        upcoming = self.policy.groups_of(number) if self.policy.groups_of else ()
         self._advertise(number, [client for group in upcoming for client in group], traffic)
         self._next = [slot for slot in self._open_all(number, upcoming) if slot]
         openings = self._openings(self._next)
@@ -210,10 +210,10 @@ class SecureSum:
     def _open(self, number: int, group: Sequence[int]) -> ServerSlot:
         present = tuple(client for client in sorted(group) if client in self._advertised)
         seed = secrets.token_bytes(32)
-        least = self.terms.least_threshold(self.terms.graph(present, seed), len(group))
-        opening = Opening(number, present, self.terms.threshold or least, self.terms.floor, seed, ())
+        least = self.policy.least_threshold(self.policy.graph(present, seed), len(group))
+        opening = Opening(number, present, self.policy.threshold or least, self.policy.floor, seed, ())
         lists = {client: self._advertised[client] for client in present}
-        return ServerSlot(self.run, checked_slot(opening, self.terms), lists)
+        return ServerSlot(self.run, checked_slot(opening, self.policy), lists)
 
     def _openings(self, slots: Iterable[ServerSlot]) -> dict[int, Opening]:
         """For each member the opening, with the keys that it has not been sent yet."""
@@ -232,7 +232,7 @@ class SecureSum:
             return
         slots = tuple(to_keep(one.open_slot()) if not one.fault else None for one in sums)
         request = next(iter(sums[0].requests.values()))
-        self.memory.keep(pack(Kept(request.round, request.weights_hash, slots)))
+        self.memory.keep(pack(CrashRecord(request.round, request.weights_hash, slots)))
 
     def _restored(self, sums: list[GroupSum]) -> bool:
         """Take up the round where a server that is no more has left it, if it had come so far as to ask for shares."""
@@ -246,11 +246,11 @@ class SecureSum:
         ):  # damaged, or not of these terms: clients that have served the round refuse it, and it is skipped
             return False
 
-    def _restore(self, kept: Kept, sums: list[GroupSum]) -> bool:
+    def _restore(self, kept: CrashRecord, sums: list[GroupSum]) -> bool:
         request = next(iter(sums[0].requests.values()))
         if (kept.round, kept.weights_hash, len(kept.slots)) != (request.round, request.weights_hash, len(sums)):
             return False
-        slots = [restore(self.run, slot, self.terms) if slot else None for slot in kept.slots]
+        slots = [restore(self.run, slot, self.policy) if slot else None for slot in kept.slots]
         for one, slot in zip(sums, slots, strict=True):
             one.slot, one.fault = slot, "" if slot else "the sum was given up before the server started anew"
         return True

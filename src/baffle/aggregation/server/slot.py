@@ -36,7 +36,7 @@ class ServerSlot:
     slot: Slot
     advertisements: Mapping[int, Advertisement]
     sealed: dict[int, list[bytes]] = field(default_factory=dict)
-    roster: tuple[int, ...] = ()
+    participants: tuple[int, ...] = ()
     context: bytes = b""
     vectors: dict[int, RingVector] = field(default_factory=dict)
     alive: tuple[int, ...] = ()
@@ -53,26 +53,26 @@ class ServerSlot:
             raise RefusalError(f"client {sender} has sealed other shares before")
 
     def requests(self, about: Mapping[int, RoundRequest]) -> dict[int, MaskedRequest]:
-        """Fix the roster: those who have sealed their shares. Each gets the boxes of its neighbours there."""
-        self.roster = tuple(sorted(self.sealed))
-        keys = keys_digest(self.run, (self.advertisements[client] for client in self.roster), self.slot.number)
-        self.context = round_context(keys, self.slot.opening, about[self.roster[0]], self.roster)
+        """Fix the participants: those who have sealed their shares. Each gets the boxes of its neighbours."""
+        self.participants = tuple(sorted(self.sealed))
+        keys = keys_digest(self.run, (self.advertisements[client] for client in self.participants), self.slot.number)
+        self.context = round_context(keys, self.slot.opening, about[self.participants[0]], self.participants)
         boxes = {
             sender: dict(zip(self.slot.graph.neighbours[sender], self.sealed[sender], strict=True))
-            for sender in self.roster
+            for sender in self.participants
         }
         return {
             receiver: MaskedRequest(
                 about[receiver],
-                self.roster,
+                self.participants,
                 keys,
                 b"".join(boxes[sender][receiver] for sender in self._neighbours(receiver)),
             )
-            for receiver in self.roster
+            for receiver in self.participants
         }
 
     def take_vector(self, sender: int, vector: RingVector, length: int) -> None:
-        if sender not in self.roster or len(vector) != length:
+        if sender not in self.participants or len(vector) != length:
             raise RefusalError(f"a vector of {len(vector)} elements from client {sender}, expected {length}")
         first = self.vectors.setdefault(sender, vector)
         if not np.array_equal(first, vector):
@@ -82,8 +82,8 @@ class ServerSlot:
         """Fix who is in the sum: those whose vectors have come."""
         self.alive = tuple(sorted(self.vectors))
         if len(self.alive) < max(self.slot.opening.floor, self.slot.opening.threshold):
-            raise AbortError(f"{len(self.alive)} of {len(self.roster)} clients sent a vector, too few for a sum")
-        dropped = tuple(client for client in self.roster if client not in self.vectors)
+            raise AbortError(f"{len(self.alive)} of {len(self.participants)} clients sent a vector, too few for a sum")
+        dropped = tuple(client for client in self.participants if client not in self.vectors)
         return Agree(self.slot.number, self.alive, dropped)
 
     def take_agreed(self, sender: int, agreed: Agreed, identity: bytes) -> None:
@@ -114,7 +114,7 @@ class ServerSlot:
     def _masks_left(self) -> Iterable[RingVector]:
         """What must be added to the vectors to free them from masks."""
         length = len(self.vectors[self.alive[0]])
-        for client in self.roster:
+        for client in self.participants:
             secret = self._recovered(client)
             if client in self.vectors:
                 yield np.negative(self_mask(secret, self.context, length))
@@ -127,9 +127,9 @@ class ServerSlot:
                     yield pair_mask(agree(private, self._key_of(peer)), self.context, length, plus=client < peer)
 
     def _neighbours(self, client: int) -> list[int]:
-        """A client's neighbours on the roster."""
+        """A client's neighbours among the participants."""
         if client not in self._near:
-            on_it = set(self.roster)
+            on_it = set(self.participants)
             self._near[client] = [peer for peer in self.slot.graph.neighbours[client] if peer in on_it]
         return self._near[client]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from baffle.errors import ModelError
-from baffle.runtime.onnx.graph import Graph, finished
+from baffle.runtime.onnx.graph import OnnxGraph, finished
 
 SAMPLES = 2
 """A module is traced with so many: with one, its batch could be taken for a fixed size."""
@@ -32,7 +32,7 @@ class Stateless(nn.Module):
         return output
 
 
-def graph_of(module: nn.Module, shape: tuple[int, ...]) -> Graph:
+def graph_of(module: nn.Module, shape: tuple[int, ...]) -> OnnxGraph:
     """The graph of a module on samples of a shape, with the module's own weights. What is frozen stays inside it."""
     whole = Stateless(module).eval()
     weights = {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}

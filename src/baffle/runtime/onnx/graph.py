@@ -43,7 +43,7 @@ OPSET = 13
 
 
 @dataclass(frozen=True)
-class Graph:
+class OnnxGraph:
     """A finished graph, the weights it was found with, and the shapes of what goes in and comes out."""
 
     model: ModelProto
@@ -59,14 +59,14 @@ class Graph:
         return bytes(self.model.SerializeToString(deterministic=True))
 
 
-def graph_from_folder(folder: Path) -> Graph:
+def graph_from_folder(folder: Path) -> OnnxGraph:
     """The graph of a model that was exported before, as it is."""
     manifest = read_manifest(folder)
     weights = manifest.split(read_weights(folder / WEIGHTS, manifest))
-    return Graph(onnx.load(folder / MODEL), weights, manifest.input_shape, manifest.classes)
+    return OnnxGraph(onnx.load(folder / MODEL), weights, manifest.input_shape, manifest.classes)
 
 
-def graph_from_file(path: Path, freeze: Sequence[str] = ()) -> Graph:
+def graph_from_file(path: Path, freeze: Sequence[str] = ()) -> OnnxGraph:
     """A classifier that came as ONNX. Weights whose names match a pattern in `freeze` stay as they are."""
     try:
         model = onnx.load(path)
@@ -86,7 +86,7 @@ def graph_from_file(path: Path, freeze: Sequence[str] = ()) -> Graph:
     return finished(model, weights)
 
 
-def finished(model: ModelProto, weights: Mapping[str, F32], tag: str = "") -> Graph:
+def finished(model: ModelProto, weights: Mapping[str, F32], tag: str = "") -> OnnxGraph:
     """A classifier with these weights as inputs, after its samples and labels, and its mean loss as an output. In the
     model their names have `tag` before them. Losses are averaged in float64: a probe is a small difference of means."""
     if _opset(model) < OPSET:
@@ -127,7 +127,7 @@ def finished(model: ModelProto, weights: Mapping[str, F32], tag: str = "") -> Gr
     _keep(graph.input, [helper.make_tensor_value_info(*one) for one in inputs])
     loss = helper.make_tensor_value_info(LOSS, TensorProto.DOUBLE, ())
     _keep(graph.output, [loss, helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", None))])
-    return Graph(model, weights, shape, _classes(model))
+    return OnnxGraph(model, weights, shape, _classes(model))
 
 
 def _without_remarks(model: ModelProto) -> ModelProto:

@@ -13,7 +13,7 @@ from baffle.core.ports import Batch
 from baffle.core.supports import Entry, Layout, allocate
 from baffle.errors import PlanError
 from baffle.runtime.torch.loss import TorchCriterion, TorchLoss, cross_entropy, weights_of
-from baffle.runtime.torch.stages import Chain, unit_support
+from baffle.runtime.torch.stages import Pipeline, unit_support
 from baffle.runtime.torch.structured import Structured
 
 Mode = Literal["stages", "units"]
@@ -35,11 +35,11 @@ def propose(module: nn.Module, batch: Batch, mode: Mode, k: int, loss: TorchCrit
     weights, found = weights_of(module), TorchLoss(module, loss, structured=True).on(few)
     if not isinstance(found, Structured):
         raise PlanError(
-            "task.model is not a chain of stages, so directions must touch all of it; make it an nn.Sequential "
+            "task.model is not a pipeline of stages, so directions must touch all of it; make it an nn.Sequential "
             "or give it a method stages()"
         )
     found(weights)
-    families = families_of(found.chain, mode)
+    families = families_of(found.pipeline, mode)
     costs = [_cost(found, weights, family) for family in families]
     if mode == "units":
         families, costs = _worth_it(found, weights, families, costs)
@@ -57,7 +57,7 @@ def _worth_it(
     """Without units that are not cheaper to move than the stage they are in, since a scalar tells as much of either.
     Such a stage is one support."""
     kept_families, kept_costs = list[list[Support]](), list[float]()
-    for stage in loss.chain.stages:
+    for stage in loss.pipeline.stages:
         own = [
             (family, cost)
             for family, cost in zip(families, costs, strict=True)
@@ -73,14 +73,14 @@ def _worth_it(
     return kept_families, kept_costs
 
 
-def families_of(chain: Chain, mode: Mode) -> list[list[Support]]:
+def families_of(pipeline: Pipeline, mode: Mode) -> list[list[Support]]:
     """The supports, those that are alike together: units, and what is left of a stage without its units. A last linear
     layer is one support: its outputs are all needed anyway."""
-    layers = list(chain.layers) if mode == "units" else []
+    layers = list(pipeline.layers) if mode == "units" else []
     if layers and isinstance(layers[-1].module, nn.Linear):
         layers.pop()
     families = list[list[Support]]()
-    for number, stage in enumerate(chain.stages):
+    for number, stage in enumerate(pipeline.stages):
         own = [layer for layer in layers if layer.stage == number]
         families += [[unit_support(layer, unit, unit + 1) for unit in range(layer.units)] for layer in own]
         taken = [unit_support(layer, 0, layer.units) for layer in own]

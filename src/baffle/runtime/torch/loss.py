@@ -15,7 +15,7 @@ from baffle.core.ports import Batch
 from baffle.core.probe import Landscape, forward_each, moves
 from baffle.core.ranks import ranks
 from baffle.runtime.torch.fast_forward import Quick
-from baffle.runtime.torch.stages import Chain, chain_of
+from baffle.runtime.torch.stages import Pipeline, pipeline_of
 from baffle.runtime.torch.structured import Structured
 
 TorchCriterion = Callable[[Tensor, Tensor], Tensor]
@@ -62,7 +62,7 @@ class TorchLoss:
         self._parameters = _trainable(module)
         self.n_weights = sum(p.numel() for p in self._parameters)
         self._scratch = torch.empty(self.n_weights, dtype=dtype, device=device)
-        self._structured, self._chains = structured, dict[torch.Size, Chain | None]()
+        self._structured, self._pipelines = structured, dict[torch.Size, Pipeline | None]()
         self._quick = Quick(self._module, plain=self._device.type != "cpu" or dtype != torch.float32)
         start = 0
         for parameter in self._parameters:
@@ -77,8 +77,8 @@ class TorchLoss:
         # What goes through in one piece is arranged once for all directions; a copy of many pieces would outgrow each.
         alone = [(self._quick.arranged(x), y) for x, y in pieces] if len(pieces) == 1 else pieces
         plain = BatchLoss(self, alone)
-        chain = self._chain_for(pieces[0][0]) if self._structured else None
-        return Structured(chain, self._scratch, pieces, self._loss, plain) if chain else plain
+        pipeline = self._pipeline_for(pieces[0][0]) if self._structured else None
+        return Structured(pipeline, self._scratch, pieces, self._loss, plain) if pipeline else plain
 
     @torch.inference_mode()
     def set_weights(self, weights: F32) -> None:
@@ -123,11 +123,11 @@ class TorchLoss:
         losses = self._loss(output if output.dtype.itemsize >= 4 else output.float(), y).double()
         return losses.sum() if losses.ndim else losses * len(y)
 
-    def _chain_for(self, x: Tensor) -> Chain | None:
-        """The module as a chain of stages, if it is one: looked for once for each shape of samples."""
-        if x.shape[1:] not in self._chains:
-            self._chains[x.shape[1:]] = chain_of(self._module, x)
-        return self._chains[x.shape[1:]]
+    def _pipeline_for(self, x: Tensor) -> Pipeline | None:
+        """The module as a pipeline of stages, if it is one: looked for once for each shape of samples."""
+        if x.shape[1:] not in self._pipelines:
+            self._pipelines[x.shape[1:]] = pipeline_of(self._module, x)
+        return self._pipelines[x.shape[1:]]
 
     def _pieces(self, batch: Batch) -> list[Piece]:
         x = torch.from_numpy(batch.x).to(self._device, self._dtype)

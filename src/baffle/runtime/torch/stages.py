@@ -1,4 +1,4 @@
-"""A module as a chain of stages, and the layers in it whose output units can be moved alone.
+"""A module as a pipeline of stages, and the layers in it whose output units can be moved alone.
 
 A direction that touches one stage leaves everything before it as it was; one that touches some output units of a layer
 leaves the other units as they were, as far as the modules that follow keep channels apart. What is true of a module is
@@ -18,7 +18,7 @@ from baffle.core.directions import Support
 from baffle.errors import PlanError
 
 SAMPLES = 4
-"""How many random samples a chain is tried on."""
+"""How many random samples a pipeline is tried on."""
 
 ELEMENTWISE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign),
@@ -29,7 +29,7 @@ POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 @dataclass(frozen=True)
 class Stage:
-    """One module of the chain, with its slice of the flat weight vector (empty if it has no trained weights)."""
+    """One module of the pipeline, with its slice of the flat weight vector (empty if it has no trained weights)."""
 
     module: nn.Module
     start: int
@@ -62,7 +62,7 @@ class Units(NamedTuple):
 
 class Route(NamedTuple):
     """The way of a change from a layer to the output: stages that keep channels apart, then a stage whose response to a
-    change can be computed alone (or not), then the rest of the chain."""
+    change can be computed alone (or not), then the rest of the pipeline."""
 
     tail: range
     answers: bool
@@ -70,7 +70,7 @@ class Route(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chain:
+class Pipeline:
     """Stages whose composition is the module."""
 
     stages: tuple[Stage, ...]
@@ -130,8 +130,8 @@ def unit_support(layer: Layer, start: int, stop: int, *, biased: bool = True) ->
 
 
 @torch.no_grad()
-def chain_of(module: nn.Module, sample: Tensor) -> Chain | None:
-    """The chain that a module says it is, by a method `stages()` or by being an nn.Sequential; none if it says nothing.
+def pipeline_of(module: nn.Module, sample: Tensor) -> Pipeline | None:
+    """The pipeline that a module says it is, by a method `stages()` or by being an nn.Sequential; none otherwise.
 
     `sample` has the shape of a batch; its values do not matter.
     """
@@ -167,7 +167,7 @@ def chain_of(module: nn.Module, sample: Tensor) -> Chain | None:
             "task.model: stages() one after the other must give exactly what the module gives, and do not; "
             "correct it or remove it"
         )
-    return Chain(tuple(stages), tuple(shapes), tuple(layers))
+    return Pipeline(tuple(stages), tuple(shapes), tuple(layers))
 
 
 def _flat(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:

@@ -18,15 +18,15 @@ from baffle.core.arrays import F32, F64
 from baffle.core.directions import NUMBERS_AT_ONCE, Directions, Support, grouped
 from baffle.core.probe import Landscape, Loss, forward_each
 from baffle.runtime.torch.fast_forward import IN_PLACE
-from baffle.runtime.torch.stages import Chain, Units
-from baffle.runtime.torch.units import Kept, Moved, Piece, Team, Workspace
+from baffle.runtime.torch.stages import Pipeline, Units
+from baffle.runtime.torch.units import Moved, Piece, Team, Unmoved, Workspace
 
 OUTPUTS_AT_ONCE = 1 << 20
 """Model outputs (of samples times directions) that are kept before their losses are computed."""
 
 
 class Structured:
-    """The loss of a chain of stages on one batch. The criterion is given float64 outputs.
+    """The loss of a pipeline of stages on one batch. The criterion is given float64 outputs.
 
     `scratch` is the buffer that the module's parameters are views of. `plain` is the loss of the whole module, for
     directions that touch all of it.
@@ -34,17 +34,17 @@ class Structured:
 
     def __init__(
         self,
-        chain: Chain,
+        pipeline: Pipeline,
         scratch: Tensor,
         pieces: Sequence[Piece],
         criterion: Callable[[Tensor, Tensor], Tensor],
         plain: Loss,
     ) -> None:
-        self.chain, self._scratch, self._pieces = chain, scratch, pieces
+        self.pipeline, self._scratch, self._pieces = pipeline, scratch, pieces
         self._criterion, self._plain = criterion, plain
         self._samples = sum(len(y) for _, y in pieces)
         self._space = Workspace()
-        self._last: tuple[F32, Kept] | None = None
+        self._last: tuple[F32, Unmoved] | None = None
 
     @torch.inference_mode()
     def __call__(self, weights: F32) -> float:
@@ -54,39 +54,39 @@ class Structured:
     def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
         """L(W + step · s_k · unit · z_k) for every k, in any order of supports."""
         teams, rest = self._split(supports)
-        if not teams and all(self.chain.first_stage(support) == self._first for support in rest):
+        if not teams and all(self.pipeline.first_stage(support) == self._first for support in rest):
             way = self._plain.along if isinstance(self._plain, Landscape) else partial(forward_each, self._plain)
             # The plain loss may round otherwise; a difference to this object's loss must not show it.
             return way(weights, directions, supports, step) + (self(weights) - self._plain(weights))
         totals, scale = np.zeros(len(supports)), step * directions.distribution.unit
         for piece in self._pieces:
-            kept = self._keep(weights, piece)
+            unmoved = self._keep(weights, piece)
             for support, numbers in rest.items():
-                self._rerun(kept, weights, directions, support, numbers, scale, totals)
+                self._rerun(unmoved, weights, directions, support, numbers, scale, totals)
             for team in teams:
-                self._move_units(kept, directions, team, scale, totals)
+                self._move_units(unmoved, directions, team, scale, totals)
         return totals / self._samples
 
     @property
     def _first(self) -> int:
-        return next((i for i, stage in enumerate(self.chain.stages) if stage.start < stage.stop), 0)
+        return next((i for i, stage in enumerate(self.pipeline.stages) if stage.start < stage.stop), 0)
 
     def _split(self, supports: Sequence[Support]) -> tuple[list[Team], dict[Support, list[int]]]:
         """Directions that move units, in teams; and the others, by support."""
         teams, rest = dict[tuple[object, ...], Team](), dict[Support, list[int]]()
         for support, numbers in grouped(supports).items():
-            units = self.chain.units(support)
+            units = self.pipeline.units(support)
             if units is None or _is_whole_convolution(units):
                 rest[support] = numbers
                 continue
-            ranges = self.chain.ranges(units)
+            ranges = self.pipeline.ranges(units)
             key = (units.layer.filters, units.biased, *(stop - start for start, stop in ranges))
             team = teams.setdefault(key, Team(units.layer, units.biased, [], []))
             team.ranges.extend([ranges] * len(numbers))
             team.numbers.extend(numbers)
         return list(teams.values()), rest
 
-    def _keep(self, weights: F32, piece: Piece) -> Kept:
+    def _keep(self, weights: F32, piece: Piece) -> Unmoved:
         self._scratch.copy_(torch.from_numpy(weights))
         if self._last is not None and self._last[1].piece is piece and np.array_equal(self._last[0], weights):
             return self._last[1]
@@ -95,19 +95,19 @@ class Structured:
         def remember(module: nn.Module, given: tuple[Tensor, ...]) -> None:
             inside[module] = given[0].clone()
 
-        hooks = [layer.module.register_forward_pre_hook(remember) for layer in self.chain.layers if layer.inside]
-        for stage in self.chain.stages:
+        hooks = [layer.module.register_forward_pre_hook(remember) for layer in self.pipeline.layers if layer.inside]
+        for stage in self.pipeline.stages:
             inputs.append(x)
             x = stage.module(x.clone() if stage.overwrites else x).contiguous()
         for hook in hooks:
             hook.remove()
-        kept = Kept(piece, [*inputs, x], inside, self._sums(x.double().unsqueeze(1), piece[1]).item())
-        self._last = weights.copy(), kept
-        return kept
+        unmoved = Unmoved(piece, [*inputs, x], inside, self._sums(x.double().unsqueeze(1), piece[1]).item())
+        self._last = weights.copy(), unmoved
+        return unmoved
 
     def _rerun(
         self,
-        kept: Kept,
+        unmoved: Unmoved,
         weights: F32,
         directions: Directions,
         support: Support,
@@ -116,7 +116,7 @@ class Structured:
         totals: F64,
     ) -> None:
         """Run the model again from the first stage that a direction touches."""
-        first, parts = self.chain.first_stage(support), support.parts()
+        first, parts = self.pipeline.first_stage(support), support.parts()
         here = torch.from_numpy(weights).to(self._scratch)
         at_once = max(1, NUMBERS_AT_ONCE // max(1, support.size))
         for start in range(0, len(numbers), at_once):
@@ -125,8 +125,8 @@ class Structured:
             for k, row in zip(some, rows, strict=True):
                 for touched, number in parts:
                     torch.add(here[touched], row[number], out=self._scratch[touched])
-                output = self._run(range(first, len(self.chain.stages)), kept.inputs[first], ours=False)
-                totals[k] += self._sums(output.double().unsqueeze(1), kept.piece[1]).item()
+                output = self._run(range(first, len(self.pipeline.stages)), unmoved.inputs[first], ours=False)
+                totals[k] += self._sums(output.double().unsqueeze(1), unmoved.piece[1]).item()
         for touched, _ in parts:
             self._scratch[touched] = here[touched]
 
@@ -140,7 +140,7 @@ class Structured:
     def _run(self, numbers: range, x: Tensor, *, ours: bool = True) -> Tensor:
         """Stages one after the other. What is not ours must not be overwritten."""
         for number in numbers:
-            stage = self.chain.stages[number]
+            stage = self.pipeline.stages[number]
             in_place = IN_PLACE.get(type(stage.module))
             if in_place is not None and ours:
                 x = in_place(x)
@@ -161,16 +161,16 @@ class Structured:
         each = [self._criterion(outputs[:, k], labels).double() for k in range(count)]
         return torch.stack(each) * samples
 
-    def _move_units(self, kept: Kept, directions: Directions, team: Team, scale: float, totals: F64) -> None:
+    def _move_units(self, unmoved: Unmoved, directions: Directions, team: Team, scale: float, totals: F64) -> None:
         """The directions of a team, as many at a time as their outputs allow."""
-        outputs_each = len(kept.piece[1]) * max(1, math.prod(self.chain.shapes[-1]))
+        outputs_each = len(unmoved.piece[1]) * max(1, math.prod(self.pipeline.shapes[-1]))
         at_once = max(1, min(OUTPUTS_AT_ONCE // outputs_each, 8 * NUMBERS_AT_ONCE // team.size))
         for start in range(0, len(team.numbers), at_once):
             numbers = team.numbers[start : start + at_once]
             z = self._drawn(directions, numbers, team.size)
             some = team._replace(numbers=numbers, ranges=team.ranges[start : start + at_once])
-            moved = Moved(self.chain, kept, some, z, scale, self._run, self._space)
-            totals[numbers] += self._sums(moved.outputs(), kept.piece[1]).cpu().numpy()
+            moved = Moved(self.pipeline, unmoved, some, z, scale, self._run, self._space)
+            totals[numbers] += self._sums(moved.outputs(), unmoved.piece[1]).cpu().numpy()
 
 
 def _is_whole_convolution(units: Units) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from baffle.runtime.torch.stages import Chain, Layer
+from baffle.runtime.torch.stages import Layer, Pipeline
 
 Piece = tuple[Tensor, Tensor]
 """Samples and labels that go through the model together."""
@@ -23,7 +23,7 @@ TILE = 1 << 20
 """Numbers in the largest tensor of an inner loop: few enough to stay in cache."""
 
 
-class Kept(NamedTuple):
+class Unmoved(NamedTuple):
     """The unmoved model on one piece: what each stage is given, then what the model gives; and the losses' sum."""
 
     piece: Piece
@@ -71,18 +71,18 @@ class Moved:
 
     def __init__(
         self,
-        chain: Chain,
-        kept: Kept,
+        pipeline: Pipeline,
+        unmoved: Unmoved,
         team: Team,
         z: Tensor,
         scale: float,
         run: Callable[[range, Tensor], Tensor],
         space: Workspace,
     ) -> None:
-        self._chain, self._kept, self._team, self._scale, self._run = chain, kept, team, scale, run
+        self._pipeline, self._unmoved, self._team, self._scale, self._run = pipeline, unmoved, team, scale, run
         self._space = space
-        self._route = chain.route(team.layer)
-        self._separate = all(chain.stages[number].separate for number in self._route.rest)
+        self._route = pipeline.route(team.layer)
+        self._separate = all(pipeline.stages[number].separate for number in self._route.rest)
         filters = z[:, : team.width * team.layer.fan].reshape(-1, team.layer.fan)
         biases = z[:, team.width * team.layer.fan :].reshape(-1, 1)
         self._z = torch.cat([filters, biases], 1) if team.biased else filters
@@ -95,7 +95,7 @@ class Moved:
 
     def outputs(self) -> Tensor:
         """The model's outputs in float64: (samples, directions, ...)."""
-        base = self._kept.inputs[-1]
+        base = self._unmoved.inputs[-1]
         samples, count = len(base), len(self._team.numbers)
         result = torch.empty((samples, count, *base.shape[1:]), dtype=torch.float64, device=base.device)
         samples_at_once, rows = self._tile(samples, count)
@@ -111,7 +111,7 @@ class Moved:
 
     def _tile(self, samples: int, count: int) -> tuple[int, int]:
         """How many samples, and directions, go through together."""
-        layer, shapes = self._team.layer, self._chain.shapes
+        layer, shapes = self._team.layer, self._pipeline.shapes
         positions = math.prod(shapes[layer.stage + 1][1:])
         rows = min(count, max(1, TILE // (self._team.width * positions)))
         if not self._separate:
@@ -123,16 +123,16 @@ class Moved:
         return max(1, min(samples, together)), rows
 
     def _largest_after(self) -> int:
-        return max((math.prod(self._chain.shapes[number]) for number in self._route.rest), default=1)
+        return max((math.prod(self._pipeline.shapes[number]) for number in self._route.rest), default=1)
 
     def _patches(self, some: slice) -> Tensor:
         """What the filters are multiplied with, and ones for the biases: (samples, inputs) for a linear layer,
         (samples, inputs, positions) for a convolution."""
         layer, biased = self._team.layer, self._team.biased
-        x = (self._kept.inside[layer.module] if layer.inside else self._kept.inputs[layer.stage])[some]
+        x = (self._unmoved.inside[layer.module] if layer.inside else self._unmoved.inputs[layer.stage])[some]
         if isinstance(layer.module, nn.Linear):
             return F.pad(x, (0, 1), value=1.0) if biased else x
-        view = patches_of(layer.module, x, self._chain.shapes[layer.stage + 1])
+        view = patches_of(layer.module, x, self._pipeline.shapes[layer.stage + 1])
         patches = self._space.take("patches", x, len(x), layer.fan + biased, math.prod(view.shape[4:]))
         patches[:, : layer.fan].view(view.shape).copy_(view)
         patches[:, layer.fan :] = 1.0
@@ -141,7 +141,7 @@ class Moved:
     def _units(self, patches: Tensor, some: slice, here: slice) -> Tensor:
         """The moved units, before any activation."""
         width, scale = self._team.width, self._scale
-        base = self._kept.inputs[self._team.layer.stage + 1][some]
+        base = self._unmoved.inputs[self._team.layer.stage + 1][some]
         z = self._z[here.start * width : here.stop * width]
         x = self._space.take("units", base, len(base), len(z), *base.shape[2:])
         torch.index_select(base, 1, self._channels[0][here].reshape(-1), out=x)
@@ -156,7 +156,7 @@ class Moved:
         """The moved channels after the stages that keep channels apart."""
         rows = x.shape[1]
         for step, number in enumerate(self._route.tail):
-            module = self._chain.stages[number].module
+            module = self._pipeline.stages[number].module
             if isinstance(module, nn.GroupNorm):
                 x = self._normalised(module, self._filled(x, number, step, some, here), step, here)
             else:
@@ -168,7 +168,7 @@ class Moved:
         before, after = self._channels[step][here], self._channels[step + 1][here]
         if before.shape == after.shape:
             return x
-        whole = self._kept.inputs[number][some].index_select(1, after.reshape(-1))
+        whole = self._unmoved.inputs[number][some].index_select(1, after.reshape(-1))
         place = _places(before - after[:, :1], after.shape[1])
         return _by_width(whole.index_copy_(1, place, x.flatten(1, 2)), after.shape[1])
 
@@ -184,11 +184,11 @@ class Moved:
     def _ends(self, x: Tensor, some: slice, here: slice) -> Iterator[tuple[slice, Tensor]]:
         """The outputs of some directions at a time."""
         stop = self._route.tail.stop
-        base = self._kept.inputs[stop][some]
+        base = self._unmoved.inputs[stop][some]
         if not self._route.answers:
             yield from self._replaced(base, x, here)
             return
-        module, next_base = self._chain.stages[stop].module, self._kept.inputs[stop + 1][some]
+        module, next_base = self._pipeline.stages[stop].module, self._unmoved.inputs[stop + 1][some]
         change = x.flatten(1, 2).sub_(base.index_select(1, self._channels[-1][here].reshape(-1))).view_as(x)
         if isinstance(module, nn.Conv2d):
             yield from self._through_convolution(module, next_base, change, here)
@@ -196,7 +196,7 @@ class Moved:
             yield from self._through_linear(module, next_base, change, here)
 
     def _replaced(self, base: Tensor, x: Tensor, here: slice) -> Iterator[tuple[slice, Tensor]]:
-        """The rest of the chain on everything, with the moved channels among it."""
+        """The rest of the pipeline on everything, with the moved channels among it."""
         if not self._route.rest:
             base, x = base.double(), x.double()
         for part in self._by_size(here, len(x) * max(base[0].numel(), self._largest_after())):
@@ -253,7 +253,7 @@ class Moved:
             yield slice(start, min(start + most, here.stop))
 
     def _after(self, x: Tensor) -> Tensor:
-        """The rest of the chain on (samples, directions, ...), the directions apart if samples see each other."""
+        """The rest of the pipeline on (samples, directions, ...), the directions apart if samples see each other."""
         if self._separate:
             return _by_width(self._run(self._route.rest, x.flatten(0, 1)), x.shape[1], dim=0)
         return torch.stack([self._run(self._route.rest, one.contiguous()) for one in x.unbind(1)], 1)

@@ -128,10 +128,10 @@ class _Run:
     def __init__(self, layer: nn.Conv2d, x: Tensor, y: Tensor) -> None:
         (n, into, height, width), (_, rows, columns, out) = x.shape, y.shape
         above, left = (int(p) for p in layer.padding)
-        tiles, row, terms = -(-rows // TILE), (width + 2 * left) * into, SIZE * into
+        tiles, row, policy = -(-rows // TILE), (width + 2 * left) * into, SIZE * into
         sums, filters, values = _transforms()
         weights = layer.weight.permute(2, 3, 1, 0).reshape(SIZE, -1)
-        self._weights, self._bias = (filters @ weights).view(VALUES, terms, out), layer.bias
+        self._weights, self._bias = (filters @ weights).view(VALUES, policy, out), layer.bias
         # Below each image is a tile of zeros, so that those of all images follow each other at equal distances.
         padded = x.new_zeros(n, (tiles + 1) * TILE, width + 2 * left, into)
         self._inside = padded[:, above:, left:][:, :height, :width].permute(0, 3, 1, 2)
@@ -139,8 +139,8 @@ class _Run:
         self._values = values.expand(len(self._tiles), -1, -1)
         at_points = x.new_empty(n, tiles + 1, VALUES, row)
         self._at_points = at_points.view(-1, VALUES, row)[:-1]
-        self._windows = at_points[:, :tiles].unfold(3, terms, into).permute(2, 0, 1, 3, 4)
-        self._factors = x.new_empty(VALUES, n * tiles * columns, terms)
+        self._windows = at_points[:, :tiles].unfold(3, policy, into).permute(2, 0, 1, 3, 4)
+        self._factors = x.new_empty(VALUES, n * tiles * columns, policy)
         self._spread = self._factors.view(self._windows.shape)
         self._products = x.new_empty(VALUES, n * tiles * columns, out)
         self._at_one = self._products[1]  # every row has the products at the point 1 once
