@@ -8,7 +8,7 @@ import pytest
 
 from baffle.core.arrays import F32
 from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, RADEMACHER, Directions, Distribution, Support, blocks, dense
-from baffle.core.probe import SCHEMES, Scheme, central_difference, forward_difference, moves
+from baffle.core.probe import SCHEMES, Scheme, central_difference, forward_difference, losses_along, moves
 from baffle.errors import NotFiniteError
 
 KEY = bytes(range(32))
@@ -71,6 +71,35 @@ def test_central_difference_asks_on_both_sides_of_the_weights() -> None:
     assert probed.scalars.tolist() == [-3.0, -3.0, -3.0]
     for ahead, behind in zip(seen[:3], seen[3:], strict=True):
         assert ahead + behind == pytest.approx(2 * some_weights(), abs=1e-6)
+
+
+class OwnScratch:
+    """A loss that keeps its weights in memory of its own and notes whether it was called with another array."""
+
+    def __init__(self, dtype: type = np.float32) -> None:
+        self.scratch: F32 = np.zeros(N, dtype)
+        self.copied = list[bool]()
+
+    def __call__(self, weights: F32) -> float:
+        self.copied.append(weights is not self.scratch)
+        return float(np.sum(weights.astype(np.float64) ** 3))
+
+
+@BOTH_SCHEMES
+def test_a_loss_with_a_scratch_of_its_own_copies_nothing_along_the_directions(scheme: Scheme) -> None:
+    loss, weights, directions = OwnScratch(), some_weights(), Directions(KEY, GAUSSIAN)
+    expected = scheme(lambda w: float(np.sum(w.astype(np.float64) ** 3)), weights, directions, dense(N, 7), 0.1)
+    probed = scheme(loss, weights, directions, dense(N, 7), 0.1)
+    assert probed.scalars.tobytes() == expected.scalars.tobytes()
+    assert sum(loss.copied) == (1 if scheme is forward_difference else 0)
+    assert loss.scratch.tobytes() == weights.tobytes()
+
+
+def test_a_scratch_of_another_precision_is_left_alone() -> None:
+    loss, weights = OwnScratch(np.float64), some_weights()
+    losses_along(loss, weights, Directions(KEY, GAUSSIAN), dense(N, 3), 0.1)
+    assert all(loss.copied)
+    assert not loss.scratch.any()
 
 
 @BOTH_DISTRIBUTIONS

@@ -6,9 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baffle.core.arrays import F64
 from baffle.core.directions import GAUSSIAN, Directions, dense
-from baffle.core.probe import SCHEMES, forward_each
+from baffle.core.probe import SCHEMES
 from baffle.paper.sigma import Point, Remembered, cosine, rounded, rounded_move, working
 
 WEIGHTS = np.random.default_rng(0).uniform(0.5, 1, 50_000).astype(np.float32)
@@ -41,9 +40,6 @@ class _Counted:
     def __call__(self, weights: object) -> float:
         self.calls += 1
         return float(np.sum(np.asarray(weights) ** 2))
-
-    def along(self, weights: object, directions: object, supports: object, step: float) -> F64:
-        return forward_each(self, weights, directions, supports, step)  # type: ignore[arg-type]
 
 
 def test_two_schemes_share_their_losses_and_get_the_same_scalars() -> None:

@@ -96,7 +96,8 @@ class Client:
             return work._replace(values=gradient.astype(np.float64))
         probe = SCHEMES[plan.probe.scheme]
         supports = self.trajectory.supports[: self.k]
-        probed = probe(runtime.on(batch), weights, self.trajectory.directions(request.key), supports, plan.probe.sigma)
+        directions, block = self.trajectory.directions(request.key), self.trajectory.block
+        probed = probe(runtime.on(batch), weights, directions, supports, plan.probe.sigma, block)
         return Work(probed.scalars, probed.base)
 
     def _train_locally(self, round_number: int, weights: F32, runtime: Runtime) -> Work:
@@ -131,7 +132,7 @@ class Client:
             return Work(np.empty(0), loss), gradient
         directions = Directions(key, DISTRIBUTIONS[plan.probe.distribution])
         probed = SCHEMES[plan.probe.scheme](
-            runtime.on(batch), weights, directions, trajectory.supports, plan.probe.sigma
+            runtime.on(batch), weights, directions, trajectory.supports, plan.probe.sigma, trajectory.block
         )
         alone = Ring(clients=1, n_max=1, clip=plan.ring.d_max)
         total = alone.decode(alone.encode(probed.scalars, len(probed.scalars), 1, probed.base), 1)

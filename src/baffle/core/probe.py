@@ -1,8 +1,12 @@
-"""The client's half of a round: directional derivatives of a loss, by forward passes alone."""
+"""The client's half of a round: directional derivatives of a loss, by forward passes alone.
+
+Core walks along the directions. For each of them it writes the moved weights into a scratch vector and asks the runtime
+for the loss there; that one call is all that crosses the border between the two. A structured loss is the exception: it
+knows a cheaper way to many losses at once.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,12 +16,22 @@ from baffle.core.directions import NUMBERS_AT_ONCE, Directions, Support, blocks,
 from baffle.errors import NotFiniteError
 
 Loss = Callable[[F32], float]
-"""Weights → loss on some fixed batch. All that an inference runtime must supply."""
+"""Weights → loss on a fixed batch. This is all that an inference runtime must supply."""
 
 
 @runtime_checkable
-class Landscape(Protocol):
-    """A loss that knows a quicker way to many points around one than a forward pass for each."""
+class InPlaceLoss(Protocol):
+    """A loss whose forward pass reads its weights from `scratch`: called with that vector, it copies nothing."""
+
+    @property
+    def scratch(self) -> F32: ...
+
+    def __call__(self, weights: F32) -> float: ...
+
+
+@runtime_checkable
+class StructuredLoss(Protocol):
+    """A loss that reaches many points around one for less than a forward pass each."""
 
     def __call__(self, weights: F32) -> float: ...
 
@@ -27,31 +41,52 @@ class Landscape(Protocol):
 
 
 class Probed(NamedTuple):
-    """What a client found out about its loss at one point."""
+    """What a client learns about its loss at one point."""
 
-    scalars: F64  # D_k ≈ s_k² · z_k · ∇L with the stretch s_k (1 but on the sphere), independent of σ
+    scalars: F64  # D_k ≈ s_k² · z_k · ∇L with the stretch s_k (1 except on the sphere), independent of σ
     base: float  # the loss itself
     forwards: int
 
 
-Scheme = Callable[[Loss, F32, Directions, Sequence[Support], float], Probed]
+class Scheme(Protocol):
+    """How differences of losses become directional derivatives. At most `block` numbers are drawn at a time."""
+
+    def __call__(
+        self,
+        loss: Loss,
+        weights: F32,
+        directions: Directions,
+        supports: Sequence[Support],
+        sigma: float,
+        block: int = NUMBERS_AT_ONCE,
+    ) -> Probed: ...
 
 
 def forward_difference(
-    loss: Loss, weights: F32, directions: Directions, supports: Sequence[Support], sigma: float
+    loss: Loss,
+    weights: F32,
+    directions: Directions,
+    supports: Sequence[Support],
+    sigma: float,
+    block: int = NUMBERS_AT_ONCE,
 ) -> Probed:
     """D_k = (L(W + σz_k) − L(W)) / σ with K + 1 forwards (eq. 1). With twice the K it is the paper's twice-FD."""
     base = _finite(loss(weights))
-    moved = _losses_along(loss, weights, directions, supports, sigma)
+    moved = losses_along(loss, weights, directions, supports, sigma, block)
     return Probed((moved - base) / sigma * _stretches(directions, supports), base, len(supports) + 1)
 
 
 def central_difference(
-    loss: Loss, weights: F32, directions: Directions, supports: Sequence[Support], sigma: float
+    loss: Loss,
+    weights: F32,
+    directions: Directions,
+    supports: Sequence[Support],
+    sigma: float,
+    block: int = NUMBERS_AT_ONCE,
 ) -> Probed:
     """D_k = (L(W + σz_k) − L(W − σz_k)) / 2σ with 2K forwards (eq. 2)."""
-    ahead = _losses_along(loss, weights, directions, supports, sigma)
-    behind = _losses_along(loss, weights, directions, supports, -sigma)
+    ahead = losses_along(loss, weights, directions, supports, sigma, block)
+    behind = losses_along(loss, weights, directions, supports, -sigma, block)
     base = float(np.mean(ahead) + np.mean(behind)) / 2
     return Probed((ahead - behind) / (2 * sigma) * _stretches(directions, supports), base, 2 * len(supports))
 
@@ -60,28 +95,39 @@ SCHEMES: Mapping[str, Scheme] = {"forward": forward_difference, "central": centr
 
 
 def _stretches(directions: Directions, supports: Sequence[Support]) -> F64:
-    """s_k for every k: once in the probe's step and once here, because z_k, not s_k · z_k, is multiplied by D_k."""
-    found = np.empty(len(supports))
+    """s_k for every k. It enters twice, here and in the probe's step, because D_k multiplies z_k and not s_k · z_k."""
+    stretches = np.empty(len(supports))
     for support, numbers in grouped(supports).items():
-        found[numbers] = directions.stretch(numbers, support.size)
-    return found
+        stretches[numbers] = directions.stretch(numbers, support.size)
+    return stretches
 
 
-def _losses_along(loss: Loss, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
-    way = loss.along if isinstance(loss, Landscape) else partial(forward_each, loss)
-    losses = way(weights, directions, supports, step)
-    if not np.isfinite(losses).all():
-        _finite(float(losses[~np.isfinite(losses)][0]))
-    return losses
-
-
-def forward_each(loss: Loss, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
-    """L(W + step · s_k · unit · z_k) for every k, from a scratch copy of the weights."""
-    losses = np.empty(len(supports))
-    scratch = weights.copy()
-    for k in moves(scratch, weights, directions, supports, step):
+def losses_along(
+    loss: Loss,
+    weights: F32,
+    directions: Directions,
+    supports: Sequence[Support],
+    step: float,
+    block: int = NUMBERS_AT_ONCE,
+) -> F64:
+    """L(W + step · s_k · unit · z_k) for every k."""
+    if isinstance(loss, StructuredLoss):
+        losses = loss.along(weights, directions, supports, step)
+        for value in losses[~np.isfinite(losses)]:
+            _finite(float(value))
+        return losses
+    losses, scratch = np.empty(len(supports)), _scratch(loss, weights)
+    for k in moves(scratch, weights, directions, supports, step, block):
         losses[k] = _finite(loss(scratch))
     return losses
+
+
+def _scratch(loss: Loss, weights: F32) -> F32:
+    """A copy of the weights to move: the loss's own scratch, where it has one of the same kind of numbers."""
+    if isinstance(loss, InPlaceLoss) and loss.scratch.dtype == weights.dtype:
+        loss.scratch[:] = weights
+        return loss.scratch
+    return weights.copy()
 
 
 def moves(
@@ -92,8 +138,8 @@ def moves(
     step: float,
     block: int = NUMBERS_AT_ONCE,
 ) -> Iterator[int]:
-    """For every k in turn, write W + step · s_k · unit · z_k into `scratch`, which holds exactly W before and after. No
-    more than `block` numbers are drawn at a time."""
+    """For every k in turn, write W + step · s_k · unit · z_k into `scratch`, which holds exactly W before and after. At
+    most `block` numbers are drawn at a time."""
     for numbers, support in blocks(supports, block):
         scales = (step * directions.distribution.unit * directions.stretch(numbers, support.size)).astype(np.float32)
         slices = [(at, min(at + block, support.size)) for at in range(0, support.size, block)]

@@ -16,13 +16,16 @@ from baffle.data.partition import share_out
 from baffle.data.sources import Dataset, load
 from baffle.errors import ModelError, PlanError
 from baffle.plan import Onnx, Plan
-from baffle.runtime.onnx.loss import NUMBERS_AT_ONCE, OnnxLoss
+from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import Manifest
 from baffle.schedule import tiers_of
 from baffle.trajectory import trajectory_of
 
 MICRO_BATCH = 4
 """Samples that go through the graph at once, where the plan says more: they need less memory and hardly more time."""
+
+NUMBERS_AT_ONCE = 1 << 15
+"""Numbers of directions that are drawn at a time: a quarter of the usual, and of its memory."""
 
 MMAP_THRESHOLD, LARGE = -3, 1 << 17
 """glibc's number for a setting, and its value: blocks of so many bytes are mapped alone, and unmapped when freed."""

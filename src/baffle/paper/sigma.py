@@ -13,7 +13,7 @@ import torch
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import GAUSSIAN, Directions, Support, dense
 from baffle.core.ports import Batch
-from baffle.core.probe import SCHEMES, Landscape
+from baffle.core.probe import SCHEMES, Loss, losses_along
 from baffle.core.rebuild import gradient_from_scalars
 from baffle.core.ring import Ring
 from baffle.paper.subject import accuracy_of, subject, trained
@@ -135,7 +135,7 @@ def measured(task: Task, weights: F32, size: Size, tell: Tell) -> dict[tuple[str
 class Remembered:
     """A loss at one point and along one set of directions that is computed once a step, for both schemes."""
 
-    def __init__(self, loss: Landscape) -> None:
+    def __init__(self, loss: Loss) -> None:
         self._loss, self._base, self._along = loss, list[float](), dict[float, F64]()
 
     def __call__(self, weights: F32) -> float:
@@ -145,7 +145,7 @@ class Remembered:
 
     def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
         if step not in self._along:
-            self._along[step] = self._loss.along(weights, directions, supports, step)
+            self._along[step] = losses_along(self._loss, weights, directions, supports, step)
         return self._along[step]
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from baffle.core.arrays import F32
 from baffle.core.directions import GAUSSIAN, RADEMACHER, Directions, Distribution, Support, dense
 from baffle.core.ports import Batch
-from baffle.core.probe import Landscape, forward_each
+from baffle.core.probe import InPlaceLoss, Loss, losses_along
 from baffle.models.lenet import lenet
 from baffle.models.wrn import wrn
 from baffle.runtime.torch.fast_forward import Quick
@@ -110,11 +110,16 @@ def test_losses_along_directions_are_those_of_plain_forwards(
     batch, directions, weights = _batch(), Directions(KEY, distribution), weights_of(_module(name))
     supports = _supports(len(weights))
     loss = TorchLoss(_module(name), micro_batch=micro_batch).on(batch)
-    assert isinstance(loss, Landscape)
+    assert isinstance(loss, InPlaceLoss)
     plain = _plain_loss(name, batch, micro_batch)
-    expected = forward_each(plain, weights, directions, supports, 0.01)
-    np.testing.assert_allclose(loss.along(weights, directions, supports, 0.01), expected, rtol=2e-6)
+    expected = losses_along(plain, weights, directions, supports, 0.01)
+    np.testing.assert_allclose(losses_along(loss, weights, directions, supports, 0.01), expected, rtol=2e-6)
     assert loss(weights) == pytest.approx(plain(weights), rel=2e-6)
+
+
+def _copying(loss: Loss) -> Loss:
+    """The same loss without a scratch of its own."""
+    return lambda weights: loss(weights)
 
 
 @ALL_MODELS
@@ -122,12 +127,11 @@ def test_the_same_question_has_the_same_answer_to_the_bit(name: str) -> None:
     weights, directions = weights_of(_module(name)), Directions(KEY, GAUSSIAN)
     supports = _supports(len(weights))
     runtime = TorchLoss(_module(name), micro_batch=8)
-    first = runtime.on(_batch()).along(weights, directions, supports, 0.01)
-    runtime.on(_batch(seed=1)).along(weights + np.float32(1), directions, supports, 0.01)
+    first = losses_along(runtime.on(_batch()), weights, directions, supports, 0.01)
+    losses_along(runtime.on(_batch(seed=1)), weights + np.float32(1), directions, supports, 0.01)
     for again in (runtime.on(_batch()), TorchLoss(_module(name, seed=1), micro_batch=8).on(_batch())):
-        assert again.along(weights, directions, supports, 0.01).tobytes() == first.tobytes()
-        each = forward_each(again, weights, directions, supports, 0.01)
-        assert each.tobytes() == first.tobytes()
+        for loss in (again, _copying(again)):
+            assert losses_along(loss, weights, directions, supports, 0.01).tobytes() == first.tobytes()
 
 
 @ALL_MODELS
@@ -137,7 +141,7 @@ def test_afterwards_the_module_has_exactly_the_weights_and_its_own_layers(name: 
     weights = weights_of(module)
     with torch.no_grad():
         before = module(inputs)
-    TorchLoss(module).on(_batch()).along(weights, Directions(KEY, GAUSSIAN), _supports(len(weights)), 0.1)
+    losses_along(TorchLoss(module).on(_batch()), weights, Directions(KEY, GAUSSIAN), _supports(len(weights)), 0.1)
     assert weights_of(module).tobytes() == weights.tobytes()
     assert not any("forward" in vars(layer) for layer in module.modules())
     with torch.no_grad():
@@ -148,8 +152,8 @@ def test_afterwards_the_module_has_exactly_the_weights_and_its_own_layers(name: 
 def test_other_types_take_the_simple_way(dtype: torch.dtype) -> None:
     weights, directions = weights_of(_module("lenet")), Directions(KEY, GAUSSIAN)
     supports = _supports(len(weights))
-    found = TorchLoss(_module("lenet"), dtype=dtype).on(_batch()).along(weights, directions, supports, 0.01)
-    expected = forward_each(_plain_loss("lenet", _batch(), 10), weights, directions, supports, 0.01)
+    found = losses_along(TorchLoss(_module("lenet"), dtype=dtype).on(_batch()), weights, directions, supports, 0.01)
+    expected = losses_along(_plain_loss("lenet", _batch(), 10), weights, directions, supports, 0.01)
     np.testing.assert_allclose(found, expected, rtol=1e-6 if dtype == torch.float64 else 0.02)
 
 
@@ -157,7 +161,7 @@ def test_weights_of_double_precision_are_moved_in_double_precision() -> None:
     weights, directions = weights_of(_module("lenet")).astype(np.float64), Directions(KEY, GAUSSIAN)
     loss = TorchLoss(_module("lenet"), dtype=torch.float64).on(_batch())
     supports = dense(len(weights), 3)
-    found = loss.along(weights, directions, supports, 1e-9)  # type: ignore[arg-type]
+    found = losses_along(loss, weights, directions, supports, 1e-9)  # type: ignore[arg-type]
     assert len({loss(weights), *found}) == 4  # type: ignore[arg-type]
 
 

@@ -147,11 +147,13 @@ def test_modules_run_in_evaluation_mode() -> None:
 def test_the_size_of_micro_batches_changes_the_loss_by_rounding_alone(n: int, micro_batch: int) -> None:
     batch, weights = _batch(n), _other_weights(_module())
     whole = TorchLoss(_module()).on(batch)(weights)
-    pieces = TorchLoss(_module(), micro_batch=micro_batch)
-    assert pieces.on(batch)(weights) == pytest.approx(whole, rel=1e-6)
-    loss, _ = pieces.gradient_on(batch)(weights)
+    micro_batches = TorchLoss(_module(), micro_batch=micro_batch)
+    assert micro_batches.on(batch)(weights) == pytest.approx(whole, rel=1e-6)
+    loss, _ = micro_batches.gradient_on(batch)(weights)
     assert loss == pytest.approx(whole, rel=1e-6)
-    np.testing.assert_allclose(pieces.outputs(weights, batch), TorchLoss(_module()).outputs(weights, batch), atol=1e-5)
+    np.testing.assert_allclose(
+        micro_batches.outputs(weights, batch), TorchLoss(_module()).outputs(weights, batch), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("micro_batch", [0, 1, 7, 20])

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, Directions, Support
 from baffle.core.ports import Batch
-from baffle.core.probe import SCHEMES, Landscape, forward_difference
+from baffle.core.probe import SCHEMES, StructuredLoss, forward_difference
 from baffle.errors import PlanError
 from baffle.runtime.torch import units
 from baffle.runtime.torch.loss import TorchCriterion, TorchLoss, cross_entropy, weights_of
@@ -155,7 +155,7 @@ def batch_of(shape: tuple[int, ...], samples: int, seed: int = 0) -> Batch:
 
 def full_forwards(
     module: nn.Module,
-    pieces: Sequence[Batch],
+    micro_batches: Sequence[Batch],
     weights: F32,
     directions: Directions,
     supports: Sequence[Support],
@@ -174,9 +174,9 @@ def full_forwards(
         with torch.no_grad():
             sums = [
                 F.cross_entropy(own(torch.from_numpy(p.x).double()), torch.from_numpy(p.y), reduction="sum")
-                for p in pieces
+                for p in micro_batches
             ]
-        return float(sum(sums)) / sum(len(p.y) for p in pieces)
+        return float(sum(sums)) / sum(len(p.y) for p in micro_batches)
 
     losses = np.empty(len(supports))
     for k, support in enumerate(supports):
@@ -189,10 +189,12 @@ def full_forwards(
     return loss(weights.astype(np.float64)), losses
 
 
-def landscape(module: nn.Module, batch: Batch, loss: TorchCriterion = cross_entropy, micro_batch: int = 0) -> Landscape:
+def structured(
+    module: nn.Module, batch: Batch, loss: TorchCriterion = cross_entropy, micro_batch: int = 0
+) -> StructuredLoss:
     made = TorchLoss(module, loss, micro_batch=micro_batch, structured=True).on(batch)
     assert isinstance(made, Structured)
-    assert isinstance(made, Landscape)
+    assert isinstance(made, StructuredLoss)
     return made
 
 
@@ -212,12 +214,12 @@ def test_losses_along_any_supports_are_those_of_full_forwards(
     directions = Directions(bytes(32), DISTRIBUTIONS[distribution])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(units, "TILE", tile)
-        loss = landscape(module, batch, criterion, micro_batch)
+        loss = structured(module, batch, criterion, micro_batch)
         base, moved = loss(weights), loss.along(weights, directions, supports, SIGMA)
         again = loss.along(weights, directions, supports, SIGMA)
     size = micro_batch or len(batch.y)
-    pieces = [Batch(batch.x[i : i + size], batch.y[i : i + size]) for i in range(0, len(batch.y), size)]
-    exact_base, exact = full_forwards(module, pieces, weights, directions, supports, SIGMA)
+    micro_batches = [Batch(batch.x[i : i + size], batch.y[i : i + size]) for i in range(0, len(batch.y), size)]
+    exact_base, exact = full_forwards(module, micro_batches, weights, directions, supports, SIGMA)
     np.testing.assert_array_equal(again, moved)
     assert base == pytest.approx(exact_base, rel=2e-5)
     np.testing.assert_allclose(moved, exact, rtol=2e-5)
@@ -250,7 +252,7 @@ def test_scalars_are_closer_to_the_exact_ones_than_those_of_float32_forwards(
     assert pipeline is not None
     supports = [unit_support(layer, u, u + 1) for layer in pipeline.layers for u in range(layer.units)] * 2
     directions = Directions(bytes(32), GAUSSIAN)
-    loss = landscape(module, batch)
+    loss = structured(module, batch)
     ours = SCHEMES[scheme](loss, weights, directions, supports, sigma).scalars
 
     def plain(flat: F32) -> float:
@@ -325,7 +327,7 @@ def test_all_units_of_all_layers_together(first: str, second: str, head: str) ->
     )
     supports = [unit_support(layer, start, start + width) for layer, start, width in widths] * 2
     directions = Directions(bytes(32), GAUSSIAN)
-    loss = landscape(module, batch)
+    loss = structured(module, batch)
     base, moved = loss(weights), loss.along(weights, directions, supports, SIGMA)
     exact_base, exact = full_forwards(module, [batch], weights, directions, supports, SIGMA)
     np.testing.assert_allclose(moved - base, exact - exact_base, rtol=1e-2, atol=1e-5)
@@ -338,7 +340,7 @@ def test_a_stage_that_overwrites_its_input_does_no_harm(inplace: bool) -> None:
     batch, directions = batch_of((3, 4), 5), Directions(bytes(32), GAUSSIAN)
     weights, supports = weights_of(module), [Support(104, 104 + 45), Support(0, 12, (96, 97)), Support(0, 149)]
     base, moved = (lambda loss: (loss(weights), loss.along(weights, directions, supports, SIGMA)))(
-        landscape(module, batch)
+        structured(module, batch)
     )
     exact_base, exact = full_forwards(module, [batch], weights, directions, supports, SIGMA)
     np.testing.assert_allclose(moved - base, exact - exact_base, rtol=1e-2, atol=1e-6)
@@ -418,7 +420,7 @@ def test_frozen_weights_are_not_in_the_way() -> None:
     assert (second.filters, second.biases, head.filters) == (6, None, 6 + 12 * 150)
     supports = [unit_support(second, 2, 3), Support(0, 6), unit_support(head, 1, 3)]
     directions = Directions(bytes(32), GAUSSIAN)
-    loss = landscape(module, batch)
+    loss = structured(module, batch)
     base, moved = loss(weights), loss.along(weights, directions, supports, SIGMA)
     exact_base, exact = full_forwards(module, [batch], weights, directions, supports, SIGMA)
     np.testing.assert_allclose(moved - base, exact - exact_base, rtol=1e-2, atol=1e-6)

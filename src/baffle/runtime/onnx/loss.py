@@ -10,17 +10,13 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from baffle.core.arrays import F32, F64, I64
-from baffle.core.directions import Directions, Support
 from baffle.core.ports import Batch
-from baffle.core.probe import Landscape, moves
+from baffle.core.probe import Loss
 from baffle.errors import ModelError
 from baffle.runtime.onnx.model_folder import LOGITS, LOSS, MODEL, WEIGHT, X, Y, read_manifest
 
-NUMBERS_AT_ONCE = 1 << 15
-"""Of directions: a quarter of the usual, and of its memory."""
 
-
-class Piece(NamedTuple):
+class BoundMicroBatch(NamedTuple):
     """A micro-batch, bound to the session. It holds the arrays whose memory is bound."""
 
     binding: Any
@@ -38,7 +34,7 @@ class OnnxLoss:
     def __init__(self, folder: Path, *, micro_batch: int = 0) -> None:
         self.manifest = read_manifest(folder)
         self.n_weights = self.manifest.n_weights
-        self._micro_batch = micro_batch
+        self._micro_batch_size = micro_batch
         self._scratch: F32 = np.zeros(self.n_weights, np.float32)
         self._views = self.manifest.split(self._scratch)
         self._loss: F64 = np.zeros((), np.float64)
@@ -50,40 +46,40 @@ class OnnxLoss:
         """The graph's own weights, to write into."""
         return self._scratch
 
-    def on(self, batch: Batch) -> Landscape:
+    def on(self, batch: Batch) -> Loss:
         """The loss on one batch, to be called for many weights."""
-        return BatchLoss(self, self._pieces(batch, LOSS))
+        return BatchLoss(self, self._micro_batches(batch, LOSS))
 
-    def mean_loss(self, pieces: Sequence[Piece]) -> float:
+    def mean_loss(self, micro_batches: Sequence[BoundMicroBatch]) -> float:
         """The loss at the weights in `scratch`."""
         total = 0.0
         with _translated("a forward pass"):
-            for piece in pieces:
-                self._session.run_with_iobinding(piece.binding)
-                total += float(self._loss) * len(piece.labels)
-        return total / sum(len(piece.labels) for piece in pieces)
+            for micro_batch in micro_batches:
+                self._session.run_with_iobinding(micro_batch.binding)
+                total += float(self._loss) * len(micro_batch.labels)
+        return total / sum(len(micro_batch.labels) for micro_batch in micro_batches)
 
     def outputs(self, weights: F32, batch: Batch) -> F32:
         """What the model says, a row per sample."""
         self._scratch[:] = weights
         rows = list[F32]()
         with _translated("a forward pass"):
-            for piece in self._pieces(batch, LOGITS):
-                self._session.run_with_iobinding(piece.binding)
-                rows += piece.binding.copy_outputs_to_cpu()
+            for micro_batch in self._micro_batches(batch, LOGITS):
+                self._session.run_with_iobinding(micro_batch.binding)
+                rows += micro_batch.binding.copy_outputs_to_cpu()
         return np.concatenate(rows)
 
-    def _pieces(self, batch: Batch, output: str) -> list[Piece]:
+    def _micro_batches(self, batch: Batch, output: str) -> list[BoundMicroBatch]:
         if batch.x.shape[1:] != self.manifest.input_shape:
             raise ModelError(
                 f"the model takes samples of shape {self.manifest.input_shape}, got {batch.x.shape[1:]}; "
                 "was it exported for other data?"
             )
         x, y = np.ascontiguousarray(batch.x, np.float32), np.ascontiguousarray(batch.y, np.int64)
-        size = self._micro_batch or len(y)
+        size = self._micro_batch_size or len(y)
         return [self._bound(x[i : i + size], y[i : i + size], output) for i in range(0, len(y), size)]
 
-    def _bound(self, x: F32, y: I64, output: str) -> Piece:
+    def _bound(self, x: F32, y: I64, output: str) -> BoundMicroBatch:
         binding = self._session.io_binding()
         inputs: dict[str, NDArray[Any]] = {WEIGHT + name: view for name, view in self._views.items()}
         for name, array in (inputs | {X: x, Y: y}).items():
@@ -92,26 +88,23 @@ class OnnxLoss:
             binding.bind_output(LOSS, "cpu", 0, np.float64, (), self._loss.ctypes.data)
         else:
             binding.bind_output(LOGITS)
-        return Piece(binding, x, y)
+        return BoundMicroBatch(binding, x, y)
 
 
 class BatchLoss:
-    """A runtime's loss on one batch. Probes write into the graph's own weights, without a copy in between."""
+    """A graph's loss on one batch. `scratch` holds the graph's own weights, so that a probe copies none of them."""
 
-    def __init__(self, runtime: OnnxLoss, pieces: Sequence[Piece]) -> None:
-        self._runtime, self._pieces = runtime, pieces
+    def __init__(self, runtime: OnnxLoss, micro_batches: Sequence[BoundMicroBatch]) -> None:
+        self._runtime, self._micro_batches = runtime, micro_batches
+
+    @property
+    def scratch(self) -> F32:
+        return self._runtime.scratch
 
     def __call__(self, weights: F32) -> float:
-        self._runtime.scratch[:] = weights
-        return self._runtime.mean_loss(self._pieces)
-
-    def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
-        """L(W + step · s_k · unit · z_k) for every k."""
-        losses, scratch = np.empty(len(supports)), self._runtime.scratch
-        scratch[:] = weights
-        for k in moves(scratch, weights, directions, supports, step, NUMBERS_AT_ONCE):
-            losses[k] = self._runtime.mean_loss(self._pieces)
-        return losses
+        if weights is not self.scratch:
+            self.scratch[:] = weights
+        return self._runtime.mean_loss(self._micro_batches)
 
 
 def _open(path: Path) -> Any:

@@ -9,20 +9,17 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from baffle.core.arrays import F32, F64
-from baffle.core.directions import Directions, Support
+from baffle.core.arrays import F32
 from baffle.core.ports import Batch
-from baffle.core.probe import Landscape, forward_each, moves
+from baffle.core.probe import Loss
 from baffle.core.ranks import ranks
 from baffle.runtime.torch.fast_forward import Quick
 from baffle.runtime.torch.stages import Pipeline, pipeline_of
 from baffle.runtime.torch.structured import Structured
+from baffle.runtime.torch.tensors import MicroBatch
 
 TorchCriterion = Callable[[Tensor, Tensor], Tensor]
 """Model output and labels → one loss per sample, or their mean."""
-
-Piece = tuple[Tensor, Tensor]
-"""The samples of a micro-batch and their labels."""
 
 
 def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
@@ -57,7 +54,7 @@ class TorchLoss:
     ) -> None:
         self._module = module.to(device=device, dtype=dtype).eval()
         self._loss = loss
-        self._micro_batch = micro_batch
+        self._micro_batch_size = micro_batch
         self._dtype, self._device = dtype, torch.device(device)
         self._parameters = _trainable(module)
         self.n_weights = sum(p.numel() for p in self._parameters)
@@ -71,39 +68,46 @@ class TorchLoss:
             parameter.data = view
             start += parameter.numel()
 
-    def on(self, batch: Batch) -> Landscape:
+    def on(self, batch: Batch) -> Loss:
         """The loss on one batch, to be called for many weights."""
-        pieces = self._pieces(batch)
+        micro_batches = self._micro_batches(batch)
         # What goes through in one piece is arranged once for all directions; a copy of many pieces would outgrow each.
-        alone = [(self._quick.arranged(x), y) for x, y in pieces] if len(pieces) == 1 else pieces
-        plain = BatchLoss(self, alone)
-        pipeline = self._pipeline_for(pieces[0][0]) if self._structured else None
-        return Structured(pipeline, self._scratch, pieces, self._loss, plain) if pipeline else plain
+        alone = [(self._quick.arranged(x), y) for x, y in micro_batches] if len(micro_batches) == 1 else micro_batches
+        plain = self._plain_loss(alone)
+        pipeline = self._pipeline_for(micro_batches[0][0]) if self._structured else None
+        return Structured(pipeline, self._scratch, micro_batches, self._loss, plain) if pipeline else plain
 
     @torch.inference_mode()
     def set_weights(self, weights: F32) -> None:
         self._scratch.copy_(torch.from_numpy(weights))
 
-    def own_weights(self, like: F32) -> F32 | None:
-        """The module's own weights as an array to write into, where they are stored as `like` is."""
-        alike = self._device.type == "cpu" and self._dtype == torch.from_numpy(like).dtype
-        return self._scratch.numpy() if alike else None
+    def _plain_loss(self, micro_batches: Sequence[MicroBatch]) -> Loss:
+        """The loss by a whole forward pass. On a CPU, probes write into the module's own weights; NumPy has no view of
+        those on another device or in half precision."""
+        if self._device.type == "cpu" and self._dtype.itemsize >= 4:
+            return BatchLoss(self, self._scratch.numpy(), micro_batches)
+
+        def loss(weights: F32) -> float:
+            self.set_weights(weights)
+            return self.mean_loss(micro_batches)
+
+        return loss
 
     @torch.inference_mode()
-    def mean_loss(self, pieces: Sequence[Piece]) -> float:
+    def mean_loss(self, micro_batches: Sequence[MicroBatch]) -> float:
         """The loss at the weights that the module has now."""
-        total = sum(self._summed(self._quick(x), y) for x, y in pieces)
-        return float(total) / sum(len(y) for _, y in pieces)
+        total = sum(self._summed(self._quick(x), y) for x, y in micro_batches)
+        return float(total) / sum(len(y) for _, y in micro_batches)
 
     def gradient_on(self, batch: Batch) -> Callable[[F32], tuple[float, F32]]:
         """Loss and gradient by backpropagation, for the baseline."""
-        pieces = self._pieces(batch)
+        micro_batches = self._micro_batches(batch)
 
         def loss_and_gradient(weights: F32) -> tuple[float, F32]:
             with torch.no_grad():
                 self._scratch.copy_(torch.from_numpy(weights))
             total, gradient = 0.0, torch.zeros_like(self._scratch)
-            for x, y in pieces:
+            for x, y in micro_batches:
                 loss = self._summed(self._module(x), y) / len(batch.y)
                 parts = torch.autograd.grad(loss, self._parameters)
                 gradient += torch.cat([part.reshape(-1) for part in parts])
@@ -116,7 +120,7 @@ class TorchLoss:
     def outputs(self, weights: F32, batch: Batch) -> F32:
         """What the model says, a row per sample."""
         self.set_weights(weights)
-        rows = [self._quick(x).to("cpu", torch.float32) for x, _ in self._pieces(batch)]
+        rows = [self._quick(x).to("cpu", torch.float32) for x, _ in self._micro_batches(batch)]
         return torch.cat(rows).numpy()
 
     def _summed(self, output: Tensor, y: Tensor) -> Tensor:
@@ -129,33 +133,25 @@ class TorchLoss:
             self._pipelines[x.shape[1:]] = pipeline_of(self._module, x)
         return self._pipelines[x.shape[1:]]
 
-    def _pieces(self, batch: Batch) -> list[Piece]:
+    def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
         x = torch.from_numpy(batch.x).to(self._device, self._dtype)
         y = torch.from_numpy(batch.y).to(self._device)
-        size = self._micro_batch or len(y)
+        size = self._micro_batch_size or len(y)
         return list(zip(torch.split(x, size), torch.split(y, size), strict=True))
 
 
 class BatchLoss:
-    """A runtime's loss on one batch. Probes write into the weights of its module, without a copy in between."""
+    """A module's loss on one batch. `scratch` holds the module's own weights, so that a probe copies none of them."""
 
-    def __init__(self, runtime: TorchLoss, pieces: Sequence[Piece]) -> None:
-        self._runtime, self._pieces = runtime, pieces
+    def __init__(self, runtime: TorchLoss, scratch: F32, micro_batches: Sequence[MicroBatch]) -> None:
+        self.scratch = scratch
+        self._runtime = runtime
+        self._micro_batches = micro_batches
 
     def __call__(self, weights: F32) -> float:
-        self._runtime.set_weights(weights)
-        return self._runtime.mean_loss(self._pieces)
-
-    def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
-        """L(W + step · s_k · unit · z_k) for every k."""
-        scratch = self._runtime.own_weights(weights)
-        if scratch is None:
-            return forward_each(self, weights, directions, supports, step)
-        losses = np.empty(len(supports))
-        scratch[:] = weights
-        for k in moves(scratch, weights, directions, supports, step):
-            losses[k] = self._runtime.mean_loss(self._pieces)
-        return losses
+        if weights is not self.scratch:
+            self._runtime.set_weights(weights)
+        return self._runtime.mean_loss(self._micro_batches)
 
 
 @contextmanager

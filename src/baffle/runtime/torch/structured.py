@@ -8,7 +8,6 @@ kept. A small change computed alone is also more precise than the difference of 
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -16,10 +15,11 @@ from torch import Tensor, nn
 
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import NUMBERS_AT_ONCE, Directions, Support, grouped
-from baffle.core.probe import Landscape, Loss, forward_each
+from baffle.core.probe import Loss, losses_along
 from baffle.runtime.torch.fast_forward import IN_PLACE
 from baffle.runtime.torch.stages import Pipeline, Units
-from baffle.runtime.torch.units import Moved, Piece, Team, Unmoved, Workspace
+from baffle.runtime.torch.tensors import MicroBatch
+from baffle.runtime.torch.units import Moved, Team, Unmoved, Workspace
 
 OUTPUTS_AT_ONCE = 1 << 20
 """Model outputs (of samples times directions) that are kept before their losses are computed."""
@@ -36,31 +36,31 @@ class Structured:
         self,
         pipeline: Pipeline,
         scratch: Tensor,
-        pieces: Sequence[Piece],
+        micro_batches: Sequence[MicroBatch],
         criterion: Callable[[Tensor, Tensor], Tensor],
         plain: Loss,
     ) -> None:
-        self.pipeline, self._scratch, self._pieces = pipeline, scratch, pieces
+        self.pipeline, self._scratch, self._micro_batches = pipeline, scratch, micro_batches
         self._criterion, self._plain = criterion, plain
-        self._samples = sum(len(y) for _, y in pieces)
+        self._samples = sum(len(y) for _, y in micro_batches)
         self._space = Workspace()
         self._last: tuple[F32, Unmoved] | None = None
 
     @torch.inference_mode()
     def __call__(self, weights: F32) -> float:
-        return sum(self._keep(weights, piece).total for piece in self._pieces) / self._samples
+        return sum(self._keep(weights, micro_batch).total for micro_batch in self._micro_batches) / self._samples
 
     @torch.inference_mode()
     def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
         """L(W + step · s_k · unit · z_k) for every k, in any order of supports."""
         teams, rest = self._split(supports)
         if not teams and all(self.pipeline.first_stage(support) == self._first for support in rest):
-            way = self._plain.along if isinstance(self._plain, Landscape) else partial(forward_each, self._plain)
             # The plain loss may round otherwise; a difference to this object's loss must not show it.
-            return way(weights, directions, supports, step) + (self(weights) - self._plain(weights))
+            rounding = self(weights) - self._plain(weights)
+            return losses_along(self._plain, weights, directions, supports, step) + rounding
         totals, scale = np.zeros(len(supports)), step * directions.distribution.unit
-        for piece in self._pieces:
-            unmoved = self._keep(weights, piece)
+        for micro_batch in self._micro_batches:
+            unmoved = self._keep(weights, micro_batch)
             for support, numbers in rest.items():
                 self._rerun(unmoved, weights, directions, support, numbers, scale, totals)
             for team in teams:
@@ -86,11 +86,13 @@ class Structured:
             team.numbers.extend(numbers)
         return list(teams.values()), rest
 
-    def _keep(self, weights: F32, piece: Piece) -> Unmoved:
+    def _keep(self, weights: F32, micro_batch: MicroBatch) -> Unmoved:
         self._scratch.copy_(torch.from_numpy(weights))
-        if self._last is not None and self._last[1].piece is piece and np.array_equal(self._last[0], weights):
-            return self._last[1]
-        x, inputs, inside = piece[0], list[Tensor](), dict[nn.Module, Tensor]()
+        if self._last is not None:
+            where, unmoved = self._last
+            if unmoved.micro_batch is micro_batch and np.array_equal(where, weights):
+                return unmoved
+        x, inputs, inside = micro_batch[0], list[Tensor](), dict[nn.Module, Tensor]()
 
         def remember(module: nn.Module, given: tuple[Tensor, ...]) -> None:
             inside[module] = given[0].clone()
@@ -101,7 +103,7 @@ class Structured:
             x = stage.module(x.clone() if stage.overwrites else x).contiguous()
         for hook in hooks:
             hook.remove()
-        unmoved = Unmoved(piece, [*inputs, x], inside, self._sums(x.double().unsqueeze(1), piece[1]).item())
+        unmoved = Unmoved(micro_batch, [*inputs, x], inside, self._sums(x.double().unsqueeze(1), micro_batch[1]).item())
         self._last = weights.copy(), unmoved
         return unmoved
 
@@ -126,7 +128,7 @@ class Structured:
                 for touched, number in parts:
                     torch.add(here[touched], row[number], out=self._scratch[touched])
                 output = self._run(range(first, len(self.pipeline.stages)), unmoved.inputs[first], ours=False)
-                totals[k] += self._sums(output.double().unsqueeze(1), unmoved.piece[1]).item()
+                totals[k] += self._sums(output.double().unsqueeze(1), unmoved.micro_batch[1]).item()
         for touched, _ in parts:
             self._scratch[touched] = here[touched]
 
@@ -163,14 +165,14 @@ class Structured:
 
     def _move_units(self, unmoved: Unmoved, directions: Directions, team: Team, scale: float, totals: F64) -> None:
         """The directions of a team, as many at a time as their outputs allow."""
-        outputs_each = len(unmoved.piece[1]) * max(1, math.prod(self.pipeline.shapes[-1]))
+        outputs_each = len(unmoved.micro_batch[1]) * max(1, math.prod(self.pipeline.shapes[-1]))
         at_once = max(1, min(OUTPUTS_AT_ONCE // outputs_each, 8 * NUMBERS_AT_ONCE // team.size))
         for start in range(0, len(team.numbers), at_once):
             numbers = team.numbers[start : start + at_once]
             z = self._drawn(directions, numbers, team.size)
             some = team._replace(numbers=numbers, ranges=team.ranges[start : start + at_once])
             moved = Moved(self.pipeline, unmoved, some, z, scale, self._run, self._space)
-            totals[numbers] += self._sums(moved.outputs(), unmoved.piece[1]).cpu().numpy()
+            totals[numbers] += self._sums(moved.outputs(), unmoved.micro_batch[1]).cpu().numpy()
 
 
 def _is_whole_convolution(units: Units) -> bool:

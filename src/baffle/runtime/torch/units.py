@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from baffle.runtime.torch.stages import Layer, Pipeline
-
-Piece = tuple[Tensor, Tensor]
-"""Samples and labels that go through the model together."""
+from baffle.runtime.torch.tensors import MicroBatch
 
 TILE = 1 << 20
 """Numbers in the largest tensor of an inner loop: few enough to stay in cache."""
@@ -26,7 +24,7 @@ TILE = 1 << 20
 class Unmoved(NamedTuple):
     """The unmoved model on one piece: what each stage is given, then what the model gives; and the losses' sum."""
 
-    piece: Piece
+    micro_batch: MicroBatch
     inputs: list[Tensor]
     inside: dict[nn.Module, Tensor]
     """What the layers inside stages are given."""
