@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,7 +25,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from baffle.aggregation.client.session import ClientSession
-from baffle.network.edge import edge_client
+from baffle.client.client import Client
+from baffle.client.replica import Replica
+from baffle.network.edge import edge_worker
 from baffle.plan import Plan, load
 from baffle.schedule import policy_of, tiers_of
 from baffle.trajectory import trajectory_of
@@ -64,11 +65,13 @@ def take_part(folder: Path, number: int) -> None:
     """A client's whole process: it answers until it is sent nothing, and then tells its memory."""
     memory = {"imports": resident_mb()}
     plan, pipes = load(str(folder / "model" / "plan.toml")), (sys.stdin.buffer, sys.stdout.buffer)
-    client = edge_client(plan, folder / "model", number, folder / f"client-{number}")
+    tiers = tiers_of(plan)
+    worker = edge_worker(plan, folder / "model", number, tiers[number], folder / f"client-{number}")
     member = msgspec.msgpack.decode(receive(pipes[0]), type=Membership)
     identity = Ed25519PrivateKey.from_private_bytes(member.identity)
-    policy = policy_of(client.trajectory, dict(enumerate(tiers_of(plan))))
-    client = replace(client, session=ClientSession(number, identity, member.directory, member.run, policy))
+    policy = policy_of(worker.trajectory, dict(enumerate(tiers)))
+    session = ClientSession(number, identity, member.directory, member.run, policy)
+    client = Client(Replica(worker.trajectory), worker, session)
     memory["loaded"] = resident_mb()
     while message := receive(pipes[0]):
         send(pipes[1], client.answer(message))

@@ -46,6 +46,8 @@ from baffle.aggregation.messages import Advertisement, Agreed, Turn, Turned, dec
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.aggregation.server.slot import ServerSlot
 from baffle.client.client import Client
+from baffle.client.replica import Replica
+from baffle.client.worker import Worker
 from baffle.core.messages import CatchUp, Message, RoundRequest, contribution_to, decode, encode
 from baffle.core.ports import CONTRIBUTED
 from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
@@ -60,10 +62,16 @@ CACHES = {"_channels", "_near", "coefficients"}
 T = TypeVar("T")
 
 
-class Tested(Client):
-    """A real client whose work is always the same."""
+@dataclass(frozen=True)
+class Fixed:
+    """Stands in for a client's worker and replica: its work is always the same."""
 
-    def _vector(self, _request: RoundRequest) -> RingVector:
+    number: int
+
+    def weights_for(self, _request: RoundRequest) -> None:
+        """No weights are needed."""
+
+    def vector(self, _request: RoundRequest, _weights: None) -> RingVector:
         return vector(self.number)
 
 
@@ -132,10 +140,8 @@ class Federation:
         self.directory = {c: identity.public_key().public_bytes_raw() for c, identity in identities.items()}
         self.policy = ClientPolicy(agreement=agreement)
         sessions = {c: ClientSession(c, own, self.directory, self.run, self.policy) for c, own in identities.items()}
-        nothing = cast(Any, None)
         self.clients = {
-            c: Tested(c, LENGTH, nothing, nothing, nothing, nothing, nothing, session)
-            for c, session in sessions.items()
+            c: Client(cast(Replica, Fixed(c)), cast(Worker, Fixed(c)), session) for c, session in sessions.items()
         }
         self.server = SecureSum(RING, LENGTH, self.run, self.directory, self.policy)
         self.requests: dict[str, dict[int, bytes]] = {}

@@ -20,6 +20,7 @@ import numpy as np
 
 from baffle.client.client import Client
 from baffle.client.replica import Replica
+from baffle.client.worker import Worker
 from baffle.core.arrays import F32
 from baffle.core.messages import RoundRequest, contribution_to, encode
 from baffle.core.ring import EXTRAS, GUARD, Ring, RingVector, add
@@ -54,7 +55,7 @@ class Federation:
         self.journal = Journal.create(folder / "journal.sqlite", self.task.plan, self.state, versions())
         runtimes, replica = Runtimes(self.task, 1), Replica(self.trajectory)
         self.clients = [
-            Client(number, k, self.trajectory, self.task.source.train, share, replica, runtimes.borrow)
+            Client(replica, Worker(number, k, self.trajectory, self.task.source.train, share, runtimes.borrow))
             for number, (k, share) in enumerate(zip(self.task.tiers, self.task.shares, strict=True))
         ]
 

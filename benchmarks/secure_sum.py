@@ -35,6 +35,7 @@ from baffle.aggregation.messages import Opening, Turn, Turned
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.aggregation.server.slot import ServerSlot
 from baffle.client.client import Client
+from baffle.client.worker import Worker
 from baffle.core.messages import CatchUp, Contribution, RoundRequest, encode
 from baffle.core.ring import add
 from baffle.plan import load
@@ -203,7 +204,7 @@ def overhead(settings: list[str]) -> dict[str, float]:
 
     with (
         mock.patch.object(Client, "answer", meter.around(Client.answer, "answer")),
-        mock.patch.object(Client, "_vector", meter.around(Client._vector, "probe")),
+        mock.patch.object(Worker, "vector", meter.around(Worker.vector, "probe")),
         mock.patch.object(SecureSum, "collect", meter.around(SecureSum.collect, "collect")),
         tempfile.TemporaryDirectory() as folder,
     ):

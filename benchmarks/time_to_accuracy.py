@@ -23,6 +23,7 @@ import numpy as np
 
 from baffle.client.client import Client
 from baffle.client.replica import Replica
+from baffle.client.worker import Worker
 from baffle.journal.replay import beginning
 from baffle.journal.store import Journal
 from baffle.plan import Plan, change, load
@@ -60,7 +61,7 @@ def measure(task: Task, limit: float, every: int) -> dict[str, Any]:
     runtimes, replica = Runtimes(task, 1), Replica(trajectory)
     sums, sessions = aggregation(trajectory, task)
     clients = [
-        Client(number, k, trajectory, task.source.train, share, replica, runtimes.borrow, sessions.get(number))
+        Client(replica, Worker(number, k, trajectory, task.source.train, share, runtimes.borrow), sessions.get(number))
         for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
     ]
     test = task.source.test.batch(np.arange(TESTED))

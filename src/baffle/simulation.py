@@ -14,6 +14,7 @@ from baffle.aggregation.plain import PlainSum
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.client.client import Client
 from baffle.client.replica import Replica
+from baffle.client.worker import Worker
 from baffle.core.ports import Aggregation
 from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
@@ -112,7 +113,7 @@ def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
     runtimes, replica = Runtimes(task, trajectory.threads), Replica(trajectory)
     sums, sessions = aggregation(trajectory, task)
     clients = [
-        Client(number, k, trajectory, task.source.train, share, replica, runtimes.borrow, sessions.get(number))
+        Client(replica, Worker(number, k, trajectory, task.source.train, share, runtimes.borrow), sessions.get(number))
         for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
     ]
 

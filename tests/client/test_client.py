@@ -8,8 +8,9 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from baffle.client.client import Client, contribution_bytes, forwards_of
+from baffle.client.client import Client, contribution_bytes
 from baffle.client.replica import Replica
+from baffle.client.worker import Worker, forwards_of
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import DISTRIBUTIONS, Directions
 from baffle.core.messages import (
@@ -81,7 +82,8 @@ class Setting:
             yield runtime
 
         replica = Replica(self.trajectory)
-        self.client = Client(number, k or plan.probe.k, self.trajectory, data, np.arange(held), replica, borrow)
+        self.worker = Worker(number, k or plan.probe.k, self.trajectory, data, np.arange(held), borrow)
+        self.client = Client(replica, self.worker)
 
     def request(self, number: int = 0) -> bytes:
         catch_up = CatchUp("snapshot", number, (pack(self.state),))
@@ -377,7 +379,8 @@ def test_on_a_real_model_the_mean_of_many_scalars_times_directions_is_the_gradie
     def borrow() -> Iterator[GradientRuntime]:
         yield runtime
 
-    client = Client(0, 1000, trajectory, task.source.train, task.shares[0], Replica(trajectory), borrow)
+    worker = Worker(0, 1000, trajectory, task.source.train, task.shares[0], borrow)
+    client = Client(Replica(trajectory), worker)
     state = trajectory.rule.start(task.initial_weights())
     request = RoundRequest(0, 0, trajectory.digest, state.weights_hash(), CatchUp("snapshot", 0, (pack(state),)))
     reply = decode_reply(client.answer(encode(request)))
@@ -399,7 +402,8 @@ def _keys_used(plan: Plan, number: int, rounds: int) -> list[bytes]:
         used.append(key)
         return samples
 
-    client = replace(setting.client, data=replace(setting.client.data, augment=augment))
+    worker = replace(setting.worker, data=replace(setting.worker.data, augment=augment))
+    client = replace(setting.client, worker=worker)
     for number_of_round in range(rounds):
         client.answer(setting.request(number_of_round))
     return used

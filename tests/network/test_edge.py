@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,13 @@ import pytest
 
 from baffle.client.client import Client
 from baffle.client.replica import Replica
+from baffle.client.worker import Worker
 from baffle.core.ports import Runtime
 from baffle.errors import ModelError, PlanError
 from baffle.export import export_plan, export_run
 from baffle.journal.replay import catch_up, verify
 from baffle.journal.store import Journal
-from baffle.network.edge import edge_client
+from baffle.network.edge import edge_worker
 from baffle.plan import Plan, change, load
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import AVERAGE, MANIFEST, MODEL, PLAN, WEIGHTS, read_manifest, read_weights
@@ -77,10 +77,9 @@ def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: 
         used.add(type(torch_runtime))
         yield torch_runtime
 
-    clients = [replace(edge_client(plan, exported, n, share=True), session=sessions[n]) for n in range(2)]
-    clients.append(
-        Client(2, 4, trajectory, task.source.train, task.shares[2], Replica(trajectory), borrow, sessions[2])
-    )
+    workers = [edge_worker(plan, exported, n, plan.probe.k, part=True) for n in range(2)]
+    workers.append(Worker(2, 4, trajectory, task.source.train, task.shares[2], borrow))
+    clients = [Client(Replica(worker.trajectory), worker, sessions[worker.number]) for worker in workers]
 
     class Direct:
         def exchange(self, requests: dict[int, bytes]) -> dict[int, bytes]:
@@ -104,14 +103,14 @@ def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: 
 def test_an_edge_client_says_what_its_torch_twin_says(exported: Path, plan: Plan) -> None:
     """Same samples, same scalars, to the rounding of a loss."""
     task = load_task(plan)
-    edge, share = edge_client(plan, exported, 1, share=True), task.shares[1]
+    edge, share = edge_worker(plan, exported, 1, 4, part=True), task.shares[1]
     own, whole = edge.data.batch(edge.indices), task.source.train.batch(share)
     np.testing.assert_array_equal(own.x, whole.x)
     np.testing.assert_array_equal(own.y, whole.y)
     weights = task.initial_weights()
     runtime = OnnxLoss(exported, micro_batch=4)
     assert runtime.on(own)(weights) == pytest.approx(task.runtime().on(whole)(weights), abs=1e-6)
-    assert len(edge_client(plan, exported, 1).indices) == len(task.source.train)
+    assert len(edge_worker(plan, exported, 1, 4).indices) == len(task.source.train)
 
 
 @pytest.mark.parametrize(
@@ -126,14 +125,14 @@ def test_an_edge_client_says_what_its_torch_twin_says(exported: Path, plan: Plan
 def test_what_does_not_fit_is_refused(exported: Path, plan: Plan, setting: str, says: str) -> None:
     off = ['secure.mode="off"'] if "clients" in setting else []
     with pytest.raises((ModelError, PlanError), match=says):
-        edge_client(change(plan, [*off, setting]), exported, 1)
+        edge_worker(change(plan, [*off, setting]), exported, 1, 4)
 
 
 @pytest.mark.parametrize("setting", ["probe.sigma=1e-2", "ring.n_max=5000", "federation.clients=7", "seed=1"])
 def test_a_model_serves_every_plan_that_has_it(exported: Path, plan: Plan, setting: str) -> None:
     """A server settles some of a plan when it knows its clients, long after the export."""
     other = change(plan, [setting])
-    assert edge_client(other, exported, 1).trajectory.digest == other.trajectory_digest() != plan.trajectory_digest()
+    assert edge_worker(other, exported, 1, 4).trajectory.digest == other.trajectory_digest() != plan.trajectory_digest()
 
 
 def test_the_command_exports_and_refuses_in_one_line(

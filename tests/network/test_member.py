@@ -210,7 +210,7 @@ def test_a_replica_that_went_astray_is_replaced_while_the_client_lives(federatio
         client = federation.members[1]._client
         if exchange == 10 and client:
             held = client.replica._held
-            client.replica._held = held._replace(state=Replica(client.trajectory)._held.state)
+            client.replica._held = held._replace(state=Replica(client.replica.trajectory)._held.state)
 
     nodes.before = spoil
     federation.serve(nodes)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from baffle.errors import ModelError, PlanError, RefusalError
 from baffle.export import export_onnx, export_run
 from baffle.journal.replay import verify
-from baffle.network.edge import edge_client
+from baffle.network.edge import edge_worker
 from baffle.network.equipment import count_samples, with_onnx, with_torch
 from baffle.network.member import Member, require_same
 from baffle.network.serve import serve
@@ -101,7 +101,7 @@ def test_a_trained_one_is_exported_with_the_same_graph(plan: Callable[..., Plan]
     manifest = export_run(tmp_path / "run", tmp_path / "trained")
     assert manifest.model_sha256 == read_manifest(model).model_sha256
     assert manifest.weights_sha256 == summary["weights_sha256"]
-    edge_client(load(str(tmp_path / "run" / "plan.toml")), tmp_path / "trained", 0, share=True)
+    edge_worker(load(str(tmp_path / "run" / "plan.toml")), tmp_path / "trained", 0, 4, part=True)
 
 
 def test_clients_of_a_network_need_the_folder_and_get_everybodys_weights(
@@ -140,7 +140,7 @@ def test_another_graph_is_no_clients_model(plan: Callable[..., Plan], tmp_path: 
     export_onnx(tmp_path / "small.onnx", tmp_path / "small")
     stored = load(str(tmp_path / "run" / "plan.toml"))
     with pytest.raises(ModelError, match="another than the plan's"):
-        edge_client(stored, tmp_path / "small", 0)
+        edge_worker(stored, tmp_path / "small", 0, 4)
     with pytest.raises(ModelError, match=r"shape \(1, 4, 4\) and 10 classes, but digits has \(1, 8, 8\)"):
         load_task(plan(f'run.model="{tmp_path / "small"}"'))
 

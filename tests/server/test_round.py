@@ -11,6 +11,7 @@ import pytest
 from baffle.aggregation.plain import PlainSum
 from baffle.client.client import Client
 from baffle.client.replica import Replica
+from baffle.client.worker import Worker
 from baffle.core.messages import RoundRequest, decode
 from baffle.journal.replay import Present, beginning, verify
 from baffle.journal.store import Journal
@@ -34,7 +35,10 @@ class Federation:
         self.trajectory: Trajectory = trajectory_of(task.plan, len(initial))
         runtimes = Runtimes(task, 1)
         self.clients = [
-            Client(number, k, self.trajectory, task.source.train, share, Replica(self.trajectory), runtimes.borrow)
+            Client(
+                Replica(self.trajectory),
+                Worker(number, k, self.trajectory, task.source.train, share, runtimes.borrow),
+            )
             for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
         ]
         folder.mkdir()

@@ -20,6 +20,7 @@ from baffle.aggregation.plain import PlainSum
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.client.client import Client
 from baffle.client.replica import Replica
+from baffle.client.worker import Worker
 from baffle.core.messages import Abstention, RoundRequest, decode_reply, encode
 from baffle.core.ports import CONTRIBUTED, MISSING, Aggregation
 from baffle.core.seeds import Seeds
@@ -361,13 +362,8 @@ class Federation:
         secure, policy = plan.secure.mode != "off", policy_of(self.trajectory, dict(enumerate(task.tiers)))
         self.clients = [
             Client(
-                number,
-                k,
-                self.trajectory,
-                task.source.train,
-                share,
                 Replica(self.trajectory),
-                runtimes.borrow,
+                Worker(number, k, self.trajectory, task.source.train, share, runtimes.borrow),
                 ClientSession(number, identities[number], directory, run, policy) if secure else None,
             )
             for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
@@ -542,13 +538,13 @@ def test_what_a_client_sends_in_a_secure_run_is_not_what_it_computed(plan: MakeP
     for name in ("one", "other", "plain"):
         federation = Federation(plan(*(["secure.mode=off"] if name == "plain" else [])), tmp_path / name)
         sent: dict[int, bytes] = {}
-        for client in federation.clients:
+        for number, client in enumerate(federation.clients):
             answer = client.answer
 
             def listen(
                 data: bytes,
                 answer: Callable[[bytes], bytes] = answer,
-                number: int = client.number,
+                number: int = number,
                 sent: dict[int, bytes] = sent,
             ) -> bytes:
                 reply = answer(data)

@@ -40,7 +40,8 @@ class Replica:
     """Whether what was said to bring it to everybody's weights did not, so that it needs them whole."""
 
     def __init__(self, trajectory: Trajectory, file: Path | None = None) -> None:
-        self._trajectory, self._file, self._saved = trajectory, file, time.monotonic()
+        self.trajectory = trajectory
+        self._file, self._saved = file, time.monotonic()
         self._lock = threading.Lock()
         self.astray = False
         self._round, state = _saved(file, trajectory) if file else (-1, None)
@@ -68,7 +69,7 @@ class Replica:
         """Write the state down, where there is one and a file for it."""
         if not self._file or self._held.state is None:
             return
-        data = msgspec.msgpack.encode((self._trajectory.digest, self._round, pack(self._held.state)))
+        data = msgspec.msgpack.encode((self.trajectory.digest, self._round, pack(self._held.state)))
         try:
             replace(self._file, sha256(data).digest() + data)
         except OSError as fault:
@@ -81,15 +82,15 @@ class Replica:
         """What it holds, for another that goes on in its place."""
         state, weights = self._held
         held = ("state", pack(state)) if state else ("weights", weights.astype(FLOAT, copy=False).tobytes())
-        return msgspec.msgpack.encode((self._trajectory.digest, self._round, *held))
+        return msgspec.msgpack.encode((self.trajectory.digest, self._round, *held))
 
     def thaw(self, frozen: bytes) -> None:
         """Hold what another held."""
         digest, number, kind, data = read(frozen, tuple[bytes, int, Literal["state", "weights"], bytes], "Replica")
-        if digest != self._trajectory.digest:
+        if digest != self.trajectory.digest:
             raise MessageError("a replica of another plan")
         if kind == "state":
-            state = unpack(self._trajectory.rule, data)
+            state = unpack(self.trajectory.rule, data)
             self._held = Held(state, state.weights)
         else:
             self._held = Held(None, self._vector(data).view(np.float32) if data else np.empty(0, np.float32))
@@ -97,7 +98,7 @@ class Replica:
 
     def weights_for(self, request: RoundRequest) -> F32:
         """The weights that the request is about. Refused, without a change, when they are not everybody's."""
-        if request.trajectory != self._trajectory.digest:
+        if request.trajectory != self.trajectory.digest:
             raise MessageError("the server follows another plan than this client")
         with self._lock:
             if self._round == request.round and self._hash == request.weights_hash:
@@ -116,7 +117,7 @@ class Replica:
     def _advanced(self, catch_up: CatchUp) -> Held:
         match catch_up.kind:
             case "snapshot":
-                state = unpack(self._trajectory.rule, _only(catch_up))
+                state = unpack(self.trajectory.rule, _only(catch_up))
                 return Held(state, state.weights)
             case "outcomes":
                 state = self._replayed(catch_up)
@@ -134,12 +135,12 @@ class Replica:
         if state is None or self._round < catch_up.since:
             raise MessageError(f"rounds from {catch_up.since} on, but this client is at round {self._round}")
         for item in catch_up.items[self._round - catch_up.since :]:
-            state = apply(self._trajectory.rule, state, decode(item, Outcome))
+            state = apply(self.trajectory.rule, state, decode(item, Outcome))
         return state
 
     def _vector(self, data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-        if len(data) != self._trajectory.n * FLOAT.itemsize:
-            raise MessageError(f"expected {self._trajectory.n} weights of 4 bytes, got {len(data)} bytes")
+        if len(data) != self.trajectory.n * FLOAT.itemsize:
+            raise MessageError(f"expected {self.trajectory.n} weights of 4 bytes, got {len(data)} bytes")
         return np.frombuffer(data, dtype="<u4").astype(np.uint32)
 
 

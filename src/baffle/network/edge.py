@@ -1,4 +1,4 @@
-"""A client for devices without PyTorch: an exported model, its own data, forward passes."""
+"""A worker for devices without PyTorch: an exported model, the client's own data, forward passes."""
 
 import ctypes
 from collections.abc import Iterator
@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from baffle.client.client import Client
-from baffle.client.replica import Replica
+from baffle.client.worker import Worker
 from baffle.core.ports import Runtime
 from baffle.data.partition import share_out
 from baffle.data.sources import Dataset, load
@@ -18,7 +17,6 @@ from baffle.errors import ModelError, PlanError
 from baffle.plan import Onnx, Plan
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import Manifest
-from baffle.schedule import tiers_of
 from baffle.trajectory import trajectory_of
 
 MICRO_BATCH = 4
@@ -31,12 +29,14 @@ MMAP_THRESHOLD, LARGE = -3, 1 << 17
 """glibc's number for a setting, and its value: blocks of so many bytes are mapped alone, and unmapped when freed."""
 
 
-def edge_client(plan: Plan, model: Path, number: int, data: Path | None = None, *, share: bool = False) -> Client:
-    """Client `number` of a resolved plan, with the model in a folder that `baffle export` made. For secure sums it
-    still needs its session, whose terms follow from its trajectory.
+def edge_worker(
+    plan: Plan, model: Path, number: int, k: int, data: Path | None = None, *, part: bool = False
+) -> Worker:
+    """What computes for client `number` of a resolved plan, with the model in a folder that `baffle export` made. It
+    evaluates the first `k` directions of a round.
 
-    All training samples in the data folder are its own; with `share` the folder holds everybody's, and it takes its
-    part of them by the plan's partition.
+    All training samples in the data folder are this client's. With `part` the folder holds everybody's, and the client
+    takes its part of them by the plan's partition.
     """
     _require_fit(plan, number)
     give_memory_back()
@@ -50,9 +50,8 @@ def edge_client(plan: Plan, model: Path, number: int, data: Path | None = None, 
     def borrow() -> Iterator[Runtime]:
         yield runtime
 
-    held = _samples(plan, runtime, number, data, share=share)
-    everything = np.arange(len(held))
-    return Client(number, tiers_of(plan)[number], trajectory, held, everything, Replica(trajectory), borrow)
+    held = _samples(plan, runtime, number, data, part=part)
+    return Worker(number, k, trajectory, held, np.arange(len(held)), borrow)
 
 
 def give_memory_back() -> None:
@@ -80,7 +79,7 @@ def _require_model(plan: Plan, manifest: Manifest, folder: Path) -> None:
         raise ModelError(f"the model in {folder} is another than the plan's; export it from this plan")
 
 
-def _samples(plan: Plan, runtime: OnnxLoss, number: int, folder: Path | None, *, share: bool) -> Dataset:
+def _samples(plan: Plan, runtime: OnnxLoss, number: int, folder: Path | None, *, part: bool) -> Dataset:
     """This client's samples, and nothing else, so that memory holds no more."""
     source, manifest = load(plan.task.data, folder, plan.task.pixels), runtime.manifest
     if (source.shape, source.classes) != (manifest.input_shape, manifest.classes):
@@ -88,7 +87,7 @@ def _samples(plan: Plan, runtime: OnnxLoss, number: int, folder: Path | None, *,
             f"the model takes samples of shape {manifest.input_shape} and {manifest.classes} classes, but "
             f"{plan.task.data} has {source.shape} and {source.classes}; export it from this plan"
         )
-    if not share:
+    if not part:
         return source.train
     own = share_out(plan, source)[number]
     train = source.train

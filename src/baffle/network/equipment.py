@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baffle.client.client import Client
-from baffle.client.replica import Replica
+from baffle.client.worker import Worker
 from baffle.core.arrays import I64
 from baffle.data.partition import share_out
 from baffle.data.sources import Source, load
@@ -43,21 +42,19 @@ def with_torch(number: int, data: Path | None, *, part: bool) -> Equip:
 
 
 def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equip:
-    def equip(plan: Plan) -> Client:
-        from baffle.network.edge import edge_client
+    def equip(plan: Plan, k: int) -> Worker:
+        from baffle.network.edge import edge_worker
 
-        return edge_client(plan, model, number, data, share=part)
+        return edge_worker(plan, model, number, k, data, part=part)
 
     return equip
 
 
-def _with_torch(number: int, data: Path | None, share: Share, plan: Plan) -> Client:
+def _with_torch(number: int, data: Path | None, share: Share, plan: Plan, k: int) -> Worker:
     if isinstance(plan.task.model, Onnx):
         raise ModelError("the plan's model came as ONNX; give a copy of the server's folder of it as --model")
     task, trajectory, runtimes = _loaded(plan.to_toml(), data, share)
-    return Client(
-        number, plan.probe.k, trajectory, task.source.train, task.shares[number], Replica(trajectory), runtimes.borrow
-    )
+    return Worker(number, k, trajectory, task.source.train, task.shares[number], runtimes.borrow)
 
 
 @lru_cache(maxsize=1)

@@ -4,15 +4,16 @@ It needs no PyTorch. What it computes with comes from outside, as a function fro
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from baffle.aggregation.client.marks import MarksFile
 from baffle.aggregation.client.session import ClientSession
-from baffle.client.client import Client, idle_client
+from baffle.client.client import Client
 from baffle.client.replica import Replica
+from baffle.client.worker import Worker
 from baffle.core.messages import Abstention, Message, Number, RoundRequest, decode, encode
 from baffle.errors import BaffleError, MessageError, RefusalError, RunFolderError
 from baffle.network.joining import (
@@ -30,12 +31,13 @@ from baffle.network.joining import (
 from baffle.network.keys import ClientKeys, Roster
 from baffle.plan import Custom, Onnx, Plan, parse
 from baffle.schedule import policy_of
+from baffle.trajectory import Trajectory, trajectory_of
 
 NEEDS_WORK = {"request", "masked-request"}
 """The types of messages that a client needs its samples and its model for."""
 
-Equip = Callable[[Plan], Client]
-"""A plan → a client with its data and runtime, and nothing yet of the run."""
+Equip = Callable[[Plan, int], Worker]
+"""A plan, and how many of its directions this client evaluates → what computes for it."""
 
 CountSamples = Callable[[Plan], int]
 """A plan → how many samples this client has for it."""
@@ -88,7 +90,7 @@ class Member:
         return encode(
             FrozenMember(
                 self._begun,
-                self._client.trajectory.n,
+                self._client.replica.trajectory.n,
                 session.frozen() if session else None,
                 self._client.replica.frozen(),
             )
@@ -100,8 +102,11 @@ class Member:
         if frozen:
             known = decode(frozen, FrozenMember)
             plan = parse(known.begun.plan)
-            equipped = idle_client(plan, known.weights) if idle else self.equip(plan)
-            self._take_part(known.begun, equipped, known)
+            if idle:
+                self._take_part(known.begun, trajectory_of(plan, known.weights), None, known)
+            else:
+                worker = self.equip(plan, known.begun.tiers[self.keys.number])
+                self._take_part(known.begun, worker.trajectory, worker, known)
 
     def close(self) -> None:
         """Write down what it holds."""
@@ -139,7 +144,7 @@ class Member:
             case Begin():
                 self._begin(asked)
                 assert self._client is not None
-                return Ready(self._client.trajectory.digest)
+                return Ready(self._client.replica.trajectory.digest)
             case Over():
                 return self._end(asked.request)
 
@@ -168,15 +173,19 @@ class Member:
             )
         if self.affords and asked.tiers[number] > self.affords:
             raise RefusalError(f"{asked.tiers[number]} directions a round, but this client affords {self.affords}")
-        if self._client and self._in(asked.run) and self._client.trajectory.digest == plan.trajectory_digest():
+        current = self._client.replica.trajectory.digest if self._client and self._in(asked.run) else b""
+        if current == plan.trajectory_digest():
             return  # told again; a new session would forget keys that the others still count on
-        replica = self._take_part(asked, self.equip(plan)).replica
+        worker = self.equip(plan, asked.tiers[number])
+        replica = self._take_part(asked, worker.trajectory, worker).replica
         at = f", from round {replica.round + 1} on" if replica.round >= 0 else ""
         self.tell(f"takes part in {plan.name!r} as client {number} of {len(roster.clients)}{at}")
 
-    def _take_part(self, begun: Begin, equipped: Client, known: FrozenMember | None = None) -> Client:
-        """As a new client of the run, or as one that another has been until now."""
-        number, trajectory, folder = self.keys.number, equipped.trajectory, self._folder(begun.run)
+    def _take_part(
+        self, begun: Begin, trajectory: Trajectory, worker: Worker | None, known: FrozenMember | None = None
+    ) -> Client:
+        """Become a client of the run: a new one, or one that takes over what another member froze."""
+        number, folder = self.keys.number, self._folder(begun.run)
         session = None
         if trajectory.plan.secure.mode != "off":
             marks = MarksFile(folder / "marks.jsonl") if folder else None
@@ -193,7 +202,7 @@ class Member:
         replica = Replica(trajectory, folder / "replica" if folder else None)
         if known:
             replica.thaw(known.replica)
-        self._client = replace(equipped, number=number, k=begun.tiers[number], replica=replica, session=session)
+        self._client = Client(replica, worker, session)
         self._begun = msgspec.structs.replace(begun, plan=trajectory.plan.to_toml())  # with nothing left open
         return self._client
 

@@ -13,10 +13,9 @@ from baffle.aggregation.client_policy import ClientPolicy
 from baffle.aggregation.messages import Hello, MaskedRequest, Turn, decode_request
 from baffle.aggregation.plain import PlainSum
 from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.client.client import Client
-from baffle.client.replica import Replica
+from baffle.client.worker import Worker
 from baffle.core.arrays import F32, F64, I64
-from baffle.core.messages import CatchUp, Contribution, Message, RoundRequest, contribution_to, encode
+from baffle.core.messages import CatchUp, Contribution, Message, RoundRequest, encode
 from baffle.core.ring import EXTRAS, RingVector
 from baffle.errors import RefusalError
 from baffle.task.load import Runtimes, Task
@@ -69,14 +68,11 @@ def overhear(task: Task, weights: F32, batches: Sequence[I64], number: int) -> O
     trajectory, sent = trajectory_of(task.plan, len(weights)), weights.astype("<f4").tobytes()
     catch_up = CatchUp("weights", 0, (sent,))
     request = RoundRequest(number, trajectory.key_number(number, 0), trajectory.digest, sha256(sent).digest(), catch_up)
-    runtimes, replica = Runtimes(task, 1), Replica(trajectory)
-    answers = (
-        Client(client, task.plan.probe.k, trajectory, task.source.train, batch, replica, runtimes.borrow).answer(
-            encode(request)
-        )
+    runtimes, k, train = Runtimes(task, 1), task.plan.probe.k, task.source.train
+    vectors = {
+        client: Worker(client, k, trajectory, train, batch, runtimes.borrow).vector(request, weights)
         for client, batch in enumerate(batches)
-    )
-    vectors = {client: contribution_to(request, answer) for client, answer in enumerate(answers)}
+    }
     return Overheard(trajectory, request, batches, vectors)
 
 

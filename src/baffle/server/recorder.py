@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from baffle.client.client import forwards_of
+from baffle.client.worker import forwards_of
 from baffle.core.arrays import F32
 from baffle.core.ports import MISSING
 from baffle.core.state import ServerState

@@ -27,7 +27,8 @@ from baffle.aggregation.messages import (
     Unmasked,
 )
 from baffle.aggregation.shares import SHARE_BYTES
-from baffle.client.client import contribution_bytes, forwards_of
+from baffle.client.client import contribution_bytes
+from baffle.client.worker import forwards_of
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.state import pack
 from baffle.plan import Plan
