@@ -12,6 +12,7 @@ def test_the_public_names_are_these_and_exist() -> None:
     assert sorted(baffle.__all__) == [
         "BaffleError",
         "Dataset",
+        "PixelScale",
         "Plan",
         "Source",
         "Verified",

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from baffle.core.pixels import PixelScale
 from baffle.data.sources import Dataset, Source
 from baffle.errors import BaffleError
 from baffle.plan import Plan
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BaffleError",
     "Dataset",
+    "PixelScale",
     "Plan",
     "Source",
     "Verified",

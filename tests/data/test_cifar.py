@@ -127,7 +127,7 @@ def test_pixels_are_scaled_by_channel(tmp_path: Path, cifar: Cifar) -> None:
     shown = train.batch(np.array([2])).x[0]
     assert shown.dtype == np.float32
     for channel in range(3):
-        back = shown[channel] * cifar.deviation[channel] + cifar.mean[channel]
+        back = shown[channel] * cifar.scale.deviation[channel] + cifar.scale.mean[channel]
         np.testing.assert_allclose(back, train.samples[2, channel] / 255, atol=1e-6)
 
 

@@ -100,6 +100,14 @@ def test_images_of_any_kind_and_size_become_squares_of_colours(tmp_path: Path, f
     np.testing.assert_allclose(shown, source.train.samples / 127.5 - 1, atol=1e-6)
 
 
+def test_a_grey_image_of_16_bits_keeps_its_brightness(tmp_path: Path) -> None:
+    deep = np.array([[0, 257 * 100], [257 * 200, 65535]], np.uint16)
+    file = io.BytesIO()
+    Image.fromarray(deep).save(file, "png")
+    source = image_set(_folder(tmp_path, {f"a/b/{i}.png": file.getvalue() for i in range(5)}), 2)
+    np.testing.assert_array_equal(source.train.samples[0], [[[0, 100], [200, 255]]] * 3)
+
+
 def test_a_plan_chooses_the_size_of_images_only(tmp_path: Path) -> None:
     _folder(tmp_path, _members(PACS))
     assert load("pacs", tmp_path).shape == (3, 128, 128)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from baffle.core.pixels import PixelScale
 from baffle.errors import DataError, PlanError
-from baffle.models.build import build
+from baffle.models.build import UNIT, build
 from baffle.models.mobilenet import (
     BLOCKS,
     TENSORFLOW,
@@ -28,31 +29,13 @@ from baffle.plan import MobileNet, Plan, parse
 from baffle.runtime.torch.loss import weights_of
 from baffle.runtime.torch.stages import pipeline_of
 from baffle.task.load import load_task
+from tests.support.mobilenet_weights import random_pairs, save_npz
 
 SHAPE = (3, 32, 32)
 
 
 def convolutions(module: nn.Module) -> list[nn.Conv2d]:
     return [part for part in module.modules() if isinstance(part, nn.Conv2d)]
-
-
-def random_pairs(classes: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """Weights and biases of all layers, as a file might hold them."""
-    torch.manual_seed(seed)
-    module = mobilenet(SHAPE, classes)
-    layers = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.Linear)]
-    return [(part.weight.detach(), torch.randn(len(part.weight)) * 0.1) for part in layers]
-
-
-def save_npz(folder: Path, pairs: list[tuple[Tensor, Tensor]]) -> Path:
-    arrays: dict[str, Any] = {}
-    for number, (weight, bias) in enumerate(pairs):
-        arrays[f"{number:02}_layer.weight"] = weight.view(*weight.shape, *[1] * (4 - weight.ndim)).numpy()
-        arrays[f"{number:02}_layer.bias"] = bias.numpy()
-    (folder / "mobilenetv2").mkdir(exist_ok=True)
-    path = folder / "mobilenetv2" / "folded.npz"
-    np.savez(path, **arrays)
-    return path
 
 
 class TorchvisionLike(nn.Module):
@@ -134,16 +117,38 @@ def test_any_size_runs_as_a_chain_of_stages(size: tuple[int, int], convention: C
 
 def test_pixels_reach_the_network_as_its_publisher_scaled_them() -> None:
     x = torch.rand(2, 3, 4, 4)
-    torch.testing.assert_close(Pixels(TENSORFLOW)(x), x * 255 / 127.5 - 1)
-    means, deviations = torch.tensor(TORCHVISION.mean), torch.tensor(TORCHVISION.deviation)
+    torch.testing.assert_close(Pixels(TENSORFLOW.scale, UNIT)(x), x * 255 / 127.5 - 1)
+    means, deviations = torch.tensor(TORCHVISION.scale.mean), torch.tensor(TORCHVISION.scale.deviation)
     expected = (x - means.view(1, 3, 1, 1)) / deviations.view(1, 3, 1, 1)
-    torch.testing.assert_close(Pixels(TORCHVISION)(x), expected)
+    assert torch.equal(Pixels(TORCHVISION.scale, UNIT)(x), expected)
 
 
 @pytest.mark.parametrize("convention", [TENSORFLOW, TORCHVISION])
 def test_grey_images_are_seen_as_three_equal_channels(convention: Convention) -> None:
     grey = torch.rand(2, 1, 5, 5)
-    torch.testing.assert_close(Pixels(convention)(grey), Pixels(convention)(grey.repeat(1, 3, 1, 1)))
+    pixels = Pixels(convention.scale, PixelScale((0.3,), (0.2,)))
+    torch.testing.assert_close(pixels(grey), pixels(grey.repeat(1, 3, 1, 1)))
+
+
+@pytest.mark.parametrize("convention", [TENSORFLOW, TORCHVISION])
+@pytest.mark.parametrize("scale", [PixelScale((0.1307,), (0.3081,)), PixelScale((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))])
+def test_the_scale_of_a_data_set_is_undone_first(scale: PixelScale, convention: Convention) -> None:
+    x = torch.rand(2, 3, 4, 4)
+    mean, deviation = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (scale.mean, scale.deviation))
+    expected = Pixels(convention.scale, UNIT)(x)
+    torch.testing.assert_close(Pixels(convention.scale, scale)((x - mean) / deviation), expected)
+
+
+def test_values_on_the_networks_own_scale_keep_every_bit() -> None:
+    x = torch.rand(2, 3, 4, 4) * 2 - 1
+    assert torch.equal(Pixels(TENSORFLOW.scale, PixelScale((0.5,), (0.5,)))(x), x)
+
+
+def test_weights_of_imagenet_refuse_pixels_of_an_unknown_scale(tmp_path: Path) -> None:
+    save_npz(tmp_path, random_pairs(1001))
+    with pytest.raises(PlanError, match=r"task\.model: ImageNet.* PixelScale\(mean, deviation\)"):
+        build(MobileNet(), SHAPE, 7, scale=None, folder=tmp_path)
+    build(MobileNet(weights="random"), SHAPE, 7, scale=None)
 
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 8), (8, 7), (5, 5)])
@@ -187,7 +192,7 @@ def test_a_state_dict_of_torchvision_computes_what_it_did_there(tmp_path: Path) 
     ours, theirs = pretrained_mobilenet((3, 45, 64), 7, tmp_path).eval(), theirs.eval()
     x = torch.rand(3, 3, 45, 64)
     with torch.inference_mode():
-        torch.testing.assert_close(ours[:-1](x), theirs.seen(Pixels(TORCHVISION)(x)), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(ours[:-1](x), theirs.seen(Pixels(TORCHVISION.scale, UNIT)(x)), rtol=1e-3, atol=1e-4)
 
 
 def test_a_new_head_behind_a_frozen_front_is_all_that_is_trained(tmp_path: Path) -> None:

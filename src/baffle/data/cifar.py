@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from baffle.core.arrays import I64, U8
+from baffle.core.pixels import PixelScale
 from baffle.data.dataset import Dataset, Source
 from baffle.data.files import find, read_npz, read_whole, within
 from baffle.data.images import decode
@@ -43,8 +44,7 @@ class Cifar:
     labels_key: bytes
     bytes_of_labels: int
     """Before each image of the binary format; the last of them is the label."""
-    mean: tuple[float, float, float]
-    deviation: tuple[float, float, float]
+    scale: PixelScale
     sheets: Batches | None = None
 
 
@@ -58,8 +58,7 @@ CIFAR10 = Cifar(
     pickled=Batches(_NUMBERED, ("test_batch",), (10_000, 10_000)),
     labels_key=b"labels",
     bytes_of_labels=1,
-    mean=(0.4914, 0.4822, 0.4465),
-    deviation=(0.2023, 0.1994, 0.2010),
+    scale=PixelScale(mean=(0.4914, 0.4822, 0.4465), deviation=(0.2023, 0.1994, 0.2010)),
     sheets=Batches(
         tuple(f"train_{i:02}.webp" for i in range(50)), tuple(f"test_{i:02}.webp" for i in range(10)), (1000, 1000)
     ),
@@ -73,8 +72,7 @@ CIFAR100 = Cifar(
     pickled=Batches(("train",), ("test",), (50_000, 10_000)),
     labels_key=b"fine_labels",
     bytes_of_labels=2,
-    mean=(0.5071, 0.4867, 0.4408),
-    deviation=(0.2675, 0.2565, 0.2761),
+    scale=PixelScale(mean=(0.5071, 0.4867, 0.4408), deviation=(0.2675, 0.2565, 0.2761)),
 )
 
 Part = tuple[U8, I64]
@@ -94,9 +92,12 @@ def read(cifar: Cifar, folder: Path | None) -> Source:
     tar = cifar.title.lower()
     get_it = f"unpack {tar}-binary.tar.gz or {tar}-python.tar.gz (from www.cs.toronto.edu/~kriz/cifar.html)"
     _, (train, test) = find(cifar.title, folder, cifar.name, get_it, partial(_parts, cifar))
-    prepare = normalised(cifar.mean, cifar.deviation)
+    prepare = normalised(cifar.scale)
     return Source(
-        Dataset(*train(), prepare, augment=shifted_and_flipped), Dataset(*test(), prepare), classes=cifar.classes
+        Dataset(*train(), prepare, augment=shifted_and_flipped),
+        Dataset(*test(), prepare),
+        classes=cifar.classes,
+        scale=cifar.scale,
     )
 
 

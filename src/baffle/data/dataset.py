@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baffle.core.arrays import F32, I64
+from baffle.core.pixels import PixelScale
 from baffle.core.ports import Batch
 from baffle.errors import DataError
 
@@ -48,16 +49,36 @@ class Dataset:
         return Batch(self.prepare(samples), self.labels[indices])
 
 
+LOOKED_AT = 16
+"""Samples of a source whose values are compared with the scale that it states."""
+
+ROUNDING = 1e-3
+"""How far outside [0, 1] a pixel may lie."""
+
+
 @dataclass(frozen=True)
 class Source:
-    """A training and a test set of one kind, and the names of their domains where they have some."""
+    """A training and a test set of one kind, the names of their domains if they have any, and how `prepare` scales
+    pixels. A source of images that states no scale has pixels in [0, 1]."""
 
     train: Dataset
     test: Dataset
     classes: int
     domains: tuple[str, ...] = ()
+    scale: PixelScale | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample as a model sees it."""
         return self.train.batch(np.zeros(1, np.int64)).x.shape[1:]
+
+    @property
+    def pixel_scale(self) -> PixelScale | None:
+        """How its pixels are scaled; none if the first samples contradict that, as those of vectors mostly do."""
+        scale = self.scale or PixelScale()
+        values = self.train.batch(np.arange(min(LOOKED_AT, len(self.train)))).x
+        if values.ndim != 4 or scale.channels not in (1, values.shape[1]):
+            return None
+        mean, deviation = (np.array(numbers)[:, None, None] for numbers in (scale.mean, scale.deviation))
+        pixels = values * deviation + mean
+        return scale if pixels.min() >= -ROUNDING and pixels.max() <= 1 + ROUNDING else None

@@ -7,12 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baffle.core.arrays import F32, I64
+from baffle.core.pixels import PixelScale
 from baffle.core.seeds import permutation
 from baffle.data.dataset import Dataset, Source
 from baffle.data.files import find, read_npz, with_or_without_gz, within
 from baffle.data.idx import read_idx
 from baffle.data.pixels import enlarged
 from baffle.errors import DataError
+
+DIGITS = PixelScale((0.305,), (0.376,))
+MNIST = PixelScale((0.1307,), (0.3081,))
+USPS = PixelScale((0.2545,), (0.3846,))
 
 WRITER = 2
 """The column of QMNIST's labels that numbers the person who wrote the digit. Column 0 is the digit."""
@@ -31,10 +36,13 @@ def digits(_folder: Path | None = None) -> Source:
 
     def prepare(samples: NDArray[Any]) -> F32:
         pixels: F32 = samples[:, None].astype(np.float32) / np.float32(16)
-        return (pixels - np.float32(0.305)) / np.float32(0.376)
+        return (pixels - np.float32(DIGITS.mean[0])) / np.float32(DIGITS.deviation[0])
 
     return Source(
-        Dataset(images[rest], labels[rest], prepare), Dataset(images[held_out], labels[held_out], prepare), classes=10
+        Dataset(images[rest], labels[rest], prepare),
+        Dataset(images[held_out], labels[held_out], prepare),
+        classes=10,
+        scale=DIGITS,
     )
 
 
@@ -46,7 +54,7 @@ def mnist(folder: Path | None) -> Source:
     files = "{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"
     get_it = f"put {files} (4 files, from yann.lecun.com/exdb/mnist or a mirror)"
     where, _ = find("MNIST", folder, "mnist", get_it, lambda place: _holds_mnist(place) or None)
-    prepare = enlarged(28, 32, 0.1307, 0.3081)
+    prepare = enlarged(28, 32, MNIST)
 
     def part(stem: str, stem_of_writers: str) -> Dataset:
         images = read_idx(with_or_without_gz(where / f"{stem}-images-idx3-ubyte"), (28, 28))
@@ -56,7 +64,7 @@ def mnist(folder: Path | None) -> Source:
             raise DataError(f"{where}: {len(images)} {stem} images but {len(labels)} labels; download both files again")
         return Dataset(images, labels, prepare, writer_of=_writers(where, stem_of_writers, labels))
 
-    return Source(part("train", "qmnist-train"), part("t10k", "qmnist-test"), classes=10)
+    return Source(part("train", "qmnist-train"), part("t10k", "qmnist-test"), classes=10, scale=MNIST)
 
 
 def usps(folder: Path | None) -> Source:
@@ -65,7 +73,7 @@ def usps(folder: Path | None) -> Source:
     _, path = find("USPS", folder, "usps", get_it, lambda place: next(iter(sorted(place.glob("usps*.npz"))), None))
     square, line = (None, 16, 16), (None,)
     found = read_npz(path, {"x_train": square, "y_train": line, "x_test": square, "y_test": line})
-    prepare = enlarged(16, 32, 0.2545, 0.3846)
+    prepare = enlarged(16, 32, USPS)
 
     def part(name: str) -> Dataset:
         images, labels = found[f"x_{name}"], within(found[f"y_{name}"], 10, path)
@@ -73,7 +81,7 @@ def usps(folder: Path | None) -> Source:
             raise DataError(f"{path}: {len(images)} {name} images but {len(labels)} labels; download it again")
         return Dataset(images, labels, prepare)
 
-    return Source(part("train"), part("test"), classes=10)
+    return Source(part("train"), part("test"), classes=10, scale=USPS)
 
 
 def _holds_mnist(where: Path) -> bool:

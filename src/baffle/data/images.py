@@ -5,22 +5,29 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baffle.core.arrays import F32, I64, U8
+from baffle.core.pixels import PixelScale
 from baffle.core.seeds import permutation
 from baffle.data.dataset import Dataset, Source
 from baffle.data.files import damaged, find, open_zip, read_file, read_member
 from baffle.errors import DataError
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
 """By a name's ending. Pillow tries no other formats on a file: some of them start programs."""
 
 MOST_PIXELS = 2**26
 """Of one image, before it is resized."""
+
+SCALE = PixelScale((0.5,), (0.5,))
+"""Colours from -1 to 1: centred, which suits models that bring no scale of their own."""
 
 PUBLISHED_PIXELS = 128
 """The size that images get where a plan names none."""
@@ -87,7 +94,7 @@ def collected(collection: Collection, folder: Path | None, pixels: int) -> Sourc
 
 def image_set(path: Path, pixels: int, collection: Collection | None = None) -> Source:
     """Images of pixels × pixels, by domain and class, from a folder or a zip; a fifth of every class of every domain is
-    held out. A model sees colours from -1 to 1, as the MobileNets expect them."""
+    held out. Colours go from -1 to 1."""
     images = sorted(_in_zip(path) if path.is_file() else _in_folder(path), key=lambda i: (i.domain, i.kind, i.name))
     if collection:
         known = {_plain(name) for name in collection.domains}
@@ -113,7 +120,7 @@ def image_set(path: Path, pixels: int, collection: Collection | None = None) -> 
             samples[i] = _decoded(image.read(), image.place, pixels).transpose(2, 0, 1)
         return Dataset(samples, labels[chosen], _from_minus_one_to_one, domain_of=domain_of[chosen])
 
-    return Source(part(~held_out), part(held_out), len(kinds), tuple(domains))
+    return Source(part(~held_out), part(held_out), len(kinds), tuple(domains), SCALE)
 
 
 def decode(path: Path) -> U8:
@@ -133,7 +140,7 @@ def _decoded(raw: bytes, place: str, pixels: int | None) -> U8:
                 raise DataError(
                     f"{place}: {image.width} × {image.height} pixels, and {MOST_PIXELS:,} is the most that is read"
                 )
-            colours = image.convert("RGB")
+            colours = _in_eight_bits(image).convert("RGB")
             if pixels is not None and colours.size != (pixels, pixels):
                 colours = colours.resize((pixels, pixels), PIL.Image.Resampling.BILINEAR)
             return np.asarray(colours)
@@ -143,7 +150,18 @@ def _decoded(raw: bytes, place: str, pixels: int | None) -> U8:
         raise damaged(place, fault) from None
 
 
+def _in_eight_bits(image: "PIL.Image.Image") -> "PIL.Image.Image":
+    """A grey image of 16 bits a pixel with its brightness kept: Pillow itself would make all but the darkest white."""
+    if not image.mode.startswith("I"):
+        return image
+    import PIL.Image
+
+    deep = np.asarray(image).astype(np.int64)
+    return PIL.Image.fromarray(((deep + 128) // 257).astype(np.uint8))
+
+
 def _from_minus_one_to_one(samples: NDArray[Any]) -> F32:
+    """The same as SCALE, written so that black and white are exact."""
     scaled: F32 = samples.astype(np.float32) / np.float32(127.5)
     return scaled - np.float32(1)
 

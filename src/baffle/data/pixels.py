@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baffle.core.arrays import F32
+from baffle.core.pixels import PixelScale
 from baffle.core.seeds import keystream
 from baffle.data.dataset import Prepare
 
@@ -23,9 +24,10 @@ def bilinear(old: int, new: int) -> F32:
     return matrix
 
 
-def enlarged(old: int, new: int, mean: float, deviation: float) -> Prepare:
-    """Grey images of old × old bytes, resized, scaled to [0, 1], then by a mean and a deviation."""
+def enlarged(old: int, new: int, scale: PixelScale) -> Prepare:
+    """Resizes grey images of old × old bytes, takes their pixels to [0, 1], then applies the scale."""
     enlarge = bilinear(old, new)
+    (mean,), (deviation,) = scale.mean, scale.deviation
 
     def prepare(samples: NDArray[Any]) -> F32:
         wide: F32 = enlarge @ samples.astype(np.float32) @ enlarge.T
@@ -34,13 +36,13 @@ def enlarged(old: int, new: int, mean: float, deviation: float) -> Prepare:
     return prepare
 
 
-def normalised(mean: tuple[float, float, float], deviation: tuple[float, float, float]) -> Prepare:
-    """Colour images of bytes, channels first, scaled to [0, 1], then by each channel's mean and deviation."""
-    middle, spread = (np.array(three, np.float32)[:, None, None] for three in (mean, deviation))
+def normalised(scale: PixelScale) -> Prepare:
+    """Takes images of bytes, channels first, to [0, 1], then applies the scale to each channel."""
+    mean, deviation = (np.array(numbers, np.float32)[:, None, None] for numbers in (scale.mean, scale.deviation))
 
     def prepare(samples: NDArray[Any]) -> F32:
         scaled: F32 = samples.astype(np.float32) / np.float32(255)
-        return (scaled - middle) / spread
+        return (scaled - mean) / deviation
 
     return prepare
 

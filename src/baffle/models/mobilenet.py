@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from baffle.core.pixels import PixelScale
 from baffle.errors import DataError, PlanError
 from baffle.models.lenet import ACTIVATIONS, normalisation
 
@@ -48,17 +49,20 @@ Pair = tuple[Tensor, Tensor]
 """A layer's weight and bias."""
 
 
+CENTRED = PixelScale((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+"""Pixels from -1 to 1."""
+
+
 @dataclass(frozen=True)
 class Convention:
-    """How a network was trained: which pixels it saw for those in [0, 1], and on which sides images are padded."""
+    """How a network was trained: the scale of the pixels that it saw, and on which sides images are padded."""
 
-    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    deviation: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    scale: PixelScale = CENTRED
     same: bool = False  # as TensorFlow does: as little as needed, on the right and below first
 
 
 TENSORFLOW = Convention(same=True)
-TORCHVISION = Convention((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+TORCHVISION = Convention(PixelScale((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 
 
 @dataclass(frozen=True)
@@ -71,15 +75,22 @@ class Pretrained:
 
 
 class Pixels(nn.Module):
-    """Pixels in [0, 1], grey or in colour, as the network saw them."""
+    """Takes a data set's values, grey or in colour, to the scale that the network was trained on.
+
+    Both scales are undone and applied in one step, so that values on the right scale already keep every bit.
+    """
 
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, convention: Convention) -> None:
+    def __init__(self, wanted: PixelScale, applied: PixelScale) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(convention.mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("deviation", torch.tensor(convention.deviation).view(3, 1, 1), persistent=False)
+        self.rest = wanted.after(applied)
+        self.register_buffer("mean", torch.tensor(self.rest.mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("deviation", torch.tensor(self.rest.deviation).view(-1, 1, 1), persistent=False)
+
+    def extra_repr(self) -> str:
+        return f"mean={self.rest.mean}, deviation={self.rest.deviation}"
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.deviation  # a single channel is repeated on the way
@@ -139,8 +150,10 @@ def mobilenet(
     activation: str = "relu6",
     norm: str = "none",
     convention: Convention | None = None,
+    scale: PixelScale | None = None,
 ) -> nn.Sequential:
-    """Random weights: 2,206,960 of them before the classifier, which has 1,281 for each class."""
+    """Random weights: 2,206,960 of them before the classifier, which has 1,281 for each class. `scale` is that of the
+    images; without one, their pixels lie in [0, 1]."""
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < SMALLEST:
         raise PlanError(
             f"task.model: a mobilenet takes images of 1 or 3 channels and {SMALLEST} × {SMALLEST} pixels at least, "
@@ -154,7 +167,7 @@ def mobilenet(
             blocks.append(Block(width, channels, expansion, first, activation, norm, convention.same))
             width = channels
     made = nn.Sequential(
-        Pixels(convention),
+        Pixels(convention.scale, scale or PixelScale()),
         *layer(3, FIRST, 3, 2, norm, activation, same=convention.same),
         *blocks,
         *layer(width, FEATURES, 1, 1, norm, activation),
@@ -172,10 +185,12 @@ def mobilenet(
     return made
 
 
-def pretrained_mobilenet(shape: tuple[int, ...], classes: int, folder: Path | None) -> nn.Sequential:
+def pretrained_mobilenet(
+    shape: tuple[int, ...], classes: int, folder: Path | None, scale: PixelScale | None = None
+) -> nn.Sequential:
     """The weights of ImageNet before a new classifier, which starts at zero: every class is as likely."""
     found = read_weights(find_weights(folder))
-    made = mobilenet(shape, classes, convention=found.convention)
+    made = mobilenet(shape, classes, convention=found.convention, scale=scale)
     *_, head = made
     assert isinstance(head, nn.Linear)
     nn.init.zeros_(head.weight)

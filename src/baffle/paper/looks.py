@@ -3,9 +3,13 @@
 import numpy as np
 
 from baffle.core.arrays import F32, I64
+from baffle.core.pixels import PixelScale
 from baffle.data.sources import Dataset, Source, load
 
 LOOKS = ("plain", "mirrored", "negative", "turned")
+
+SCALE = PixelScale((0.5,), (0.27,))
+"""The digits' values and their negatives lie between -1.85 and 1.85; this takes them to [0, 1]."""
 
 SIDE = 32
 """The least that a MobileNet takes."""
@@ -14,7 +18,7 @@ SIDE = 32
 def digits_in_four_looks() -> Source:
     """160 digits for training and 80 for test, a quarter of them in each look, in three channels."""
     digits = load("digits")
-    return Source(_part(digits.train, 160), _part(digits.test, 80), digits.classes, LOOKS)
+    return Source(_part(digits.train, 160), _part(digits.test, 80), digits.classes, LOOKS, SCALE)
 
 
 def _part(digits: Dataset, count: int) -> Dataset:

@@ -138,7 +138,7 @@ def initial_module(plan: Plan, source: Source, folder: Path | None) -> nn.Module
     key = Seeds(plan.seed, b"").key("init")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(key[:8], "big") >> 1)
-        return build(plan.task.model, source.shape, source.classes, folder=folder)
+        return build(plan.task.model, source.shape, source.classes, scale=source.pixel_scale, folder=folder)
 
 
 def _with_graph(plan: Plan) -> Plan:
