@@ -41,7 +41,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.aggregation.client.marks import Marks
-from baffle.aggregation.client.session import MOST_QUERIES, ClientSession
+from baffle.aggregation.client.refusals import MOST_QUERIES
+from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.client_policy import ClientPolicy
 from baffle.aggregation.messages import PHASES, Agree, Hello, MaskedRequest, Turn, Turned, decode_request
 from baffle.aggregation.server.secure_sum import SecureSum

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baffle.aggregation.client.marks import Marks, MarksFile
-from baffle.aggregation.client.session import MOST_QUERIES, ClientSession
+from baffle.aggregation.client.refusals import MOST_QUERIES
+from baffle.aggregation.client.session import ClientSession
 from baffle.core.ring import RingVector
 from baffle.errors import BaffleError, RefusalError, RunFolderError
 from tests.support.federation import Federation, about, random_vector

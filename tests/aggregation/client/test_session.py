@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from msgspec.structs import replace
 
 from baffle.aggregation.client.marks import Marks
-from baffle.aggregation.client.session import KEYS_AT_ONCE, MOST_QUERIES, ClientSession
+from baffle.aggregation.client.refusals import MOST_QUERIES
+from baffle.aggregation.client.session import KEYS_AT_ONCE, ClientSession
 from baffle.aggregation.context import box_context, key_context, keys_digest, round_context, sign
 from baffle.aggregation.masks import agree, pair_mask, self_mask
 from baffle.aggregation.messages import (

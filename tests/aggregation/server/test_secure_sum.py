@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from baffle.aggregation.client.session import MOST_QUERIES
+from baffle.aggregation.client.refusals import MOST_QUERIES
 from baffle.aggregation.context import sign
 from baffle.aggregation.messages import NO_SHARE, Advertisement, Sealed, Turned, Unmasked
 from baffle.aggregation.shares import split

@@ -25,15 +25,21 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from baffle.aggregation.client.marks import Marks
 from baffle.aggregation.client.peers import FrozenPeers, Peers, ReadKeys, reader
+from baffle.aggregation.client.refusals import (
+    checked_participants,
+    checked_request,
+    require_agreement,
+    require_fresh,
+    require_unused,
+)
 from baffle.aggregation.client.slot import FrozenSlot, OpenSlot, freeze, thaw
-from baffle.aggregation.client_policy import ClientPolicy, Slot, checked_slot
-from baffle.aggregation.context import round_context, sign, signed, survivors_text
+from baffle.aggregation.client_policy import ClientPolicy, checked_slot
+from baffle.aggregation.context import round_context, sign, survivors_text
 from baffle.aggregation.masks import agree, pair_mask, self_mask
 from baffle.aggregation.messages import (
     BOX_BYTES,
     MOST_KEYS,
     NO_SHARE,
-    SIGNATURE_BYTES,
     Advertisement,
     Agree,
     Agreed,
@@ -49,7 +55,7 @@ from baffle.aggregation.messages import (
     cut,
 )
 from baffle.aggregation.shares import SHARE_BYTES, split
-from baffle.core.messages import Message, Number, RoundRequest, decode, encode, read
+from baffle.core.messages import Message, Number, decode, encode, read
 from baffle.core.ring import RingVector, add
 from baffle.errors import MessageError, RefusalError
 
@@ -58,9 +64,6 @@ B = TypeVar("B")
 
 KEYS_AT_ONCE = 128
 """Slots that one signed list of keys serves."""
-
-MOST_QUERIES = 3
-"""How often a client answers about the same weights: more often, differences of sums would single somebody out."""
 
 
 class FrozenSession(Message, frozen=True, tag="frozen-session"):
@@ -120,7 +123,7 @@ class ClientSession:
 
     def advertise(self, first: int) -> Advertisement:
         """Keys for the slots from `first` on; a slot has one, however often it is asked for."""
-        self._require_unused(first)
+        require_unused(first, self._marks)
         slots = range(first, first + KEYS_AT_ONCE)
         made = {slot: self._keys.get(slot) or X25519PrivateKey.generate() for slot in slots}
         self._keys = dict([*self._keys.items(), *made.items()][-MOST_KEYS:])
@@ -137,7 +140,7 @@ class ClientSession:
             if msgspec.structs.replace(opening, advertisements=()) != known.slot.opening:
                 raise RefusalError(f"slot {opening.slot} was opened with other members or terms before")
             return known.sealed
-        self._require_unused(opening.slot)
+        require_unused(opening.slot, self._marks)
         private = self._keys.get(opening.slot)
         if private is None:
             raise RefusalError(f"no key was advertised for slot {opening.slot}")
@@ -169,8 +172,8 @@ class ClientSession:
             return own.masked
         if own.slot.number <= self._marks.slot:
             raise RefusalError(f"slot {own.slot.number} is not after slot {self._marks.slot}")
-        self._require_fresh(asked.request)
-        participants = self._checked_participants(own.slot, asked)
+        require_fresh(asked.request, self._marks)
+        participants = checked_participants(self._number, own.slot, asked)
         context = round_context(asked.keys, own.slot.opening, asked.request, asked.participants)
         vector = compute()
         peers = [peer for peer in own.slot.graph.neighbours[self._number] if peer in participants]
@@ -188,7 +191,7 @@ class ClientSession:
     def agree(self, asked: Agree) -> Agreed:
         """Sign who survived, once: the others release their shares only when enough have signed the same."""
         own = self._slot(asked.slot)
-        self._checked_request(own, asked)
+        checked_request(self._number, own, asked, self._policy)
         if not own.survivors:
             if asked.slot <= self._marks.agreed:
                 raise RefusalError(f"survivors were signed for in slot {self._marks.agreed} before")
@@ -200,11 +203,12 @@ class ClientSession:
         """Release one share for every participating neighbour: of its self mask if it is alive, of its key if not; and
         this client's own share of its own self mask."""
         own = self._slot(asked.slot)
-        request = self._checked_request(own, asked)
+        request = checked_request(self._number, own, asked, self._policy)
         if own.unmasked is not None:
             return own.unmasked
-        self._require_agreement(own, asked)
-        self._require_fresh(request.request)
+        if self._policy.agreement:
+            require_agreement(own, asked, self._run, self._directory)
+        require_fresh(request.request, self._marks)
         neighbours = [peer for peer in own.slot.graph.neighbours[self._number] if peer in request.participants]
         boxes = cut(request.boxes, BOX_BYTES, len(neighbours), "boxes")
         shares = [
@@ -240,73 +244,6 @@ class ClientSession:
         noted = msgspec.structs.replace(self._marks, **marks)
         self._remember(noted)
         self._marks = noted
-
-    def _require_unused(self, slot: int) -> None:
-        over = max(self._marks.slot, self._marks.sealed)
-        if slot <= over:
-            raise RefusalError(f"slot {slot} is not after slot {over}")
-
-    def _require_fresh(self, request: RoundRequest) -> None:
-        if request.round <= self._marks.round:
-            raise RefusalError(f"round {request.round} is not after round {self._marks.round}, which is over")
-        released = self._marks.released.get(request.weights_hash.hex(), ())
-        if not set(released) <= set(request.skipped):
-            raise RefusalError(f"these weights were asked about in round {max(released)}, which was not skipped")
-        if len(released) >= MOST_QUERIES:
-            raise RefusalError(f"these weights have been asked about {len(released)} times")
-
-    def _checked_participants(self, slot: Slot, asked: MaskedRequest) -> set[int]:
-        participants, whole = set(asked.participants), asked.participants == slot.opening.members
-        if not whole and (
-            list(asked.participants) != sorted(participants) or not participants <= set(slot.opening.members)
-        ):
-            raise RefusalError("the participants must be members of the slot, once each and in order")
-        if self._number not in participants or len(participants) < slot.opening.floor:
-            raise RefusalError(
-                f"{len(participants)} participants, expected this client and {slot.opening.floor} in all at least"
-            )
-        expected = sum(1 for peer in slot.graph.neighbours[self._number] if peer in participants)
-        cut(asked.boxes, BOX_BYTES, expected, "boxes")
-        if expected + 1 < slot.opening.threshold:
-            raise RefusalError(f"{expected} neighbours, expected {slot.opening.threshold - 1} at least")
-        return participants
-
-    def _checked_request(self, own: OpenSlot, asked: Agree | Unmask) -> MaskedRequest:
-        """What this client sent a vector for, if it may sign or release for these survivors, and for no others."""
-        if own.request is None:
-            raise RefusalError(f"slot {asked.slot} has no vector of this client to unmask")
-        self._check_survivors(own.slot.opening, own.request.participants, asked)
-        if own.survivors and own.survivors != asked.alive:
-            raise RefusalError(f"slot {asked.slot} was settled for other survivors before")
-        return own.request
-
-    def _check_survivors(self, opening: Opening, participants: tuple[int, ...], asked: Agree | Unmask) -> None:
-        alive, dropped = set(asked.alive), set(asked.dropped)
-        if alive & dropped:
-            raise RefusalError(f"client {min(alive & dropped)} is said to be alive and dropped")
-        if len(asked.alive) + len(asked.dropped) != len(participants) or alive | dropped != set(participants):
-            raise RefusalError("the survivors and the dropped must be the participants")
-        if list(asked.alive) != sorted(alive):
-            raise RefusalError("the survivors must be named in order")
-        if self._number not in alive or len(alive) < max(opening.floor, opening.threshold):
-            raise RefusalError(f"{len(alive)} survivors, expected this client and {opening.floor} in all at least")
-        tiers = self._policy.tiers
-        for k in {tiers[client] for client in alive if client in tiers}:
-            prefix = sum(1 for client in alive if tiers.get(client, k) >= k)
-            if prefix < opening.floor:
-                raise RefusalError(f"{prefix} survivors evaluate {k} directions, expected {opening.floor} at least")
-
-    def _require_agreement(self, own: OpenSlot, asked: Unmask) -> None:
-        if not self._policy.agreement:
-            return
-        signatures = cut(asked.signatures, SIGNATURE_BYTES, len(asked.signers), "signatures")
-        text = survivors_text(self._run, own.context, asked.alive)
-        for signer, signature in zip(asked.signers, signatures, strict=True):
-            if signer not in asked.alive or not signed(self._directory[signer], signature, text):
-                raise RefusalError(f"client {signer} has not signed these survivors")
-        threshold = own.slot.opening.threshold
-        if len(set(asked.signers)) != len(asked.signers) or len(asked.signers) < threshold:
-            raise RefusalError(f"{len(asked.signers)} clients agreed on the survivors, expected {threshold} at least")
 
     def _share(self, sender: int, slot: int, box: bytes, *, alive: bool) -> bytes:
         """A sender's share: of its self mask if it is alive, of its key if not."""

@@ -1,0 +1,86 @@
+"""What a client refuses: each function checks one thing that a server asks, against what the client did before."""
+
+from collections.abc import Mapping
+
+from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.slot import OpenSlot
+from baffle.aggregation.client_policy import ClientPolicy, Slot
+from baffle.aggregation.context import signed, survivors_text
+from baffle.aggregation.messages import BOX_BYTES, SIGNATURE_BYTES, Agree, MaskedRequest, Opening, Unmask, cut
+from baffle.core.messages import RoundRequest
+from baffle.errors import RefusalError
+
+MOST_QUERIES = 3
+"""How often a client answers about the same weights: more often, differences of sums would single somebody out."""
+
+
+def require_unused(slot: int, marks: Marks) -> None:
+    over = max(marks.slot, marks.sealed)
+    if slot <= over:
+        raise RefusalError(f"slot {slot} is not after slot {over}")
+
+
+def require_fresh(request: RoundRequest, marks: Marks) -> None:
+    if request.round <= marks.round:
+        raise RefusalError(f"round {request.round} is not after round {marks.round}, which is over")
+    released = marks.released.get(request.weights_hash.hex(), ())
+    if not set(released) <= set(request.skipped):
+        raise RefusalError(f"these weights were asked about in round {max(released)}, which was not skipped")
+    if len(released) >= MOST_QUERIES:
+        raise RefusalError(f"these weights have been asked about {len(released)} times")
+
+
+def checked_participants(client: int, slot: Slot, asked: MaskedRequest) -> set[int]:
+    participants, whole = set(asked.participants), asked.participants == slot.opening.members
+    if not whole and (
+        list(asked.participants) != sorted(participants) or not participants <= set(slot.opening.members)
+    ):
+        raise RefusalError("the participants must be members of the slot, once each and in order")
+    if client not in participants or len(participants) < slot.opening.floor:
+        raise RefusalError(
+            f"{len(participants)} participants, expected this client and {slot.opening.floor} in all at least"
+        )
+    expected = sum(1 for peer in slot.graph.neighbours[client] if peer in participants)
+    cut(asked.boxes, BOX_BYTES, expected, "boxes")
+    if expected + 1 < slot.opening.threshold:
+        raise RefusalError(f"{expected} neighbours, expected {slot.opening.threshold - 1} at least")
+    return participants
+
+
+def checked_request(client: int, own: OpenSlot, asked: Agree | Unmask, policy: ClientPolicy) -> MaskedRequest:
+    """What this client sent a vector for, if it may sign or release for these survivors, and for no others."""
+    if own.request is None:
+        raise RefusalError(f"slot {asked.slot} has no vector of this client to unmask")
+    _check_survivors(client, own.slot.opening, own.request.participants, asked, policy.tiers)
+    if own.survivors and own.survivors != asked.alive:
+        raise RefusalError(f"slot {asked.slot} was settled for other survivors before")
+    return own.request
+
+
+def _check_survivors(
+    client: int, opening: Opening, participants: tuple[int, ...], asked: Agree | Unmask, tiers: Mapping[int, int]
+) -> None:
+    alive, dropped = set(asked.alive), set(asked.dropped)
+    if alive & dropped:
+        raise RefusalError(f"client {min(alive & dropped)} is said to be alive and dropped")
+    if len(asked.alive) + len(asked.dropped) != len(participants) or alive | dropped != set(participants):
+        raise RefusalError("the survivors and the dropped must be the participants")
+    if list(asked.alive) != sorted(alive):
+        raise RefusalError("the survivors must be named in order")
+    if client not in alive or len(alive) < max(opening.floor, opening.threshold):
+        raise RefusalError(f"{len(alive)} survivors, expected this client and {opening.floor} in all at least")
+    for k in {tiers[survivor] for survivor in alive if survivor in tiers}:
+        prefix = sum(1 for survivor in alive if tiers.get(survivor, k) >= k)
+        if prefix < opening.floor:
+            raise RefusalError(f"{prefix} survivors evaluate {k} directions, expected {opening.floor} at least")
+
+
+def require_agreement(own: OpenSlot, asked: Unmask, run: bytes, directory: Mapping[int, bytes]) -> None:
+    signatures = cut(asked.signatures, SIGNATURE_BYTES, len(asked.signers), "signatures")
+    text = survivors_text(run, own.context, asked.alive)
+    for signer, signature in zip(asked.signers, signatures, strict=True):
+        if signer not in asked.alive or not signed(directory[signer], signature, text):
+            raise RefusalError(f"client {signer} has not signed these survivors")
+    threshold = own.slot.opening.threshold
+    if len(set(asked.signers)) != len(asked.signers) or len(asked.signers) < threshold:
+        raise RefusalError(f"{len(asked.signers)} clients agreed on the survivors, expected {threshold} at least")
