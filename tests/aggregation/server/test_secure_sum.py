@@ -310,7 +310,7 @@ def test_a_server_that_starts_anew_gets_keys_again() -> None:
     rounds.play(0)
     again = Rounds(4)
     again.federation = again.network.federation = rounds.federation
-    again.sum.run, again.sum.directory = rounds.federation.run, rounds.federation.directory
+    again.sum = again.new_server()
     again.play(1)
     total, events = again.play(2)
     assert total is not None, events
