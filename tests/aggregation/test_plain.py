@@ -66,6 +66,15 @@ def test_the_order_of_replies_changes_no_bit() -> None:
     assert one[1:] == other[1:]
 
 
+def test_forgetting_a_client_changes_no_sum() -> None:
+    replies = {client: _reply(_vector(client)) for client in range(4)}
+    before = _collect(replies)
+    SUM.forget(1)
+    after = _collect(replies)
+    assert after.events == before.events
+    np.testing.assert_array_equal(after.sums[0].totals, before.sums[0].totals)  # type: ignore[union-attr]
+
+
 def test_the_loss_is_weighted() -> None:
     collected = _collect({0: _reply(_vector(0, 10, 1.0)), 1: _reply(_vector(1, 30, 2.0))})
     assert collected.sums[0] is not None

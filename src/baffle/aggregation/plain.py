@@ -31,6 +31,9 @@ class PlainSum:
         sums = tuple(self._sum([vectors[client] for client in group if client in vectors]) for group in groups)
         return Collected(sums, events, dict(traffic.silent), traffic.refusals, traffic.up, traffic.down)
 
+    def forget(self, client: int) -> None:
+        """Do nothing: a plain sum knows nothing of its clients from one round to the next."""
+
     def _sum(self, vectors: list[RingVector]) -> Sum | None:
         return self.ring.decode(add(vectors), len(vectors)) if vectors else None
 

@@ -55,3 +55,6 @@ class Aggregation(Protocol):
     """For each group of clients: requests → the sum of the replies. Plain or secure."""
 
     def collect(self, groups: Sequence[Mapping[int, RoundRequest]], transport: Transport) -> Collected: ...
+
+    def forget(self, client: int) -> None:
+        """Drop what is known of a client that may have been restarted."""

@@ -142,6 +142,20 @@ def test_a_client_that_restarts_comes_back() -> None:
     assert [total.contributors for total in totals if total][-2:] == [5, 5]
 
 
+def test_a_restarted_client_that_the_server_forgets_is_back_a_round_sooner() -> None:
+    """It is asked for new keys in round 1, before slot 2 is opened; otherwise its old ones would be used once more."""
+    contributors = {}
+    for forgets in (False, True):
+        rounds = Rounds(5)
+        rounds.play(0)
+        rounds.federation.sessions[2] = rounds.federation.new_session(2)
+        if forgets:
+            rounds.sum.forget(2)
+        totals = [rounds.play(number)[0] for number in (1, 2, 3)]
+        contributors[forgets] = [total.contributors for total in totals if total]
+    assert contributors == {False: [4, 4, 5], True: [4, 5, 5]}
+
+
 def test_too_small_a_next_round_does_not_cost_this_one() -> None:
     rounds = Rounds(4, participants=lambda number: range(4) if number < 1 else (0,))
     total, events = rounds.play(0)
