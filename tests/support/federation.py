@@ -234,16 +234,16 @@ class Network:
         return vector
 
 
-class Store:
-    """A server's memory that outlives it."""
+class MemoryStore:
+    """A crash store that outlives its server."""
 
     def __init__(self) -> None:
         self.data: bytes | None = None
 
-    def keep(self, data: bytes) -> None:
-        self.data = data
+    def write(self, record: bytes) -> None:
+        self.data = record
 
-    def kept(self) -> bytes | None:
+    def read(self) -> bytes | None:
         return self.data
 
 
@@ -259,7 +259,7 @@ class Rounds:
         floor: int = 2,
         threshold: int = 0,
         agreement: bool = False,
-        memory: Store | None = None,
+        crash_store: MemoryStore | None = None,
     ) -> None:
         self.participants = participants or (lambda _: range(n))
         self.groups = groups or (lambda number: [list(self.participants(number))])
@@ -267,13 +267,13 @@ class Rounds:
         self.federation = Federation(n, policy=self.policy)
         self.ring = Ring(clients=n, n_max=2 * n, clip=4.0)
         self.network = Network(self.federation, self.ring)
-        self.memory = memory
+        self.crash_store = crash_store
         self.sum = self.new_server()
 
     def new_server(self) -> SecureSum:
         """A server that knows what outlives one."""
         made = self.federation
-        return SecureSum(self.ring, LENGTH, made.run, made.directory, self.policy, self.memory)
+        return SecureSum(self.ring, LENGTH, made.run, made.directory, self.policy, self.crash_store)
 
     def play(self, number: int, request: RoundRequest | None = None) -> tuple[Sum | None, dict[int, str]]:
         """One round of one group."""

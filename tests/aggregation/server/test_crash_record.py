@@ -7,12 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from baffle.aggregation.messages import Advertisement, Turned, Unmask, decode_request
-from baffle.aggregation.server.crash_record import SlotRecord, pack, restore, unpack
+from baffle.aggregation.server.crash_record import SlotRecord, decode_record, encode_record, restore_slot
 from baffle.core.messages import decode, encode
 from baffle.core.ports import Collected
 from baffle.core.ring import add
 from baffle.errors import MessageError, RefusalError
-from tests.support.federation import Rounds, Store, about, phase_of
+from tests.support.federation import MemoryStore, Rounds, about, phase_of
 
 N = 8
 GROUPS = [[0, 2, 5, 7], [1, 3, 4, 6]]
@@ -37,7 +37,7 @@ class CrashError(Exception):
 
 
 def rounds_of(name: str) -> Rounds:
-    return Rounds(N, memory=Store(), **SETTINGS[name])  # type: ignore[arg-type]
+    return Rounds(N, crash_store=MemoryStore(), **SETTINGS[name])  # type: ignore[arg-type]
 
 
 class Crashing:
@@ -123,19 +123,19 @@ def test_clients_resend_the_same_bytes(name: str) -> None:
     assert len(said[0]) == N
 
 
-def test_a_crash_before_anything_was_kept_costs_the_round_only() -> None:
+def test_a_crash_before_anything_was_recorded_costs_the_round_only() -> None:
     rounds = rounds_of("one sum")
     rounds.play(0)
     crash(rounds, 1, "vector", N)
-    assert rounds.memory is not None
-    assert rounds.memory.data is not None
-    assert unpack(rounds.memory.data).round == 0
+    assert rounds.crash_store is not None
+    assert rounds.crash_store.data is not None
+    assert decode_record(rounds.crash_store.data).round == 0
     assert rounds.play(1)[0] is None
     assert rounds.play(2)[0] is not None
 
 
 @pytest.mark.parametrize("other", [{"round_number": 1}, {"weights_hash": bytes(32)}])
-def test_the_memory_of_another_round_or_of_other_weights_is_not_used(other: dict[str, object]) -> None:
+def test_the_record_of_another_round_or_of_other_weights_is_not_used(other: dict[str, object]) -> None:
     rounds = rounds_of("one sum")
     rounds.play(0)
     crash(rounds, 1, "unmask", 0)
@@ -146,7 +146,7 @@ def test_the_memory_of_another_round_or_of_other_weights_is_not_used(other: dict
     assert "vector" in {phase for e in rounds.exchanges for phase in e.values()} or total is None
 
 
-def test_the_memory_of_a_group_that_had_given_up_says_so() -> None:
+def test_the_record_of_a_group_that_had_given_up_says_so() -> None:
     rounds = rounds_of("groups")
     rounds.network.deaf = lambda client, phase: client in (1, 3) and phase == "vector"
     crash(rounds, 0, "unmask", 2)
@@ -162,13 +162,13 @@ def test_a_server_that_names_other_survivors_after_a_crash_is_refused(name: str)
     """It throws one vector away, to get the sum without it too: the difference would be that vector."""
     rounds = rounds_of(name)
     crash(rounds, 0, "unmask", N)
-    assert rounds.memory is not None
-    assert rounds.memory.data is not None
-    kept = unpack(rounds.memory.data)
-    (slot,) = kept.slots
+    assert rounds.crash_store is not None
+    assert rounds.crash_store.data is not None
+    record = decode_record(rounds.crash_store.data)
+    (slot,) = record.slots
     assert slot is not None
     fewer = replace(slot, senders=slot.senders[:-1], vectors=slot.vectors[: -len(slot.vectors) // N])
-    rounds.memory.keep(pack(replace(kept, slots=(fewer,))))
+    rounds.crash_store.write(encode_record(replace(record, slots=(fewer,))))
     collected = rounds.sum.collect([dict.fromkeys(range(N), about(0))], rounds.network)
     assert collected.sums == (None,)
     assert sum("other survivors" in why for _, why in collected.refusals) >= N - 1
@@ -177,21 +177,21 @@ def test_a_server_that_names_other_survivors_after_a_crash_is_refused(name: str)
             rounds.federation.sessions[client].unmask(Unmask(0, tuple(range(N - 1)), (N - 1,)))
 
 
-def _kept(rounds: Rounds) -> tuple[Store, bytes, SlotRecord]:
-    assert rounds.memory is not None
-    assert rounds.memory.data is not None
-    (slot,) = unpack(rounds.memory.data).slots
+def _recorded(rounds: Rounds) -> tuple[MemoryStore, bytes, SlotRecord]:
+    assert rounds.crash_store is not None
+    assert rounds.crash_store.data is not None
+    (slot,) = decode_record(rounds.crash_store.data).slots
     assert slot is not None
-    return rounds.memory, rounds.memory.data, slot
+    return rounds.crash_store, rounds.crash_store.data, slot
 
 
-def test_what_is_restored_is_what_was_kept() -> None:
+def test_what_is_restored_is_what_was_recorded() -> None:
     rounds = rounds_of("one sum")
     rounds.network.deaf = lambda client, phase: client == 3 and phase == "vector"
     crash(rounds, 0, "unmask", 0)
-    _, _, kept = _kept(rounds)
-    slot = restore(rounds.federation.run, kept, rounds.policy)
-    assert (slot.participants, slot.context, slot.alive) == (kept.participants, kept.context, kept.senders)
+    _, _, record = _recorded(rounds)
+    slot = restore_slot(rounds.federation.run, record, rounds.policy)
+    assert (slot.participants, slot.context, slot.alive) == (record.participants, record.context, record.senders)
     assert slot.alive == (0, 1, 2, 4, 5, 6, 7)
     assert slot.survivors().dropped == (3,)
     assert slot.advertisements.keys() == set(range(N))
@@ -207,23 +207,23 @@ def _collect_again(rounds: Rounds) -> Collected:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 50, -1])
-def test_a_memory_that_was_cut_off_costs_the_round_only(cut: int) -> None:
+def test_a_record_that_was_cut_off_costs_the_round_only(cut: int) -> None:
     rounds = rounds_of("one sum")
     crash(rounds, 0, "unmask", 0)
-    memory, data, _ = _kept(rounds)
-    memory.data = data[:cut]
+    store, data, _ = _recorded(rounds)
+    store.data = data[:cut]
     with pytest.raises(MessageError, match="damaged"):
-        unpack(memory.data)
+        decode_record(store.data)
     assert _collect_again(rounds).sums == (None,)
-    memory.data = data
+    store.data = data
     assert _collect_again(rounds).sums[0] is not None
 
 
-def test_a_memory_with_lists_that_do_not_fit_is_refused() -> None:
+def test_a_record_with_lists_that_do_not_fit_is_refused() -> None:
     rounds = rounds_of("one sum")
     crash(rounds, 0, "unmask", 0)
-    memory, data, slot = _kept(rounds)
-    whole = unpack(data)
+    store, data, slot = _recorded(rounds)
+    whole = decode_record(data)
     for spoilt in (
         replace(slot, senders=()),
         replace(slot, vectors=slot.vectors[:-4]),
@@ -231,9 +231,9 @@ def test_a_memory_with_lists_that_do_not_fit_is_refused() -> None:
         replace(slot, opening=replace(slot.opening, members=(*range(N), N))),
         replace(slot, opening=replace(slot.opening, advertisements=(b"", *slot.opening.advertisements[1:]))),
     ):
-        memory.data = pack(replace(whole, slots=(spoilt,)))
+        store.data = encode_record(replace(whole, slots=(spoilt,)))
         assert _collect_again(rounds).sums[0] is None
-    memory.data = data
+    store.data = data
     assert _collect_again(rounds).sums[0] is not None
 
 
@@ -284,13 +284,13 @@ SPOILT = [
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
-def test_a_spoilt_memory_gives_an_error_or_no_sum_but_no_wrong_one(spoil: Callable[[SlotRecord], SlotRecord]) -> None:
+def test_a_spoilt_record_gives_an_error_or_no_sum_but_no_wrong_one(spoil: Callable[[SlotRecord], SlotRecord]) -> None:
     rounds = rounds_of("one sum")
     rounds.network.deaf = lambda client, phase: client == 3 and phase == "vector"
     crash(rounds, 0, "unmask", 0)
     rounds.network.deaf = lambda _client, _phase: False
-    memory, data, slot = _kept(rounds)
-    memory.data = data[:32] + pack(replace(unpack(data), slots=(spoil(slot),)))[32:]
+    store, data, slot = _recorded(rounds)
+    store.data = data[:32] + encode_record(replace(decode_record(data), slots=(spoil(slot),)))[32:]
     try:
         total = _collect_again(rounds).sums[0]
     except MessageError:

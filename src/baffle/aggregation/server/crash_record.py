@@ -1,6 +1,6 @@
-"""What a server writes down before it asks clients for shares.
+"""The crash record: what a server stores before it asks clients for shares.
 
-After a crash it must ask for the same sum again: no client helps to unmask two.
+After a crash it must ask for the same sum again, because no client helps to unmask two.
 """
 
 from hashlib import sha256
@@ -18,29 +18,29 @@ from baffle.errors import MessageError, RunFolderError
 from baffle.files import replace
 
 
-class Memory(Protocol):
-    """One record that outlives the process, durable when `keep` returns."""
+class CrashStore(Protocol):
+    """Holds one crash record beyond the end of the process; the record is durable when `write` returns."""
 
-    def keep(self, data: bytes) -> None: ...
+    def write(self, record: bytes) -> None: ...
 
-    def kept(self) -> bytes | None: ...
+    def read(self) -> bytes | None: ...
 
 
 class CrashFile:
-    """A memory on disk, replaced whole or not at all."""
+    """A crash record on disk, replaced whole or not at all."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def keep(self, data: bytes) -> None:
+    def write(self, record: bytes) -> None:
         try:
-            replace(self._path, data)
+            replace(self._path, record)
         except OSError as fault:
             raise RunFolderError(
                 f"{self._path} cannot be written: {fault.strerror or fault}; free some space"
             ) from None
 
-    def kept(self) -> bytes | None:
+    def read(self) -> bytes | None:
         try:
             return self._path.read_bytes()
         except FileNotFoundError:
@@ -50,7 +50,7 @@ class CrashFile:
 
 
 class SlotRecord(Message, frozen=True, tag="kept-slot"):
-    """One group's slot whose vectors have come."""
+    """One group's slot after its vectors have come."""
 
     opening: Opening
     participants: Members
@@ -60,26 +60,26 @@ class SlotRecord(Message, frozen=True, tag="kept-slot"):
 
 
 class CrashRecord(Message, frozen=True, tag="kept"):
-    """A round's slots; none where the group had given up already."""
+    """A round's slots, with none for a group whose sum had been abandoned already."""
 
     round: Number
     weights_hash: Hash
     slots: tuple[SlotRecord | None, ...]
 
 
-def pack(kept: CrashRecord) -> bytes:
-    """The record as it is stored, behind its hash: a spoilt vector would give a wrong sum."""
-    data = encode(kept)
+def encode_record(record: CrashRecord) -> bytes:
+    """The record's hash, then the record: a damaged vector would give a wrong sum."""
+    data = encode(record)
     return sha256(data).digest() + data
 
 
-def unpack(data: bytes) -> CrashRecord:
+def decode_record(data: bytes) -> CrashRecord:
     if sha256(data[32:]).digest() != data[:32]:
-        raise MessageError("what was kept of a sum is damaged; the round must be asked for anew")
+        raise MessageError("the crash record is damaged; the round must be asked for anew")
     return decode(data[32:], CrashRecord)
 
 
-def to_keep(slot: ServerSlot) -> SlotRecord:
+def record_slot(slot: ServerSlot) -> SlotRecord:
     opening = slot.slot.opening
     lists = tuple(encode(slot.advertisements[member]) for member in opening.members)
     whole = Opening(opening.slot, opening.members, opening.threshold, opening.floor, opening.graph_seed, lists)
@@ -87,13 +87,16 @@ def to_keep(slot: ServerSlot) -> SlotRecord:
     return SlotRecord(whole, slot.participants, slot.context, slot.alive, vectors)
 
 
-def restore(run: bytes, kept: SlotRecord, policy: ClientPolicy) -> ServerSlot:
-    """The slot as it was when it was kept."""
-    lists = [decode(data, Advertisement) for data in kept.opening.advertisements]
-    slot = ServerSlot(run, checked_slot(kept.opening, policy), {one.sender: one for one in lists})
-    slot.participants, slot.context, slot.alive = kept.participants, kept.context, kept.senders
-    rows = np.frombuffer(kept.vectors, dtype=ELEMENT)
-    if not kept.senders or len(rows) % len(kept.senders):
-        raise MessageError(f"{len(rows)} elements kept for {len(kept.senders)} clients")
-    slot.vectors = dict(zip(kept.senders, rows.reshape(len(kept.senders), -1), strict=True))
+def restore_slot(run: bytes, record: SlotRecord, policy: ClientPolicy) -> ServerSlot:
+    """The slot as it was when it was recorded."""
+    lists = [decode(data, Advertisement) for data in record.opening.advertisements]
+    advertisements = {advertisement.sender: advertisement for advertisement in lists}
+    slot = ServerSlot(run, checked_slot(record.opening, policy), advertisements)
+    slot.participants = record.participants
+    slot.context = record.context
+    slot.alive = record.senders
+    elements = np.frombuffer(record.vectors, dtype=ELEMENT)
+    if not record.senders or len(elements) % len(record.senders):
+        raise MessageError(f"the crash record holds {len(elements)} elements for {len(record.senders)} clients")
+    slot.vectors = dict(zip(record.senders, elements.reshape(len(record.senders), -1), strict=True))
     return slot

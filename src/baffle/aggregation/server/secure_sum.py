@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from baffle.aggregation.client_policy import ClientPolicy, Groups, checked_slot
 from baffle.aggregation.messages import Agreed, Opening, Turn, Turned
 from baffle.aggregation.server.client_keys import ClientKeys
-from baffle.aggregation.server.crash_record import CrashRecord, Memory, pack, restore, to_keep, unpack
+from baffle.aggregation.server.crash_record import (
+    CrashRecord,
+    CrashStore,
+    decode_record,
+    encode_record,
+    record_slot,
+    restore_slot,
+)
 from baffle.aggregation.server.group_sum import GroupSum, continue_each
 from baffle.aggregation.server.slot import ServerSlot
 from baffle.aggregation.server.traffic import Traffic
@@ -23,7 +30,7 @@ class SecureSum:
     """Learns, for each group of a round, the sum over the clients that finish it, and nothing else about any of them.
 
     The exchange that ends one round opens the next, so that key work is done while clients wait anyway. With a
-    `memory` a server that crashes while it asks for shares asks again for the same sum.
+    `crash_store` a server that crashes while it asks for shares asks again for the same sum.
     """
 
     ring: Ring
@@ -31,7 +38,7 @@ class SecureSum:
     run: bytes
     directory: Mapping[int, bytes]
     policy: ClientPolicy
-    memory: Memory | None = None
+    crash_store: CrashStore | None = None
     _keys: ClientKeys = field(init=False)
     _opened: list[ServerSlot] = field(default_factory=list)  # slots that the last round opened for the next
 
@@ -59,20 +66,20 @@ class SecureSum:
 
     def _resumed(self, sums: list[GroupSum]) -> bool:
         """Whether the round goes on where a server that crashed had begun to ask for shares."""
-        data = self.memory.kept() if self.memory else None
+        data = self.crash_store.read() if self.crash_store else None
         if data is None:
             return False
         try:
-            return self._restore(unpack(data), sums)
+            return self._restore(decode_record(data), sums)
         except MessageError:
             # Damaged, or written under another policy. Clients that have served the round refuse it, and it is skipped.
             return False
 
-    def _restore(self, kept: CrashRecord, sums: list[GroupSum]) -> bool:
+    def _restore(self, record: CrashRecord, sums: list[GroupSum]) -> bool:
         request = sums[0].request
-        if (kept.round, kept.weights_hash, len(kept.slots)) != (request.round, request.weights_hash, len(sums)):
+        if (record.round, record.weights_hash, len(record.slots)) != (request.round, request.weights_hash, len(sums)):
             return False
-        slots = [restore(self.run, slot, self.policy) if slot else None for slot in kept.slots]
+        slots = [restore_slot(self.run, slot, self.policy) if slot else None for slot in record.slots]
         for group_sum, slot in zip(sums, slots, strict=True):
             group_sum.slot = slot
             group_sum.fault = "" if slot else "the sum was given up before the server started anew"
@@ -124,11 +131,12 @@ class SecureSum:
         continue_each(sums, lambda group_sum: group_sum.open_slot().survivors())
 
     def _write_crash_record(self, sums: list[GroupSum]) -> None:
-        if self.memory is None:
+        if self.crash_store is None:
             return
-        slots = tuple(to_keep(group_sum.open_slot()) if not group_sum.fault else None for group_sum in sums)
+        slots = tuple(record_slot(group_sum.open_slot()) if not group_sum.fault else None for group_sum in sums)
         request = sums[0].request
-        self.memory.keep(pack(CrashRecord(request.round, request.weights_hash, slots)))
+        record = CrashRecord(request.round, request.weights_hash, slots)
+        self.crash_store.write(encode_record(record))
 
     def _agree(self, sums: list[GroupSum], traffic: Traffic) -> None:
         """Let the clients sign who survived, so that each can see that the others were told the same."""
