@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from baffle.aggregation.messages import Advertisement, Turned, Unmask, decode_request
 from baffle.aggregation.server.crash_record import SlotRecord, decode_record, encode_record, restore_slot
-from baffle.core.messages import decode, encode
+from baffle.core.messages import RoundRequest, decode, encode
 from baffle.core.ports import Collected
 from baffle.core.ring import add
 from baffle.errors import MessageError, RefusalError
-from tests.support.federation import MemoryStore, Rounds, about, phase_of
+from tests.support.federation import MemoryStore, Rounds, about, phase_of, weights_after
 
 N = 8
 GROUPS = [[0, 2, 5, 7], [1, 3, 4, 6]]
@@ -134,16 +134,28 @@ def test_a_crash_before_anything_was_recorded_costs_the_round_only() -> None:
     assert rounds.play(2)[0] is not None
 
 
-@pytest.mark.parametrize("other", [{"round_number": 1}, {"weights_hash": bytes(32)}])
-def test_the_record_of_another_round_or_of_other_weights_is_not_used(other: dict[str, object]) -> None:
+OTHER_REQUESTS: dict[str, tuple[RoundRequest, list[list[int]]]] = {
+    "another round": (about(2, weights_hash=weights_after(1)), [list(range(N))]),
+    "other weights": (about(1, weights_hash=bytes(32)), [list(range(N))]),
+    "other groups": (about(1), GROUPS),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_REQUESTS)
+def test_a_record_serves_only_its_own_round_weights_and_groups(name: str) -> None:
+    """Each request differs from the record in one thing only. A server that used the record all the same would ask for
+    shares without asking for vectors. It must begin anew: round 2 then has a sum, and for round 1 clients give no keys,
+    because they have used slot 1."""
     rounds = rounds_of("one sum")
     rounds.play(0)
     crash(rounds, 1, "unmask", 0)
-    number = 2 if "round_number" in other else 1
-    request = about(number, weights_hash=bytes(32) if "weights_hash" in other else None)
-    total, _ = rounds.play(number, request)
-    assert (total is None) == (number == 1)
-    assert "vector" in {phase for e in rounds.exchanges for phase in e.values()} or total is None
+    request, groups = OTHER_REQUESTS[name]
+    rounds.network.exchanges.clear()
+    collected = rounds.sum.collect([dict.fromkeys(group, request) for group in groups], rounds.network)
+    phases_asked = {phase for exchange in rounds.network.exchanges for phase in exchange.values()}
+    whole_round = {"hello", "seal", "vector", "unmask"}
+    assert phases_asked == (whole_round if request.round == 2 else {"hello"})
+    assert all((total is not None) == (request.round == 2) for total in collected.sums)
 
 
 def test_the_record_of_a_group_that_had_given_up_says_so() -> None:
