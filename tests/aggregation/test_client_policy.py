@@ -56,7 +56,7 @@ def test_a_group_of_the_round_or_a_part_of_one_is_taken(members: tuple[int, ...]
 )
 def test_members_of_two_groups_of_another_round_or_of_none_are_refused(slot: int, members: tuple[int, ...]) -> None:
     policy = ClientPolicy(groups_of=halves_then_ends)
-    with pytest.raises(RefusalError, match="sums no such clients together"):
+    with pytest.raises(RefusalError, match="does not sum these clients together"):
         checked_slot(opening(slot, members, len(members) // 2 + 1), policy)
 
 
@@ -64,7 +64,7 @@ def test_a_client_seals_for_its_own_group_only() -> None:
     made = Federation(10, policy=ClientPolicy(groups_of=halves_then_ends))
     made.advertise()
     for slot, members in ((0, ENDS[0]), (0, range(10)), (1, HALVES[0]), (2, HALVES[0])):
-        with pytest.raises(RefusalError, match="sums no such clients together"):
+        with pytest.raises(RefusalError, match="does not sum these clients together"):
             made.sessions[0].seal(made.opening(slot, 0, members, threshold=len(members) // 2 + 1))
     with pytest.raises(RefusalError, match="does not count this client"):
         made.sessions[0].seal(made.opening(0, 0, HALVES[1]))

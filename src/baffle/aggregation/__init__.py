@@ -1,1 +1,1 @@
-"""How replies become a sum: plainly, or so that the server learns the sum and nothing else."""
+"""How replies become a sum: in plain, or so that the server learns the sum and nothing else."""

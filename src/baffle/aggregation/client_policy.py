@@ -8,18 +8,18 @@ from baffle.aggregation.messages import Opening
 from baffle.errors import RefusalError
 
 Groups = Sequence[Sequence[int]]
-"""The clients of a round, divided into those that are summed together."""
+"""The clients of a round, divided into groups that are summed separately."""
 
 
 @dataclass(frozen=True)
 class ClientPolicy:
-    """`floor`: over how many clients a sum is at least. `agreement`: clients agree on the survivors before they release
-    a share, so that even a server that lies to them learns nothing but one sum. `groups_of`: slot → who is summed with
-    whom, and nobody where the run is over; without it, any clients. `tiers`: how many directions each client evaluates;
-    without it all do the same."""
+    """`floor`: the least number of clients in a sum. `agreement`: clients agree on the survivors before they release a
+    share, so that even a server that lies to them learns nothing but one sum. `groups_of`: slot → the groups that are
+    summed, none after the end of the run; without it, any clients may be summed. `tiers`: how many directions each
+    client evaluates; without it, all evaluate the same number."""
 
     floor: int = 2
-    threshold: int = 0  # 0: the least safe one
+    threshold: int = 0  # 0: the smallest safe threshold
     agreement: bool = False
     groups_of: Callable[[int], Groups] | None = None
     tiers: Mapping[int, int] = field(default_factory=dict)
@@ -28,11 +28,11 @@ class ClientPolicy:
         return graph(members, seed, complete=self.agreement)
 
     def least_threshold(self, drawn: Graph, company: int) -> int:
-        """Above half of the holders; above two thirds of all who may take part where the server may lie."""
+        """More than half of the holders; if the server may lie, more than two thirds of all that may take part."""
         return 2 * company // 3 + 1 if self.agreement else drawn.least_threshold
 
     def company_of(self, client: int, slot: int, members: tuple[int, ...]) -> Sequence[int]:
-        """All that a client may be summed with, itself among them."""
+        """All clients that a client may be summed with, itself included."""
         if self.groups_of is None:
             return members
         return next((group for group in self.groups_of(slot) if client in group), ())
@@ -57,7 +57,7 @@ def checked_slot(opening: Opening, policy: ClientPolicy) -> Slot:
         raise RefusalError("a round's members must be named once each, in order")
     company = policy.company_of(members[0], opening.slot, members)
     if not set(members) <= set(company):
-        raise RefusalError(f"the plan sums no such clients together in slot {opening.slot}")
+        raise RefusalError(f"the plan does not sum these clients together in slot {opening.slot}")
     drawn = policy.graph(members, opening.graph_seed)
     least = policy.least_threshold(drawn, len(company))
     if not least <= opening.threshold <= drawn.k + 1:

@@ -1,4 +1,4 @@
-"""What keys and masks are bound to, so that none of them fits anything else."""
+"""What keys, masks and signatures are bound to, so that none of them can be used for anything else."""
 
 import struct
 from collections.abc import Iterable
@@ -13,19 +13,19 @@ from baffle.errors import RefusalError
 
 
 def key_context(run: bytes, advertisement: Advertisement, slot: int) -> bytes:
-    """Binds a mask key to a run, its owner's session, its number and its owner. It exists before the round does."""
+    """Binds a mask key to a run, a slot, its owner and its owner's session. It exists before the round does."""
     numbers = struct.pack(">QQ", slot, advertisement.sender)
     return sha256(b"baffle/key-context/1" + run + advertisement.session + numbers).digest()
 
 
 def keys_digest(run: bytes, advertisements: Iterable[Advertisement], slot: int) -> bytes:
     """One hash for the keys of all participants."""
-    return sha256(b"".join(key_context(run, one, slot) for one in advertisements)).digest()
+    return sha256(b"".join(key_context(run, advertisement, slot) for advertisement in advertisements)).digest()
 
 
 def round_context(keys: bytes, opening: Opening, request: RoundRequest, participants: tuple[int, ...]) -> bytes:
-    """Binds masks to everything that a round is about. A client that is shown other weights, other
-    participants or another threshold than the rest masks with other streams, and the server gets noise."""
+    """Binds masks to everything that a round is about. A client that is shown other weights, other participants or
+    another threshold than the rest masks with other streams, and the server gets noise."""
     about = (request.round, request.key, opening.slot, opening.threshold, opening.floor)
     lists = b"".join(_counted(numbers) for numbers in (about, participants, opening.members, request.skipped))
     fixed = opening.graph_seed + request.trajectory + request.weights_hash
@@ -64,6 +64,7 @@ def _counted(numbers: tuple[int, ...]) -> bytes:
 
 
 def _fields(advertisement: Advertisement) -> tuple[int, bytes, bytes, int, tuple[bytes, ...]]:
+    """All fields but the signature."""
     a = advertisement
     return a.sender, a.session, a.channel, a.first, a.keys
 

@@ -1,7 +1,7 @@
 """Who shares masks with whom: everybody in small rounds, a regular graph of few neighbours in large ones.
 
-With k neighbours a client sends k shares instead of n − 1, and keeps one. The threshold t is always above half of
-them: with less, a server that tells some neighbours "alive" and the others "dropped" could unmask anybody.
+With k neighbours a client sends k shares instead of n − 1, and keeps one. The threshold t is always more than half of
+them: with less, a server that tells some neighbours "alive" and the others "dropped" could unmask any client.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,24 +12,27 @@ from math import comb
 from baffle.core.seeds import permutation
 
 COMPLETE_UP_TO = 200
-"""Rounds of up to so many clients use the complete graph."""
+"""Rounds of at most this many clients use the complete graph."""
 
 FAILURE = 2.0**-20
-"""The chance that a round fails although no more clients dropped than it was made for."""
+"""The probability that a round fails although no more clients dropped than the graph was made for."""
 
 DROPOUT = 0.3
 """The share of clients that may drop from a round in a large graph."""
 
 
 class Neighbours(Mapping[int, list[int]]):
-    """Member → the members that it shares masks with, in order. Worked out when asked: a client needs only its own."""
+    """Member → the members that it shares masks with, in order. Computed on request: a client needs only its own."""
 
     def __init__(self, members: tuple[int, ...], circle: list[int], half: int) -> None:
-        self._members, self._circle, self._half = members, circle, half
+        self._members = members
+        self._circle = circle
+        self._half = half
         self._place = {member: place for place, member in enumerate(circle)}
 
     def __getitem__(self, member: int) -> list[int]:
-        here, n = self._place[member], len(self._circle)
+        here = self._place[member]
+        n = len(self._circle)
         if 2 * self._half >= n - 1:
             return [other for other in self._members if other != member]
         steps = (step for distance in range(1, self._half + 1) for step in (distance, -distance))
@@ -44,23 +47,23 @@ class Neighbours(Mapping[int, list[int]]):
 
 @dataclass(frozen=True)
 class Graph:
-    """Who shares masks with whom, and with how many."""
+    """Who shares masks with whom, and with how many neighbours."""
 
     neighbours: Neighbours
     k: int
 
     @property
     def least_threshold(self) -> int:
-        """With any fewer, contradicting lists of survivors would give a client away.
+        """With any fewer, contradictory lists of survivors would expose a client.
 
-        A client's k neighbours and the client itself hold shares; those told that it is alive and those told that it
+        A client's k neighbours and the client itself hold shares. Those told that it is alive and those told that it
         dropped must never both be enough.
         """
         return (self.k + 1) // 2 + 1
 
 
 def graph(members: tuple[int, ...], seed: bytes, *, complete: bool = False) -> Graph:
-    """The graph of a round; whoever knows its members and its public seed draws the same."""
+    """The graph of a round. It follows from the members and a public seed, so that everybody draws the same."""
     n = len(members)
     if complete or n <= COMPLETE_UP_TO:
         return Graph(Neighbours(members, list(members), n), max(n - 1, 0))
@@ -70,9 +73,9 @@ def graph(members: tuple[int, ...], seed: bytes, *, complete: bool = False) -> G
 
 @cache
 def degree(n: int, dropout: float) -> int:
-    """The smallest even k at which, with so many clients dropped at random, everybody keeps more than k/2 neighbours.
+    """The smallest even k with which, if a fraction `dropout` drops at random, all keep more than k/2 neighbours.
 
-    The neighbours who stay are a sample without replacement; the bound on failure sums over clients.
+    The neighbours that stay are a sample without replacement; the bound on failure sums over clients.
     """
     stay = n - round(dropout * n)
     return next((k for k in range(2, n - 1, 2) if n * _too_few(n - 1, stay, k) <= FAILURE), (n - 1) // 2 * 2)

@@ -1,7 +1,7 @@
-"""Masks: random vectors in the ring that cancel between two clients, or that a client alone knows.
+"""Masks: random vectors in the ring that cancel between two clients, or that only one client knows.
 
-A mask is the key stream of ChaCha20 under a key that is used once. Masked vectors are uniform in the ring, so they tell
-nothing; masks are exact, so a sum from which they have gone is the plain sum, bit for bit.
+A mask is the key stream of ChaCha20 under a key that is used once. Masked vectors are uniform in the ring, so they
+reveal nothing. Masks are exact, so a sum without them is the plain sum, bit for bit.
 """
 
 import hmac
@@ -16,7 +16,7 @@ from baffle.errors import RefusalError
 
 
 def agree(private: X25519PrivateKey, public: bytes) -> bytes:
-    """The secret that two clients share: each gets it from its own private and the other's public key."""
+    """The secret that two clients share: each derives it from its own private key and the other's public key."""
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # a key of low order, which would make the secret known to everybody
@@ -24,28 +24,28 @@ def agree(private: X25519PrivateKey, public: bytes) -> bytes:
 
 
 def derive(secret: bytes, context: bytes, purpose: str) -> bytes:
-    """A key for one purpose in one context, from whatever secret: HKDF-SHA256 with the context as salt."""
+    """A key for one purpose in one context, from any secret: HKDF-SHA256 with the context as salt."""
     return expand(hmac.digest(context, secret, "sha256"), b"", purpose)
 
 
 def expand(key: bytes, context: bytes, purpose: str) -> bytes:
-    """The same from a key that was derived before: HKDF's second half alone, whose first block is all we take. A round
-    makes hundreds of these, and the library's HKDF takes seven times as long to set up."""
+    """The same from a key that was derived before: only HKDF's second half, of which we take the first block. A round
+    needs hundreds of these, and the library's HKDF takes seven times as long to set up."""
     return hmac.digest(key, f"baffle/{purpose}/1".encode() + context + b"\x01", "sha256")
 
 
 def stream(key: bytes, length: int) -> RingVector:
-    """So many ring elements of the key stream. A key must never serve two vectors."""
+    """The first `length` ring elements of the key stream. A key must never serve two vectors."""
     encryptor = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
     return np.frombuffer(encryptor.update(bytes(ELEMENT.itemsize * length)), dtype=ELEMENT)
 
 
 def self_mask(seed: bytes, context: bytes, length: int) -> RingVector:
-    """The mask that keeps a vector hidden even when all its pairwise masks have become known."""
+    """The mask that still hides a vector when all its pairwise masks have become known."""
     return stream(derive(seed, context, "self-mask"), length)
 
 
 def pair_mask(secret: bytes, context: bytes, length: int, *, plus: bool) -> RingVector:
-    """The mask between two clients; one of them adds it and the other takes it away."""
+    """The mask between two clients: one of them adds it and the other subtracts it."""
     mask = stream(derive(secret, context, "pair-mask"), length)
     return mask if plus else np.negative(mask)

@@ -1,4 +1,4 @@
-"""What clients and server tell each other for a secure sum, beside the round itself."""
+"""The messages of a secure sum between clients and server, beyond those of the round itself."""
 
 from typing import Annotated, cast
 
@@ -14,14 +14,14 @@ Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Session = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Packed = bytes
-"""Many things of one size, one behind the other, so that none costs more than its own bytes."""
+"""Items of one size, concatenated, so that none costs more than its own bytes."""
 Share = Annotated[bytes, Meta(min_length=33, max_length=33)]
 
 BOX_BYTES = 2 * 33 + 16
 """Two shares and an authentication tag."""
 SIGNATURE_BYTES = 64
 NO_SHARE = b"\xff" * 33
-"""Stands where a box could not be opened; no share looks like it."""
+"""Takes the place of a share whose box could not be opened. No real share looks like it."""
 Members = Annotated[tuple[Number, ...], Meta(max_length=MOST_MEMBERS)]
 
 
@@ -54,16 +54,16 @@ class Opening(Message, frozen=True, tag="opening"):
 
 
 class Sealed(Message, frozen=True, tag="sealed"):
-    """From a client: for each of its neighbours in turn, a box that only that neighbour can open."""
+    """From a client: for each of its neighbours, in order, a box that only that neighbour can open."""
 
     slot: Number
     boxes: Packed
 
 
 class MaskedRequest(Message, frozen=True, tag="masked-request"):
-    """To a client: the round, its participants, a digest of the keys of all of them, and the boxes of its
-    neighbours there. A client knows its neighbours' keys only; the digest goes into every mask, so that masks cancel
-    only among clients who were told the same."""
+    """To a client: the round, its participants, a digest of the keys of all participants, and the boxes from the
+    client's neighbours among them. A client knows only its neighbours' keys. The digest goes into every mask, so that
+    masks cancel only among clients that were told the same."""
 
     request: RoundRequest
     participants: Members
@@ -72,8 +72,8 @@ class MaskedRequest(Message, frozen=True, tag="masked-request"):
 
 
 class Agree(Message, frozen=True, tag="agree"):
-    """To a client, where the server is not trusted to say the same to all: sign who has sent a vector and who has
-    not."""
+    """To a client, in the mode that does not trust the server to tell all clients the same: sign which participants
+    have sent a vector and which have not."""
 
     slot: Number
     alive: Members
@@ -81,15 +81,15 @@ class Agree(Message, frozen=True, tag="agree"):
 
 
 class Agreed(Message, frozen=True, tag="agreed"):
-    """From a client: its signature over the survivors and everything that the round is about."""
+    """From a client: its signature over the survivors and the round's context."""
 
     slot: Number
     signature: Signature
 
 
 class Unmask(Message, frozen=True, tag="unmask"):
-    """To a client: which participants have sent a vector and which have not. Where clients must agree on that, also who
-    has signed it."""
+    """To a client: which participants have sent a vector and which have not. If clients must agree on that, also the
+    signatures."""
 
     slot: Number
     alive: Members
@@ -99,8 +99,8 @@ class Unmask(Message, frozen=True, tag="unmask"):
 
 
 class Unmasked(Message, frozen=True, tag="unmasked"):
-    """From a client: for each of its participating neighbours, one share: of its self mask, or of its mask key; and its
-    own share of its own self mask."""
+    """From a client: one share for each of its participating neighbours, of that neighbour's self mask or mask key, and
+    the client's own share of its own self mask."""
 
     slot: Number
     shares: Packed
@@ -120,19 +120,19 @@ Request = RoundRequest | MaskedRequest | Hello | Agree | Turn
 
 
 def cut(packed: Packed, size: int, count: int, what: str) -> list[bytes]:
-    """So many things of one size."""
+    """Cut packed bytes into `count` items of `size` bytes."""
     if len(packed) != size * count:
         raise RefusalError(f"{len(packed)} bytes of {what}, expected {count} of {size} bytes")
     return [packed[i : i + size] for i in range(0, len(packed), size)]
 
 
 def decode_request(data: bytes) -> Request:
-    """Whatever a server may ask of a client."""
+    """Any request that a server may send to a client."""
     return cast(Request, read(data, Request, "Request"))
 
 
 class Turned(Message, frozen=True, tag="turned"):
-    """From a client: its answers to both parts of a turn, and why where it gives none."""
+    """From a client: its answers to both parts of a turn, and the reason if it refuses one."""
 
     unmasked: Unmasked | None
     sealed: Sealed | None
@@ -140,7 +140,7 @@ class Turned(Message, frozen=True, tag="turned"):
 
 
 def phase_of(message: Message) -> str:
-    """Which part of a round a message to a client belongs to."""
+    """The phase of a round that a message to a client belongs to."""
     match message:
         case Hello():
             return "keys"

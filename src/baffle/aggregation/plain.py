@@ -1,4 +1,4 @@
-"""The plain sum: the server sees every client's vector. It can therefore refuse a single bad one."""
+"""The plain sum: the server sees every client's vector, and can therefore refuse a single bad one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ class PlainSum:
     def collect(self, groups: Sequence[Mapping[int, RoundRequest]], transport: Transport) -> Collected:
         traffic = Traffic(transport)
         asked = {client: request for requests in groups for client, request in requests.items()}
-        events, vectors = dict.fromkeys(asked, MISSING), dict[int, RingVector]()
+        events = dict.fromkeys(asked, MISSING)
+        vectors: dict[int, RingVector] = {}
         for client, data in traffic.exchange(asked).items():
             try:
                 vectors[client] = self._vector(asked[client], data)
@@ -32,7 +33,7 @@ class PlainSum:
         return Collected(sums, events, dict(traffic.silent), traffic.refusals, traffic.up, traffic.down)
 
     def forget(self, client: int) -> None:
-        """Do nothing: a plain sum knows nothing of its clients from one round to the next."""
+        """Do nothing: a plain sum knows nothing about its clients from one round to the next."""
 
     def _sum(self, vectors: list[RingVector]) -> Sum | None:
         return self.ring.decode(add(vectors), len(vectors)) if vectors else None

@@ -1,4 +1,4 @@
-"""Shamir's secret sharing over the integers modulo 2²⁵⁶ + 297: any t of n shares give a secret, fewer give nothing."""
+"""Shamir's secret sharing over the integers modulo 2²⁵⁶ + 297: any t of n shares give the secret, fewer nothing."""
 
 import math
 import secrets
@@ -16,7 +16,7 @@ MOST_POINT = 2**21
 
 
 def split(secret: bytes, t: int, points: Sequence[int]) -> list[bytes]:
-    """A share for each point (a distinct positive number below 2²¹, say a client's number plus one)."""
+    """One share for each point: a distinct positive number below 2²¹, such as a client's number plus one."""
     if not 1 <= t <= len(points):
         raise ValueError(f"a threshold of {t} needs 1 to {len(points)} shares")
     if not all(0 < point < MOST_POINT for point in points):
@@ -26,30 +26,31 @@ def split(secret: bytes, t: int, points: Sequence[int]) -> list[bytes]:
 
 
 def weights(points: Sequence[int]) -> list[int]:
-    """Lagrange's coefficients at 0: they depend on who answers only, so one set serves all secrets of these holders."""
+    """Lagrange's coefficients at 0. They depend only on who answers, so one set serves all secrets of these holders."""
     whole = math.prod(points) % PRIME
     places = np.array(points, dtype=np.int64)
     apart = places - places[:, None]
-    np.fill_diagonal(apart, places)  # the one at a holder's own place: x_i · Π (x_j − x_i)
+    np.fill_diagonal(apart, places)  # on the diagonal, so that a row's product is x_i · Π (x_j − x_i)
     threes = np.pad(apart, ((0, 0), (0, -len(places) % 3)), constant_values=1).reshape(len(places), -1, 3).prod(axis=2)
     return [whole * inverse % PRIME for inverse in _inverses([math.prod(row) % PRIME for row in threes.tolist()])]
 
 
 def combine(coefficients: Sequence[int], shares: Sequence[bytes]) -> bytes | None:
-    """The secret, or none where the shares do not belong together."""
+    """The secret, or none if the shares do not belong together."""
     total = sum(c * int.from_bytes(share, "big") for c, share in zip(coefficients, shares, strict=True)) % PRIME
     return total.to_bytes(SECRET_BYTES, "big") if total < 2 ** (8 * SECRET_BYTES) else None
 
 
 def _random_numbers(count: int) -> list[int]:
-    """Below the prime; from 64 bits more than it has, so that no number is likelier than another by more than 2⁻⁶³."""
+    """Numbers below the prime, drawn from 64 bits more than it has, so that none is likelier than another by
+    more than 2⁻⁶³."""
     size = SHARE_BYTES + 8
     noise = secrets.token_bytes(count * size)
     return [int.from_bytes(noise[at : at + size], "big") % PRIME for at in range(0, len(noise), size)]
 
 
 def _evaluate(polynomial: list[int], point: int) -> int:
-    """Reduced every few coefficients only: points are small, so values grow slowly."""
+    """Reduced only every eight coefficients: points are small, so values grow slowly."""
     value = 0
     for first in range(0, len(polynomial), 8):
         for coefficient in polynomial[first : first + 8]:
@@ -59,13 +60,13 @@ def _evaluate(polynomial: list[int], point: int) -> int:
 
 
 def _products_of_others(values: list[int]) -> list[int]:
-    """For each place, the product of all values but the one there."""
+    """For each position, the product of all other values."""
     before = list(accumulate(values[:-1], lambda a, b: a * b % PRIME, initial=1))
     after = list(accumulate(reversed(values[1:]), lambda a, b: a * b % PRIME, initial=1))[::-1]
     return [a * b % PRIME for a, b in zip(before, after, strict=True)]
 
 
 def _inverses(values: list[int]) -> list[int]:
-    """All inverses at the price of one."""
+    """All inverses for the price of one."""
     whole = pow(reduce(lambda a, b: a * b % PRIME, values), -1, PRIME)
     return [whole * others % PRIME for others in _products_of_others(values)]

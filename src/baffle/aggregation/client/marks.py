@@ -1,4 +1,4 @@
-"""What a client must remember beyond a restart, per run, so that no server can ask it twice."""
+"""What a client must remember across restarts, for each run, so that no server can ask it the same thing twice."""
 
 import os
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ Mark = Annotated[int, Meta(ge=-1)]
 
 
 class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a client has gone: −1 is nowhere."""
+    """How far a client has gone; −1 means not at all."""
 
-    sealed: Mark = -1  # the newest slot that it shared its secrets for
-    slot: Mark = -1  # the newest that it sent a vector in
-    round: Mark = -1  # the newest that it released shares for
-    released: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # the rounds released, by the weights asked about
-    agreed: Mark = -1  # the newest slot that it signed the survivors of
+    sealed: Mark = -1  # the newest slot that it has sealed shares for
+    slot: Mark = -1  # the newest slot that it has sent a vector in
+    round: Mark = -1  # the newest round that it has released shares for
+    released: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # weights' hash → rounds released about them
+    agreed: Mark = -1  # the newest slot whose survivors it has signed
 
 
 class MarksFile:
-    """Marks on disk: a line for each change, durable before `remember` returns.
+    """Marks on disk: one line for each change, durable before `remember` returns.
 
-    A client that was killed while it wrote, or whose disk was full, has sent nothing yet that the broken last line
-    would guard.
+    A broken last line is dropped. It is left when a client was killed while writing or its disk was full, and then the
+    client has not sent anything that this line would guard.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,9 @@ class MarksFile:
         self.marks = msgspec.structs.replace(known[-1], released=released) if known else Marks()
 
     def remember(self, marks: Marks) -> None:
-        fresh = {w: rounds for w, rounds in marks.released.items() if self.marks.released.get(w) != rounds}
+        fresh = {
+            weights: rounds for weights, rounds in marks.released.items() if self.marks.released.get(weights) != rounds
+        }
         line = msgspec.json.encode(msgspec.structs.replace(marks, released=fresh)) + b"\n"
         try:
             if not self._path.exists():
@@ -68,7 +70,7 @@ class MarksFile:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a new file's name durable; its content has its own fsync."""
+    """Make a new file's name durable. Its content is synced separately."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""What a client knows of the others: their signed keys, and a sealed channel to each."""
+"""What a client knows about its peers: their signed keys, and a sealed channel to each."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,20 +13,19 @@ from baffle.core.messages import Message, decode
 from baffle.errors import RefusalError
 
 NO_NONCE = bytes(12)
-"""Every box has a key of its own, so its nonce is fixed."""
-
+"""Every box has its own key, so the nonce can be fixed."""
 
 ReadKeys = Callable[[bytes], Advertisement]
-"""A list of keys from the bytes that its owner has signed, or a refusal."""
+"""Turns a signed list of keys from bytes into an advertisement, or refuses it."""
 
 
 def reader(directory: Mapping[int, bytes], run: bytes) -> ReadKeys:
-    """Reads the lists of keys of known identities."""
+    """A function that accepts lists of keys only from clients in the directory."""
 
     def read(data: bytes) -> Advertisement:
         advertisement = decode(data, Advertisement)
         if advertisement.sender not in directory:
-            raise RefusalError(f"keys of client {advertisement.sender}, whom nobody knows")
+            raise RefusalError(f"keys of client {advertisement.sender}, which is not in the directory")
         require_signed_keys(directory[advertisement.sender], run, advertisement)
         return advertisement
 
@@ -34,20 +33,24 @@ def reader(directory: Mapping[int, bytes], run: bytes) -> ReadKeys:
 
 
 class FrozenPeers(Message, frozen=True, tag="frozen-peers"):
-    """What a client knows of the others, and its private key for channels to them. The channels follow."""
+    """The private key for channels and the known lists of keys. The channels themselves follow from these."""
 
     channel: Key
     advertised: tuple[Advertisement, ...]
 
 
 class Peers:
-    """The newest keys of every client that this one has heard of, itself included."""
+    """The newest list of keys of every client that this one has heard of, including its own."""
 
     def __init__(self, number: int, run: bytes, read: ReadKeys, frozen: FrozenPeers | None = None) -> None:
-        self._number, self._run, self._read = number, run, read
+        self._number = number
+        self._run = run
+        self._read = read
         self._channel = X25519PrivateKey.from_private_bytes(frozen.channel) if frozen else X25519PrivateKey.generate()
         self._channels: dict[tuple[int, bytes], bytes] = {}
-        self._advertised = {one.sender: one for one in frozen.advertised} if frozen else {}
+        self._advertised = (
+            {advertisement.sender: advertisement for advertisement in frozen.advertised} if frozen else {}
+        )
 
     def frozen(self) -> FrozenPeers:
         return FrozenPeers(self._channel.private_bytes_raw(), tuple(self._advertised.values()))
@@ -60,16 +63,16 @@ class Peers:
         self._advertised[self._number] = advertisement
 
     def take(self, opening: Opening, neighbours: list[int], own_key: bytes) -> None:
-        """The lists of keys that come with an opening. Together with those known they must give every neighbour a key
-        of its own; otherwise nothing is taken."""
+        """Take the lists of keys that come with an opening. Together with the known ones they must give every neighbour
+        a distinct key; otherwise nothing is taken."""
         known = dict(self._advertised)
         for data in opening.advertisements:
             advertisement = self._read(data)
             sender = advertisement.sender
             if sender == self._number or sender not in opening.members:
-                raise RefusalError(f"keys of client {sender}, who is no peer of this client in slot {opening.slot}")
+                raise RefusalError(f"keys of client {sender}, which is no peer of this client in slot {opening.slot}")
             if sender in known and advertisement.first < known[sender].first:
-                raise RefusalError(f"keys of client {sender} that are older than others of it")
+                raise RefusalError(f"keys of client {sender} that are older than those known")
             known[sender] = advertisement
         keys = [own_key, *(_key(known, peer, opening.slot) for peer in neighbours)]
         if len(set(keys)) != len(keys):
@@ -77,17 +80,20 @@ class Peers:
         self._advertised = known
 
     def forget_keys_before(self, slot: int) -> None:
-        """Forget lists that have come to their end: in a large federation a client meets others in every round."""
-        kept = {peer: one for peer, one in self._advertised.items() if one.first + len(one.keys) > slot}
-        self._advertised = kept
-        self._channels = {pair: key for pair, key in self._channels.items() if pair[0] in kept}
+        """Forget lists that have run out: in a large federation a client meets new peers in every round."""
+        self._advertised = {
+            peer: advertisement
+            for peer, advertisement in self._advertised.items()
+            if advertisement.first + len(advertisement.keys) > slot
+        }
+        self._channels = {pair: key for pair, key in self._channels.items() if pair[0] in self._advertised}
 
     def key(self, peer: int, slot: int) -> bytes:
         """A client's public mask key for a slot."""
         return _key(self._advertised, peer, slot)
 
     def seal(self, slot: int, texts: Mapping[int, bytes]) -> bytes:
-        """For each receiver in turn a box that only it can open, and only as this client's for this slot."""
+        """One box for each receiver, in order. Only the receiver can open it, as this client's box for this slot."""
         own = key_context(self._run, self._of(self._number), slot)
 
         def box(receiver: int, text: bytes) -> bytes:
@@ -97,9 +103,9 @@ class Peers:
         return b"".join(box(receiver, text) for receiver, text in texts.items())
 
     def open(self, slot: int, sender: int, box: bytes) -> bytes | None:
-        """What is in a box, or none where its sender did not seal it for this client and slot."""
-        its = key_context(self._run, self._of(sender), slot)
-        key = expand(self._channel_to(sender), box_context(its, sender, self._number), "box")
+        """What is in a box, or none if the sender did not seal it for this client and slot."""
+        sender_context = key_context(self._run, self._of(sender), slot)
+        key = expand(self._channel_to(sender), box_context(sender_context, sender, self._number), "box")
         try:
             return ChaCha20Poly1305(key).decrypt(NO_NONCE, box, None)
         except InvalidTag:

@@ -1,4 +1,4 @@
-"""What a client refuses: each function checks one thing that a server asks, against what the client did before."""
+"""What a client refuses: checks of a server's requests against the client's policy and against what it did before."""
 
 from collections.abc import Mapping
 
@@ -11,16 +11,18 @@ from baffle.core.messages import RoundRequest
 from baffle.errors import RefusalError
 
 MOST_QUERIES = 3
-"""How often a client answers about the same weights: more often, differences of sums would single somebody out."""
+"""How often a client answers about the same weights: with more, differences of sums would single clients out."""
 
 
 def require_unused(slot: int, marks: Marks) -> None:
+    """Refuse a slot that is not after every slot in which this client has shared secrets or sent a vector."""
     over = max(marks.slot, marks.sealed)
     if slot <= over:
         raise RefusalError(f"slot {slot} is not after slot {over}")
 
 
 def require_fresh(request: RoundRequest, marks: Marks) -> None:
+    """Refuse a round that is over, and weights that were asked about in a round that was not skipped, or too often."""
     if request.round <= marks.round:
         raise RefusalError(f"round {request.round} is not after round {marks.round}, which is over")
     released = marks.released.get(request.weights_hash.hex(), ())
@@ -31,24 +33,26 @@ def require_fresh(request: RoundRequest, marks: Marks) -> None:
 
 
 def checked_participants(client: int, slot: Slot, asked: MaskedRequest) -> set[int]:
-    participants, whole = set(asked.participants), asked.participants == slot.opening.members
+    """The participants of a request, if they are members of the slot, this client and enough neighbours among them."""
+    participants = set(asked.participants)
+    whole = asked.participants == slot.opening.members
     if not whole and (
         list(asked.participants) != sorted(participants) or not participants <= set(slot.opening.members)
     ):
         raise RefusalError("the participants must be members of the slot, once each and in order")
     if client not in participants or len(participants) < slot.opening.floor:
         raise RefusalError(
-            f"{len(participants)} participants, expected this client and {slot.opening.floor} in all at least"
+            f"{len(participants)} participants, expected this client and at least {slot.opening.floor} in all"
         )
     expected = sum(1 for peer in slot.graph.neighbours[client] if peer in participants)
     cut(asked.boxes, BOX_BYTES, expected, "boxes")
     if expected + 1 < slot.opening.threshold:
-        raise RefusalError(f"{expected} neighbours, expected {slot.opening.threshold - 1} at least")
+        raise RefusalError(f"{expected} neighbours, expected at least {slot.opening.threshold - 1}")
     return participants
 
 
 def checked_request(client: int, own: OpenSlot, asked: Agree | Unmask, policy: ClientPolicy) -> MaskedRequest:
-    """What this client sent a vector for, if it may sign or release for these survivors, and for no others."""
+    """The request that this client sent a vector for, if it may sign or release shares for these survivors."""
     if own.request is None:
         raise RefusalError(f"slot {asked.slot} has no vector of this client to unmask")
     _check_survivors(client, own.slot.opening, own.request.participants, asked, policy.tiers)
@@ -60,7 +64,8 @@ def checked_request(client: int, own: OpenSlot, asked: Agree | Unmask, policy: C
 def _check_survivors(
     client: int, opening: Opening, participants: tuple[int, ...], asked: Agree | Unmask, tiers: Mapping[int, int]
 ) -> None:
-    alive, dropped = set(asked.alive), set(asked.dropped)
+    alive = set(asked.alive)
+    dropped = set(asked.dropped)
     if alive & dropped:
         raise RefusalError(f"client {min(alive & dropped)} is said to be alive and dropped")
     if len(asked.alive) + len(asked.dropped) != len(participants) or alive | dropped != set(participants):
@@ -68,14 +73,15 @@ def _check_survivors(
     if list(asked.alive) != sorted(alive):
         raise RefusalError("the survivors must be named in order")
     if client not in alive or len(alive) < max(opening.floor, opening.threshold):
-        raise RefusalError(f"{len(alive)} survivors, expected this client and {opening.floor} in all at least")
+        raise RefusalError(f"{len(alive)} survivors, expected this client and at least {opening.floor} in all")
     for k in {tiers[survivor] for survivor in alive if survivor in tiers}:
         prefix = sum(1 for survivor in alive if tiers.get(survivor, k) >= k)
         if prefix < opening.floor:
-            raise RefusalError(f"{prefix} survivors evaluate {k} directions, expected {opening.floor} at least")
+            raise RefusalError(f"{prefix} survivors evaluate {k} directions, expected at least {opening.floor}")
 
 
 def require_agreement(own: OpenSlot, asked: Unmask, run: bytes, directory: Mapping[int, bytes]) -> None:
+    """Refuse to release shares before a threshold of the survivors have signed this list of survivors."""
     signatures = cut(asked.signatures, SIGNATURE_BYTES, len(asked.signers), "signatures")
     text = survivors_text(run, own.context, asked.alive)
     for signer, signature in zip(asked.signers, signatures, strict=True):
@@ -83,4 +89,4 @@ def require_agreement(own: OpenSlot, asked: Unmask, run: bytes, directory: Mappi
             raise RefusalError(f"client {signer} has not signed these survivors")
     threshold = own.slot.opening.threshold
     if len(set(asked.signers)) != len(asked.signers) or len(asked.signers) < threshold:
-        raise RefusalError(f"{len(asked.signers)} clients agreed on the survivors, expected {threshold} at least")
+        raise RefusalError(f"{len(asked.signers)} clients agreed on the survivors, expected at least {threshold}")

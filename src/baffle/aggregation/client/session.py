@@ -1,4 +1,4 @@
-"""The client's half of a secure sum: message in, message out, no transport and no clock. The server's is `ServerSlot`.
+"""The client's half of a secure sum: message in, message out, no transport and no clock. `ServerSlot` is the other.
 
 A *slot* is one use of the protocol: one mask key of every client, for one attempt at one round.
 
@@ -63,12 +63,12 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 KEYS_AT_ONCE = 128
-"""Slots that one signed list of keys serves."""
+"""How many slots one signed list of keys serves."""
 
 
 class FrozenSession(Message, frozen=True, tag="frozen-session"):
-    """A client's half between two messages. Whoever reads it can unmask what this client sends: it belongs in memory
-    and nowhere else."""
+    """A session between two messages. Whoever reads it can unmask what this client sends, so it belongs in memory and
+    nowhere else."""
 
     session: Session
     peers: FrozenPeers
@@ -78,12 +78,12 @@ class FrozenSession(Message, frozen=True, tag="frozen-session"):
 
 
 class ClientSession:
-    """The client's half, for one run and as long as the process lives; or longer, where somebody keeps what `frozen`
-    gives and begins with that.
+    """The client's half of one run's secure sums. It lives as long as the process; to live longer, a new session is
+    made from what `frozen()` returned.
 
-    `directory` holds every client's public identity. `remember` makes marks durable before anything is sent that they
-    guard; durable marks go before frozen ones, so that a session of yesterday gives nothing away. Simulated clients
-    share `read_keys`, so that the same list is read once.
+    `directory` holds every client's public identity. `remember` makes marks durable before anything that they guard is
+    sent. Durable marks take precedence over frozen ones, so that an old frozen session gives nothing away. Simulated
+    clients share `read_keys`, so that each list of keys is read once.
     """
 
     def __init__(
@@ -99,14 +99,17 @@ class ClientSession:
         read_keys: ReadKeys | None = None,
         frozen: bytes | None = None,
     ) -> None:
-        self._number, self._identity, self._directory, self._run = number, identity, directory, run
+        self._number = number
+        self._identity = identity
+        self._directory = directory
+        self._run = run
         self._policy = policy
         self._remember = remember
         known = None if frozen is None else decode(frozen, FrozenSession)
         self._session = known.session if known else secrets.token_bytes(16)
         self._peers = Peers(number, run, read_keys or reader(directory, run), known.peers if known else None)
         self._keys = {slot: X25519PrivateKey.from_private_bytes(key) for slot, key in known.keys} if known else {}
-        self._open = {one.opening.slot: thaw(one, policy) for one in known.open} if known else {}
+        self._open = {slot.opening.slot: thaw(slot, policy) for slot in known.open} if known else {}
         self._marks = marks or (read(known.marks, Marks, "Marks") if known else Marks())
 
     def frozen(self) -> bytes:
@@ -116,18 +119,18 @@ class ClientSession:
                 self._session,
                 self._peers.frozen(),
                 tuple((slot, key.private_bytes_raw()) for slot, key in self._keys.items()),
-                tuple(freeze(one) for one in self._open.values()),
+                tuple(freeze(slot) for slot in self._open.values()),
                 msgspec.msgpack.encode(msgspec.structs.replace(self._marks, released=dict(self._marks.released))),
             )
         )
 
     def advertise(self, first: int) -> Advertisement:
-        """Keys for the slots from `first` on; a slot has one, however often it is asked for."""
+        """Keys for the slots from `first` on. A slot keeps its key, however often it is advertised."""
         require_unused(first, self._marks)
         slots = range(first, first + KEYS_AT_ONCE)
-        made = {slot: self._keys.get(slot) or X25519PrivateKey.generate() for slot in slots}
-        self._keys = dict([*self._keys.items(), *made.items()][-MOST_KEYS:])
-        keys = tuple(key.public_key().public_bytes_raw() for key in made.values())
+        private_keys = {slot: self._keys.get(slot) or X25519PrivateKey.generate() for slot in slots}
+        self._keys = dict([*self._keys.items(), *private_keys.items()][-MOST_KEYS:])
+        keys = tuple(key.public_key().public_bytes_raw() for key in private_keys.values())
         unsigned = Advertisement(self._number, self._session, self._peers.channel_key, first, keys, bytes(64))
         advertisement = sign(self._identity, self._run, unsigned)
         self._peers.take_own(advertisement)
@@ -157,14 +160,14 @@ class ClientSession:
         sealed = Sealed(opening.slot, self._peers.seal(opening.slot, shares))
         self._note(sealed=opening.slot)
         self._keys = {number: key for number, key in self._keys.items() if number > opening.slot}
-        self._open = {number: one for number, one in self._open.items() if number >= opening.slot - 1}
+        self._open = {number: earlier for number, earlier in self._open.items() if number >= opening.slot - 1}
         self._open[opening.slot] = OpenSlot(slot, private, seed, own, sealed)
         self._peers.forget_keys_before(min(self._open))
         return sealed
 
     def mask(self, asked: MaskedRequest, compute: Callable[[], RingVector]) -> RingVector:
-        """Hide a vector, which is computed when nothing speaks against it. Asked again in the same words it gives the
-        same bytes, and otherwise nothing."""
+        """Mask a vector, which is computed only after all checks have passed. The same request again gets the same
+        bytes; another request for the slot is refused."""
         own = self._slot(asked.request.round)
         if own.masked is not None:
             if own.request != asked:
@@ -189,7 +192,7 @@ class ClientSession:
             yield pair_mask(secret, context, length, plus=self._number < peer)
 
     def agree(self, asked: Agree) -> Agreed:
-        """Sign who survived, once: the others release their shares only when enough have signed the same."""
+        """Sign one list of survivors. Clients release shares only when enough of them have signed the same list."""
         own = self._slot(asked.slot)
         checked_request(self._number, own, asked, self._policy)
         if not own.survivors:
@@ -200,8 +203,8 @@ class ClientSession:
         return Agreed(asked.slot, self._identity.sign(survivors_text(self._run, own.context, asked.alive)))
 
     def unmask(self, asked: Unmask) -> Unmasked:
-        """Release one share for every participating neighbour: of its self mask if it is alive, of its key if not; and
-        this client's own share of its own self mask."""
+        """Release one share for every participating neighbour, of its self mask if it is alive and of its key if it
+        dropped, and this client's own share of its own self mask."""
         own = self._slot(asked.slot)
         request = checked_request(self._number, own, asked, self._policy)
         if own.unmasked is not None:
@@ -215,14 +218,16 @@ class ClientSession:
             self._share(peer, own.slot.number, box, alive=peer in asked.alive)
             for peer, box in zip(neighbours, boxes, strict=True)
         ]
-        weights_hash, number = request.request.weights_hash.hex(), request.request.round
+        weights_hash = request.request.weights_hash.hex()
+        number = request.request.round
         rounds = (*self._marks.released.get(weights_hash, ()), number)
         self._note(round=number, released={**self._marks.released, weights_hash: rounds})
-        own.survivors, own.unmasked = asked.alive, Unmasked(asked.slot, b"".join(shares), own.share)
+        own.survivors = asked.alive
+        own.unmasked = Unmasked(asked.slot, b"".join(shares), own.share)
         return own.unmasked
 
     def turn(self, asked: Turn) -> Turned:
-        """End one slot and open the next; a refusal of one does not keep the other back."""
+        """End one slot and open the next. If one part is refused, the other is still answered."""
         refusals: list[str] = []
 
         def tried(act: Callable[[A], B], part: A | None) -> B | None:
@@ -232,7 +237,8 @@ class ClientSession:
                 refusals.append(str(fault))
                 return None
 
-        unmasked, sealed = tried(self.unmask, asked.unmask), tried(self.seal, asked.opening)
+        unmasked = tried(self.unmask, asked.unmask)
+        sealed = tried(self.seal, asked.opening)
         return Turned(unmasked, sealed, "; ".join(refusals)[:1000])
 
     def _slot(self, number: int) -> OpenSlot:
@@ -241,11 +247,11 @@ class ClientSession:
         return self._open[number]
 
     def _note(self, **marks: object) -> None:
-        noted = msgspec.structs.replace(self._marks, **marks)
-        self._remember(noted)
-        self._marks = noted
+        new = msgspec.structs.replace(self._marks, **marks)
+        self._remember(new)
+        self._marks = new
 
     def _share(self, sender: int, slot: int, box: bytes, *, alive: bool) -> bytes:
-        """A sender's share: of its self mask if it is alive, of its key if not."""
+        """A sender's share, of its self mask if it is alive and of its key if it dropped."""
         both = self._peers.open(slot, sender, box)
         return NO_SHARE if both is None else both[:SHARE_BYTES] if alive else both[SHARE_BYTES:]

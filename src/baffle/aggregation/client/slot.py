@@ -1,4 +1,4 @@
-"""One slot from a client's side, until it is over; and the same as bytes, for a client whose process ends before."""
+"""One open slot on the client's side, and its frozen form for a client whose process ends before the slot does."""
 
 from dataclasses import dataclass
 
@@ -16,17 +16,17 @@ class OpenSlot:
     slot: Slot
     private: X25519PrivateKey
     seed: bytes
-    share: bytes  # its own, of its seed
+    share: bytes  # this client's own share of `seed`
     sealed: Sealed
     request: MaskedRequest | None = None
     context: bytes = b""
     masked: RingVector | None = None
-    survivors: tuple[int, ...] = ()  # whom it has signed for, or released shares for
+    survivors: tuple[int, ...] = ()  # those that it has signed for or released shares for
     unmasked: Unmasked | None = None
 
 
 class FrozenSlot(Message, frozen=True, tag="frozen-slot"):
-    """An open slot. Its graph follows from the opening."""
+    """An open slot without its graph, which follows from the opening."""
 
     opening: Opening
     private: Key
@@ -40,18 +40,18 @@ class FrozenSlot(Message, frozen=True, tag="frozen-slot"):
     unmasked: Unmasked | None
 
 
-def freeze(one: OpenSlot) -> FrozenSlot:
+def freeze(slot: OpenSlot) -> FrozenSlot:
     return FrozenSlot(
-        one.slot.opening,
-        one.private.private_bytes_raw(),
-        one.seed,
-        one.share,
-        one.sealed,
-        one.request,
-        one.context,
-        None if one.masked is None else one.masked.astype(ELEMENT, copy=False).tobytes(),
-        one.survivors,
-        one.unmasked,
+        slot.slot.opening,
+        slot.private.private_bytes_raw(),
+        slot.seed,
+        slot.share,
+        slot.sealed,
+        slot.request,
+        slot.context,
+        None if slot.masked is None else slot.masked.astype(ELEMENT, copy=False).tobytes(),
+        slot.survivors,
+        slot.unmasked,
     )
 
 

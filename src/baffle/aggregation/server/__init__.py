@@ -1,1 +1,1 @@
-"""The server's half of a secure sum, and what it keeps of the traffic."""
+"""The server's half of a secure sum, and its count of the traffic."""

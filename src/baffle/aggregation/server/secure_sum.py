@@ -1,4 +1,4 @@
-"""The secure sums of a round, over any transport: the server's side of the phases, two exchanges in steady state."""
+"""The secure sums of a round: the server's side of every phase, over any transport. A steady round is two exchanges."""
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,10 +27,10 @@ from baffle.errors import AbortError, MessageError, RefusalError
 
 @dataclass
 class SecureSum:
-    """Learns, for each group of a round, the sum over the clients that finish it, and nothing else about any of them.
+    """Learns for each group of a round the sum over the clients that finish it, and nothing else about any of them.
 
-    The exchange that ends one round opens the next, so that key work is done while clients wait anyway. With a
-    `crash_store` a server that crashes while it asks for shares asks again for the same sum.
+    The exchange that ends one round opens the next, so that clients do their key work while they wait anyway. With a
+    `crash_store`, a server that crashes while it asks for shares asks for the same sum again.
     """
 
     ring: Ring
@@ -61,11 +61,11 @@ class SecureSum:
         return Collected(totals, events, dict(traffic.silent), traffic.refusals, traffic.up, traffic.down)
 
     def forget(self, client: int) -> None:
-        """Ask a client for keys again: it may have been restarted, and then its old ones are lost."""
+        """Ask a client for keys again: if it was restarted, it has lost the old ones."""
         self._keys.forget(client)
 
     def _resumed(self, sums: list[GroupSum]) -> bool:
-        """Whether the round goes on where a server that crashed had begun to ask for shares."""
+        """Restore the slots of this round from the crash record. False if there is none for this round."""
         data = self.crash_store.read() if self.crash_store else None
         if data is None:
             return False
@@ -82,7 +82,7 @@ class SecureSum:
         slots = [restore_slot(self.run, slot, self.policy) if slot else None for slot in record.slots]
         for group_sum, slot in zip(sums, slots, strict=True):
             group_sum.slot = slot
-            group_sum.fault = "" if slot else "the sum was given up before the server started anew"
+            group_sum.fault = "" if slot else "the sum was abandoned before the server restarted"
         return True
 
     def _give_slots(self, sums: list[GroupSum], traffic: Traffic) -> None:
@@ -216,7 +216,7 @@ class SecureSum:
                     opens[client].take_sealed(client, turned.sealed)
                     self._keys.note_delivered(client, opens[client])
                 elif client in opens:
-                    self._keys.forget(client)  # it may have been restarted, and then it has other keys
+                    self._keys.forget(client)  # if it was restarted, it has lost these keys
                 if turned.refusal:
                     raise RefusalError(turned.refusal)
             except MessageError as fault:

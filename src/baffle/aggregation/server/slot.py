@@ -30,7 +30,7 @@ from baffle.errors import AbortError, RefusalError
 
 @dataclass
 class ServerSlot:
-    """Takes what clients send, in any order, and ends with the sum over those who were heard to the end."""
+    """Takes what clients send, in any order, and ends with the sum over the clients whose vectors came."""
 
     run: bytes
     slot: Slot
@@ -53,7 +53,7 @@ class ServerSlot:
             raise RefusalError(f"client {sender} has sealed other shares before")
 
     def requests(self, about: Mapping[int, RoundRequest]) -> dict[int, MaskedRequest]:
-        """Fix the participants: those who have sealed their shares. Each gets the boxes of its neighbours."""
+        """Fix the participants: the clients that have sealed their shares. Each gets the boxes of its neighbours."""
         self.participants = tuple(sorted(self.sealed))
         keys = keys_digest(self.run, (self.advertisements[client] for client in self.participants), self.slot.number)
         self.context = round_context(keys, self.slot.opening, about[self.participants[0]], self.participants)
@@ -79,7 +79,7 @@ class ServerSlot:
             raise RefusalError(f"client {sender} has sent another vector before")
 
     def survivors(self) -> Agree:
-        """Fix who is in the sum: those whose vectors have come."""
+        """Fix the survivors: the clients whose vectors have come."""
         self.alive = tuple(sorted(self.vectors))
         if len(self.alive) < max(self.slot.opening.floor, self.slot.opening.threshold):
             raise AbortError(f"{len(self.alive)} of {len(self.participants)} clients sent a vector, too few for a sum")
@@ -93,10 +93,11 @@ class ServerSlot:
         self.agreed[sender] = agreed.signature
 
     def unmask(self) -> Unmask:
-        """What clients release their shares for."""
-        asked, signers = self.survivors(), tuple(sorted(self.agreed))
+        """The request to release shares, with the signatures of the clients that agreed on the survivors."""
+        survivors = self.survivors()
+        signers = tuple(sorted(self.agreed))
         signatures = b"".join(self.agreed[signer] for signer in signers)
-        return Unmask(asked.slot, asked.alive, asked.dropped, signers, signatures)
+        return Unmask(survivors.slot, survivors.alive, survivors.dropped, signers, signatures)
 
     def take_unmasked(self, sender: int, unmasked: Unmasked) -> None:
         if unmasked.slot != self.slot.number or sender not in self.alive:
@@ -108,14 +109,14 @@ class ServerSlot:
             raise RefusalError(f"client {sender} has released other shares before")
 
     def total(self) -> RingVector:
-        """The sum over the survivors, or an abort where some secret has too few answering neighbours."""
-        return add(chain(self.vectors.values(), self._masks_left()))
+        """The sum over the survivors. Aborts if too few shares of any participant's secret were released."""
+        return add(chain(self.vectors.values(), self._corrections()))
 
-    def _masks_left(self) -> Iterable[RingVector]:
-        """What must be added to the vectors to free them from masks."""
+    def _corrections(self) -> Iterable[RingVector]:
+        """What must be added to the sum of the vectors to remove the masks left in it."""
         length = len(self.vectors[self.alive[0]])
         for client in self.participants:
-            secret = self._recovered(client)
+            secret = self._recovered_secret(client)
             if client in self.vectors:
                 yield np.negative(self_mask(secret, self.context, length))
                 continue
@@ -123,36 +124,36 @@ class ServerSlot:
             if private.public_key().public_bytes_raw() != self._key_of(client):
                 raise AbortError(f"the shares of client {client} give another key than it advertised")
             for peer in self._neighbours(client):
-                if peer in self.vectors:  # what the peer added for the client who dropped
+                if peer in self.vectors:  # cancels what the peer added for the dropped client
                     yield pair_mask(agree(private, self._key_of(peer)), self.context, length, plus=client < peer)
 
     def _neighbours(self, client: int) -> list[int]:
         """A client's neighbours among the participants."""
         if client not in self._near:
-            on_it = set(self.participants)
-            self._near[client] = [peer for peer in self.slot.graph.neighbours[client] if peer in on_it]
+            participants = set(self.participants)
+            self._near[client] = [peer for peer in self.slot.graph.neighbours[client] if peer in participants]
         return self._near[client]
 
     def _key_of(self, client: int) -> bytes:
         advertisement = self.advertisements[client]
         return advertisement.keys[self.slot.number - advertisement.first]
 
-    def _recovered(self, client: int) -> bytes:
-        """A client's self-mask seed, or its key where it dropped, from as many shares as are needed."""
+    def _recovered_secret(self, client: int) -> bytes:
+        """A survivor's self-mask seed, or a dropped client's key, from a threshold of released shares."""
         threshold = self.slot.opening.threshold
-        held: dict[int, bytes] = {}
+        shares: dict[int, bytes] = {}
         for peer in sorted((client, *self._neighbours(client))):
-            if len(held) == threshold:
+            if len(shares) == threshold:
                 break
             share = self.released[peer][client] if peer in self.released else NO_SHARE
             if share != NO_SHARE:
-                held[peer] = share
-        if len(held) < threshold:
-            raise AbortError(f"{len(held)} neighbours of client {client} answered, {threshold} are needed")
-        holders = tuple(peer + 1 for peer in held)
+                shares[peer] = share
+        if len(shares) < threshold:
+            raise AbortError(f"{len(shares)} neighbours of client {client} answered, {threshold} are needed")
+        holders = tuple(peer + 1 for peer in shares)
         if holders not in self.coefficients:  # in the complete graph the same holders serve every secret
             self.coefficients[holders] = weights(holders)
-        secret = combine(self.coefficients[holders], list(held.values()))
+        secret = combine(self.coefficients[holders], list(shares.values()))
         if secret is None:
             raise AbortError(f"the shares of client {client} do not belong together")
         return secret

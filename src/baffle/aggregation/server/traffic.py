@@ -1,4 +1,4 @@
-"""What passes between the server and the clients in a round: bytes, silence, refusals."""
+"""Counts what passes between the server and the clients in a round: bytes, missing answers, refusals."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from baffle.core.ports import Transport
 
 @dataclass
 class Traffic:
-    """A transport that is watched."""
+    """A transport that counts what passes over it."""
 
     transport: Transport
     up: dict[int, int] = field(default_factory=dict)
@@ -22,8 +22,8 @@ class Traffic:
     def exchange(self, messages: Mapping[int, Message]) -> Mapping[int, bytes]:
         if not messages:
             return {}
-        once = {id(message): encode(message) for message in messages.values()}
-        encoded = {client: once[id(message)] for client, message in messages.items()}
+        encoded_once = {id(message): encode(message) for message in messages.values()}
+        encoded = {client: encoded_once[id(message)] for client, message in messages.items()}
         replies = self.transport.exchange(encoded)
         self.silent.update(phase_of(message) for client, message in messages.items() if client not in replies)
         for counts, sent in ((self.down, encoded), (self.up, replies)):
