@@ -22,7 +22,7 @@ def halves_then_ends(number: int) -> Groups:
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_keys() -> Iterator[None]:
-    """Lists of keys are made quicker when they serve few slots."""
+    """Lists of keys for few slots are quicker to make."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 8)
         yield
@@ -61,19 +61,19 @@ def test_members_of_two_groups_of_another_round_or_of_none_are_refused(slot: int
 
 
 def test_a_client_seals_for_its_own_group_only() -> None:
-    made = Federation(10, policy=ClientPolicy(groups_of=halves_then_ends))
-    made.advertise()
+    federation = Federation(10, policy=ClientPolicy(groups_of=halves_then_ends))
+    federation.advertise()
     for slot, members in ((0, ENDS[0]), (0, range(10)), (1, HALVES[0]), (2, HALVES[0])):
         with pytest.raises(RefusalError, match="does not sum these clients together"):
-            made.sessions[0].seal(made.opening(slot, 0, members, threshold=len(members) // 2 + 1))
+            federation.sessions[0].seal(federation.opening(slot, 0, members, threshold=len(members) // 2 + 1))
     with pytest.raises(RefusalError, match="does not count this client"):
-        made.sessions[0].seal(made.opening(0, 0, HALVES[1]))
-    made.sessions[0].seal(made.opening(0, 0, HALVES[0]))
+        federation.sessions[0].seal(federation.opening(0, 0, HALVES[1]))
+    federation.sessions[0].seal(federation.opening(0, 0, HALVES[0]))
 
 
 @pytest.mark.parametrize("agreement", [False, True])
 def test_a_server_that_puts_one_client_into_two_groups_gets_one_sum_at_most(agreement: bool) -> None:
-    """Σ over a group, and Σ over it with somebody else: the difference would be one vector."""
+    """The difference of a sum over a group and a sum over the group and one more client would be one vector."""
     rounds = Rounds(8, groups=lambda _: [[0, 1, 2, 3], [4, 5, 6, 7]], agreement=agreement)
     honest = rounds.sum.policy
     rounds.sum.policy = ClientPolicy(agreement=agreement, groups_of=None)
@@ -96,7 +96,7 @@ def test_the_graph_is_complete_where_clients_must_agree(n: int) -> None:
 @given(st.integers(2, 400), st.data())
 @settings(max_examples=60)
 def test_two_thirds_of_the_company_are_the_least_where_clients_must_agree(n: int, data: st.DataObject) -> None:
-    """Two lists of survivors would need 2t signatures, of which less than a third of the clients gives two."""
+    """Two lists of survivors would need 2t signatures, and fewer than a third of the clients give two."""
     company = list(range(n))
     policy = ClientPolicy(agreement=True, groups_of=lambda _: [company])
     members = tuple(range(data.draw(st.integers(2, n))))

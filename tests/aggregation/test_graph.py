@@ -16,7 +16,7 @@ def test_small_rounds_are_complete(n: int) -> None:
     members = tuple(range(5, 5 + 3 * n, 3))
     drawn = graph(members, SEED)
     assert drawn.k == max(n - 1, 0)
-    assert drawn.neighbours == {one: [other for other in members if other != one] for one in members}
+    assert drawn.neighbours == {member: [other for other in members if other != member] for member in members}
 
 
 def test_the_least_threshold_of_a_complete_graph_is_a_majority() -> None:
@@ -30,11 +30,11 @@ def test_large_rounds_are_regular_and_symmetric(n: int) -> None:
     drawn = graph(members, SEED)
     assert drawn.k == degree(n, DROPOUT) < n
     assert set(drawn.neighbours) == set(members)
-    for one, neighbours in drawn.neighbours.items():
+    for member, neighbours in drawn.neighbours.items():
         assert neighbours == sorted(set(neighbours))
         assert len(neighbours) == drawn.k
-        assert one not in neighbours
-        assert all(one in drawn.neighbours[other] for other in neighbours)
+        assert member not in neighbours
+        assert all(member in drawn.neighbours[other] for other in neighbours)
 
 
 def test_a_large_graph_is_connected_and_follows_from_its_seed() -> None:
@@ -42,7 +42,7 @@ def test_a_large_graph_is_connected_and_follows_from_its_seed() -> None:
     drawn = graph(members, SEED)
     reached, edge = {0}, [0]
     while edge:
-        new = {peer for one in edge for peer in drawn.neighbours[one]} - reached
+        new = {peer for member in edge for peer in drawn.neighbours[member]} - reached
         reached |= new
         edge = list(new)
     assert reached == set(members)
@@ -58,7 +58,7 @@ def test_degrees_of_reference(n: int, k: int, t: int) -> None:
 
 
 def failure(n: int, k: int) -> Fraction:
-    """A bound on the chance that some client keeps k/2 neighbours or fewer, in exact arithmetic."""
+    """A bound on the probability that some client keeps at most k/2 neighbours, in exact arithmetic."""
     stay = n - round(DROPOUT * n)
     few = sum(comb(stay, kept) * comb(n - 1 - stay, k - kept) for kept in range(k // 2 + 1))
     return n * Fraction(few, comb(n - 1, k))
@@ -72,7 +72,7 @@ def test_the_degree_is_the_smallest_that_does(n: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 10, 11, 199, 200, 201, 300, 1000])
 def test_contradictions_never_reach_the_threshold_twice(n: int) -> None:
-    """The k neighbours and the client itself hold shares: t who say alive and t who say dropped are too many."""
+    """The k neighbours and the client itself hold shares: too few for t to be told alive and t others dropped."""
     drawn = graph(tuple(range(n)), SEED)
     t, holders = drawn.least_threshold, drawn.k + 1
     assert 2 * t - 1 > drawn.k

@@ -46,7 +46,7 @@ def chacha_block(key: bytes, counter: int) -> list[int]:
     return [(a + b) % 2**32 for a, b in zip(state, start, strict=True)]
 
 
-def two() -> tuple[X25519PrivateKey, X25519PrivateKey]:
+def two_keys() -> tuple[X25519PrivateKey, X25519PrivateKey]:
     return X25519PrivateKey.generate(), X25519PrivateKey.generate()
 
 
@@ -62,7 +62,7 @@ def test_keys_are_those_of_hkdf(secret: bytes, context: bytes, purpose: str) -> 
 
 
 def test_both_sides_agree_and_a_third_does_not() -> None:
-    one, other = two()
+    one, other = two_keys()
     third = X25519PrivateKey.generate()
     assert agree(one, public(other)) == agree(other, public(one))
     assert agree(one, public(other)) != agree(third, public(other))
@@ -82,7 +82,7 @@ def test_a_key_of_another_size_is_refused(size: int) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 1000])
 def test_pair_masks_cancel_exactly(length: int) -> None:
-    one, other = two()
+    one, other = two_keys()
     plus = pair_mask(agree(one, public(other)), b"here", length, plus=True)
     minus = pair_mask(agree(other, public(one)), b"here", length, plus=False)
     assert plus.dtype == minus.dtype == np.uint32

@@ -1,4 +1,4 @@
-"""The plain sum: bad replies are refused one by one, and the rest is summed."""
+"""The plain sum: bad replies are refused one by one, and the others are summed."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ REQUEST = RoundRequest(7, 7, bytes(32), bytes(32), CatchUp("outcomes", 7, ()))
 
 
 class Wire:
-    """Clients whose replies are known beforehand; who has none does not answer."""
+    """Clients with fixed replies. A client without one does not answer."""
 
     def __init__(self, replies: Mapping[int, bytes]) -> None:
         self.replies = replies
@@ -158,7 +158,7 @@ def test_without_any_good_reply_there_is_no_sum() -> None:
     assert not {CONTRIBUTED, MISSING} & set(collected.events.values())
 
 
-def test_who_does_not_answer_is_missing_and_the_others_count() -> None:
+def test_a_client_that_does_not_answer_is_missing_and_the_others_count() -> None:
     replies = {client: _reply(_vector(client)) for client in (0, 3)}
     collected, alone = _collect(replies, [0, 1, 3]), _collect(replies)
     assert collected.events == {0: CONTRIBUTED, 1: MISSING, 3: CONTRIBUTED}

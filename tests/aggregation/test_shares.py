@@ -29,7 +29,7 @@ def by_fractions(points: Sequence[int], shares: Sequence[bytes]) -> int:
 
 
 def value_at(points: Sequence[int], values: Sequence[int], place: int) -> int:
-    """The polynomial of least degree through these points, somewhere else."""
+    """The value at `place` of the polynomial of least degree through these points."""
     total = 0
     for here, value in zip(points, values, strict=True):
         term = value
@@ -41,7 +41,7 @@ def value_at(points: Sequence[int], values: Sequence[int], place: int) -> int:
 
 
 def test_the_modulus_is_prime() -> None:
-    """Miller and Rabin: a composite survives 40 random bases with a chance of 2^-80."""
+    """Miller and Rabin: a composite number passes 40 random bases with a probability of at most 2^-80."""
     odd, twos = PRIME - 1, 0
     while odd % 2 == 0:
         odd, twos = odd // 2, twos + 1
@@ -87,14 +87,14 @@ def test_one_share_too_few_gives_another_secret_or_none() -> None:
 
 
 def test_shares_of_one_secret_differ_every_time() -> None:
-    """A share is the secret itself at a threshold of 1 only; otherwise it is random."""
+    """A share is the secret itself only at a threshold of 1; otherwise it is random."""
     first, second = split(bytes(32), 2, [1, 2]), split(bytes(32), 2, [1, 2])
     assert set(first).isdisjoint(second)
     assert split(b"\xff" * 32, 1, [1, 2]) == [b"\x00" + b"\xff" * 32] * 2
 
 
 def test_every_coefficient_is_drawn() -> None:
-    """Were the highest coefficient 0, one share fewer would do."""
+    """If the highest coefficient were 0, one share fewer would be enough."""
     for t in range(2, 6):
         secret = secrets.token_bytes(32)
         shares = split(secret, t, range(1, t + 1))

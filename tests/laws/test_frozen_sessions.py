@@ -1,4 +1,4 @@
-"""A session that is frozen and thawed between any two messages says what one that was never interrupted says."""
+"""A session that is frozen and thawed between any two messages sends the same bytes as one that never was."""
 
 import random
 import secrets
@@ -23,11 +23,11 @@ PHASES = ["hello", "seal", "vector", "agree", "unmask"]
 
 Moments = set[tuple[int, str, int]]
 moments = st.sets(st.tuples(st.integers(0, N - 1), st.sampled_from(PHASES), st.integers(0, ROUNDS - 1)), max_size=30)
-"""Client, phase, round: here its session is put away and another goes on."""
+"""Client, phase, round: the moments at which a client's session is frozen and a thawed one goes on."""
 
 
 class _Drawn:
-    """Keys for channels and masks that are drawn where everything else is."""
+    """Draws the keys for channels and masks from the same stream as everything else."""
 
     from_private_bytes = staticmethod(X25519PrivateKey.from_private_bytes)
 
@@ -38,15 +38,14 @@ class _Drawn:
 
 @contextmanager
 def the_same_chance() -> Iterator[None]:
-    """Within it, whatever is drawn at random is drawn again in the same order."""
+    """Inside it, all random draws come from one stream that begins anew."""
     stream = random.Random(7)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("secrets.token_bytes", stream.randbytes)
         for module in ("session", "peers"):
             patch.setattr(f"baffle.aggregation.client.{module}.X25519PrivateKey", _Drawn)
-        patch.setattr(
-            "baffle.aggregation.client.session.KEYS_AT_ONCE", 2
-        )  # so that lists come to their end within a few rounds
+        # With two keys, lists run out within a few rounds.
+        patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 2)
         yield
 
 
@@ -65,18 +64,20 @@ def thawed(federation: Federation, client: int) -> ClientSession:
 
 
 def said(agreement: bool, moments: Moments, lost: Moments) -> list[tuple[int, str, bytes]]:
-    """Everything that clients say in a few rounds, with some sessions put away on the way and some replies lost."""
+    """Everything that clients send in a few rounds, with some sessions frozen and thawed and some replies lost."""
     words: list[tuple[int, str, bytes]] = []
     with the_same_chance():
         rounds = Rounds(N, agreement=agreement)
         federation = rounds.federation
         federation.identities = dict(enumerate(IDENTITIES))
-        federation.directory = {c: one.public_key().public_bytes_raw() for c, one in federation.identities.items()}
+        federation.directory = {
+            client: identity.public_key().public_bytes_raw() for client, identity in federation.identities.items()
+        }
         federation.sessions = {client: federation.new_session(client) for client in range(N)}
         rounds.sum = rounds.new_server()
         for number in range(ROUNDS):
 
-            def put_away(client: int, phase: str, number: int = number) -> bool:
+            def freeze_and_thaw(client: int, phase: str, number: int = number) -> bool:
                 if (client, phase, number) in moments:
                     federation.sessions[client] = thawed(federation, client)
                 return False
@@ -85,7 +86,7 @@ def said(agreement: bool, moments: Moments, lost: Moments) -> list[tuple[int, st
                 words.append((client, phase, data))
                 return None if (client, phase, number) in lost else data
 
-            rounds.network.deaf, rounds.network.spoil = put_away, overheard
+            rounds.network.deaf, rounds.network.spoil = freeze_and_thaw, overheard
             rounds.play(number)
     return words
 
@@ -94,12 +95,12 @@ def said(agreement: bool, moments: Moments, lost: Moments) -> list[tuple[int, st
     st.booleans(), moments, st.sets(st.tuples(st.integers(0, N - 1), st.sampled_from(PHASES), st.just(1)), max_size=2)
 )
 @settings(max_examples=40, deadline=None)
-def test_a_session_that_was_put_away_says_the_same(agreement: bool, moments: Moments, lost: Moments) -> None:
+def test_a_frozen_session_sends_the_same(agreement: bool, moments: Moments, lost: Moments) -> None:
     assert said(agreement, moments, lost) == said(agreement, set(), lost)
 
 
 @pytest.mark.parametrize("agreement", [False, True])
-def test_so_does_one_that_is_put_away_before_every_message(agreement: bool) -> None:
+def test_so_does_one_that_is_frozen_before_every_message(agreement: bool) -> None:
     always = {(client, phase, number) for client in range(N) for phase in PHASES for number in range(ROUNDS)}
     words = said(agreement, always, set())
     assert words == said(agreement, set(), set())
@@ -107,7 +108,7 @@ def test_so_does_one_that_is_put_away_before_every_message(agreement: bool) -> N
 
 
 def test_nothing_is_lost_at_any_stage_of_a_slot() -> None:
-    """Asked again in the same words after it was put away, a client says the same."""
+    """A thawed client gives the same answer to the same request."""
     federation = Rounds(4, agreement=True).federation
 
     def require_whole() -> None:
@@ -132,8 +133,8 @@ def test_nothing_is_lost_at_any_stage_of_a_slot() -> None:
 
 @given(st.integers(0, 10**6), st.binary(max_size=3))
 @settings(deadline=None)
-def test_a_damaged_session_is_refused_or_is_whole(place: int, put: bytes) -> None:
-    """Nothing but our own errors comes of damage; what a key or a seed has become cannot be seen."""
+def test_a_damaged_session_is_refused_or_decodes_whole(place: int, put: bytes) -> None:
+    """Damage raises only our own errors. A damaged key or seed cannot be noticed."""
     federation = Federation(2)
     frozen = federation.sessions[0].frozen()
     place %= len(frozen)
@@ -148,7 +149,7 @@ def test_a_damaged_session_is_refused_or_is_whole(place: int, put: bytes) -> Non
 
 
 class Restarts:
-    """A client with durable marks, of which an old copy exists."""
+    """A client with durable marks, of whose session an old frozen copy exists."""
 
     def __init__(self, agreement: bool = False) -> None:
         rounds = Rounds(3, agreement=agreement)
@@ -161,14 +162,20 @@ class Restarts:
         self.marks = marks
 
     def old(self, frozen: bytes) -> ClientSession:
-        made = self.federation
+        federation = self.federation
         return ClientSession(
-            0, made.identities[0], made.directory, made.run, made.policy, marks=self.marks, frozen=frozen
+            0,
+            federation.identities[0],
+            federation.directory,
+            federation.run,
+            federation.policy,
+            marks=self.marks,
+            frozen=frozen,
         )
 
 
 def test_an_old_copy_with_durable_marks_masks_nothing_again() -> None:
-    """Whoever starts two processes from one frozen session gets one answer."""
+    """Two processes started from one frozen session give one answer."""
     setting = Restarts()
     server = setting.federation.sealed(0)
     asked = server.requests(dict.fromkeys(server.sealed, about(0)))
@@ -197,7 +204,7 @@ def test_an_old_copy_releases_nothing_again() -> None:
 
 
 def test_an_old_copy_signs_no_other_survivors() -> None:
-    """Two signatures of one client would let a server that lies get two sums."""
+    """Two signatures from one client would let a lying server get two sums."""
     setting = Restarts(agreement=True)
     setting.federation.until_masked(about(0))
     frozen = setting.federation.sessions[0].frozen()

@@ -1,4 +1,4 @@
-"""Whatever is lost or spoilt on the way, a secure sum is exactly the sum over those who contributed, or none."""
+"""Whatever is lost or damaged on the way, a secure sum is exactly the sum over the contributors, or there is none."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,7 @@ schedules = st.dictionaries(
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_keys() -> Iterator[None]:
-    """Lists of keys are made quicker when they serve few slots."""
+    """Lists of keys for few slots are quicker to make."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 8)
         yield
@@ -42,7 +42,7 @@ def flipped(data: bytes, where: int) -> bytes:
 
 
 def spoilt(phase: str, data: bytes, fault: Fault) -> bytes | None:
-    """A reply after a fault. A vector is spoilt beyond reading: within its bounds, a client may send what it likes."""
+    """A reply after a fault. A vector is damaged beyond reading, since within its bounds any vector is valid."""
     kind, where = fault
     match kind:
         case "lost":
@@ -81,7 +81,7 @@ def test_no_fault_gives_a_wrong_sum(n: int, schedule: Schedule, chosen: list[int
 @given(st.integers(3, N_MAX), st.data())
 @settings(max_examples=40, deadline=None)
 def test_wrong_shares_give_no_wrong_sum(n: int, data: st.DataObject) -> None:
-    """Some clients drop, and others release shares of which single bits are wrong."""
+    """Some clients drop, and others release shares with single wrong bits."""
     rounds = Rounds(n)
     for number in range(2):
         drops = data.draw(st.sets(st.integers(0, n - 1), max_size=n // 2 - 1 if n > 3 else 0))
@@ -112,7 +112,7 @@ def test_wrong_shares_give_no_wrong_sum(n: int, data: st.DataObject) -> None:
 @given(st.integers(2, N_MAX), st.data())
 @settings(max_examples=20, deadline=None)
 def test_a_round_that_enough_clients_finish_has_a_sum(n: int, data: st.DataObject) -> None:
-    """While a majority stays, replies that are lost cost nobody else anything."""
+    """While a majority stays, lost replies cost the other clients nothing."""
     rounds = Rounds(n)
     for number in range(3):
         order = data.draw(st.permutations(range(n)))
@@ -127,7 +127,7 @@ def test_a_round_that_enough_clients_finish_has_a_sum(n: int, data: st.DataObjec
 
 @st.composite
 def divided(draw: st.DrawFn) -> list[list[list[int]]]:
-    """For each round, all clients in groups of any sizes and orders."""
+    """For each round, all clients divided into groups of any size and order."""
     n, rounds = draw(st.integers(4, 9)), []
     for _ in range(ROUNDS - 1):
         order, count = draw(st.permutations(range(n))), draw(st.integers(1, n // 2))

@@ -1,4 +1,4 @@
-"""A federation in memory: real sessions of both sides, driven by hand or behind a network that fails on purpose."""
+"""A federation in memory: real sessions on both sides, driven by hand or over a network that fails on purpose."""
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,8 +38,9 @@ def weights_after(round_number: int) -> bytes:
 
 
 def about(round_number: int, *, weights_hash: bytes | None = None, skipped: Iterable[int] = ()) -> RoundRequest:
-    """The request of a round, by default about weights of its own."""
-    catch_up, weights = CatchUp("weights", 0, ()), weights_hash or weights_after(round_number)
+    """The request of a round, by default about weights that belong to this round alone."""
+    catch_up = CatchUp("weights", 0, ())
+    weights = weights_hash or weights_after(round_number)
     return RoundRequest(round_number, round_number, bytes(32), weights, catch_up, tuple(skipped))
 
 
@@ -48,7 +49,7 @@ def random_vector(length: int = LENGTH) -> RingVector:
 
 
 class Federation:
-    """Clients with identities and sessions, and what a server would know of them."""
+    """Clients with identities and sessions, and what a server would know about them."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Federation:
         company = self.policy.company_of(min(members, default=0), slot, members)
         least = self.policy.least_threshold(self.policy.graph(members, seed), len(company))
         t = least if threshold is None else threshold
-        return Opening(slot, members, t, floor, seed, tuple(encode(one) for one in advertisements))
+        return Opening(slot, members, t, floor, seed, tuple(encode(advertisement) for advertisement in advertisements))
 
     def server(self, slot: int = 0, members: Sequence[int] | None = None, floor: int = 2) -> ServerSlot:
         return ServerSlot(
@@ -117,7 +118,7 @@ class Federation:
         sealing: Sequence[int] | None = None,
         floor: int = 2,
     ) -> ServerSlot:
-        """A slot that is open, with the shares of those who seal."""
+        """An open slot, with the shares of the clients in `sealing`."""
         server = self.server(slot, members, floor)
         members = self.everybody if members is None else members
         for client in members if sealing is None else sealing:
@@ -132,7 +133,7 @@ class Federation:
         sending: Sequence[int],
         length: int = LENGTH,
     ) -> dict[int, RingVector]:
-        """Vectors of those who send; what they were before masks."""
+        """Send the masked vectors of the clients in `sending`, and return them as they were before masking."""
         plain = {client: random_vector(length) for client in sending}
         for client in sending:
             masked = self.sessions[client].mask(requests[client], lambda client=client: plain[client])  # type: ignore[misc]
@@ -142,13 +143,13 @@ class Federation:
     def until_masked(
         self, request: RoundRequest, *, members: Sequence[int] | None = None, sending: Sequence[int] | None = None
     ) -> tuple[ServerSlot, dict[int, RingVector]]:
-        """A slot in which all vectors have come."""
+        """A slot in which all vectors have come, and the vectors before masking."""
         server = self.sealed(request.round, members)
         asked = server.requests(dict.fromkeys(server.sealed, request))
         return server, self.masked(server, asked, tuple(asked) if sending is None else sending)
 
     def whole(self, request: RoundRequest) -> Unmask:
-        """A whole slot, in which nobody fails; what was asked last."""
+        """Play a whole slot in which nobody fails, and return the last request."""
         server, plain = self.until_masked(request)
         unmask = server.unmask()
         for client in server.alive:
@@ -175,7 +176,7 @@ def phase_of(asked: Request) -> str:
 
 
 class Network:
-    """Brings messages to sessions. `deaf` loses requests, `spoil` changes replies or (with none) loses them."""
+    """Carries messages to sessions. `deaf` loses requests; `spoil` changes replies, or with none loses them."""
 
     def __init__(
         self,
@@ -185,7 +186,10 @@ class Network:
         deaf: Callable[[int, str], bool] = lambda _client, _phase: False,
         spoil: Spoil = lambda _client, _phase, data: data,
     ) -> None:
-        self.federation, self.ring, self.deaf, self.spoil = federation, ring, deaf, spoil
+        self.federation = federation
+        self.ring = ring
+        self.deaf = deaf
+        self.spoil = spoil
         self.exchanges: list[dict[int, str]] = []
         self.plain: dict[tuple[int, int], RingVector] = {}
         self.up: dict[int, int] = {}
@@ -271,9 +275,9 @@ class Rounds:
         self.sum = self.new_server()
 
     def new_server(self) -> SecureSum:
-        """A server that knows what outlives one."""
-        made = self.federation
-        return SecureSum(self.ring, LENGTH, made.run, made.directory, self.policy, self.crash_store)
+        """A server that has just been started: only the crash store outlives it."""
+        federation = self.federation
+        return SecureSum(self.ring, LENGTH, federation.run, federation.directory, self.policy, self.crash_store)
 
     def play(self, number: int, request: RoundRequest | None = None) -> tuple[Sum | None, dict[int, str]]:
         """One round of one group."""
@@ -282,9 +286,12 @@ class Rounds:
         return total, dict(collected.events)
 
     def play_groups(self, number: int, request: RoundRequest | None = None) -> Collected:
-        """One round; each of its sums, where there is one, is the plain sum over exactly those who contributed."""
-        before, self.network.up, self.network.down = len(self.network.exchanges), {}, {}
-        groups, asked = self.groups(number), request or about(number)
+        """Play one round, and require every sum to be the plain sum over exactly the clients that contributed."""
+        before = len(self.network.exchanges)
+        self.network.up = {}
+        self.network.down = {}
+        groups = self.groups(number)
+        asked = request or about(number)
         collected = self.sum.collect([dict.fromkeys(group, asked) for group in groups], self.network)
         self.exchanges = self.network.exchanges[before:]
         assert collected.events.keys() == {client for group in groups for client in group}

@@ -1,4 +1,4 @@
-"""What a client remembers beyond a restart: durable line by line, and nothing that it served is served again."""
+"""What a client remembers across restarts: durable line by line, so that nothing is served twice."""
 
 import os
 import secrets
@@ -32,11 +32,11 @@ def never() -> RingVector:
     raise AssertionError("a vector was computed for a request that must be refused")
 
 
-def with_file(made: Federation, path: Path, client: int = 0) -> ClientSession:
-    """A client that reads its marks, as one does that has just been started."""
+def with_file(federation: Federation, path: Path, client: int = 0) -> ClientSession:
+    """A client that has just been started and has read its marks."""
     file = MarksFile(path)
-    made.sessions[client] = made.new_session(client, file.marks, file.remember)
-    return made.sessions[client]
+    federation.sessions[client] = federation.new_session(client, file.marks, file.remember)
+    return federation.sessions[client]
 
 
 def test_no_file_means_no_marks(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_file_that_cannot_be_read_is_refused_with_its_name(tmp_path: Path) -> 
 def test_what_is_read_is_what_was_remembered_last(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bool]], torn: int
 ) -> None:
-    """A client that goes on, or starts anew from its file, torn or not, over and over."""
+    """Again and again a client goes on, or is restarted from its file, with or without a torn last line."""
     path = tmp_path_factory.mktemp("marks") / "marks"
     file, marks = MarksFile(path), Marks()
     for number, (weights, restarts) in enumerate(steps):
@@ -155,65 +155,65 @@ def test_what_is_read_is_what_was_remembered_last(
     assert MarksFile(path).marks == marks
 
 
-def test_a_client_that_starts_anew_refuses_all_that_it_had_served(tmp_path: Path) -> None:
-    made, same = Federation(3), secrets.token_bytes(32)
-    session = with_file(made, tmp_path / "marks")
-    made.advertise()
+def test_a_restarted_client_refuses_all_that_it_had_served(tmp_path: Path) -> None:
+    federation, same = Federation(3), secrets.token_bytes(32)
+    session = with_file(federation, tmp_path / "marks")
+    federation.advertise()
     for number in range(MOST_QUERIES):
-        made.whole(about(number, weights_hash=same, skipped=range(number)))
-    made.whole(about(MOST_QUERIES))
+        federation.whole(about(number, weights_hash=same, skipped=range(number)))
+    federation.whole(about(MOST_QUERIES))
     last = MOST_QUERIES
-    session = with_file(made, tmp_path / "marks")
+    session = with_file(federation, tmp_path / "marks")
     for slot in range(last + 1):
         with pytest.raises(RefusalError, match="not after slot"):
             session.advertise(slot)
         with pytest.raises(RefusalError, match="not after slot"):
-            session.seal(made.opening(slot, 0))
-    made.advertise(last + 1)
-    server = made.sealed(last + 1)
+            session.seal(federation.opening(slot, 0))
+    federation.advertise(last + 1)
+    server = federation.sealed(last + 1)
     refused = {
         "not opened": about(last),
         "which was not skipped": about(last + 1, weights_hash=same),
         f"asked about {MOST_QUERIES} times": about(last + 1, weights_hash=same, skipped=range(last + 1)),
     }
     for why, request in refused.items():
-        asked = server.requests(dict.fromkeys(made.everybody, request))[0]
+        asked = server.requests(dict.fromkeys(federation.everybody, request))[0]
         with pytest.raises(RefusalError, match=why):
             session.mask(asked, never)
-    requests = server.requests(dict.fromkeys(made.everybody, about(last + 1)))
+    requests = server.requests(dict.fromkeys(federation.everybody, about(last + 1)))
     session.mask(requests[0], random_vector)
 
 
 @pytest.mark.parametrize("stage", ["sealed", "masked", "unmasked"])
-def test_a_client_that_starts_anew_within_a_round_is_out_of_it(tmp_path: Path, stage: str) -> None:
-    made = Federation(3)
-    with_file(made, tmp_path / "marks")
-    made.advertise()
-    server = made.sealed()
-    requests = server.requests(dict.fromkeys(made.everybody, about(0)))
+def test_a_client_that_restarts_within_a_round_is_out_of_it(tmp_path: Path, stage: str) -> None:
+    federation = Federation(3)
+    with_file(federation, tmp_path / "marks")
+    federation.advertise()
+    server = federation.sealed()
+    requests = server.requests(dict.fromkeys(federation.everybody, about(0)))
     if stage != "sealed":
-        made.masked(server, requests, made.everybody)
+        federation.masked(server, requests, federation.everybody)
     if stage == "unmasked":
-        made.sessions[0].unmask(server.unmask())
-    session = with_file(made, tmp_path / "marks")
+        federation.sessions[0].unmask(server.unmask())
+    session = with_file(federation, tmp_path / "marks")
     with pytest.raises(RefusalError):
         session.advertise(0)
     with pytest.raises(RefusalError):
-        session.seal(made.opening(0, 0))
+        session.seal(federation.opening(0, 0))
     with pytest.raises(RefusalError):
         session.mask(requests[0], never)
     if stage != "sealed":
         with pytest.raises(RefusalError):
             session.unmask(server.unmask())
-    made.advertise(1)
-    made.whole(about(1))
+    federation.advertise(1)
+    federation.whole(about(1))
 
 
 def test_two_runs_have_two_files(tmp_path: Path) -> None:
     one, other = Federation(3), Federation(3)
-    for made, name in ((one, "one"), (other, "other")):
-        with_file(made, tmp_path / name)
-        made.advertise()
+    for federation, name in ((one, "one"), (other, "other")):
+        with_file(federation, tmp_path / name)
+        federation.advertise()
     one.whole(about(0))
     other.whole(about(0))
     one.whole(about(1))
@@ -223,7 +223,7 @@ def test_two_runs_have_two_files(tmp_path: Path) -> None:
 
 
 class Disk:
-    """A disk that is full at times: nothing, a part of a line, or a line that was not made durable."""
+    """A disk that can be full: it then writes nothing, or part of a line, or a line that does not become durable."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.how = ""
@@ -271,20 +271,20 @@ class Disk:
 def test_with_a_full_disk_nothing_is_sent_and_the_client_goes_on_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    made, path = Federation(3), tmp_path / "marks"
-    session, disk = with_file(made, path), Disk(monkeypatch)
-    made.advertise()
+    federation, path = Federation(3), tmp_path / "marks"
+    session, disk = with_file(federation, path), Disk(monkeypatch)
+    federation.advertise()
     disk.how = how
     with pytest.raises(BaffleError, match="marks"):
-        session.seal(made.opening(0, 0))
+        session.seal(federation.opening(0, 0))
     disk.how = ""
-    server = made.sealed()
-    requests = server.requests(dict.fromkeys(made.everybody, about(0)))
+    server = federation.sealed()
+    requests = server.requests(dict.fromkeys(federation.everybody, about(0)))
     disk.how = how
     with pytest.raises(BaffleError, match="marks"):
         session.mask(requests[0], random_vector)
     disk.how = ""
-    made.masked(server, requests, made.everybody)
+    federation.masked(server, requests, federation.everybody)
     disk.how = how
     with pytest.raises(BaffleError, match="marks"):
         session.unmask(server.unmask())

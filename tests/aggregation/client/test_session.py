@@ -1,4 +1,4 @@
-"""Both sides of a slot, driven by hand: sums come out exactly or not at all, and attacks that are carried out fail."""
+"""Both sides of a slot, driven by hand: sums come out exactly or not at all, and real attacks fail."""
 
 import secrets
 from collections.abc import Callable
@@ -36,20 +36,20 @@ from tests.support.federation import LENGTH, Federation, about, random_vector
 COUNTS = [(s, v, u) for s in range(1, 7) for v in range(s + 1) for u in range(v + 1)]
 
 
-def federation(n: int = 4, **settings: object) -> Federation:
-    made = Federation(n, **settings)  # type: ignore[arg-type]
-    made.advertise()
-    return made
+def new_federation(n: int = 4, **settings: object) -> Federation:
+    federation = Federation(n, **settings)  # type: ignore[arg-type]
+    federation.advertise()
+    return federation
 
 
 def never() -> RingVector:
     raise AssertionError("a vector was computed for a request that must be refused")
 
 
-def unmasked_by(made: Federation, server: ServerSlot, answering: tuple[int, ...]) -> None:
+def unmasked_by(federation: Federation, server: ServerSlot, answering: tuple[int, ...]) -> None:
     unmask = server.unmask()
     for client in answering:
-        server.take_unmasked(client, made.sessions[client].unmask(unmask))
+        server.take_unmasked(client, federation.sessions[client].unmask(unmask))
 
 
 def asked_of(server: ServerSlot) -> dict[int, MaskedRequest]:
@@ -67,33 +67,33 @@ def shares_of(released: Unmasked) -> list[bytes]:
 @pytest.mark.parametrize("length", [1, 16, 1003])
 @pytest.mark.parametrize("n", [2, 3, 5, 10])
 def test_the_sum_is_the_plain_sum(n: int, length: int) -> None:
-    made = federation(n)
+    federation = new_federation(n)
     for slot in range(3):
-        server = made.sealed(slot)
-        plain = made.masked(server, asked_of(server), made.everybody, length)
-        unmasked_by(made, server, server.alive or made.everybody)
+        server = federation.sealed(slot)
+        plain = federation.masked(server, asked_of(server), federation.everybody, length)
+        unmasked_by(federation, server, server.alive or federation.everybody)
         assert np.array_equal(server.total(), add(list(plain.values())))
 
 
 def test_a_masked_vector_is_neither_plain_nor_repeated() -> None:
-    made = federation()
-    server, plain = made.until_masked(about(0))
+    federation = new_federation()
+    server, plain = federation.until_masked(about(0))
     assert not any(np.array_equal(server.vectors[client], plain[client]) for client in plain)
     assert not np.array_equal(add(list(server.vectors.values())), add(list(plain.values())))
 
 
 def test_pair_masks_alone_do_not_open_a_vector() -> None:
-    """Whoever knows all keys of a client still meets its self mask, and whoever knows that still meets the others."""
-    made = federation(3)
-    server = made.sealed()
+    """With all of a client's keys its self mask is left, and with its self mask the pairwise masks are left."""
+    federation = new_federation(3)
+    server = federation.sealed()
     asked = asked_of(server)
-    plain = made.masked(server, asked, made.everybody)
-    context = round_context(asked[0].keys, server.slot.opening, about(0), made.everybody)
-    private = made.sessions[0]._open[0].private
-    pairs = [pair_mask(agree(private, made.advertised[p].keys[0]), context, LENGTH, plus=False) for p in (1, 2)]
+    plain = federation.masked(server, asked, federation.everybody)
+    context = round_context(asked[0].keys, server.slot.opening, about(0), federation.everybody)
+    private = federation.sessions[0]._open[0].private
+    pairs = [pair_mask(agree(private, federation.advertised[p].keys[0]), context, LENGTH, plus=False) for p in (1, 2)]
     left = add([server.vectors[0], *pairs, np.negative(plain[0])])
     assert left.any()
-    unmasked_by(made, server, made.everybody)
+    unmasked_by(federation, server, federation.everybody)
     seed = combine(weights([1, 2]), [server.released[0][0], server.released[1][0]])
     assert seed is not None
     assert np.array_equal(left, self_mask(seed, context, LENGTH))
@@ -103,30 +103,30 @@ def test_pair_masks_alone_do_not_open_a_vector() -> None:
 def test_sparse_graphs_give_the_sum_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baffle.aggregation.graph.COMPLETE_UP_TO", 10)
     monkeypatch.setattr("baffle.aggregation.graph.degree", lambda _n, _dropout: 8)
-    made = federation(24)
-    server, plain = made.until_masked(about(0), sending=[c for c in made.everybody if c % 8])
-    unmasked_by(made, server, tuple(c for c in made.everybody if c % 8 and c != 5))
+    federation = new_federation(24)
+    server, plain = federation.until_masked(about(0), sending=[c for c in federation.everybody if c % 8])
+    unmasked_by(federation, server, tuple(c for c in federation.everybody if c % 8 and c != 5))
     assert np.array_equal(server.total(), add(list(plain.values())))
 
 
 @pytest.mark.parametrize(("sealing", "sending", "answering"), COUNTS)
 def test_dropouts_end_in_the_sum_or_in_an_abort(sealing: int, sending: int, answering: int) -> None:
-    """With 6 members, 4 holders of each secret are needed: no fewer may seal, send and answer."""
-    made = federation(6)
+    """With 6 members, 4 holders of each secret are needed, so at least 4 must seal, send and answer."""
+    federation = new_federation(6)
     order = np.random.default_rng([sealing, sending, answering]).permutation(6).tolist()
-    server = made.sealed(sealing=sorted(order[:sealing]))
+    server = federation.sealed(sealing=sorted(order[:sealing]))
     requests = asked_of(server)
     if sealing < 4:
         for client, request in requests.items():
             with pytest.raises(RefusalError):
-                made.sessions[client].mask(request, never)
+                federation.sessions[client].mask(request, never)
         return
-    plain = made.masked(server, requests, sorted(order[:sending]))
+    plain = federation.masked(server, requests, sorted(order[:sending]))
     if sending < 4:
         with pytest.raises(AbortError):
             server.unmask()
         return
-    unmasked_by(made, server, tuple(sorted(order[:answering])))
+    unmasked_by(federation, server, tuple(sorted(order[:answering])))
     if answering < 4:
         with pytest.raises(AbortError):
             server.total()
@@ -135,17 +135,17 @@ def test_dropouts_end_in_the_sum_or_in_an_abort(sealing: int, sending: int, answ
 
 
 def test_boxes_that_are_swapped_or_spoilt_are_missing_shares() -> None:
-    made = federation(5)
+    federation = new_federation(5)
     for spoilt in range(5):
-        made.advertise(spoilt)
-        server = made.sealed(spoilt)
+        federation.advertise(spoilt)
+        server = federation.sealed(spoilt)
         requests = asked_of(server)
         for client in range(spoilt):
             first, second, *rest = boxes_of(requests[client])
             flipped = bytes([rest[0][0] ^ 1]) + rest[0][1:]
             requests[client] = replace(requests[client], boxes=b"".join((second, first, flipped, *rest[1:])))
-        plain = made.masked(server, requests, made.everybody)
-        unmasked_by(made, server, made.everybody)
+        plain = federation.masked(server, requests, federation.everybody)
+        unmasked_by(federation, server, federation.everybody)
         assert server.released[0][1] == NO_SHARE or not spoilt
         try:
             assert np.array_equal(server.total(), add(list(plain.values())))
@@ -155,14 +155,14 @@ def test_boxes_that_are_swapped_or_spoilt_are_missing_shares() -> None:
 
 
 def test_boxes_of_another_slot_or_sender_do_not_open() -> None:
-    made = federation(3)
-    before = asked_of(made.sealed(0))
-    server = made.sealed(1)
+    federation = new_federation(3)
+    before = asked_of(federation.sealed(0))
+    server = federation.sealed(1)
     requests = asked_of(server)
     requests[0] = replace(requests[0], boxes=before[0].boxes)
     requests[1] = replace(requests[1], boxes=requests[2].boxes)
-    made.masked(server, requests, made.everybody)
-    unmasked_by(made, server, made.everybody)
+    federation.masked(server, requests, federation.everybody)
+    unmasked_by(federation, server, federation.everybody)
     assert server.released[0][1] == server.released[0][2] == NO_SHARE
     assert server.released[1][0] == server.released[1][2] == NO_SHARE
     assert NO_SHARE not in server.released[2].values()
@@ -172,36 +172,36 @@ def test_boxes_of_another_slot_or_sender_do_not_open() -> None:
 
 
 def test_other_keys_of_the_participants_for_one_client_give_noise() -> None:
-    made = federation(4)
-    server = made.sealed()
+    federation = new_federation(4)
+    server = federation.sealed()
     requests = asked_of(server)
     requests[1] = replace(requests[1], keys=bytes(32))
-    plain = made.masked(server, requests, made.everybody)
-    unmasked_by(made, server, made.everybody)
+    plain = federation.masked(server, requests, federation.everybody)
+    unmasked_by(federation, server, federation.everybody)
     total = server.total()
     for size in range(1, 5):
-        for some in combinations(made.everybody, size):
+        for some in combinations(federation.everybody, size):
             assert not np.array_equal(total, add([plain[client] for client in some]))
 
 
 def test_other_weights_for_one_client_give_noise() -> None:
-    """Whoever is shown other weights masks with other streams; no honest sum, of the rest or of all, comes out."""
-    made, ring = federation(4), Ring(clients=4, n_max=4, clip=1.0)
-    vectors = {c: ring.encode(np.full(LENGTH, 0.25), LENGTH, 1 + c, 0.0) for c in made.everybody}
-    server = made.sealed()
+    """A client that is shown other weights masks with other streams. No sum over any of the clients comes out."""
+    federation, ring = new_federation(4), Ring(clients=4, n_max=4, clip=1.0)
+    vectors = {c: ring.encode(np.full(LENGTH, 0.25), LENGTH, 1 + c, 0.0) for c in federation.everybody}
+    server = federation.sealed()
     requests = server.requests(
-        {c: about(0, weights_hash=b"other weights".ljust(32) if c == 1 else None) for c in made.everybody}
+        {c: about(0, weights_hash=b"other weights".ljust(32) if c == 1 else None) for c in federation.everybody}
     )
-    for client in made.everybody:
-        masked = made.sessions[client].mask(requests[client], lambda c=client: vectors[c])  # type: ignore[misc]
+    for client in federation.everybody:
+        masked = federation.sessions[client].mask(requests[client], lambda c=client: vectors[c])  # type: ignore[misc]
         server.take_vector(client, masked, len(masked))
-    unmasked_by(made, server, made.everybody)
+    unmasked_by(federation, server, federation.everybody)
     keys = requests[0].keys
     for shown in (requests[0].request, requests[1].request):
-        server.context = round_context(keys, server.slot.opening, shown, made.everybody)
+        server.context = round_context(keys, server.slot.opening, shown, federation.everybody)
         total = server.total()
         for size in range(1, 5):
-            for some in combinations(made.everybody, size):
+            for some in combinations(federation.everybody, size):
                 assert not np.array_equal(total, add([vectors[client] for client in some]))
         with pytest.raises(MessageError):
             ring.decode(total, 4)
@@ -209,42 +209,45 @@ def test_other_weights_for_one_client_give_noise() -> None:
 
 @pytest.mark.parametrize("field", ["round", "key", "trajectory", "weights_hash"])
 def test_masks_are_bound_to_the_request(field: str) -> None:
-    made = federation(2)
-    opening, adverts = made.opening(0, 0), made.advertised
-    keys = keys_digest(made.run, adverts.values(), 0)
-    one = about(0)
+    federation = new_federation(2)
+    opening, adverts = federation.opening(0, 0), federation.advertised
+    keys = keys_digest(federation.run, adverts.values(), 0)
+    request = about(0)
     value: object = 1 if field in ("round", "key") else b"\x01" * 32
-    other = replace(one, **{field: value})
-    assert round_context(keys, opening, one, (0, 1)) != round_context(keys, opening, other, (0, 1))
+    other = replace(request, **{field: value})
+    assert round_context(keys, opening, request, (0, 1)) != round_context(keys, opening, other, (0, 1))
 
 
 def test_masks_are_bound_to_the_opening_and_the_participants() -> None:
-    made = federation(4)
-    opening = made.opening(0, 0)
-    keys = keys_digest(made.run, made.advertised.values(), 0)
+    federation = new_federation(4)
+    opening = federation.opening(0, 0)
+    keys = keys_digest(federation.run, federation.advertised.values(), 0)
     contexts = [
-        round_context(keys, opening, about(0), made.everybody),
+        round_context(keys, opening, about(0), federation.everybody),
         round_context(keys, opening, about(0), (0, 1, 2)),
         round_context(
-            keys_digest(made.run, list(made.advertised.values())[::-1], 0), opening, about(0), made.everybody
+            keys_digest(federation.run, list(federation.advertised.values())[::-1], 0),
+            opening,
+            about(0),
+            federation.everybody,
         ),
-        round_context(keys, replace(opening, threshold=4), about(0), made.everybody),
-        round_context(keys, replace(opening, floor=3), about(0), made.everybody),
-        round_context(keys, replace(opening, graph_seed=bytes(32)), about(0), made.everybody),
-        round_context(keys, replace(opening, members=(0, 1, 2, 3, 4)), about(0), made.everybody),
+        round_context(keys, replace(opening, threshold=4), about(0), federation.everybody),
+        round_context(keys, replace(opening, floor=3), about(0), federation.everybody),
+        round_context(keys, replace(opening, graph_seed=bytes(32)), about(0), federation.everybody),
+        round_context(keys, replace(opening, members=(0, 1, 2, 3, 4)), about(0), federation.everybody),
     ]
     assert len(set(contexts)) == len(contexts)
 
 
 def test_keys_are_bound_to_run_session_slot_and_sender() -> None:
-    made = federation(2)
-    one = made.advertised[0]
+    federation = new_federation(2)
+    advertisement = federation.advertised[0]
     contexts = [
-        key_context(made.run, one, 0),
-        key_context(bytes(32), one, 0),
-        key_context(made.run, one, 1),
-        key_context(made.run, replace(one, sender=1), 0),
-        key_context(made.run, replace(one, session=bytes(16)), 0),
+        key_context(federation.run, advertisement, 0),
+        key_context(bytes(32), advertisement, 0),
+        key_context(federation.run, advertisement, 1),
+        key_context(federation.run, replace(advertisement, sender=1), 0),
+        key_context(federation.run, replace(advertisement, session=bytes(16)), 0),
     ]
     assert len(set(contexts)) == len(contexts)
 
@@ -271,56 +274,56 @@ def test_boxes_are_bound_to_slot_and_direction() -> None:
     ],
 )
 def test_survivors_that_do_not_add_up_get_no_share(alive: tuple[int, ...], dropped: tuple[int, ...], why: str) -> None:
-    made = federation(4)
-    server, _ = made.until_masked(about(0))
+    federation = new_federation(4)
+    server, _ = federation.until_masked(about(0))
     with pytest.raises(RefusalError, match=why):
-        made.sessions[0].unmask(Unmask(0, alive, dropped))
-    assert made.sessions[0].unmask(server.unmask()).slot == 0
+        federation.sessions[0].unmask(Unmask(0, alive, dropped))
+    assert federation.sessions[0].unmask(server.unmask()).slot == 0
 
 
 def test_survivors_below_the_floor_get_no_share() -> None:
-    made = federation(5)
-    server = made.sealed(floor=4)
-    made.masked(server, asked_of(server), made.everybody)
+    federation = new_federation(5)
+    server = federation.sealed(floor=4)
+    federation.masked(server, asked_of(server), federation.everybody)
     with pytest.raises(RefusalError):
-        made.sessions[0].unmask(Unmask(0, (0, 1, 2), (3, 4)))
-    assert NO_SHARE not in shares_of(made.sessions[0].unmask(Unmask(0, (0, 1, 2, 3), (4,))))
+        federation.sessions[0].unmask(Unmask(0, (0, 1, 2), (3, 4)))
+    assert NO_SHARE not in shares_of(federation.sessions[0].unmask(Unmask(0, (0, 1, 2, 3), (4,))))
 
 
 def test_a_second_list_of_survivors_gets_no_share() -> None:
-    made = federation(4)
-    made.until_masked(about(0))
-    first = made.sessions[0].unmask(Unmask(0, (0, 1, 2, 3), ()))
+    federation = new_federation(4)
+    federation.until_masked(about(0))
+    first = federation.sessions[0].unmask(Unmask(0, (0, 1, 2, 3), ()))
     with pytest.raises(RefusalError, match="other survivors"):
-        made.sessions[0].unmask(Unmask(0, (0, 1, 2), (3,)))
-    assert made.sessions[0].unmask(Unmask(0, (0, 1, 2, 3), ())) == first
+        federation.sessions[0].unmask(Unmask(0, (0, 1, 2), (3,)))
+    assert federation.sessions[0].unmask(Unmask(0, (0, 1, 2, 3), ())) == first
 
 
 def test_one_share_per_neighbour_is_released_and_never_both() -> None:
-    made = federation(4)
-    server, _ = made.until_masked(about(0), sending=(0, 1, 2))
-    released = made.sessions[0].unmask(server.unmask())
+    federation = new_federation(4)
+    server, _ = federation.until_masked(about(0), sending=(0, 1, 2))
+    released = federation.sessions[0].unmask(server.unmask())
     assert len(shares_of(released)) == 3
-    other = federation(4)
+    other = new_federation(4)
     other.until_masked(about(0))
     assert len(shares_of(other.sessions[0].unmask(Unmask(0, other.everybody, ())))) == 3
 
 
 def test_nothing_is_unmasked_before_a_vector_was_sent() -> None:
-    made = federation(4)
-    made.sealed()
+    federation = new_federation(4)
+    federation.sealed()
     with pytest.raises(RefusalError, match="no vector"):
-        made.sessions[0].unmask(Unmask(0, made.everybody, ()))
+        federation.sessions[0].unmask(Unmask(0, federation.everybody, ()))
     with pytest.raises(RefusalError, match="not opened"):
-        made.sessions[0].unmask(Unmask(1, made.everybody, ()))
+        federation.sessions[0].unmask(Unmask(1, federation.everybody, ()))
 
 
 def test_a_second_request_under_one_mask_gets_nothing_and_a_resend_the_same_bytes() -> None:
-    made = federation(3)
-    server = made.sealed()
+    federation = new_federation(3)
+    server = federation.sealed()
     request = asked_of(server)[0]
-    first = made.sessions[0].mask(request, random_vector)
-    assert np.array_equal(made.sessions[0].mask(request, never), first)
+    first = federation.sessions[0].mask(request, random_vector)
+    assert np.array_equal(federation.sessions[0].mask(request, never), first)
     for other in (
         replace(request, request=replace(about(0), key=1)),
         replace(request, request=replace(about(0), skipped=(0,))),
@@ -330,33 +333,33 @@ def test_a_second_request_under_one_mask_gets_nothing_and_a_resend_the_same_byte
         replace(request, keys=bytes(32)),
     ):
         with pytest.raises(RefusalError, match="another request"):
-            made.sessions[0].mask(other, never)
+            federation.sessions[0].mask(other, never)
 
 
 def test_a_vector_that_could_not_be_computed_leaves_the_slot_usable() -> None:
-    made = federation(3)
-    request = asked_of(made.sealed())[0]
+    federation = new_federation(3)
+    request = asked_of(federation.sealed())[0]
 
     def fails() -> RingVector:
         raise MessageError("not finite")
 
     with pytest.raises(MessageError, match="not finite"):
-        made.sessions[0].mask(request, fails)
-    assert len(made.sessions[0].mask(request, random_vector)) == LENGTH
+        federation.sessions[0].mask(request, fails)
+    assert len(federation.sessions[0].mask(request, random_vector)) == LENGTH
 
 
 def test_a_slot_that_is_over_is_not_opened_or_used_again() -> None:
-    made = federation(3)
-    made.whole(about(4))
-    session = made.sessions[0]
+    federation = new_federation(3)
+    federation.whole(about(4))
+    session = federation.sessions[0]
     for slot in (0, 3):
         with pytest.raises(RefusalError):
-            session.seal(made.opening(slot, 0))
+            session.seal(federation.opening(slot, 0))
     for slot in (0, 4):
         with pytest.raises(RefusalError):
             session.advertise(slot)
-    made.advertise(5)
-    server = made.sealed(5)
+    federation.advertise(5)
+    server = federation.sealed(5)
     asked = asked_of(server)[0]
     with pytest.raises(RefusalError, match="another request"):
         session.mask(replace(asked, request=about(4)), never)
@@ -366,54 +369,54 @@ def test_a_slot_that_is_over_is_not_opened_or_used_again() -> None:
 
 
 def test_a_slot_is_not_opened_with_other_members() -> None:
-    made = federation(4)
-    session = made.sessions[0]
-    sealed = session.seal(made.opening(0, 0))
-    assert session.seal(made.opening(0, 0)) == sealed
-    for other in (made.opening(0, 0, (0, 1, 2)), made.opening(0, 0, seed=bytes(32))):
+    federation = new_federation(4)
+    session = federation.sessions[0]
+    sealed = session.seal(federation.opening(0, 0))
+    assert session.seal(federation.opening(0, 0)) == sealed
+    for other in (federation.opening(0, 0, (0, 1, 2)), federation.opening(0, 0, seed=bytes(32))):
         with pytest.raises(RefusalError, match="other members"):
             session.seal(other)
 
 
 def test_a_slot_without_a_key_is_not_opened() -> None:
-    made = federation(3)
+    federation = new_federation(3)
     with pytest.raises(RefusalError, match="no key was advertised"):
-        made.sessions[0].seal(made.opening(KEYS_AT_ONCE, 0))
+        federation.sessions[0].seal(federation.opening(KEYS_AT_ONCE, 0))
     with pytest.raises(RefusalError):
-        Federation(2).sessions[0].seal(made.opening(0, 0))
+        Federation(2).sessions[0].seal(federation.opening(0, 0))
 
 
 def test_shares_of_a_slot_are_sealed_once_only() -> None:
-    """A box's key depends on session, slot and direction only: a second sealing would repeat key and nonce."""
-    made = federation(4)
-    session = made.sessions[0]
-    first = session.seal(made.opening(0, 0))
-    session.seal(made.opening(2, 0))
+    """A box's key depends only on session, slot and direction, so a second sealing would repeat key and nonce."""
+    federation = new_federation(4)
+    session = federation.sessions[0]
+    first = session.seal(federation.opening(0, 0))
+    session.seal(federation.opening(2, 0))
     try:
-        again = session.seal(made.opening(0, 0))
+        again = session.seal(federation.opening(0, 0))
     except RefusalError:
         return
     assert again == first, "two sets of shares went out under one key and nonce"
 
 
 def test_shares_of_a_slot_are_sealed_once_only_even_under_new_keys() -> None:
-    made = federation(4)
-    session = made.sessions[0]
-    first = session.seal(made.opening(0, 0))
-    session.seal(made.opening(2, 0))
+    federation = new_federation(4)
+    session = federation.sessions[0]
+    first = session.seal(federation.opening(0, 0))
+    session.seal(federation.opening(2, 0))
     try:
         session.advertise(0)
-        again = session.seal(made.opening(0, 0))
+        again = session.seal(federation.opening(0, 0))
     except RefusalError:
         return
     assert again == first, "two sets of shares went out under one key and nonce"
 
 
 def test_a_key_that_was_given_away_masks_nothing() -> None:
-    """4 and 5 are called dropped, which gives their keys away; then their slot is opened for the two of them alone."""
-    made = federation(6)
-    server, _ = made.until_masked(about(0), sending=(0, 1, 2, 3))
-    unmasked_by(made, server, (0, 1, 2, 3))
+    """The server calls 4 and 5 dropped, which reveals their keys; then it opens their slot for these two alone."""
+    federation = new_federation(6)
+    server, _ = federation.until_masked(about(0), sending=(0, 1, 2, 3))
+    unmasked_by(federation, server, (0, 1, 2, 3))
     shares = [server.released[holder][4] for holder in (0, 1, 2, 3)]
     known = combine(weights([1, 2, 3, 4]), shares)
     assert known is not None
@@ -421,17 +424,17 @@ def test_a_key_that_was_given_away_masks_nothing() -> None:
     pair = (4, 5)
     try:
         for client in pair:
-            made.sessions[client].seal(made.opening(2, client, pair))
-        again = made.sealed(0, pair)
+            federation.sessions[client].seal(federation.opening(2, client, pair))
+        again = federation.sealed(0, pair)
         asked = asked_of(again)
-        plain = made.masked(again, asked, pair)
-        unmasked_by(made, again, pair)
+        plain = federation.masked(again, asked, pair)
+        unmasked_by(federation, again, pair)
     except RefusalError:
         return
     seed = combine(weights([5, 6]), [again.released[4][4], again.released[5][4]])
     assert seed is not None
     context = round_context(asked[4].keys, again.slot.opening, about(0), pair)
-    between = pair_mask(agree(private, made.advertised[5].keys[0]), context, LENGTH, plus=False)
+    between = pair_mask(agree(private, federation.advertised[5].keys[0]), context, LENGTH, plus=False)
     seen = add([again.vectors[4], np.negative(self_mask(seed, context, LENGTH)), between])
     assert not np.array_equal(seen, plain[4]), "the server has read one client's vector"
 
@@ -440,24 +443,24 @@ def test_a_key_that_was_given_away_masks_nothing() -> None:
 
 
 def test_more_queries_about_the_same_weights_are_refused() -> None:
-    made, same = federation(3), secrets.token_bytes(32)
+    federation, same = new_federation(3), secrets.token_bytes(32)
     for number in range(MOST_QUERIES):
-        made.whole(about(number, weights_hash=same, skipped=range(number)))
-    server = made.sealed(MOST_QUERIES)
+        federation.whole(about(number, weights_hash=same, skipped=range(number)))
+    server = federation.sealed(MOST_QUERIES)
     again = about(MOST_QUERIES, weights_hash=same, skipped=range(MOST_QUERIES))
-    requests = server.requests(dict.fromkeys(made.everybody, again))
+    requests = server.requests(dict.fromkeys(federation.everybody, again))
     with pytest.raises(RefusalError, match=f"{MOST_QUERIES} times"):
-        made.sessions[0].mask(requests[0], never)
-    made.advertise(MOST_QUERIES + 1)
-    made.whole(about(MOST_QUERIES + 1))
+        federation.sessions[0].mask(requests[0], never)
+    federation.advertise(MOST_QUERIES + 1)
+    federation.whole(about(MOST_QUERIES + 1))
 
 
 def test_queries_about_the_same_weights_are_counted_across_others() -> None:
-    """Weights that a server alternates between are still the same weights."""
-    made, same, refused = federation(3), secrets.token_bytes(32), False
+    """A server cannot reset the count by asking about other weights in between."""
+    federation, same, refused = new_federation(3), secrets.token_bytes(32), False
     for number in range(2 * MOST_QUERIES + 1):
         try:
-            made.whole(about(number, weights_hash=None if number % 2 else same, skipped=range(number)))
+            federation.whole(about(number, weights_hash=None if number % 2 else same, skipped=range(number)))
         except RefusalError:
             refused = True
             break
@@ -466,38 +469,38 @@ def test_queries_about_the_same_weights_are_counted_across_others() -> None:
 
 
 def test_two_open_slots_do_not_release_about_the_same_weights_twice() -> None:
-    """Two sums about the same weights over different survivors, less one another, would be one client's vector."""
-    made, same = federation(5), secrets.token_bytes(32)
-    first, _ = made.until_masked(about(0, weights_hash=same))
-    second, _ = made.until_masked(about(1, weights_hash=same), sending=(0, 1, 2, 3))
-    session = made.sessions[0]
+    """The difference of two sums about the same weights over different survivors would be one client's vector."""
+    federation, same = new_federation(5), secrets.token_bytes(32)
+    first, _ = federation.until_masked(about(0, weights_hash=same))
+    second, _ = federation.until_masked(about(1, weights_hash=same), sending=(0, 1, 2, 3))
+    session = federation.sessions[0]
     session.unmask(first.unmask())
     with pytest.raises(RefusalError, match="which was not skipped"):
         session.unmask(second.unmask())
 
 
 def test_a_round_that_is_not_after_the_last_one_released_gets_no_shares() -> None:
-    made = federation(5)
-    first, _ = made.until_masked(about(0))
-    second, _ = made.until_masked(about(1))
-    session = made.sessions[0]
+    federation = new_federation(5)
+    first, _ = federation.until_masked(about(0))
+    second, _ = federation.until_masked(about(1))
+    session = federation.sessions[0]
     session.unmask(second.unmask())
     with pytest.raises(RefusalError, match="round 0 is not after round 1"):
         session.unmask(first.unmask())
 
 
 def test_many_open_slots_do_not_get_around_the_number_of_queries() -> None:
-    made, same, many = federation(3), secrets.token_bytes(32), MOST_QUERIES + 2
+    federation, same, many = new_federation(3), secrets.token_bytes(32), MOST_QUERIES + 2
     released = 0
     try:
-        servers = {slot: made.sealed(slot) for slot in reversed(range(many))}
+        servers = {slot: federation.sealed(slot) for slot in reversed(range(many))}
         for slot, server in sorted(servers.items()):
             requests = server.requests(
-                dict.fromkeys(made.everybody, about(slot, weights_hash=same, skipped=range(slot)))
+                dict.fromkeys(federation.everybody, about(slot, weights_hash=same, skipped=range(slot)))
             )
-            made.masked(server, requests, made.everybody)
+            federation.masked(server, requests, federation.everybody)
         for slot in range(many):
-            made.sessions[0].unmask(Unmask(slot, made.everybody, ()))
+            federation.sessions[0].unmask(Unmask(slot, federation.everybody, ()))
             released += 1
     except RefusalError:
         pass
@@ -509,32 +512,32 @@ def test_many_open_slots_do_not_get_around_the_number_of_queries() -> None:
 
 @pytest.mark.parametrize(("n", "threshold"), [(2, 1), (4, 2), (5, 2), (6, 3), (6, 0), (4, 5), (4, 2**62), (5, 6)])
 def test_an_unsafe_threshold_is_refused(n: int, threshold: int) -> None:
-    made = federation(n)
+    federation = new_federation(n)
     with pytest.raises(RefusalError, match="threshold"):
-        made.sessions[0].seal(made.opening(0, 0, threshold=threshold))
+        federation.sessions[0].seal(federation.opening(0, 0, threshold=threshold))
 
 
 @pytest.mark.parametrize("threshold", [4, 5, 6])
 def test_a_safe_threshold_is_taken(threshold: int) -> None:
-    made = federation(6)
-    assert len(made.sessions[0].seal(made.opening(0, 0, threshold=threshold)).boxes) == 5 * BOX_BYTES
+    federation = new_federation(6)
+    assert len(federation.sessions[0].seal(federation.opening(0, 0, threshold=threshold)).boxes) == 5 * BOX_BYTES
 
 
 @pytest.mark.parametrize("floor", [0, 1, 2, 6])
 def test_a_floor_below_the_clients_own_is_refused(floor: int) -> None:
-    made = federation(5, least_floor=3)
+    federation = new_federation(5, least_floor=3)
     with pytest.raises(RefusalError, match="floor"):
-        made.sessions[0].seal(made.opening(0, 0, floor=floor))
-    made.sessions[0].seal(made.opening(0, 0, floor=3))
+        federation.sessions[0].seal(federation.opening(0, 0, floor=floor))
+    federation.sessions[0].seal(federation.opening(0, 0, floor=3))
 
 
 @pytest.mark.parametrize("members", [(1, 0, 2), (0, 1, 1), (0, 0, 1, 2), (1, 2, 3), ()])
 def test_members_that_are_not_a_set_with_this_client_are_refused(members: tuple[int, ...]) -> None:
-    made = federation(4)
-    advertisements = [made.advertised[peer] for peer in sorted(set(members) - {0})]
+    federation = new_federation(4)
+    advertisements = [federation.advertised[peer] for peer in sorted(set(members) - {0})]
     opening = Opening(0, members, len(members) // 2 + 1, 2, bytes(32), tuple(map(encode, advertisements)))
     with pytest.raises(RefusalError):
-        made.sessions[0].seal(opening)
+        federation.sessions[0].seal(opening)
 
 
 @pytest.mark.parametrize(
@@ -551,27 +554,29 @@ def test_members_that_are_not_a_set_with_this_client_are_refused(members: tuple[
         ((), 0),
     ],
 )
-def test_participants_that_does_not_fit_is_refused(participants: tuple[int, ...], boxes: int) -> None:
-    made = federation(4)
-    request = asked_of(made.sealed())[0]
+def test_participants_that_do_not_fit_are_refused(participants: tuple[int, ...], boxes: int) -> None:
+    federation = new_federation(4)
+    request = asked_of(federation.sealed())[0]
     with pytest.raises(RefusalError):
-        made.sessions[0].mask(
+        federation.sessions[0].mask(
             replace(request, participants=participants, boxes=request.boxes[: BOX_BYTES * boxes]), never
         )
-    made.sessions[0].mask(request, random_vector)
+    federation.sessions[0].mask(request, random_vector)
 
 
 def test_fewer_participants_than_the_floor_are_refused() -> None:
-    made = federation(5)
-    request = asked_of(made.sealed(floor=4))[0]
+    federation = new_federation(5)
+    request = asked_of(federation.sealed(floor=4))[0]
     with pytest.raises(RefusalError, match="participants"):
-        made.sessions[0].mask(replace(request, participants=(0, 1, 2), boxes=request.boxes[: 2 * BOX_BYTES]), never)
+        federation.sessions[0].mask(
+            replace(request, participants=(0, 1, 2), boxes=request.boxes[: 2 * BOX_BYTES]), never
+        )
 
 
 def test_forged_advertisements_are_refused() -> None:
-    made, stranger = federation(3), Ed25519PrivateKey.generate()
-    honest, victim = made.advertised[2], made.advertised[1]
-    own = made.advertised[0]
+    federation, stranger = new_federation(3), Ed25519PrivateKey.generate()
+    honest, victim = federation.advertised[2], federation.advertised[1]
+    own = federation.advertised[0]
     shared = replace(victim, keys=honest.keys)
     forgeries = {
         "signature": [replace(victim, signature=bytes(64)), honest],
@@ -580,48 +585,51 @@ def test_forged_advertisements_are_refused() -> None:
         "other session": [replace(victim, session=bytes(16)), honest],
         "other first": [replace(victim, first=1), honest],
         "other sender": [replace(honest, sender=1), honest],
-        "another identity": [sign(stranger, made.run, victim), honest],
-        "another run": [sign(made.identities[1], bytes(32), victim), honest],
-        "a stranger": [victim, honest, sign(stranger, made.run, replace(victim, sender=7))],
+        "another identity": [sign(stranger, federation.run, victim), honest],
+        "another run": [sign(federation.identities[1], bytes(32), victim), honest],
+        "a stranger": [victim, honest, sign(stranger, federation.run, replace(victim, sender=7))],
         "the receiver": [victim, honest, own],
-        "the receiver's key": [sign(made.identities[1], made.run, replace(victim, keys=own.keys)), honest],
-        "one key twice": [sign(made.identities[1], made.run, shared), honest],
+        "the receiver's key": [sign(federation.identities[1], federation.run, replace(victim, keys=own.keys)), honest],
+        "one key twice": [sign(federation.identities[1], federation.run, shared), honest],
         "missing": [honest],
-        "too few": [sign(made.identities[1], made.run, replace(victim, first=0, keys=victim.keys[:1])), honest],
-        "too late": [sign(made.identities[1], made.run, replace(victim, first=3)), honest],
-        "low order": [sign(made.identities[1], made.run, replace(victim, channel=bytes(32))), honest],
+        "too few": [
+            sign(federation.identities[1], federation.run, replace(victim, first=0, keys=victim.keys[:1])),
+            honest,
+        ],
+        "too late": [sign(federation.identities[1], federation.run, replace(victim, first=3)), honest],
+        "low order": [sign(federation.identities[1], federation.run, replace(victim, channel=bytes(32))), honest],
     }
     for name, advertisements in forgeries.items():
-        session = made.new_session(0)
+        session = federation.new_session(0)
         session.advertise(0)
         if name == "the receiver's key":
-            session = made.sessions[0]
+            session = federation.sessions[0]
         with pytest.raises(RefusalError):
-            session.seal(made.opening(2, 0, advertisements=advertisements))
-    session = made.new_session(0)
+            session.seal(federation.opening(2, 0, advertisements=advertisements))
+    session = federation.new_session(0)
     session.advertise(0)
-    session.seal(made.opening(2, 0))
+    session.seal(federation.opening(2, 0))
 
 
 def test_an_advertisement_of_a_client_outside_the_slot_is_refused() -> None:
-    made = federation(4)
-    opening = made.opening(0, 0, (0, 1, 2), advertisements=[made.advertised[c] for c in (1, 2, 3)])
+    federation = new_federation(4)
+    opening = federation.opening(0, 0, (0, 1, 2), advertisements=[federation.advertised[c] for c in (1, 2, 3)])
     with pytest.raises(RefusalError, match="no peer"):
-        made.sessions[0].seal(opening)
+        federation.sessions[0].seal(opening)
 
 
 def test_a_tier_of_one_is_not_exposed() -> None:
-    made = federation(4, tiers={0: 10, 1: 10, 2: 10, 3: 40})
-    server, _ = made.until_masked(about(0))
-    for client in made.everybody:
+    federation = new_federation(4, tiers={0: 10, 1: 10, 2: 10, 3: 40})
+    server, _ = federation.until_masked(about(0))
+    for client in federation.everybody:
         with pytest.raises(RefusalError, match="1 survivors evaluate 40"):
-            made.sessions[client].unmask(server.unmask())
+            federation.sessions[client].unmask(server.unmask())
 
 
 def test_a_low_tier_of_one_is_hidden_by_those_above() -> None:
-    made = federation(4, tiers={0: 10, 1: 40, 2: 40, 3: 40})
-    server, plain = made.until_masked(about(0))
-    unmasked_by(made, server, made.everybody)
+    federation = new_federation(4, tiers={0: 10, 1: 40, 2: 40, 3: 40})
+    server, plain = federation.until_masked(about(0))
+    unmasked_by(federation, server, federation.everybody)
     assert np.array_equal(server.total(), add(list(plain.values())))
 
 
@@ -629,8 +637,8 @@ def test_a_low_tier_of_one_is_hidden_by_those_above() -> None:
 
 
 def test_a_bad_vector_is_refused_and_changes_nothing() -> None:
-    made = federation(4)
-    server, plain = made.until_masked(about(0), sending=(0, 1, 2))
+    federation = new_federation(4)
+    server, plain = federation.until_masked(about(0), sending=(0, 1, 2))
     vectors = dict(server.vectors)
     for sender, vector in ((3, random_vector(LENGTH - 1)), (3, random_vector(LENGTH + 1)), (9, random_vector())):
         with pytest.raises(RefusalError):
@@ -639,15 +647,15 @@ def test_a_bad_vector_is_refused_and_changes_nothing() -> None:
         server.take_vector(0, random_vector(), LENGTH)
     server.take_vector(0, vectors[0].copy(), LENGTH)
     assert server.vectors.keys() == vectors.keys()
-    unmasked_by(made, server, (0, 1, 2))
+    unmasked_by(federation, server, (0, 1, 2))
     assert np.array_equal(server.total(), add(list(plain.values())))
 
 
 def test_bad_sealed_shares_are_refused_and_change_nothing() -> None:
-    made = federation(4)
-    server = made.sealed(sealing=(0, 1, 2))
-    sealed = made.sessions[3].seal(made.opening(0, 3))
-    other = made.sessions[3].seal(made.opening(1, 3))
+    federation = new_federation(4)
+    server = federation.sealed(sealing=(0, 1, 2))
+    sealed = federation.sessions[3].seal(federation.opening(0, 3))
+    other = federation.sessions[3].seal(federation.opening(1, 3))
     refused: list[tuple[int, Sealed]] = [
         (3, replace(sealed, boxes=sealed.boxes[:-1])),
         (3, replace(sealed, boxes=sealed.boxes[BOX_BYTES:])),
@@ -665,10 +673,10 @@ def test_bad_sealed_shares_are_refused_and_change_nothing() -> None:
 
 
 def test_bad_released_shares_are_refused_and_change_nothing() -> None:
-    made = federation(4)
-    server, plain = made.until_masked(about(0), sending=(0, 1, 2))
+    federation = new_federation(4)
+    server, plain = federation.until_masked(about(0), sending=(0, 1, 2))
     unmask = server.unmask()
-    good = {client: made.sessions[client].unmask(unmask) for client in (0, 1, 2)}
+    good = {client: federation.sessions[client].unmask(unmask) for client in (0, 1, 2)}
     refused: list[tuple[int, Unmasked]] = [
         (0, replace(good[0], slot=1)),
         (0, replace(good[0], shares=good[0].shares[SHARE_BYTES:])),
@@ -692,11 +700,11 @@ def test_bad_released_shares_are_refused_and_change_nothing() -> None:
 
 @pytest.mark.parametrize("wrong", [lambda _: bytes(33), lambda s: s[:-1] + bytes([s[-1] ^ 64]), lambda s: s[::-1]])
 def test_wrong_shares_of_a_dropped_key_are_noticed(wrong: Callable[[bytes], bytes]) -> None:
-    made = federation(4)
-    server, _ = made.until_masked(about(0), sending=(0, 1, 2))
+    federation = new_federation(4)
+    server, _ = federation.until_masked(about(0), sending=(0, 1, 2))
     unmask = server.unmask()
     for client in (0, 1, 2):
-        released = made.sessions[client].unmask(unmask)
+        released = federation.sessions[client].unmask(unmask)
         if client == 1:
             released = replace(released, shares=released.shares[:-SHARE_BYTES] + wrong(released.shares[-SHARE_BYTES:]))
         server.take_unmasked(client, released)
@@ -705,15 +713,15 @@ def test_wrong_shares_of_a_dropped_key_are_noticed(wrong: Callable[[bytes], byte
 
 
 def test_wrong_shares_of_a_self_mask_never_give_a_sum_that_decodes() -> None:
-    made, ring = federation(3), Ring(clients=3, n_max=4, clip=1.0)
-    vectors = {c: ring.encode(np.full(LENGTH, 0.25), LENGTH, 1 + c, 0.0) for c in made.everybody}
-    server = made.sealed()
+    federation, ring = new_federation(3), Ring(clients=3, n_max=4, clip=1.0)
+    vectors = {c: ring.encode(np.full(LENGTH, 0.25), LENGTH, 1 + c, 0.0) for c in federation.everybody}
+    server = federation.sealed()
     for client, request in asked_of(server).items():
-        masked = made.sessions[client].mask(request, lambda c=client: vectors[c])  # type: ignore[misc]
+        masked = federation.sessions[client].mask(request, lambda c=client: vectors[c])  # type: ignore[misc]
         server.take_vector(client, masked, len(masked))
     unmask = server.unmask()
-    for client in made.everybody:
-        released = made.sessions[client].unmask(unmask)
+    for client in federation.everybody:
+        released = federation.sessions[client].unmask(unmask)
         server.take_unmasked(client, replace(released, own=bytes(33)) if client == 0 else released)
     with pytest.raises(MessageError):
         ring.decode(server.total(), 3)
@@ -723,7 +731,7 @@ def test_wrong_shares_of_a_self_mask_never_give_a_sum_that_decodes() -> None:
 
 
 class Diary:
-    """Marks as they become durable; a disk that can be full."""
+    """Records marks as they become durable, on a disk that can be full."""
 
     def __init__(self) -> None:
         self.marks: list[Marks] = []
@@ -735,28 +743,28 @@ class Diary:
         self.marks.append(marks)
 
 
-def with_diary(made: Federation) -> tuple[ClientSession, Diary]:
+def with_diary(federation: Federation) -> tuple[ClientSession, Diary]:
     diary = Diary()
-    made.sessions[0] = made.new_session(0, remember=diary.remember)
-    made.advertise()
-    return made.sessions[0], diary
+    federation.sessions[0] = federation.new_session(0, remember=diary.remember)
+    federation.advertise()
+    return federation.sessions[0], diary
 
 
 def test_marks_are_durable_before_what_they_guard_is_sent() -> None:
-    made = Federation(3)
-    session, diary = with_diary(made)
+    federation = Federation(3)
+    session, diary = with_diary(federation)
     diary.full = True
     with pytest.raises(OSError, match="full"):
-        session.seal(made.opening(0, 0))
+        session.seal(federation.opening(0, 0))
     diary.full = False
-    server = made.sealed()
+    server = federation.sealed()
     requests = asked_of(server)
     assert diary.marks == [Marks(sealed=0)]
     diary.full = True
     with pytest.raises(OSError, match="full"):
         session.mask(requests[0], random_vector)
     diary.full = False
-    made.masked(server, requests, made.everybody)
+    federation.masked(server, requests, federation.everybody)
     assert diary.marks[1:] == [Marks(sealed=0, slot=0)]
     diary.full = True
     with pytest.raises(OSError, match="full"):
@@ -770,21 +778,21 @@ def test_marks_are_durable_before_what_they_guard_is_sent() -> None:
 
 
 def test_a_restarted_client_refuses_what_it_did_before() -> None:
-    made = Federation(3)
-    _, diary = with_diary(made)
+    federation = Federation(3)
+    _, diary = with_diary(federation)
     same = secrets.token_bytes(32)
     for number in range(MOST_QUERIES):
-        made.whole(about(number, weights_hash=same, skipped=range(number)))
+        federation.whole(about(number, weights_hash=same, skipped=range(number)))
     marks = diary.marks[-1]
     last = MOST_QUERIES - 1
     assert marks == Marks(last, last, last, {same.hex(): tuple(range(MOST_QUERIES))})
-    made.sessions[0] = session = made.new_session(0, marks)
+    federation.sessions[0] = session = federation.new_session(0, marks)
     with pytest.raises(RefusalError):
         session.advertise(marks.slot)
-    made.advertise(marks.slot + 1)
+    federation.advertise(marks.slot + 1)
     with pytest.raises(RefusalError):
-        session.seal(made.opening(marks.slot, 0))
-    server = made.sealed(marks.slot + 1)
+        session.seal(federation.opening(marks.slot, 0))
+    server = federation.sealed(marks.slot + 1)
     for request in (
         about(marks.round),
         about(0),
@@ -792,20 +800,20 @@ def test_a_restarted_client_refuses_what_it_did_before() -> None:
         about(marks.round + 1, weights_hash=same, skipped=range(MOST_QUERIES)),
     ):
         with pytest.raises(RefusalError):
-            session.mask(server.requests(dict.fromkeys(made.everybody, request))[0], never)
-    made.masked(server, asked_of(server), made.everybody)
+            session.mask(server.requests(dict.fromkeys(federation.everybody, request))[0], never)
+    federation.masked(server, asked_of(server), federation.everybody)
 
 
-def test_a_turn_does_both_or_says_why() -> None:
-    made = federation(3)
-    session = made.sessions[0]
-    server, _ = made.until_masked(about(0))
-    turned = session.turn(Turn(server.unmask(), made.opening(1, 0, threshold=1)))
+def test_a_turn_does_both_parts_or_says_why_not() -> None:
+    federation = new_federation(3)
+    session = federation.sessions[0]
+    server, _ = federation.until_masked(about(0))
+    turned = session.turn(Turn(server.unmask(), federation.opening(1, 0, threshold=1)))
     assert turned.unmasked == session.unmask(server.unmask())
     assert turned.sealed is None
     assert "threshold" in turned.refusal
-    turned = session.turn(Turn(Unmask(0, (0, 1), (2,)), made.opening(1, 0)))
+    turned = session.turn(Turn(Unmask(0, (0, 1), (2,)), federation.opening(1, 0)))
     assert turned.unmasked is None
-    assert turned.sealed == session.seal(made.opening(1, 0))
+    assert turned.sealed == session.seal(federation.opening(1, 0))
     assert "other survivors" in turned.refusal
     assert session.turn(Turn(None, None)).refusal == ""

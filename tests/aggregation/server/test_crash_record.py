@@ -1,4 +1,4 @@
-"""A server that crashes while it asks for shares asks again for the same sum, and for no other."""
+"""A server that crashes while it asks for shares asks for the same sum again, and for no other."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -26,14 +26,14 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_keys() -> Iterator[None]:
-    """Lists of keys are made quicker when they serve few slots."""
+    """Lists of keys for few slots are quicker to make."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 8)
         yield
 
 
 class CrashError(Exception):
-    """The server is no more."""
+    """The server has crashed."""
 
 
 def rounds_of(name: str) -> Rounds:
@@ -41,10 +41,12 @@ def rounds_of(name: str) -> Rounds:
 
 
 class Crashing:
-    """A network under a server that dies at a phase: before anybody has answered, when some have, or when all have."""
+    """A network whose server crashes in a given phase, after the given number of clients have answered."""
 
     def __init__(self, rounds: Rounds, phase: str, answered: int) -> None:
-        self.rounds, self.phase, self.answered = rounds, phase, answered
+        self.rounds = rounds
+        self.phase = phase
+        self.answered = answered
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         asked = list(requests.items())
@@ -74,7 +76,7 @@ def contributed(collected: Collected) -> list[int]:
 @pytest.mark.parametrize("answered", [0, 3, N])
 @pytest.mark.parametrize("at", [0, 2])
 def test_after_a_crash_the_same_sum_comes_out(name: str, answered: int, at: int) -> None:
-    """`play_groups` compares each sum with the plain one over those who contributed."""
+    """`play_groups` compares each sum with the plain sum over the clients that contributed."""
     rounds = rounds_of(name)
     for number in range(at):
         rounds.play_groups(number)
@@ -158,7 +160,7 @@ def test_a_record_serves_only_its_own_round_weights_and_groups(name: str) -> Non
     assert all((total is not None) == (request.round == 2) for total in collected.sums)
 
 
-def test_the_record_of_a_group_that_had_given_up_says_so() -> None:
+def test_the_record_says_which_group_was_abandoned() -> None:
     rounds = rounds_of("groups")
     rounds.network.deaf = lambda client, phase: client in (1, 3) and phase == "vector"
     crash(rounds, 0, "unmask", 2)
@@ -171,7 +173,7 @@ def test_the_record_of_a_group_that_had_given_up_says_so() -> None:
 
 @pytest.mark.parametrize("name", ["one sum", "agreement"])
 def test_a_server_that_names_other_survivors_after_a_crash_is_refused(name: str) -> None:
-    """It throws one vector away, to get the sum without it too: the difference would be that vector."""
+    """It drops one vector to get the sum without it as well: the difference would be that vector."""
     rounds = rounds_of(name)
     crash(rounds, 0, "unmask", N)
     assert rounds.crash_store is not None

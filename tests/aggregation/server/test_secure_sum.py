@@ -1,4 +1,4 @@
-"""Rounds of a secure sum over a network: two exchanges each, whoever comes, goes, restarts or talks nonsense."""
+"""Rounds of a secure sum over a network: two exchanges each, whichever clients come, go, restart or send nonsense."""
 
 import secrets
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ GARBAGE = [
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_keys() -> Iterator[None]:
-    """Lists of keys are made quicker when they serve few slots."""
+    """Lists of keys for few slots are quicker to make."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 8)
         yield
@@ -170,15 +170,17 @@ def test_a_threshold_that_does_not_fit_the_next_round_does_not_cost_this_one() -
 
 
 def test_a_client_whose_keys_do_not_reach_the_slot_is_left_out() -> None:
-    """One signed list that is too short must not keep everybody else from opening the slot."""
+    """A signed list that is too short must not keep the other clients from opening the slot."""
     rounds = Rounds(5)
-    made = rounds.federation
+    federation = rounds.federation
 
     def too_short(client: int, phase: str, data: bytes) -> bytes:
         if client != 4 or phase != "hello":
             return data
         advertisement = decode(data, Advertisement)
-        return encode(sign(made.identities[4], made.run, replace(advertisement, first=0, keys=advertisement.keys[:1])))
+        return encode(
+            sign(federation.identities[4], federation.run, replace(advertisement, first=0, keys=advertisement.keys[:1]))
+        )
 
     rounds.participants = lambda number: range(5) if number >= 7 else ()
     rounds.network.spoil = too_short
@@ -189,12 +191,12 @@ def test_a_client_whose_keys_do_not_reach_the_slot_is_left_out() -> None:
 
 def test_a_client_that_signs_in_anothers_name_is_left_out() -> None:
     rounds = Rounds(5)
-    made = rounds.federation
+    federation = rounds.federation
 
     def as_another(client: int, phase: str, data: bytes) -> bytes:
         if client != 4 or phase != "hello":
             return data
-        return encode(sign(made.identities[4], made.run, replace(decode(data, Advertisement), sender=0)))
+        return encode(sign(federation.identities[4], federation.run, replace(decode(data, Advertisement), sender=0)))
 
     rounds.network.spoil = as_another
     total, events = rounds.play(0)
@@ -205,7 +207,7 @@ def test_a_client_that_signs_in_anothers_name_is_left_out() -> None:
 @pytest.mark.parametrize("part", ["channel", "keys"])
 def test_a_client_with_keys_of_low_order_is_left_out(part: str) -> None:
     rounds = Rounds(5)
-    made = rounds.federation
+    federation = rounds.federation
 
     def low_order(client: int, phase: str, data: bytes) -> bytes:
         if client != 4 or phase != "hello":
@@ -215,7 +217,7 @@ def test_a_client_with_keys_of_low_order_is_left_out(part: str) -> None:
             bad = replace(advertisement, channel=bytes(32))
         else:
             bad = replace(advertisement, keys=(bytes(32), *advertisement.keys[1:]))
-        return encode(sign(made.identities[4], made.run, bad))
+        return encode(sign(federation.identities[4], federation.run, bad))
 
     rounds.network.spoil = low_order
     total, events = rounds.play(0)
@@ -253,7 +255,7 @@ def test_garbage_from_all_ends_the_round_only(phase: str) -> None:
 
 @pytest.mark.parametrize("phase", ["hello", "seal", "vector", "unmask"])
 def test_replies_of_others_are_refused(phase: str) -> None:
-    """Client 1 repeats what client 0 said."""
+    """Client 1 repeats the replies of client 0."""
     rounds = Rounds(5)
     said: dict[str, bytes] = {}
 
@@ -269,7 +271,7 @@ def test_replies_of_others_are_refused(phase: str) -> None:
         assert total.contributors == 4
 
 
-def test_events_name_what_became_of_each() -> None:
+def test_events_say_how_each_client_ended_the_round() -> None:
     rounds = Rounds(6)
 
     def spoil(client: int, phase: str, data: bytes) -> bytes | None:
@@ -301,7 +303,7 @@ def test_an_abandoned_sum_says_why() -> None:
 
 @pytest.mark.parametrize("phase", ["hello", "seal"])
 def test_a_round_that_never_began_says_why(phase: str) -> None:
-    """Those who did answer are not missing."""
+    """Clients that did answer are not called missing."""
     rounds = Rounds(4)
     rounds.network.deaf = lambda client, at: at == phase and client > 0
     total, events = rounds.play(0)
@@ -319,7 +321,7 @@ def test_fewer_than_the_floor_give_no_sum() -> None:
     assert events[4] == "missing"
 
 
-def test_a_server_that_starts_anew_gets_keys_again() -> None:
+def test_a_restarted_server_gets_keys_again() -> None:
     rounds = Rounds(4)
     rounds.play(0)
     again = Rounds(4)
@@ -331,14 +333,13 @@ def test_a_server_that_starts_anew_gets_keys_again() -> None:
     assert total.contributors == 4
 
 
-# Rounds that led nowhere, and the weights that are asked about again.
-
+# Skipped rounds, after which the same weights are asked about again.
 
 SAME = bytes(range(32))
 
 
 def fail_to_unmask(rounds: Rounds, number: int, skipped: Sequence[int] = ()) -> None:
-    """All release their shares, and too few of them reach the server."""
+    """All clients release their shares, and too few of these reach the server."""
     rounds.network.spoil = lambda client, phase, data: None if phase == "unmask" and client else data
     assert rounds.play(number, about(number, weights_hash=SAME, skipped=skipped))[0] is None
     rounds.network.spoil = lambda _client, _phase, data: data
@@ -378,8 +379,8 @@ def test_weights_are_asked_about_three_times_at_most() -> None:
 @pytest.mark.parametrize("agreement", [False, True])
 def test_clients_that_are_told_different_skipped_rounds_give_noise(agreement: bool) -> None:
     rounds = Rounds(5, agreement=agreement)
-    told = {client: about(3, skipped=(1, 2) if client == 2 else (1,)) for client in range(5)}
-    collected = rounds.sum.collect([told], rounds.network)
+    requests = {client: about(3, skipped=(1, 2) if client == 2 else (1,)) for client in range(5)}
+    collected = rounds.sum.collect([requests], rounds.network)
     assert collected.sums == (None,)
     assert "contributed" not in collected.events.values()
 
@@ -387,8 +388,8 @@ def test_clients_that_are_told_different_skipped_rounds_give_noise(agreement: bo
 # Attacks on the server by single clients.
 
 
-def after(rounds: Rounds) -> None:
-    """The run goes on without the attack."""
+def require_recovery(rounds: Rounds) -> None:
+    """Require that the run goes on once the attack is over."""
     rounds.network.spoil = lambda _client, _phase, data: data
     rounds.play(1)
     total, events = rounds.play(2)
@@ -412,7 +413,7 @@ def after(rounds: Rounds) -> None:
     ],
 )
 def test_a_vector_out_of_bounds_ends_the_round_only(place: int, added: int) -> None:
-    """Masks hide who sent it; the sum shows that somebody did."""
+    """Masks hide who sent it, but the sum shows that one client did."""
     rounds = Rounds(5)
 
     def spoil(client: int, phase: str, data: bytes) -> bytes:
@@ -426,12 +427,12 @@ def test_a_vector_out_of_bounds_ends_the_round_only(place: int, added: int) -> N
     total, events = rounds.play(0)
     assert total is None
     assert all("abandoned" in event for event in events.values())
-    after(rounds)
+    require_recovery(rounds)
 
 
 @pytest.mark.parametrize("dropped", [False, True])
 def test_boxes_with_shares_of_other_secrets_end_the_round_only(dropped: bool) -> None:
-    """Client 4 seals shares of a key and a seed that it does not use, and then drops, or does not."""
+    """Client 4 seals shares of a key and a seed that it does not use, and then drops or stays."""
     rounds, lied = Rounds(5), list[int]()
 
     def lie(client: int, phase: str, data: bytes) -> bytes | None:
@@ -450,7 +451,7 @@ def test_boxes_with_shares_of_other_secrets_end_the_round_only(dropped: bool) ->
     assert collected.sums == (None,)
     if dropped:
         assert "another key than it advertised" in collected.events[0]
-    after(rounds)
+    require_recovery(rounds)
 
 
 @pytest.mark.parametrize("place", [0, 3])
@@ -476,18 +477,18 @@ def test_shares_of_another_key_end_the_round_only(place: int) -> None:
         assert "abandoned" in events[1]
     else:
         assert total is not None  # three others hold shares that are enough
-    after(rounds)
+    require_recovery(rounds)
 
 
 def test_a_second_vector_of_one_client_is_refused_and_the_first_counts() -> None:
-    made = Rounds(4).federation
-    made.advertise()
-    server, plain = made.until_masked(about(0))
+    federation = Rounds(4).federation
+    federation.advertise()
+    server, plain = federation.until_masked(about(0))
     with pytest.raises(RefusalError, match="another vector before"):
         server.take_vector(2, random_vector(), LENGTH)
     unmask = server.unmask()
-    for client in made.everybody:
-        server.take_unmasked(client, made.sessions[client].unmask(unmask))
+    for client in federation.everybody:
+        server.take_unmasked(client, federation.sessions[client].unmask(unmask))
     assert np.array_equal(server.total(), add(list(plain.values())))
 
 
