@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from baffle.aggregation.client.marks import Marks, MarksFile
 from baffle.aggregation.client.refusals import MOST_QUERIES
 from baffle.aggregation.client.session import ClientSession
-from baffle.core.ring import RingVector
 from baffle.errors import BaffleError, RefusalError, RunFolderError
 from tests.support.federation import Federation, about, random_vector
+from tests.support.slots import never
 
 STEPS = [
     Marks(sealed=0),
@@ -26,10 +26,6 @@ STEPS = [
     Marks(1, 1, 1, {"ab": (0,), "cd": (1,)}),
     Marks(2, 2, 2, {"ab": (0, 2), "cd": (1,)}),
 ]
-
-
-def never() -> RingVector:
-    raise AssertionError("a vector was computed for a request that must be refused")
 
 
 def with_file(federation: Federation, path: Path, client: int = 0) -> ClientSession:

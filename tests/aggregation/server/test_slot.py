@@ -1,0 +1,109 @@
+"""The server's half of a slot refuses bad messages without being changed by them, and notices wrong shares."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from baffle.aggregation.messages import (
+    BOX_BYTES,
+    Sealed,
+    Unmasked,
+)
+from baffle.aggregation.shares import SHARE_BYTES
+from baffle.core.ring import Ring, add
+from baffle.errors import AbortError, MessageError, RefusalError
+from tests.support.federation import LENGTH, about, random_vector
+from tests.support.slots import asked_of, new_federation, unmasked_by
+
+
+def test_a_bad_vector_is_refused_and_changes_nothing() -> None:
+    federation = new_federation(4)
+    server, plain = federation.until_masked(about(0), sending=(0, 1, 2))
+    vectors = dict(server.vectors)
+    for sender, vector in ((3, random_vector(LENGTH - 1)), (3, random_vector(LENGTH + 1)), (9, random_vector())):
+        with pytest.raises(RefusalError):
+            server.take_vector(sender, vector, LENGTH)
+    with pytest.raises(RefusalError, match="another vector"):
+        server.take_vector(0, random_vector(), LENGTH)
+    server.take_vector(0, vectors[0].copy(), LENGTH)
+    assert server.vectors.keys() == vectors.keys()
+    unmasked_by(federation, server, (0, 1, 2))
+    assert np.array_equal(server.total(), add(list(plain.values())))
+
+
+def test_bad_sealed_shares_are_refused_and_change_nothing() -> None:
+    federation = new_federation(4)
+    server = federation.sealed(sealing=(0, 1, 2))
+    sealed = federation.sessions[3].seal(federation.opening(0, 3))
+    other = federation.sessions[3].seal(federation.opening(1, 3))
+    refused: list[tuple[int, Sealed]] = [
+        (3, replace(sealed, boxes=sealed.boxes[:-1])),
+        (3, replace(sealed, boxes=sealed.boxes[BOX_BYTES:])),
+        (3, replace(sealed, boxes=sealed.boxes + sealed.boxes[:BOX_BYTES])),
+        (3, other),
+        (9, sealed),
+        (0, sealed),
+    ]
+    for sender, message in refused:
+        with pytest.raises(RefusalError):
+            server.take_sealed(sender, message)
+    assert set(server.sealed) == {0, 1, 2}
+    server.take_sealed(3, sealed)
+    server.take_sealed(3, sealed)
+
+
+def test_bad_released_shares_are_refused_and_change_nothing() -> None:
+    federation = new_federation(4)
+    server, plain = federation.until_masked(about(0), sending=(0, 1, 2))
+    unmask = server.unmask()
+    good = {client: federation.sessions[client].unmask(unmask) for client in (0, 1, 2)}
+    refused: list[tuple[int, Unmasked]] = [
+        (0, replace(good[0], slot=1)),
+        (0, replace(good[0], shares=good[0].shares[SHARE_BYTES:])),
+        (0, replace(good[0], shares=good[0].shares[:-1])),
+        (0, replace(good[0], shares=b"")),
+        (3, good[0]),
+        (3, Unmasked(0, b"", bytes(33))),
+        (9, Unmasked(0, b"", bytes(33))),
+    ]
+    for sender, message in refused:
+        with pytest.raises(RefusalError):
+            server.take_unmasked(sender, message)
+    assert not server.released
+    for client, message in good.items():
+        server.take_unmasked(client, message)
+        server.take_unmasked(client, message)
+        with pytest.raises(RefusalError, match="other shares"):
+            server.take_unmasked(client, replace(message, own=bytes(33)))
+    assert np.array_equal(server.total(), add(list(plain.values())))
+
+
+@pytest.mark.parametrize("wrong", [lambda _: bytes(33), lambda s: s[:-1] + bytes([s[-1] ^ 64]), lambda s: s[::-1]])
+def test_wrong_shares_of_a_dropped_key_are_noticed(wrong: Callable[[bytes], bytes]) -> None:
+    federation = new_federation(4)
+    server, _ = federation.until_masked(about(0), sending=(0, 1, 2))
+    unmask = server.unmask()
+    for client in (0, 1, 2):
+        released = federation.sessions[client].unmask(unmask)
+        if client == 1:
+            released = replace(released, shares=released.shares[:-SHARE_BYTES] + wrong(released.shares[-SHARE_BYTES:]))
+        server.take_unmasked(client, released)
+    with pytest.raises(AbortError):
+        server.total()
+
+
+def test_wrong_shares_of_a_self_mask_never_give_a_sum_that_decodes() -> None:
+    federation, ring = new_federation(3), Ring(clients=3, n_max=4, clip=1.0)
+    vectors = {c: ring.encode(np.full(LENGTH, 0.25), LENGTH, 1 + c, 0.0) for c in federation.everybody}
+    server = federation.sealed()
+    for client, request in asked_of(server).items():
+        masked = federation.sessions[client].mask(request, lambda c=client: vectors[c])  # type: ignore[misc]
+        server.take_vector(client, masked, len(masked))
+    unmask = server.unmask()
+    for client in federation.everybody:
+        released = federation.sessions[client].unmask(unmask)
+        server.take_unmasked(client, replace(released, own=bytes(33)) if client == 0 else released)
+    with pytest.raises(MessageError):
+        ring.decode(server.total(), 3)
