@@ -15,7 +15,8 @@ from baffle.aggregation.server.slot import ServerSlot
 from baffle.core.messages import Abstention, encode
 from baffle.core.ring import RingVector, add
 from baffle.errors import AbortError, RefusalError
-from tests.support.federation import Federation, Rounds, about
+from tests.support.federation import Federation, about
+from tests.support.rounds import Rounds
 
 PHASES = ["hello", "seal", "vector", "agree", "unmask"]
 

@@ -10,7 +10,8 @@ from baffle.aggregation.client_policy import ClientPolicy, Groups, checked_slot
 from baffle.aggregation.graph import COMPLETE_UP_TO
 from baffle.aggregation.messages import Opening
 from baffle.errors import RefusalError
-from tests.support.federation import Federation, Rounds, about
+from tests.support.federation import Federation, about
+from tests.support.rounds import Rounds
 
 HALVES = [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
 ENDS = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]

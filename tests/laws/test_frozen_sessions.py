@@ -16,7 +16,8 @@ from baffle.aggregation.client.session import ClientSession, FrozenSession
 from baffle.aggregation.messages import Agree, Unmask
 from baffle.core.messages import decode, encode
 from baffle.errors import MessageError, RefusalError
-from tests.support.federation import Federation, Rounds, about
+from tests.support.federation import Federation, about
+from tests.support.rounds import Rounds
 
 N, ROUNDS = 4, 3
 PHASES = ["hello", "seal", "vector", "agree", "unmask"]

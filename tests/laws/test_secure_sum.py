@@ -12,7 +12,7 @@ from baffle.aggregation.shares import SHARE_BYTES
 from baffle.core.groups import Totals, combine_totals
 from baffle.core.messages import decode, encode
 from baffle.core.ring import add
-from tests.support.federation import Rounds
+from tests.support.rounds import Rounds
 
 FAULTS = ["deaf", "lost", "cut", "flipped", "refused", "restarts"]
 PHASES = ["hello", "seal", "vector", "agree", "unmask"]

@@ -12,7 +12,8 @@ from baffle.core.messages import RoundRequest, decode, encode
 from baffle.core.ports import Collected
 from baffle.core.ring import add
 from baffle.errors import MessageError, RefusalError
-from tests.support.federation import MemoryStore, Rounds, about, phase_of, weights_after
+from tests.support.federation import about, weights_after
+from tests.support.rounds import MemoryStore, Rounds, phase_of
 
 N = 8
 GROUPS = [[0, 2, 5, 7], [1, 3, 4, 6]]

@@ -14,7 +14,8 @@ from baffle.aggregation.shares import split
 from baffle.core.messages import Abstention, Contribution, decode, encode
 from baffle.core.ring import add
 from baffle.errors import RefusalError
-from tests.support.federation import LENGTH, Rounds, about, random_vector
+from tests.support.federation import LENGTH, about, random_vector
+from tests.support.rounds import Rounds
 
 GARBAGE = [
     b"",
