@@ -23,7 +23,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from baffle.flower.app import ACTIONS, answer, client, server
-from baffle.flower.grid import Delivery
+from baffle.flower.app_wrappers import Delivery
 
 
 class Nodes(Grid):

@@ -24,7 +24,8 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 
-from baffle.flower.grid import FlowerRun, GridTransport
+from baffle.flower.grid_transport import GridTransport
+from baffle.flower.run import FlowerRun
 from tests.support.superlinks import Echo, Superlink, certify, new_key, public, until
 
 Join = Callable[..., Echo]

@@ -72,7 +72,8 @@ def serve(
 
     own, chosen = ServerKeys.load(keys_folder), load(plan or "digits", settings)  # faults in these are told at once
     from baffle.cli import show
-    from baffle.flower.grid import FlowerNodes, FlowerRun
+    from baffle.flower.grid_transport import FlowerNodes
+    from baffle.flower.run import FlowerRun
     from baffle.flower.superlink import SuperLink
     from baffle.network.serve import serve as serve_run
     from baffle.server.recorder import Progress, Watch

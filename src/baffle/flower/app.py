@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 from baffle.aggregation.messages import Request
 from baffle.core.messages import Abstention, encode, tag_of
 from baffle.errors import BaffleError, KeysError, PlanError, RunFolderError
-from baffle.flower.grid import Delivery, FlowerNodes, GivenRun, Settings, action, client_app, server_app
+from baffle.flower.app_wrappers import Delivery, Settings, client_app, server_app
+from baffle.flower.grid_transport import FlowerNodes
+from baffle.flower.records import action
+from baffle.flower.run import AppRun
 from baffle.network.authority import ServerKeys
 from baffle.network.equipment import count_samples, with_onnx, with_torch
 from baffle.network.joining import Asked
@@ -58,7 +61,7 @@ def plan_of(configs: tuple[Settings, ...], default: str) -> Plan | None:
     return load(name, tuple(shlex.split(setting(configs, "settings", "")))) if name else None
 
 
-def play(run: GivenRun, config: Settings) -> None:
+def play(run: AppRun, config: Settings) -> None:
     """The ServerApp."""
     from baffle.network.serve import serve
 
