@@ -207,14 +207,14 @@ def test_a_reply_that_is_announced_and_never_sent_holds_nobody_up(clear: Superli
     """As of a client that is killed between the two, or that lies."""
 
     def silent(fleet: Fleet, message: Message) -> None:
-        call = fleet._line.call
+        call = fleet._connection.call
 
         def without_objects(name: str, *request: Any) -> Any:
             if name == "push-object":
                 raise TransportError("killed")
             return call(name, *request)
 
-        with patch.object(fleet._line, "call", without_objects), suppress(TransportError):
+        with patch.object(fleet._connection, "call", without_objects), suppress(TransportError):
             fleet.reply(message, message.content)
 
     def slow(fleet: Fleet, message: Message) -> None:
@@ -258,7 +258,7 @@ def test_a_client_whose_clock_is_wrong_follows_the_server(
     clear: Superlink, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic)
-    monkeypatch.setattr("baffle.flower.http.time", wrong)
+    monkeypatch.setattr("baffle.flower.connection.time", wrong)
     echo = join(clear)
     with FlowerRun(clear.address, clear.secret) as run:
         assert over(run, [echo.node()]).exchange({0: b"what time is it?"}) == {0: b"what time is it?"}

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from baffle.errors import AwayError, KeyRefusedError, MessageError, TransportError
 from baffle.flower import wire
-from baffle.flower.http import CallError, Identity, Line
+from baffle.flower.connection import CallError, Connection, Identity
 from baffle.flower.wire import Wire, make
 
 WINDOW = 20.0
@@ -67,8 +67,8 @@ class Fleet:
         self._keyless, self._known = key is None, known
         self._tell, self._patience = tell, patience
         tls = _trust(roots) if roots is not None else None
-        self._line = Line(address, tls, self._identity, _TIMEOUT)
-        self._pulse = Line(address, tls, self._identity, _SHORT_TIMEOUT)
+        self._connection = Connection(address, tls, self._identity, _TIMEOUT)
+        self._pulse = Connection(address, tls, self._identity, _SHORT_TIMEOUT)
         self._beats: Thread | None = None
         self._lost, self._closed = Event(), Event()
         self.node = 0
@@ -120,7 +120,7 @@ class Fleet:
             self._tell(f"left without a word to the server: {fault}")
         finally:
             self.node = 0
-            self._line.close()
+            self._connection.close()
             self._pulse.close()
 
     def __enter__(self) -> "Fleet":
@@ -134,7 +134,7 @@ class Fleet:
     def _join(self) -> None:
         """Takes this client's place. A key may be refused because nobody registered it, or because the server believes
         that a client with it is there, as it does for a while after a crash; the server does not say which."""
-        self._stubborn(self._line.check_version)
+        self._stubborn(self._connection.check_version)
         give_up, told = time.monotonic() + self._patience, False
         while not self._closed.is_set():
             try:
@@ -150,49 +150,49 @@ class Fleet:
             if node:
                 self.node = self._known = node
                 self._lost.clear()
-                self._tell(f"joined {self._line.address} as node {node}")
+                self._tell(f"joined {self._connection.address} as node {node}")
                 self._beat()
             return
 
     def _activate(self) -> int:
         request = make("ActivateNodeRequest", public_key=self._identity.public, heartbeat_interval=WINDOW / 2)
         try:
-            return int(self._line.call("activate-node", request, "ActivateNodeResponse").node_id)
+            return int(self._connection.call("activate-node", request, "ActivateNodeResponse").node_id)
         except CallError as fault:
             if fault.status == 401:
                 raise KeyRefusedError(
-                    f"{self._line.address} does not accept the signature of this client's key"
+                    f"{self._connection.address} does not accept the signature of this client's key"
                 ) from fault
             if fault.code != _NOT_ACTIVATED:
                 raise
-        if self._known and self._alive(self._line, self._known):
+        if self._known and self._alive(self._connection, self._known):
             return self._known
         try:
             register = make("RegisterNodeRequest", public_key=self._identity.public)
-            self._line.call("register-node", register, "RegisterNodeResponse")
+            self._connection.call("register-node", register, "RegisterNodeResponse")
         except CallError as fault:
             if fault.code == _KEYS_ONLY and self._keyless:
                 raise KeyRefusedError(
-                    f"{self._line.address} takes registered keys only, and no key was given"
+                    f"{self._connection.address} takes registered keys only, and no key was given"
                 ) from fault
             if fault.code == _KEYS_ONLY:
                 raise KeyRefusedError(
-                    f"{self._line.address} refuses this key: it is not registered there, or a client with it still "
-                    f"counts as present, as it does for {WINDOW:.0f} s after a crash"
+                    f"{self._connection.address} refuses this key: it is not registered there, or a client with it "
+                    f"still counts as present, as it does for {WINDOW:.0f} s after a crash"
                 ) from fault
             if fault.code == _KEY_KNOWN:
                 raise KeyRefusedError(
-                    f"{self._line.address} still counts a client with this key as present, "
+                    f"{self._connection.address} still counts a client with this key as present, "
                     f"as it does for {WINDOW:.0f} s after a crash"
                 ) from fault
             raise
-        return int(self._line.call("activate-node", request, "ActivateNodeResponse").node_id)
+        return int(self._connection.call("activate-node", request, "ActivateNodeResponse").node_id)
 
     def _next(self) -> Message | None:
         node = make("Node", node_id=self.node)
         try:
             request = make("PullMessagesRequest", node=node)
-            found = self._stubborn(partial(self._line.call, "pull-messages", request, "PullMessagesResponse"))
+            found = self._stubborn(partial(self._connection.call, "pull-messages", request, "PullMessagesResponse"))
         except CallError as fault:
             if fault.status != 401:
                 raise
@@ -206,7 +206,7 @@ class Fleet:
         )
         try:
             content = wire.content_of(self._objects(metadata, wire.names(tree))[0])
-            self._line.call("confirm-message-received", taken, "ConfirmMessageReceivedResponse")
+            self._connection.call("confirm-message-received", taken, "ConfirmMessageReceivedResponse")
         except MessageError as fault:
             self._tell(f"a message that is not for this client: {fault}")
             self.refuse(Message(b"", metadata.message_type, metadata), str(fault))
@@ -228,7 +228,7 @@ class Fleet:
                 run_id=metadata.run_id,
                 object_id=names[len(objects)],
             )
-            answer = self._stubborn(partial(self._line.call, "pull-object", request, "PullObjectResponse"), until)
+            answer = self._stubborn(partial(self._connection.call, "pull-object", request, "PullObjectResponse"), until)
             if not answer or not answer.object_found:
                 break
             if not answer.object_available:
@@ -238,7 +238,7 @@ class Fleet:
             if wire.name_of(objects[-1]) != names[len(objects) - 1]:
                 raise MessageError("expected an object with the hash that names it, got another")
         if len(objects) < len(names):
-            raise TransportError(f"{self._line.address} no longer has its content")
+            raise TransportError(f"{self._connection.address} no longer has its content")
         return objects
 
     def _push(self, message: Message, below: list[bytes], error: Wire | None) -> None:
@@ -249,7 +249,9 @@ class Fleet:
         node = make("Node", node_id=self.node)
         request = make("PushMessagesRequest", node=node, messages_list=[envelope], message_object_trees=[tree])
         try:
-            wanted = self._stubborn(partial(self._line.call, "push-messages", request, "PushMessagesResponse"), until)
+            wanted = self._stubborn(
+                partial(self._connection.call, "push-messages", request, "PushMessagesResponse"), until
+            )
             if wanted and not wanted.objects_to_push:
                 self._tell("the server no longer waits for this reply")
             for name, thing in objects.items():
@@ -262,7 +264,9 @@ class Fleet:
                         object_content=thing,
                         session_id=wanted.session_id,
                     )
-                    kept = self._stubborn(partial(self._line.call, "push-object", part, "PushObjectResponse"), until)
+                    kept = self._stubborn(
+                        partial(self._connection.call, "push-object", part, "PushObjectResponse"), until
+                    )
                     if kept and not kept.stored:
                         self._tell("the server did not keep all of this reply")
         except CallError as fault:
@@ -287,7 +291,7 @@ class Fleet:
                 pause = min(2 * pause, 5.0)
             else:
                 if pause > 0.25:
-                    self._tell(f"{self._line.address} is there again")
+                    self._tell(f"{self._connection.address} is there again")
                 return result
 
     def _beat(self) -> None:
@@ -305,11 +309,11 @@ class Fleet:
             self._beats = Thread(target=beat, name="heartbeat", daemon=True)
             self._beats.start()
 
-    def _alive(self, line: Line, node: int) -> bool:
+    def _alive(self, connection: Connection, node: int) -> bool:
         """Tells the server that this client is there; whether it knows it."""
         request = make("SendNodeHeartbeatRequest", node=make("Node", node_id=node), heartbeat_interval=WINDOW / 2)
         try:
-            return bool(line.call("send-node-heartbeat", request, "SendNodeHeartbeatResponse").success)
+            return bool(connection.call("send-node-heartbeat", request, "SendNodeHeartbeatResponse").success)
         except CallError as fault:
             if fault.status != 401:
                 raise
@@ -318,7 +322,7 @@ class Fleet:
     def _forgotten(self, node: int) -> None:
         if node == self.node and not self._lost.is_set():
             self._lost.set()
-            self._tell(f"{self._line.address} has forgotten this client; joining again")
+            self._tell(f"{self._connection.address} has forgotten this client; joining again")
 
 
 def _trust(roots: bytes) -> ssl.SSLContext:

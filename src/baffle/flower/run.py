@@ -32,7 +32,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from baffle.errors import AwayError, TransportError
-from baffle.flower.http import FLOWER
+from baffle.flower.connection import FLOWER
 
 _KEY_KNOWN = 23  # Flower's code
 _BEAT = 10.0  # seconds; SuperLink ends a run whose ServerApp was silent for 60

@@ -77,7 +77,7 @@ class Identity:
         return wrong
 
 
-class Line:
+class Connection:
     """Calls to one server, one at a time. Without a context for TLS they are in the clear."""
 
     def __init__(self, address: str, tls: ssl.SSLContext | None, identity: Identity, timeout: float) -> None:
