@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from baffle.errors import AwayError, TransportError
-from baffle.flower.node import Fleet, Message
+from baffle.flower.node import FlowerNode, Message
 
 pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, RecordDict
@@ -34,13 +34,13 @@ CLIENT = """
 import sys
 from pathlib import Path
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from baffle.flower.node import Fleet
+from baffle.flower.node import FlowerNode
 
 address, roots, key = sys.argv[1:]
 key = load_pem_private_key(Path(key).read_bytes(), None)
-with Fleet(address, Path(roots).read_bytes(), key, lambda words: print(words, flush=True)) as fleet:
-    for message in fleet.messages():
-        fleet.reply(message, message.content)
+with FlowerNode(address, Path(roots).read_bytes(), key, lambda words: print(words, flush=True)) as client:
+    for message in client.messages():
+        client.reply(message, message.content)
 """
 
 
@@ -108,18 +108,18 @@ def forgetful(crashed: list[Crashed], superlinks: tuple[Superlink, Superlink]) -
 
 @pytest.fixture
 def join() -> Iterator[Join]:
-    """Makes clients, and lets them leave."""
-    clients: list[Echo] = []
+    """Starts clients, which leave when the test ends."""
+    echoes: list[Echo] = []
 
-    def made(*settings: object, **more: object) -> Echo:
-        clients.append(Echo(*settings, **more))  # type: ignore[arg-type]
-        return clients[-1]
+    def start(*arguments: object, **options: object) -> Echo:
+        echoes.append(Echo(*arguments, **options))  # type: ignore[arg-type]
+        return echoes[-1]
 
-    yield made
-    for client in clients:
-        client.fleet.stop()
-    for client in clients:
-        client.leave()
+    yield start
+    for echo in echoes:
+        echo.client.stop()
+    for echo in echoes:
+        echo.leave()
 
 
 def over(run: FlowerRun, nodes: list[int], seconds: float = 30, told: dict[int, str] | None = None) -> GridTransport:
@@ -127,8 +127,8 @@ def over(run: FlowerRun, nodes: list[int], seconds: float = 30, told: dict[int, 
     return GridTransport(run.grid, lambda: dict(enumerate(nodes)), seconds, ({} if told is None else told).__setitem__)
 
 
-def first(fleet: Fleet) -> Message | None:
-    return next(fleet.messages(), None)
+def first(client: FlowerNode) -> Message | None:
+    return next(client.messages(), None)
 
 
 def test_a_killed_client_that_knows_its_node_is_back_at_once(
@@ -177,12 +177,12 @@ def test_a_client_that_leaves_is_gone_at_once(clear: Superlink, join: Join) -> N
 def test_a_refusal_a_stranger_and_a_late_reply_do_no_harm(clear: Superlink, join: Join) -> None:
     wait = Event()
 
-    def answer(fleet: Fleet, message: Message) -> None:
+    def answer(client: FlowerNode, message: Message) -> None:
         if message.content == b"refuse":
-            return fleet.refuse(message, "I would rather not")
+            return client.refuse(message, "I would rather not")
         if message.content == b"late":
             wait.wait(10)
-        return fleet.reply(message, message.content)
+        return client.reply(message, message.content)
 
     echo = join(clear, answer=answer)
     with FlowerRun(clear.address, clear.secret) as run:
@@ -206,20 +206,20 @@ def test_a_refusal_a_stranger_and_a_late_reply_do_no_harm(clear: Superlink, join
 def test_a_reply_that_is_announced_and_never_sent_holds_nobody_up(clear: Superlink, join: Join) -> None:
     """As of a client that is killed between the two, or that lies."""
 
-    def silent(fleet: Fleet, message: Message) -> None:
-        call = fleet._connection.call
+    def silent(client: FlowerNode, message: Message) -> None:
+        call = client._connection.call
 
         def without_objects(name: str, *request: Any) -> Any:
             if name == "push-object":
                 raise TransportError("killed")
             return call(name, *request)
 
-        with patch.object(fleet._connection, "call", without_objects), suppress(TransportError):
-            fleet.reply(message, message.content)
+        with patch.object(client._connection, "call", without_objects), suppress(TransportError):
+            client.reply(message, message.content)
 
-    def slow(fleet: Fleet, message: Message) -> None:
+    def slow(client: FlowerNode, message: Message) -> None:
         time.sleep(1)
-        fleet.reply(message, message.content)
+        client.reply(message, message.content)
 
     echoes = [join(clear, answer=silent), join(clear, answer=slow), join(clear)]
     nodes, told = [echo.node() for echo in echoes], dict[int, str]()
@@ -275,8 +275,8 @@ def test_who_is_who_behind_tls_and_keys(guarded: Superlink, join: Join) -> None:
 
 def test_strangers_are_refused_in_words(guarded: Superlink, clear: Superlink, tmp_path: Path) -> None:
     def refused(address: str, roots: bytes | None = None, key: ec.EllipticCurvePrivateKey | None = None) -> str:
-        with pytest.raises(TransportError) as fault, Fleet(address, roots, key, patience=0.1) as fleet:
-            first(fleet)
+        with pytest.raises(TransportError) as fault, FlowerNode(address, roots, key, patience=0.1) as client:
+            first(client)
         return f"{type(fault.value).__name__}: {fault.value}"
 
     assert "KeyRefusedError" in refused(guarded.address, guarded.roots, new_key())
@@ -296,11 +296,11 @@ def test_a_server_that_is_away_is_waited_for(guarded: Superlink, roots: bytes | 
 
     def tell(words: str) -> None:
         told.append(words)
-        fleet.stop()
+        client.stop()
 
     address = guarded.address if roots is None else "127.0.0.1:1"
-    with Fleet(address, roots and guarded.roots, tell=tell) as fleet:
-        assert first(fleet) is None
+    with FlowerNode(address, roots and guarded.roots, tell=tell) as client:
+        assert first(client) is None
     assert ("TLS" if roots is None else "Connection refused") in told[0]
     assert "trying again" in told[0]
 
@@ -368,8 +368,8 @@ def test_another_server_is_refused(answers: Mapping[str, bytes], words: str) -> 
         thread = Thread(target=server.serve_forever)
         thread.start()
         try:
-            with Fleet(f"127.0.0.1:{server.server_port}") as fleet, pytest.raises(TransportError, match=words):
-                first(fleet)
+            with FlowerNode(f"127.0.0.1:{server.server_port}") as client, pytest.raises(TransportError, match=words):
+                first(client)
         finally:
             server.shutdown()
             thread.join()

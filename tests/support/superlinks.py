@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from baffle.flower.node import Fleet, Message
+from baffle.flower.node import FlowerNode, Message
 from baffle.flower.superlink import QUIET, answers
 
 
@@ -81,27 +81,27 @@ class Echo:
         self,
         link: Superlink,
         key: ec.EllipticCurvePrivateKey | None = None,
-        answer: Callable[[Fleet, Message], None] = lambda fleet, message: fleet.reply(message, message.content),
+        answer: Callable[[FlowerNode, Message], None] = lambda client, message: client.reply(message, message.content),
         known: int = 0,
     ) -> None:
         self.told: list[str] = []
-        self.fleet = Fleet(link.address, link.roots, key, self.told.append, known=known)
+        self.client = FlowerNode(link.address, link.roots, key, self.told.append, known=known)
         self._answer = answer
         self._thread = Thread(target=self._work)
         self._thread.start()
 
     def _work(self) -> None:
-        with self.fleet as fleet:
-            for message in fleet.messages():
-                self._answer(fleet, message)
+        with self.client as client:
+            for message in client.messages():
+                self._answer(client, message)
 
     def node(self) -> int:
         """Its number, once it joined."""
-        until(lambda: self.fleet.node != 0)
-        return self.fleet.node
+        until(lambda: self.client.number != 0)
+        return self.client.number
 
     def leave(self) -> None:
-        self.fleet.stop()
+        self.client.stop()
         self._thread.join()
 
 

@@ -150,7 +150,7 @@ def join(
     """Take part, as one client, in the runs of the server at ADDRESS (host:port)."""
     if model and not all(name in os.environ for name in THREADS):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **dict.fromkeys(THREADS, "1")})
-    from baffle.flower.node import Fleet
+    from baffle.flower.node import FlowerNode
     from baffle.network.equipment import count_samples, with_onnx, with_torch
     from baffle.network.keys import ClientKeys
     from baffle.network.member import Member
@@ -174,18 +174,18 @@ def join(
     roots, key = (None, None) if insecure else (own.ca, own.node)
     with _alone(state), closing(member):
         known = _known_node(state)
-        with Fleet(address, roots, key, tell, known=known) as fleet:
-            for message in fleet.messages():
-                if fleet.node != known:
-                    known = fleet.node
+        with FlowerNode(address, roots, key, tell, known=known) as node:
+            for message in node.messages():
+                if node.number != known:
+                    known = node.number
                     _node_file(state).write_text(str(known))
-                fleet.reply(message, member.answer(message.content))
+                node.reply(message, member.answer(message.content))
                 if member.over:
                     tell("the run is over")
                     member.over = False
                     if not stay:
                         leaving.set()
-                        Timer(LINGER, fleet.stop).start()
+                        Timer(LINGER, node.stop).start()
 
 
 @contextmanager
