@@ -1,4 +1,4 @@
-"""How a node of a network becomes a client of a run: it says who it is, and is told what the run is about.
+"""How a node of a network becomes a client of a run: it introduces itself, and the server sends it the plan.
 
     server                                      client
     Introduce(run, challenge, plan)   →
@@ -9,9 +9,9 @@
     Over(the last weights)            →
                                       ←         Done(their hash)
 
-Who it is follows from a key that everybody has seen before the run, in the roster; which computer speaks for it does
-not matter. A client that will not take part answers with an Abstention that says why; one that was started anew, or
-has lost its way, answers `Unready`, and is met again.
+A client proves who it is with its key in the roster, which everybody had before the run; it does not matter which
+computer it runs on. A client that will not take part answers with an Abstention that says why. One that was restarted,
+or whose weights went wrong, answers `Unready`, and has to introduce itself again.
 """
 
 import secrets
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol, TypeVar
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Meta
 
@@ -29,17 +30,16 @@ from baffle.core.messages import Abstention, Hash, Message, Number, RoundRequest
 from baffle.errors import MessageError, RefusalError
 
 AGAIN = 5.0
-"""Seconds after which a node is asked again that was silent or was turned away: asking costs the others' time."""
+"""Seconds until a node that was silent or turned away is asked again: while the server asks, the others wait."""
 
 MOST_PLAN = 1 << 20
-"""A plan is no longer than so many characters."""
-
+"""The most characters that a plan may have."""
 
 PlanText = Annotated[str, Meta(max_length=MOST_PLAN)]
 
 
 class Introduce(Message, frozen=True, tag="introduce"):
-    """To a node: who are you in a run of this plan? The challenge makes an old answer worthless."""
+    """To a node: which client are you in a run of this plan? The challenge makes replayed answers worthless."""
 
     run: Key
     challenge: Key
@@ -47,8 +47,8 @@ class Introduce(Message, frozen=True, tag="introduce"):
 
 
 class Introduction(Message, frozen=True, tag="introduction"):
-    """From a node: this client, so many samples, so many directions a round at most (0: all), and the weights of how
-    many rounds it holds (0: none)."""
+    """From a node: which client it is, how many samples it has, how many directions a round it affords (0: all), and
+    one more than the round whose weights it holds (0: it holds none)."""
 
     client: Number
     samples: Number
@@ -58,7 +58,7 @@ class Introduction(Message, frozen=True, tag="introduction"):
 
 
 class Begin(Message, frozen=True, tag="begin"):
-    """To a node: the run's plan with nothing left open, and how many directions each client evaluates."""
+    """To a client: the run's plan with every setting decided, and how many directions each client evaluates."""
 
     run: Key
     plan: PlanText
@@ -66,13 +66,13 @@ class Begin(Message, frozen=True, tag="begin"):
 
 
 class Ready(Message, frozen=True, tag="ready"):
-    """From a client: it takes part in this trajectory."""
+    """From a client: it takes part in the run with this trajectory digest."""
 
     trajectory: Hash
 
 
 class Over(Message, frozen=True, tag="over"):
-    """To a client: the run has ended with the weights that this request is about."""
+    """To a client: the run has ended with the weights that this request names."""
 
     request: RoundRequest
 
@@ -84,7 +84,7 @@ class Done(Message, frozen=True, tag="done"):
 
 
 class Unready(Message, frozen=True, tag="unready"):
-    """From a node that has not been told about the run yet, or no longer knows."""
+    """From a node that has not been told about the run, or has forgotten it."""
 
 
 M = TypeVar("M", Introduction, Ready, Done)
@@ -100,20 +100,22 @@ def introduce_oneself(
     return Introduction(client, samples, affords, held, identity.sign(_signed_text(asked, unsigned)))
 
 
-def require_known(directory: Mapping[int, bytes], asked: Introduce, found: Introduction) -> None:
-    """Whether the one who answers is the client that it says it is."""
-    if found.client not in directory:
-        raise RefusalError(f"client {found.client} is not on the roster")
-    unsigned = Introduction(found.client, found.samples, found.affords, found.held, bytes(64))
-    if not signed(directory[found.client], found.signature, _signed_text(asked, unsigned)):
-        raise RefusalError(f"an answer in the name of client {found.client} that its key has not signed")
-    if not found.samples:
-        raise RefusalError(f"client {found.client} has no samples")
+def require_known(directory: Mapping[int, bytes], asked: Introduce, introduction: Introduction) -> None:
+    """Refuse an introduction by a client that is not on the roster, is not the one it claims to be, or has no
+    samples."""
+    client = introduction.client
+    if client not in directory:
+        raise RefusalError(f"client {client} is not on the roster")
+    unsigned = msgspec.structs.replace(introduction, signature=bytes(64))
+    if not signed(directory[client], introduction.signature, _signed_text(asked, unsigned)):
+        raise RefusalError(f"an answer in the name of client {client} is not signed with its key")
+    if not introduction.samples:
+        raise RefusalError(f"client {client} has no samples")
 
 
 class Nodes(Protocol):
-    """Computers in a network, by numbers that mean nothing, and a way to exchange messages with them. Who does not
-    answer in time is not in the result."""
+    """The nodes of a network, by arbitrary numbers, and a way to exchange messages with them. A node that does not
+    answer in time is missing from the result."""
 
     def present(self) -> set[int]: ...
 
@@ -121,8 +123,8 @@ class Nodes(Protocol):
 
 
 @dataclass
-class Roll:
-    """Which node speaks for which client. A transport to clients for the rounds of one run."""
+class ConnectedClients:
+    """Which node speaks for which client. For the rounds of one run it is the transport to the clients."""
 
     nodes: Nodes
     directory: Mapping[int, bytes]
@@ -130,109 +132,116 @@ class Roll:
     plan: str
     tell: Callable[[str], None]
     met: dict[int, int] = field(default_factory=dict)
-    """Client → the node that has introduced itself as this client."""
+    """Client → the node that introduced itself as this client."""
     ready: set[int] = field(default_factory=set)
-    seen: set[int] = field(default_factory=set)
-    """Who has been ready at some time."""
-    _later: dict[int, float] = field(default_factory=dict)
+    """Clients that have been told about the run and take part in it."""
+    ever_ready: set[int] = field(default_factory=set)
+    """Clients that have been ready at least once."""
+    _ask_after: dict[int, float] = field(default_factory=dict)
     _turned_away: dict[int, str] = field(default_factory=dict)
 
-    def meet(self) -> dict[int, Introduction]:
-        """Ask those who they are whom nobody has met yet. An unknown one is named and left alone."""
-        here = self.nodes.present()
+    def meet_new_nodes(self) -> dict[int, Introduction]:
+        """Ask every node that we have not met to introduce itself. A node that is not one of our clients is reported
+        and left alone."""
+        present = self.nodes.present()
         for client, node in list(self.met.items()):
-            if node not in here:
-                self._lose(client, "has left")
+            if node not in present:
+                self._drop(client, "has left")
         now = time.monotonic()
-        strangers = {node for node in here - set(self.met.values()) if self._later.get(node, now) <= now}
+        strangers = {node for node in present - set(self.met.values()) if self._ask_after.get(node, now) <= now}
         if not strangers:
             return {}
-        asked = {node: Introduce(self.run, secrets.token_bytes(32), self.plan) for node in strangers}
-        found: dict[int, Introduction] = {}
-        replies = self._exchange(asked)
-        self._later |= dict.fromkeys(strangers, time.monotonic() + AGAIN)
+        questions = {node: Introduce(self.run, secrets.token_bytes(32), self.plan) for node in strangers}
+        replies = self._ask(questions)
+        self._ask_after |= dict.fromkeys(strangers, time.monotonic() + AGAIN)
+        introductions: dict[int, Introduction] = {}
         for node, reply in replies.items():
             try:
-                answer = _as(Introduction, reply)
-                require_known(self.directory, asked[node], answer)
+                introduction = _expect(Introduction, reply)
+                require_known(self.directory, questions[node], introduction)
             except MessageError as fault:
                 self._turn_away(node, str(fault))
                 continue
-            self.met[answer.client] = node
-            self.ready.discard(answer.client)
-            del self._later[node]
-            found[answer.client] = answer
-        return found
+            client = introduction.client
+            self.met[client] = node
+            self.ready.discard(client)
+            del self._ask_after[node]
+            introductions[client] = introduction
+        return introductions
 
-    def begin(self, clients: Iterable[int], about: Begin, trajectory: bytes) -> set[int]:
-        """Tell some clients about the run; those who take part in it."""
-        asked = {self.met[client]: about for client in clients}
-        replies = self._exchange(asked)
-        begun: set[int] = set()
+    def start_run(self, clients: Iterable[int], begin: Begin, trajectory_digest: bytes) -> set[int]:
+        """Tell these clients about the run. Returns those that take part in it."""
+        replies = self._ask({self.met[client]: begin for client in clients})
+        started: set[int] = set()
         for client in clients:
             node = self.met[client]
             try:
                 if node not in replies:
                     raise MessageError("it did not answer")
-                if _as(Ready, replies[node]).trajectory != trajectory:
+                if _expect(Ready, replies[node]).trajectory != trajectory_digest:
                     raise MessageError("it follows another plan")
             except MessageError as fault:
-                self._lose(client)
-                self._later[node] = time.monotonic() + AGAIN
+                self._drop(client, "does not take part")
+                self._ask_after[node] = time.monotonic() + AGAIN
                 self._turn_away(node, f"client {client} does not take part: {fault}")
                 continue
-            begun.add(client)
-        self.ready |= begun
-        self.seen |= begun
-        return begun
+            started.add(client)
+        self.ready |= started
+        self.ever_ready |= started
+        return started
 
-    def end(self, last: Mapping[int, RoundRequest]) -> set[int]:
-        """Tell the clients that the run is over; those who hold its last weights."""
-        asked = {self.met[client]: Over(request) for client, request in last.items() if client in self.ready}
-        replies, hold = self._exchange(asked), set[int]()
+    def end_run(self, last: Mapping[int, RoundRequest]) -> set[int]:
+        """Tell the clients that the run is over, each with the request that brings it to the last weights. Returns
+        those that now hold them."""
+        replies = self._ask(
+            {self.met[client]: Over(request) for client, request in last.items() if client in self.ready}
+        )
+        holders: set[int] = set()
         for client, request in last.items():
             reply = replies.get(self.met.get(client, -1))
             if isinstance(reply, Done) and reply.weights_hash == request.weights_hash:
-                hold.add(client)
+                holders.add(client)
             elif isinstance(reply, Unready):
-                self._lose(client, "must be told about the run again")
+                self._drop(client, "must be told about the run again")
             elif isinstance(reply, Abstention):
                 self.tell(f"client {client} does not hold the last weights: {reply.reason}")
-        return hold
+        return holders
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        """Messages to clients and their replies. Who has forgotten the run is met again before the next round."""
-        asked = {self.met[client]: data for client, data in requests.items() if client in self.ready}
-        replies = self.nodes.exchange(asked)
-        found: dict[int, bytes] = {}
+        """Send requests to clients and return their replies. A client that has forgotten the run introduces itself
+        again before the next round."""
+        by_node = self.nodes.exchange(
+            {self.met[client]: data for client, data in requests.items() if client in self.ready}
+        )
+        replies: dict[int, bytes] = {}
         for client in requests:
-            data = replies.get(self.met.get(client, -1))
-            if data is None:
-                continue
+            data = by_node.get(self.met.get(client, -1))
             if data == UNREADY:
-                self._lose(client, "must be told about the run again")
-                continue
-            found[client] = data
-        return found
+                self._drop(client, "must be told about the run again")
+            elif data is not None:
+                replies[client] = data
+        return replies
 
-    def _exchange(self, asked: Mapping[int, Message]) -> dict[int, Answered]:
-        replies = self.nodes.exchange({node: encode(message) for node, message in asked.items()})
-        found: dict[int, Answered] = {}
+    def _ask(self, questions: Mapping[int, Message]) -> dict[int, Answered]:
+        """Send each node its message and return the replies that can be read."""
+        replies = self.nodes.exchange({node: encode(message) for node, message in questions.items()})
+        answers: dict[int, Answered] = {}
         for node, data in replies.items():
             try:
-                found[node] = read(data, Answered, "Introduction, Ready or Done")
+                answers[node] = read(data, Answered, "Introduction, Ready or Done")
             except MessageError as fault:
                 self._turn_away(node, str(fault))
-        return found
+        return answers
 
-    def _lose(self, client: int, why: str = "") -> None:
+    def _drop(self, client: int, why: str) -> None:
+        """Forget which node this client is. A client that took part is reported."""
         del self.met[client]
         if client in self.ready:
             self.ready.discard(client)
             self.tell(f"client {client} {why}")
 
     def _turn_away(self, node: int, why: str) -> None:
-        """Said once for each node and reason: it is asked again and again."""
+        """Report why a node is turned away: once for each reason, because it is asked again and again."""
         if self._turned_away.get(node) != why:
             self._turned_away[node] = why
             self.tell(f"turned away: {why}")
@@ -242,15 +251,16 @@ UNREADY = encode(Unready())
 
 
 def decode_asked(data: bytes) -> Asked | None:
-    """A message about joining; none where it is about something else."""
+    """A message about joining; None if it is about anything else."""
     try:
-        found: Asked = read(data, Asked, "Introduce, Begin or Over")
+        asked: Asked = read(data, Asked, "Introduce, Begin or Over")
     except MessageError:
         return None
-    return found
+    return asked
 
 
-def _as(kind: type[M], answer: Answered) -> M:
+def _expect(kind: type[M], answer: Answered) -> M:
+    """The answer if it is of this kind; a MessageError if it is an abstention or of another kind."""
     if isinstance(answer, Abstention):
         raise MessageError(answer.reason)
     if not isinstance(answer, kind):

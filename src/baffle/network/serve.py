@@ -20,7 +20,7 @@ from baffle.core.messages import RoundRequest
 from baffle.core.ports import Aggregation
 from baffle.errors import PlanError, RunFolderError
 from baffle.journal.folder import PLAN, RunFolder
-from baffle.network.joining import Begin, Introduction, Nodes, Roll
+from baffle.network.joining import Begin, ConnectedClients, Introduction, Nodes
 from baffle.network.keys import Roster
 from baffle.network.member import for_roster, require_same
 from baffle.plan import Plan, Tier, load, parse
@@ -67,11 +67,13 @@ def serve(
                 stored = load(str(folder.plan))
                 require_same(plan, stored)
                 settled, task = _read(out), load_task(stored, data)
-                return _run(folder, settled, task, Roll(*_about(nodes, roster, settled, stored, tell)), {}, watch)
+                return _run(
+                    folder, settled, task, ConnectedClients(*_about(nodes, roster, settled, stored, tell)), {}, watch
+                )
         _forget(out)
         folder = RunFolder.new(out)
         settled = Settled(secrets.token_hex(32), ())
-        roll = Roll(*_about(nodes, roster, settled, plan, tell))
+        roll = ConnectedClients(*_about(nodes, roster, settled, plan, tell))
         found = _gather(roll, least or plan.per_round)
         plan, tiers = settle(plan, found)
         task = load_task(plan, data)
@@ -113,7 +115,7 @@ def _run(
     folder: RunFolder,
     settled: Settled,
     task: Task,
-    roll: Roll,
+    roll: ConnectedClients,
     found: Mapping[int, Introduction],
     watch: Watch,
 ) -> Summary:
@@ -126,7 +128,7 @@ def _run(
     with opened(folder, task, trajectory, Runtimes(task, 1), watch) as running:
         _welcome(running, task, roll, found, about)
         while not running.over:
-            for client in _welcome(running, task, roll, roll.meet(), about):
+            for client in _welcome(running, task, roll, roll.meet_new_nodes(), about):
                 if isinstance(sums, SecureSum):
                     sums.forget(client)
             if len(roll.ready) < _enough(task.plan):
@@ -141,11 +143,13 @@ def _run(
         return running.finish()
 
 
-def _welcome(running: Running, task: Task, roll: Roll, found: Mapping[int, Introduction], about: Begin) -> set[int]:
+def _welcome(
+    running: Running, task: Task, roll: ConnectedClients, found: Mapping[int, Introduction], about: Begin
+) -> set[int]:
     """Tell newcomers about the run, and believe them what they hold. Those who take part."""
     if not found:
         return set()
-    begun = roll.begin(list(found), about, running.trajectory.digest)
+    begun = roll.start_run(list(found), about, running.trajectory.digest)
     for client in sorted(begun):
         held = found[client].held - 1
         running.downlink.holds(client, held if 0 <= held <= running.present.round else None)
@@ -154,17 +158,17 @@ def _welcome(running: Running, task: Task, roll: Roll, found: Mapping[int, Intro
     return begun
 
 
-def _part(running: Running, task: Task, roll: Roll, about: Begin) -> None:
+def _part(running: Running, task: Task, roll: ConnectedClients, about: Begin) -> None:
     """Bring everybody to the last weights. Who was here is waited for, as long as for an answer; after a restart that
     is everybody."""
-    expected, hold = roll.seen or set(roll.directory), set[int]()
+    expected, hold = roll.ever_ready or set(roll.directory), set[int]()
     give_up = time.monotonic() + task.plan.run.deadline_seconds
     present = running.present
     while True:
-        _welcome(running, task, roll, roll.meet(), about)
+        _welcome(running, task, roll, roll.meet_new_nodes(), about)
         clients = sorted(roll.ready - hold)
         catch_ups = running.downlink.catch_ups(clients, present)
-        hold |= roll.end(
+        hold |= roll.end_run(
             {
                 client: RoundRequest(
                     present.round, 0, running.trajectory.digest, present.state.weights_hash(), catch_ups[client]
@@ -183,19 +187,19 @@ def _enough(plan: Plan) -> int:
     return plan.secure.floor if plan.secure.mode != "off" else 1
 
 
-def _aggregation(trajectory: Trajectory, settled: Settled, folder: RunFolder, roll: Roll) -> Aggregation:
+def _aggregation(trajectory: Trajectory, settled: Settled, folder: RunFolder, roll: ConnectedClients) -> Aggregation:
     if trajectory.plan.secure.mode == "off":
         return PlainSum(trajectory.ring, trajectory.length)
     policy, memory = policy_of(trajectory, dict(enumerate(settled.tiers))), CrashFile(folder.path / "kept")
     return SecureSum(trajectory.ring, trajectory.length, bytes.fromhex(settled.run), roll.directory, policy, memory)
 
 
-def _gather(roll: Roll, least: int) -> dict[int, Introduction]:
+def _gather(roll: ConnectedClients, least: int) -> dict[int, Introduction]:
     """Wait until enough clients have said who they are."""
     found: dict[int, Introduction] = {}
     told = -1
     while True:
-        found |= roll.meet()
+        found |= roll.meet_new_nodes()
         found = {client: one for client, one in found.items() if client in roll.met}
         if len(found) != told:
             told = len(found)
