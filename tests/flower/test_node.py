@@ -286,7 +286,7 @@ def test_strangers_are_refused_in_words(guarded: Superlink, clear: Superlink, tm
     assert "without TLS" in refused(clear.address, guarded.roots)
     assert "as PEM" in refused(clear.address, b"no certificate")
     assert "host:port" in refused("127.0.0.1")
-    with pytest.raises(TransportError, match="refuses to begin a run"):
+    with pytest.raises(TransportError, match="refuses to start a run"):
         FlowerRun(guarded.address, b"a wrong secret of many bytes....", guarded.roots)
 
 
@@ -335,9 +335,9 @@ def test_a_run_that_the_server_has_forgotten_is_an_error(clear: Superlink) -> No
     with FlowerRun(clear.address, clear.secret) as run:
         run.grid._token = "0" * 64
         run.grid.close()
-        with pytest.raises(TransportError, match="does not know this run"):
+        with pytest.raises(TransportError, match="no longer knows this run"):
             run.nodes()
-        with pytest.raises(TransportError, match="does not know this run"):
+        with pytest.raises(TransportError, match="no longer knows this run"):
             over(run, [1]).exchange({0: b"anybody?"})
 
 
@@ -346,7 +346,7 @@ def test_a_run_that_the_server_has_forgotten_is_an_error(clear: Superlink) -> No
     [
         ({"/openapi.json": b'{"info":{"title":"SuperLink API","version":"1.42.0"}}'}, "runs Flower 1.42.0"),
         ({}, "expected a Flower 1.41 SuperLink"),
-        ({"/v1/fleet/activate-node": b"\xff"}, "in another way than Flower 1.41"),
+        ({"/v1/fleet/activate-node": b"\xff"}, "as Flower 1.41 does"),
     ],
 )
 def test_another_server_is_refused(answers: Mapping[str, bytes], words: str) -> None:

@@ -151,7 +151,7 @@ def test_keys_are_made_once(made: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(KeysError, match="cannot be used"):
         make_keys(tmp_path / "file", 3, ["localhost"])
-    with pytest.raises(KeysError, match="0 clients"):
+    with pytest.raises(KeysError, match="got 0"):
         make_keys(tmp_path / "none", 0, ["localhost"])
-    with pytest.raises(KeysError, match="no host"):
+    with pytest.raises(KeysError, match="not a host"):
         make_keys(tmp_path / "name", 1, ["bücher.example"])

@@ -1,1 +1,1 @@
-"""Flower as a carrier: a SuperLink and its nodes, and BAFFLE as a Flower App."""
+"""BAFFLE over Flower: our own server and clients on a SuperLink, and BAFFLE as a Flower App."""

@@ -1,9 +1,9 @@
 """BAFFLE as a Flower App: what `flwr run` starts, on a SuperLink with SuperNodes or in Flower's simulation.
 
-    server      plays the plan of the run's configuration with whichever nodes are there
-    client      answers one message; a stock SuperNode starts a process for each
+    server      runs the plan in the run's configuration with the nodes that are present
+    client      answers one message; a stock SuperNode starts a process for each message
 
-Between two messages a client is bytes in its node's memory. What must survive the node itself, its marks, is in its
+Between two messages a client exists as bytes in its node's memory. Its marks must survive the node, so they are in its
 folder, as with `baffle join`.
 """
 
@@ -34,22 +34,22 @@ from baffle.plan import Plan, load
 if TYPE_CHECKING:
     from baffle.server.recorder import Progress
 
-EVERY = 5.0
-"""Seconds between two lines about a run's progress."""
+PROGRESS_INTERVAL = 5.0
+"""Seconds between two log lines about a run's progress."""
 
 T = TypeVar("T", bool, int, str)
 
 
 def setting(configs: tuple[Settings, ...], name: str, default: T) -> T:
-    """A setting of the first configuration that has it."""
-    found = next((config[name] for config in configs if config.get(name, "") != ""), default)
-    if type(found) is not type(default):
-        raise PlanError(f"{name}: expected {type(default).__name__}, got {found!r}")
-    return found
+    """A setting, from the first configuration that has it."""
+    value = next((config[name] for config in configs if config.get(name, "") != ""), default)
+    if type(value) is not type(default):
+        raise PlanError(f"{name}: expected {type(default).__name__}, got {value!r}")
+    return value
 
 
 def folder(configs: tuple[Settings, ...], name: str) -> Path | None:
-    """A folder. Flower's processes run where they like, so it has to be named from the root on."""
+    """A folder. Flower starts its processes in any working directory, so the path must be absolute."""
     text = setting(configs, name, "")
     if text and not Path(text).is_absolute():
         raise PlanError(f"{name}: expected an absolute path, got {text!r}")
@@ -57,16 +57,19 @@ def folder(configs: tuple[Settings, ...], name: str) -> Path | None:
 
 
 def plan_of(configs: tuple[Settings, ...], default: str) -> Plan | None:
+    """The plan that is configured, or the default; None if both are empty."""
     name = setting(configs, "plan", default)
     return load(name, tuple(shlex.split(setting(configs, "settings", "")))) if name else None
 
 
 def play(run: AppRun, config: Settings) -> None:
-    """The ServerApp."""
+    """The ServerApp: serve the configured plan, as `baffle serve` does."""
     from baffle.network.serve import serve
 
     configs = (config,)
-    plan, keys, out = plan_of(configs, "digits"), folder(configs, "keys"), folder(configs, "out")
+    plan = plan_of(configs, "digits")
+    keys = folder(configs, "keys")
+    out = folder(configs, "out")
     if plan is None or keys is None or out is None:
         raise PlanError("keys and out: expected folders, got none; name them with flwr run --run-config")
     nodes = FlowerNodes(run, plan.run.deadline_seconds, lambda node, why: tell(f"node {node} failed: {why}"))
@@ -77,49 +80,51 @@ def play(run: AppRun, config: Settings) -> None:
         ServerKeys.load(keys / "server").roster,
         least=setting(configs, "least", 0),
         data=folder(configs, "data"),
-        watch=_Watch(),
+        watch=_ProgressLog(),
         tell=tell,
     )
     tell(json.dumps(summary))
 
 
 def answer(delivery: Delivery) -> tuple[bytes, bytes]:
-    """The ClientApp: a message and what its node remembers in, a reply and what the node is to remember out."""
+    """The ClientApp. Returns its reply, and the state that the node keeps until the next message."""
     try:
-        own, state = _self(delivery)
+        own, state = _identify(delivery)
         member = _member(delivery, own, state)
-        with _alone(state):
+        with _exclusively(state):
             try:
                 member.thaw(delivery.state, idle=tag_of(delivery.content) not in NEEDS_WORK)
             except BaffleError as fault:
-                tell(f"client {own.number}: has to begin anew: {fault}")
+                tell(f"client {own.number}: must start over: {fault}")
             reply = member.answer(delivery.content)
             return reply, b"" if member.over else member.frozen()
     except BaffleError as fault:
         return encode(Abstention(0, str(fault))), delivery.state
 
 
-def _self(delivery: Delivery) -> tuple[ClientKeys, Path | None]:
-    """Who this client is, and where it keeps its marks: as its node says, or one of many whose keys the run names."""
+def _identify(delivery: Delivery) -> tuple[ClientKeys, Path | None]:
+    """This client's keys, and the folder for its marks. Its node names them; or the run names a folder with the keys of
+    all clients, and the partition number says which of them this is."""
     own = folder((delivery.node,), "keys")
     if own is not None:
         state = folder((delivery.node,), "state")
         if state is None:
-            raise KeysError(
-                "node-config: keys without state; a client with keys of its own needs a folder for its marks"
-            )
+            raise KeysError("node-config: keys without state; a client needs a folder for its marks: set state")
         return ClientKeys.load(own), state
-    everybodys, state = folder((delivery.run,), "keys"), folder((delivery.run,), "state")
+    all_keys = folder((delivery.run,), "keys")
+    state = folder((delivery.run,), "state")
     number = setting((delivery.node,), "partition-id", -1)
-    if everybodys is None or number < 0:
-        raise KeysError("node-config: expected keys and state; or a partition-id, and keys in the run's configuration")
+    if all_keys is None or number < 0:
+        raise KeysError("node-config: expected keys and state; or a partition-id, with keys in the run's configuration")
     name = f"client-{number}"
-    return ClientKeys.load(everybodys / name), state / name if state else None
+    return ClientKeys.load(all_keys / name), state / name if state else None
 
 
 def _member(delivery: Delivery, own: ClientKeys, state: Path | None) -> Member:
     configs = (delivery.node, delivery.run)
-    number, data, model = own.number, folder(configs, "data"), folder((delivery.node,), "model")
+    number = own.number
+    data = folder(configs, "data")
+    model = folder((delivery.node,), "model")
     part = setting(configs, "part", False)
     return Member(
         own,
@@ -133,9 +138,9 @@ def _member(delivery: Delivery, own: ClientKeys, state: Path | None) -> Member:
 
 
 @contextmanager
-def _alone(state: Path | None) -> Iterator[None]:
-    """One message at a time. A SuperNode may start two processes from the same memory: the second to come here finds
-    the marks of the first."""
+def _exclusively(state: Path | None) -> Iterator[None]:
+    """Answer one message at a time. A SuperNode may start two processes from the same memory; the second one waits
+    here, and then sees the marks of the first."""
     if state is None:
         yield
         return
@@ -150,19 +155,20 @@ def _alone(state: Path | None) -> Iterator[None]:
 
 
 def tell(words: str) -> None:
+    """Write a line to Flower's log."""
     logging.getLogger("flwr").info(words)
 
 
-class _Watch:
-    """A line every few seconds."""
+class _ProgressLog:
+    """Logs a run's progress every few seconds."""
 
     def __init__(self) -> None:
-        self._told = time.monotonic()
+        self._last = time.monotonic()
 
     def __call__(self, progress: "Progress") -> None:
-        if time.monotonic() - self._told < EVERY:
+        if time.monotonic() - self._last < PROGRESS_INTERVAL:
             return
-        self._told = time.monotonic()
+        self._last = time.monotonic()
         loss = "" if progress.loss is None else f", loss {progress.loss:.4f}"
         tell(f"round {progress.rounds_done:.0f} of {progress.rounds}{loss}")
 

@@ -1,4 +1,4 @@
-"""Functions of ours as a ServerApp and a ClientApp, for `flwr run`."""
+"""Wraps our functions as a ServerApp and a ClientApp, which `flwr run` starts."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -13,14 +13,14 @@ from baffle.flower.run import AppRun
 from baffle.flower.wire import KEY, RECORD
 
 Settings = Mapping[str, bool | int | float | str | bytes]
-"""A node's or a run's configuration, as Flower gives it."""
+"""A node's or a run's configuration, as Flower hands it over."""
 
 STATE = "state"
-"""The key, in a node's memory of a run, under which a ClientApp finds what it left there."""
+"""The key under which a ClientApp keeps its state in the node's memory of a run."""
 
 
 def server_app(play: Callable[[AppRun, Settings], None]) -> ServerApp:
-    """A ServerApp that plays a run with the configuration of `flwr run`."""
+    """A ServerApp that calls `play` with the run and its configuration."""
     app = ServerApp()
 
     @app.main()
@@ -31,8 +31,8 @@ def server_app(play: Callable[[AppRun, Settings], None]) -> ServerApp:
 
 
 class Delivery(NamedTuple):
-    """A message as it reaches a ClientApp, what the ClientApp left in the node's memory last time, and the
-    configurations of its node and of the run."""
+    """What a ClientApp is called with: a message's content, the state that it left in the node's memory last time, and
+    the configurations of its node and of the run."""
 
     content: bytes
     state: bytes
@@ -41,15 +41,15 @@ class Delivery(NamedTuple):
 
 
 def client_app(actions: Iterable[str], answer: Callable[[Delivery], tuple[bytes, bytes]]) -> ClientApp:
-    """A ClientApp from a function that gives a reply and what to leave in the node's memory."""
+    """A ClientApp that calls `answer`, which returns a reply and the state to leave in the node's memory."""
     app = ClientApp()
 
     def handle(message: Message, context: Context) -> Message:
         content = content_of(message)
         if content is None:
             raise MessageError(f"expected a record {RECORD!r} with {KEY!r} as bytes, got another message")
-        left = context.state.get(RECORD)
-        state = left.get(STATE) if isinstance(left, ConfigRecord) else None
+        memory = context.state.get(RECORD)
+        state = memory.get(STATE) if isinstance(memory, ConfigRecord) else None
         delivery = Delivery(
             content, state if isinstance(state, bytes) else b"", context.node_config, context.run_config
         )
@@ -57,6 +57,6 @@ def client_app(actions: Iterable[str], answer: Callable[[Delivery], tuple[bytes,
         context.state[RECORD] = ConfigRecord({STATE: state})
         return Message(to_record(reply), reply_to=message)
 
-    for one in actions:
-        app.train(one)(handle)
+    for action in actions:
+        app.train(action)(handle)
     return app

@@ -1,8 +1,8 @@
-"""Runs a command that ends with the process that started it, even if that is killed.
+"""Runs a command that ends when the process that started it ends, even if that one is killed.
 
     python -m baffle.flower.die_with_parent COMMAND …
 
-Standard input is a pipe that the starter holds open. The system closes it when the starter is gone.
+Standard input is a pipe that the starter holds open. The system closes it when the starter has ended.
 """
 
 import os
@@ -13,7 +13,7 @@ from threading import Thread
 
 
 def main(command: list[str]) -> int:
-    """Run a command until it ends by itself, or until nobody holds the other end of the standard input."""
+    """Run a command until it ends by itself, or until the other end of standard input is closed."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     signal.signal(signal.SIGTERM, lambda _number, _frame: process.terminate())
 

@@ -1,4 +1,4 @@
-"""Our bytes in Flower's records, and the name of the action under which they are sent."""
+"""Puts our bytes into Flower's records and takes them out, and names the action under which they are sent."""
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -6,16 +6,17 @@ from baffle.flower.wire import KEY, RECORD
 
 
 def action(tag: str) -> str:
-    """Each type of message is an action of its own, so that Flower's records show how far a round is."""
-    named = tag.replace("-", "_")
-    return named if named.isidentifier() else "message"
+    """The action for a message's tag. Each type of message has its own, so Flower's log shows a round's progress."""
+    name = tag.replace("-", "_")
+    return name if name.isidentifier() else "message"
 
 
 def to_record(content: bytes) -> RecordDict:
     return RecordDict({RECORD: ConfigRecord({KEY: content})})
 
 
-def content_of(reply: Message) -> bytes | None:
-    record = reply.content.get(RECORD)
+def content_of(message: Message) -> bytes | None:
+    """Our bytes in a message; None if there are none."""
+    record = message.content.get(RECORD)
     content = record.get(KEY) if isinstance(record, ConfigRecord) else None
     return content if isinstance(content, bytes) else None

@@ -1,6 +1,7 @@
-"""A run on a SuperLink, on the server's side: one whose ServerApp is this process, or one that `flwr run` started.
+"""A run on a SuperLink, as its ServerApp sees it: a run that we start ourselves, or one that `flwr run` started.
 
-A grid is Flower's public interface; taking a run's place by oneself is not, so the version is checked.
+The grid of a run is part of Flower's public interface. Starting a run and being its ServerApp is not, so we check
+Flower's version.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,8 +35,8 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from baffle.errors import AwayError, TransportError
 from baffle.flower.connection import FLOWER
 
-_KEY_KNOWN = 23  # Flower's code
-_BEAT = 10.0  # seconds; SuperLink ends a run whose ServerApp was silent for 60
+_KEY_KNOWN = 23  # Flower's code for a key that is already registered
+_HEARTBEAT = 10.0  # seconds; SuperLink ends a run whose ServerApp has been silent for 60
 
 _APP = """
 [project]
@@ -49,13 +50,13 @@ publisher = "baffle"
 serverapp = "app:server"
 clientapp = "app:client"
 """
-"""SuperLink wants an app with every run. Our own clients do not load it, and the ServerApp is this process."""
+"""SuperLink wants an app with every run. Nobody loads this one: our clients need none, and we are the ServerApp."""
 
 
 class FlowerRun:
-    """A run on a SuperLink that was started with `--isolation process` and a secret: whoever knows the secret may take
-    the ServerApp's place. `keys` are the public keys of the clients, as PEM, for a SuperLink that asks for them. `app`
-    is a bundle with a ClientApp, which stock SuperNodes load."""
+    """A run whose ServerApp is this process. SuperLink must have been started with `--isolation process` and a secret:
+    any process that knows the secret may be the ServerApp. `keys` are the clients' public keys as PEM, for a SuperLink
+    that asks for them. `app` is a bundle with a ClientApp, which stock SuperNodes load."""
 
     def __init__(
         self,
@@ -67,33 +68,34 @@ class FlowerRun:
     ) -> None:
         if not version("flwr").startswith(f"{FLOWER}."):
             raise TransportError(f"expected flwr {FLOWER}, got {version('flwr')}: install flwr=={FLOWER}.*")
-        self._address, self._roots = address, roots
+        self._address = address
+        self._roots = roots
         try:
             self._register(keys)
-            self.grid = self._take(self._submit(app or _no_app()), secret)
+            self.grid = self._acquire(self._submit(app or _no_app()), secret)
         except httpx.HTTPStatusError as fault:
-            raise TransportError(f"{address} refuses to begin a run: {fault.response.text}") from fault
+            raise TransportError(f"{address} refuses to start a run: {fault.response.text}") from fault
         except httpx.HTTPError as fault:
             raise AwayError(f"{address} cannot be reached ({fault})") from fault
         self._closed = Event()
-        self._beats = Thread(target=self._beat, name="run's heartbeat", daemon=True)
-        self._beats.start()
+        self._heartbeats = Thread(target=self._keep_alive, name="run's heartbeat", daemon=True)
+        self._heartbeats.start()
 
     def nodes(self) -> Mapping[int, bytes]:
-        """The clients that are there: number → public key as PEM."""
+        """The nodes that are online: number → public key as PEM."""
         try:
             return {node.node_id: node.public_key for node in self.grid.get_nodes() if node.status == "online"}
         except httpx.HTTPError as fault:
             raise superlink_error(self._address, fault) from fault
 
     def close(self) -> None:
-        """Ends the run."""
+        """End the run."""
         self._closed.set()
-        self._beats.join()
+        self._heartbeats.join()
         try:
             self.grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status="completed"))
         except httpx.HTTPError:
-            pass  # SuperLink ends it by itself
+            pass  # SuperLink ends the run when the heartbeats stop
         finally:
             self.grid.close()
 
@@ -119,53 +121,54 @@ class FlowerRun:
         with self._control() as control:
             return control.StartRun(StartRunRequest(fab=fab)).run_id
 
-    def _take(self, run: int, secret: bytes) -> HttpGrid:
-        """The grid of the run. SuperLink gives out the oldest run that waits: one that is not ours is ended, as nobody
-        else would take it."""
+    def _acquire(self, run: int, secret: bytes) -> HttpGrid:
+        """Become the ServerApp of the run; returns its grid. SuperLink hands out the run that has waited longest. If
+        that is another one, we end it: nobody else would take it."""
         auth = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=["/flwr.proto.Runtime/AcquireTask"])
         with RuntimeHttpClient.from_server_address(
-            self._address, self._roots is None, self._roots, [_says("SuperExec"), auth]
+            self._address, self._roots is None, self._roots, [_component("SuperExec"), auth]
         ) as runtime:
             while True:
-                given = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
-                if not given.token:
+                acquired = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
+                if not acquired.token:
                     raise TransportError(
-                        f"{self._address} gave the run to another process: is a flower-superexec there?"
+                        f"{self._address} gave the run to another process: stop the flower-superexec that runs there"
                     )
-                grid = HttpGrid(self._address, self._roots is None, self._roots, token=given.token)
-                # Flower's own way to try again sends this process SIGINT when a token is refused, and has no end.
+                grid = HttpGrid(self._address, self._roots is None, self._roots, token=acquired.token)
+                # Flower's own retries never end, and they send this process SIGINT when a token is refused.
                 grid._retry_invoker = None  # type: ignore[assignment]
-                if given.task.run_id == run:
+                if acquired.task.run_id == run:
                     break
                 grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status="failed", details="not ours"))
                 grid.close()
-        given = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
-        TaskIdentity.node_id = given.context.node_id
-        grid.set_run(run_from_proto(given.run))
+        task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id = task.task_id
+        TaskIdentity.run_id = task.run.run_id
+        TaskIdentity.node_id = task.context.node_id
+        grid.set_run(run_from_proto(task.run))
         return grid
 
     def _control(self) -> ControlHttpClient:
         return ControlHttpClient.from_server_address(
-            self._address, self._roots is None, self._roots, [_says("flwr CLI")]
+            self._address, self._roots is None, self._roots, [_component("flwr CLI")]
         )
 
-    def _beat(self) -> None:
-        while not self._closed.wait(_BEAT):
+    def _keep_alive(self) -> None:
+        while not self._closed.wait(_HEARTBEAT):
             try:
                 self.grid._runtime_client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
             except httpx.HTTPError:
-                continue  # whoever uses the grid finds out
+                continue  # the next call on the grid reports it
 
 
 class AppRun:
-    """A run whose ServerApp Flower has started: it begins and ends without us."""
+    """A run whose ServerApp Flower started: Flower begins and ends it."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
     def nodes(self) -> Iterable[int]:
-        """The clients that are there."""
+        """The nodes that are online."""
         try:
             return self.grid.get_node_ids()
         except httpx.HTTPError as fault:
@@ -173,17 +176,19 @@ class AppRun:
 
 
 def superlink_error(address: str, fault: httpx.HTTPError) -> TransportError:
+    """Our error for a call that failed: SuperLink does not know the run, or it is away."""
     if isinstance(fault, httpx.HTTPStatusError) and fault.response.status_code < 500:
-        return TransportError(f"{address} does not know this run any more: begin another ({fault.response.text})")
+        return TransportError(f"{address} no longer knows this run: start another ({fault.response.text})")
     return AwayError(f"{address} cannot be reached ({fault})")
 
 
 def _no_app() -> bytes:
+    """A bundle that holds no code."""
     bundle = BytesIO()
     with ZipFile(bundle, "w") as files:
         files.writestr("pyproject.toml", _APP)
     return bundle.getvalue()
 
 
-def _says(component: str) -> RuntimeVersionHttpInterceptor:
+def _component(component: str) -> RuntimeVersionHttpInterceptor:
     return RuntimeVersionHttpInterceptor(component_name=component)

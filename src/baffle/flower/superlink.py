@@ -1,4 +1,4 @@
-"""Flower's SuperLink as a process of ours: started in a configuration that is safe, and gone when we are."""
+"""Runs Flower's SuperLink as our child process: configured safely, and ended when we end."""
 
 import errno
 import os
@@ -15,33 +15,37 @@ from types import TracebackType
 from baffle.errors import TransportError
 
 STARTUP = 60.0
-"""Seconds that it may take to answer."""
+"""Seconds that SuperLink may take until it answers."""
 
 PORT_FREE = 10.0
-"""Seconds to wait for a port that is in use: that of a server that was killed is free in a moment."""
+"""Seconds to wait for a port that is in use: the port of a server that was killed is free in a moment."""
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-"""Nothing that it does reaches beyond this machine and its clients."""
+"""Environment in which SuperLink contacts nobody but its clients."""
 
 
 class SuperLink:
-    """A SuperLink at `host`:`port`. Without `certificates` (the CA's, its own, its key) nothing is encrypted and every
-    node is let in. Its ServerApp is whoever knows the secret: without one, anybody who reaches the port could be it."""
+    """A SuperLink at `host`:`port`. `certificates` are the CA's certificate, SuperLink's own and its key; without them
+    nothing is encrypted and every node is let in. The secret keeps strangers out: any process that knows it may be the
+    ServerApp, and without a secret anybody who reaches the port could be."""
 
     def __init__(
         self, host: str, port: int, folder: Path, secret: Path, certificates: tuple[Path, Path, Path] | None
     ) -> None:
-        self.host, self.port, self._folder = host, port, folder
-        self._secret, self._certificates = secret, certificates
+        self.host = host
+        self.port = port
+        self._folder = folder
+        self._secret = secret
+        self._certificates = certificates
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
-        """Where we reach it ourselves."""
+        """The address at which this machine reaches it."""
         return f"{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
     def __enter__(self) -> "SuperLink":
@@ -53,9 +57,9 @@ class SuperLink:
                 [sys.executable, "-m", "baffle.flower.die_with_parent", *_command(), *self._options()],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                stdin=subprocess.PIPE,  # closed by the system when this process ends, and SuperLink with it
+                stdin=subprocess.PIPE,  # the system closes it when this process ends, and then SuperLink ends
                 env={**os.environ, **QUIET, "FLWR_HOME": str(self._folder.resolve())},
-                start_new_session=True,  # Ctrl-C is for us; we stop it when we are done
+                start_new_session=True,  # so that Ctrl-C reaches only us; we stop SuperLink when we are done
             )
         began = time.monotonic()
         while not answers(self.address, self._certificates[0] if self._certificates else None):
@@ -63,7 +67,7 @@ class SuperLink:
                 self._stop()
                 lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
                 raise TransportError(
-                    f"flower-superlink did not start at {self.host}:{self.port}; its last words in {log} are: "
+                    f"flower-superlink did not start at {self.host}:{self.port}; the last line of {log} is: "
                     f"{lines[-1].strip() if lines else 'none'}"
                 )
             time.sleep(0.1)
@@ -84,7 +88,7 @@ class SuperLink:
         return [*options, "--enable-supernode-auth"]
 
     def _wait_for_port(self) -> None:
-        """Another process at our port would answer in SuperLink's place."""
+        """Wait until the port is free: another process there would answer in SuperLink's place."""
         give_up = time.monotonic() + PORT_FREE
         while True:
             try:
@@ -94,7 +98,7 @@ class SuperLink:
                 if fault.errno != errno.EADDRINUSE or time.monotonic() > give_up:
                     raise TransportError(
                         f"cannot listen at {self.host}:{self.port}: {fault.strerror or fault}; "
-                        "give another --host or --port, or stop whoever is there"
+                        "give another --host or --port, or stop the process that listens there"
                     ) from None
             time.sleep(0.1)
 
@@ -114,7 +118,7 @@ class SuperLink:
 
 
 def answers(address: str, ca: Path | None) -> bool:
-    """Whether a SuperLink of ours answers there; with a CA's certificate, over TLS."""
+    """Whether a SuperLink of ours answers at this address; over TLS if a CA's certificate is given."""
     try:
         with closing(_connection(address, ca)) as connection:
             connection.request("GET", "/health")
@@ -128,7 +132,7 @@ def _connection(address: str, ca: Path | None) -> HTTPConnection:
     if ca is None:
         return HTTPConnection(host, int(port), timeout=2)
     context = create_default_context(cafile=str(ca))
-    context.check_hostname = False  # it is our own process, by whatever name clients call it
+    context.check_hostname = False  # it is our own process, under whatever name clients reach it
     return HTTPSConnection(host, int(port), timeout=2, context=context)
 
 
@@ -137,7 +141,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _command() -> list[str]:
-    """The program that was installed beside this interpreter."""
+    """The program that is installed next to this interpreter."""
     beside = Path(sys.executable).with_name("flower-superlink")
     if not beside.exists():
         raise TransportError("flower-superlink is not installed: pip install 'baffle[flower]'")

@@ -1,12 +1,12 @@
-"""Flower's wire as far as a client needs it: protobuf messages, and contents as a tree of objects.
+"""Flower's wire format, as far as a client needs it: protobuf messages, and contents as a tree of objects.
 
-Numbers and types are those of Flower 1.41. The messages live in a descriptor pool of their own, so that they never meet
-those of flwr, which this module does not need. Only fields that are read or written here are named; others pass unread.
+Numbers and types are those of Flower 1.41. The messages are in a separate descriptor pool, so that they never clash
+with those of flwr, which this module does not need. Only fields that we read or write are named; others are ignored.
 
-A message's content does not travel inside the message but as objects beside it, each known by its SHA-256 hash and
-written as `kind children length`, a zero byte, and a body:
+A message's content is not sent inside the message but as separate objects, each named by its SHA-256 hash and encoded
+as `kind children length`, a zero byte, and a body:
 
-    Message ─ RecordDict ─ ConfigRecord     one each; BAFFLE's bytes are record "baffle", key "message"
+    Message ─ RecordDict ─ ConfigRecord     one of each; BAFFLE's bytes are in record "baffle", key "message"
 """
 
 import json
@@ -20,7 +20,7 @@ from baffle.errors import MessageError
 RECORD, KEY = "baffle", "message"
 
 Wire = Any
-"""A protobuf message: its class is made at run time, so no checker knows its fields."""
+"""A protobuf message. Its class is made at run time, so type checkers do not know its fields."""
 
 _FIELDS = {
     "Node": "1 node_id uint64",
@@ -55,7 +55,7 @@ _FIELDS = {
     "ConfirmMessageReceivedRequest": "1 node Node, 2 run_id uint64, 3 message_object_id string",
     "ConfirmMessageReceivedResponse": "",
 }
-"""Message → number, name and type of its fields; a star marks a repeated one."""
+"""Message → number, name and type of its fields; a star marks a repeated field."""
 
 
 def _classes() -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _classes() -> dict[str, Any]:
                 added.type, added.type_name = added.TYPE_MESSAGE, f".fleet.{kind}"
             else:
                 added.type = getattr(added, f"TYPE_{kind.upper()}")
-    # In Flower a value is one of several kinds: only then is an empty byte string told from none.
+    # In Flower a value is a oneof of several kinds. Without it, empty bytes could not be told from no value.
     value = next(message for message in file.message_type if message.name == "Value")
     value.oneof_decl.add(name="value")
     value.field[0].oneof_index = 0
@@ -94,23 +94,24 @@ def encode(message: Wire) -> bytes:
 def decode(name: str, data: bytes) -> Wire:
     try:
         return _CLASSES[name].FromString(data)
-    except Exception as fault:  # protobuf's DecodeError, or another of its implementation's
-        raise MessageError(f"expected Flower's {name}, got {len(data)} bytes that are not one: {fault}") from fault
+    except Exception as fault:  # protobuf's DecodeError, or what its implementation raises instead
+        raise MessageError(f"expected Flower's {name}, got {len(data)} bytes of something else: {fault}") from fault
 
 
-def name_of(thing: bytes) -> str:
+def name_of(content: bytes) -> str:
     """The name under which an object is stored: its hash."""
-    return sha256(thing).hexdigest()
+    return sha256(content).hexdigest()
 
 
 def records_object(child: str) -> bytes:
-    """The one set of records that BAFFLE's messages have, which holds one record."""
+    """The RecordDict of a BAFFLE message, which holds one record: the one with this name."""
     return _pack("RecordDict", child, json.dumps({RECORD: child}).encode())
 
 
 def record_object(content: bytes) -> bytes:
+    """The record that holds these bytes."""
     record = make("ConfigRecord")
-    record.items.add(key=KEY).value.bytes = content  # in place: a message that is given to another is copied
+    record.items.add(key=KEY).value.bytes = content  # set in place: assigning a message to a field copies it
     return _pack("ConfigRecord", "", encode(record))
 
 
@@ -126,18 +127,20 @@ def content_of(record: bytes) -> bytes:
 
 
 def names(tree: Wire) -> list[str]:
-    """The names of a message's record, of its set of records, and its own, from the tree of its objects. Names are
-    hashes: the set of records is ours exactly if it has the name that ours would have."""
+    """The names of a message's record, of its RecordDict and of the message itself, from the tree of its objects. Names
+    are hashes, so the RecordDict is one of ours exactly if it has the name that ours would have."""
     if len(tree.children) == 1 and len(tree.children[0].children) == 1:
-        record, records = tree.children[0].children[0].object_id, tree.children[0].object_id
+        record = tree.children[0].children[0].object_id
+        records = tree.children[0].object_id
         if records == name_of(records_object(record)):
             return [record, records, tree.object_id]
     raise MessageError(f"expected a message whose content is one record named {RECORD!r}, got other content")
 
 
 def reply(asked: Wire, now: float, below: list[bytes], error: Wire | None) -> tuple[Wire, Wire, dict[str, bytes]]:
-    """A reply to a message that says `asked` of itself: the reply without its content, the tree of its objects' names,
-    and the objects, the reply's own last. Its content is the objects `below`, lowest first, or it is an error."""
+    """A reply to the message with the metadata `asked`. Its content is the objects `below`, lowest first; or it is an
+    error. Returns the reply without its content, the tree of its objects' names, and the objects, the reply's own
+    last."""
     metadata = make(
         "Metadata",
         run_id=asked.run_id,
@@ -145,14 +148,14 @@ def reply(asked: Wire, now: float, below: list[bytes], error: Wire | None) -> tu
         dst_node_id=asked.src_node_id,
         reply_to_message_id=asked.message_id,
         group_id=asked.group_id,
-        ttl=asked.created_at + asked.ttl - now,  # it may not outlive what it replies to
+        ttl=asked.created_at + asked.ttl - now,  # a reply may not outlive its request
         message_type=asked.message_type,
         created_at=now,
     )
     child = name_of(below[-1]) if below else ""
     whole = _pack("Message", child, encode(make("Message", metadata=metadata, error=error)))
     metadata.message_id = name_of(whole)
-    objects = {name_of(thing): thing for thing in (*below, whole)}
+    objects = {name_of(content): content for content in (*below, whole)}
     tree: Wire = None
     for name in objects:
         tree = make("ObjectTree", object_id=name, children=[tree] if tree else [])

@@ -1,1 +1,1 @@
-"""Ways for messages to reach clients and for replies to come back."""
+"""Transports inside one process: they carry requests to clients and bring back the replies."""

@@ -1,4 +1,4 @@
-"""Simulated clients that do not hear a round's request, and so are missing from its sum."""
+"""Simulated dropouts: clients that do not receive a round's request, and so are missing from its sum."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,16 +10,17 @@ from baffle.core.ports import Transport
 
 @dataclass(frozen=True)
 class Dropouts:
-    """A transport that loses the requests of some rounds to some clients, as `drops(round, client)` says."""
+    """A transport that loses a round's request to a client if `drops(round, client)` is true."""
 
     transport: Transport
     drops: Callable[[int, int], bool]
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        heard = {client: data for client, data in requests.items() if not self._is_lost(client, data)}
-        return self.transport.exchange(heard) if heard else {}
+        kept = {client: data for client, data in requests.items() if not self._is_lost(client, data)}
+        return self.transport.exchange(kept) if kept else {}
 
     def _is_lost(self, client: int, data: bytes) -> bool:
-        asked = decode_request(data)
-        about = asked.request if isinstance(asked, MaskedRequest) else asked
-        return isinstance(about, RoundRequest) and self.drops(about.round, client)
+        request = decode_request(data)
+        if isinstance(request, MaskedRequest):
+            request = request.request
+        return isinstance(request, RoundRequest) and self.drops(request.round, client)

@@ -1,4 +1,4 @@
-"""Clients in this process, on worker threads."""
+"""A transport to clients in this process, on worker threads."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,8 @@ Answer = Callable[[int, bytes], bytes]
 
 
 class LocalTransport:
-    """Calls `answer` for every addressed client, `workers` at a time. The replies' order is the requests' order."""
+    """Calls `answer` for each client that is asked, `workers` of them at a time. Replies come in the order of the
+    requests. `on_reply` is called after each reply with the number of replies so far and of requests."""
 
     def __init__(
         self, answer: Answer, workers: int, on_reply: Callable[[int, int], None] = lambda _done, _of: None
