@@ -1,5 +1,5 @@
-"""`flwr run` with Flower's own SuperLink and SuperNodes. Minutes long, as a stock node starts a process for every
-message; with BAFFLE_SLOW=1 only."""
+"""`flwr run` with Flower's own SuperLink and SuperNodes. It takes minutes, because a stock node starts a process for
+every message, so it runs only with BAFFLE_SLOW=1."""
 
 import json
 import os
@@ -21,31 +21,32 @@ from baffle.simulation import simulate
 pytestmark = pytest.mark.skipif(not os.environ.get("BAFFLE_SLOW"), reason="takes minutes: set BAFFLE_SLOW=1")
 
 APP = Path(__file__).parents[2] / "examples" / "flower-app"
-NODES, SECONDS = 3, 900
+NODES = 3
+TIMEOUT = 900  # seconds
 
 
 def free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
     return ports
 
 
 def command(name: str) -> str:
-    """One of Flower's programs."""
+    """The path of one of Flower's programs."""
     return str(Path(sys.executable).with_name(name))
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # its programs start each other by name
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # Flower's programs start each other by name
     return {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(tmp_path / "flower"), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
 def start(tmp_path: Path, environment: dict[str, str]) -> Iterator[Callable[..., None]]:
-    """Processes that end, with theirs, when the test does."""
+    """Starts processes, which end with all their children when the test ends."""
     started: list[subprocess.Popen[bytes]] = []
 
     def run(name: str, *arguments: str) -> None:
@@ -84,22 +85,22 @@ def test_stock_nodes_end_with_the_weights_of_a_simulation(
     give_up = time.monotonic() + STARTUP
     start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(link))
     while not answers(f"127.0.0.1:{link}", None):
-        assert time.monotonic() < give_up, "flower-superlink does not answer"
+        assert time.monotonic() < give_up, "flower-superlink did not answer in time"
         time.sleep(0.1)
     for number, port in enumerate(ports):
         own = f'keys="{tmp_path / "keys" / f"client-{number}"}" state="{tmp_path / f"state-{number}"}"'
-        where = ["--superlink", f"127.0.0.1:{link}", "--host", "127.0.0.1", "--port", str(port)]
-        start("flower-supernode", "--insecure", *where, "--node-config", own)
+        address = ["--superlink", f"127.0.0.1:{link}", "--host", "127.0.0.1", "--port", str(port)]
+        start("flower-supernode", "--insecure", *address, "--node-config", own)
     config = f'plan="{tiny_toml}" settings="{" ".join(settings)}" keys="{tmp_path / "keys"}" out="{tmp_path / "run"}"'
-    done = subprocess.run(
+    result = subprocess.run(
         [command("flwr"), "run", str(APP), "here", "--stream", "--run-config", config],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=TIMEOUT,
         check=False,
     )
-    assert "3 of 3 clients hold the last weights" in done.stdout + done.stderr
+    assert "3 of 3 clients hold the last weights" in result.stdout + result.stderr
     simulated = simulate(tiny(*settings), tmp_path / "simulated")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["weights_sha256"] == simulated["weights_sha256"]

@@ -1,5 +1,5 @@
 """Federations of real processes on this machine: a SuperLink with TLS and node keys, clients with and without PyTorch,
-and what happens when some of them are killed."""
+some of which are killed."""
 
 import json
 import os
@@ -35,12 +35,12 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExec
 from flwr.supercore.runtime import RuntimeHttpClient
 
 PATIENCE = 150.0
-"""Seconds that anything may take on a busy machine."""
+"""Seconds to wait for anything on a busy machine."""
 
 
 @dataclass
 class Network:
-    """A server and clients on this machine, as processes of the command line."""
+    """A server and clients on this machine, each started from the command line."""
 
     folder: Path
     keys: Path
@@ -59,8 +59,9 @@ class Network:
         return self.folder / "run"
 
     def serve(self, *options: str) -> None:
-        where = ("--keys", self.keys / "server", "--out", self.run, "--host", "127.0.0.1", "--port", self.port)
-        self._start("server", "serve", *self.plan, *where, *options)
+        folders = ("--keys", self.keys / "server", "--out", self.run)
+        address = ("--host", "127.0.0.1", "--port", self.port)
+        self._start("server", "serve", *self.plan, *folders, *address, *options)
 
     def join(self, number: int, *options: object, name: str = "", keys: Path | None = None) -> str:
         name = name or f"client-{number}"
@@ -79,14 +80,15 @@ class Network:
         metrics = self.run / "metrics.jsonl"
         return metrics.read_text().count("\n") if metrics.exists() else 0
 
-    def until(self, true: Callable[[], bool]) -> None:
+    def until(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + PATIENCE
-        while not true():
+        while not condition():
             if time.monotonic() > end:
-                pytest.fail("waited in vain:\n" + "\n".join(f"{n}\n{self.log(n)}" for n in self.processes))
+                pytest.fail("waited in vain:\n" + "\n".join(f"{name}\n{self.log(name)}" for name in self.processes))
             time.sleep(0.05)
 
     def ended(self, name: str) -> int:
+        """Wait until a process has ended; returns its exit code."""
         self.until(lambda: self.processes[name].poll() is not None)
         return self.processes[name].returncode
 
@@ -123,16 +125,17 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def network(keys: Path, tmp_path: Path) -> Iterator[Network]:
-    made = Network(tmp_path, keys, [])
-    yield made
-    made.stop()
+    network = Network(tmp_path, keys, [])
+    yield network
+    network.stop()
 
 
 def test_a_mixed_federation_learns_and_turns_strangers_away(network: Network) -> None:
-    """Two clients with PyTorch, one on ONNX Runtime, and four that have no business here."""
+    """Two clients on PyTorch, one on ONNX Runtime, and several that must be refused: a client that insists on another
+    plan, one with an unregistered key, one that trusts another server, and two that claim to be the server."""
     settings = ["rounds=20", "probe.k=12", "run.deadline_seconds=20", "run.evaluate_every=10"]
-    network.plan = ["digits", *(word for one in settings for word in ("--set", one))]
-    export_plan("digits", network.folder / "model")  # before anybody knows what the server will settle
+    network.plan = ["digits", *(word for setting in settings for word in ("--set", setting))]
+    export_plan("digits", network.folder / "model")  # before the server has settled what the plan leaves open
     network.serve("--least", "3")
     network.join(0)
     network.join(1, "--plan", *network.plan)
@@ -160,21 +163,18 @@ def test_a_mixed_federation_learns_and_turns_strangers_away(network: Network) ->
     assert summary["test_accuracy_last"] > 0.25
     losses = [json.loads(line)["loss"] for line in (network.run / "metrics.jsonl").read_text().splitlines()]
     assert sum(losses[-5:]) < sum(losses[:5]) - 0.5
-    found = verify(network.run).weights_sha256
-    assert {summary["weights_sha256"], *map(network.held, range(3))} == {found}
+    replayed = verify(network.run).weights_sha256
+    assert {summary["weights_sha256"], *map(network.held, range(3))} == {replayed}
 
 
 def refused_at_the_runtime_port(network: Network, secret: bytes | None) -> bool:
-    """Whether somebody who only has the CA's certificate can take the server's place."""
-    with_secret = [
-        SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=["/flwr.proto.Runtime/AcquireTask"])
-        for _ in range(1)
-        if secret
-    ]
+    """Whether a process with the CA's certificate, but not the right secret, is kept from acting as the server."""
+    method = "/flwr.proto.Runtime/AcquireTask"
+    auth = [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[method])] if secret else []
     roots = ClientKeys.load(network.keys / "client-0").ca
-    says = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    component = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     with RuntimeHttpClient.from_server_address(
-        f"127.0.0.1:{network.port}", False, roots, [says, *with_secret]
+        f"127.0.0.1:{network.port}", False, roots, [component, *auth]
     ) as runtime:
         try:
             runtime.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
@@ -185,7 +185,7 @@ def refused_at_the_runtime_port(network: Network, secret: bytes | None) -> bool:
 
 def test_a_network_and_a_simulation_end_with_the_same_weights(network: Network, tiny_toml: Path) -> None:
     settings = ["federation.clients=4", "rounds=4", 'secure.mode="on"', 'task.model={name="lenet", channels=[4,4]}']
-    network.plan = [str(tiny_toml), *(word for one in settings for word in ("--set", one))]
+    network.plan = [str(tiny_toml), *(word for setting in settings for word in ("--set", setting))]
     network.insecure = True
     network.serve()
     for number in range(4):
@@ -200,11 +200,11 @@ def test_a_network_and_a_simulation_end_with_the_same_weights(network: Network, 
     assert set(map(network.held, range(4))) == {simulated["weights_sha256"]}
 
 
-def test_a_federation_outlives_kills(network: Network, tiny_toml: Path) -> None:
-    """A client is killed and started again, one comes late, the server is killed and started again: the run ends, and
-    everybody holds its last weights."""
+def test_a_federation_survives_kills(network: Network, tiny_toml: Path) -> None:
+    """A client is killed and restarted, another comes late, and the server is killed and restarted. The run still ends,
+    and everybody holds its last weights."""
     settings = ["federation.clients=4", "rounds=10", 'secure.mode="on"', "run.deadline_seconds=6"]
-    network.plan = [str(tiny_toml), *(word for one in settings for word in ("--set", one))]
+    network.plan = [str(tiny_toml), *(word for setting in settings for word in ("--set", setting))]
     export_plan(str(tiny_toml), network.folder / "model")
     model = ("--model", network.folder / "model")
     network.serve("--least", "3")
@@ -229,8 +229,8 @@ def test_a_federation_outlives_kills(network: Network, tiny_toml: Path) -> None:
     summary = json.loads((network.run / "summary.json").read_text())
     assert summary["rounds"] == 10
     assert summary["skipped_rounds"] <= 5
-    found = verify(network.run).weights_sha256
-    assert {summary["weights_sha256"], *map(network.held, range(4))} == {found}
+    replayed = verify(network.run).weights_sha256
+    assert {summary["weights_sha256"], *map(network.held, range(4))} == {replayed}
 
 
 def listening(port: int) -> bool:

@@ -1,4 +1,4 @@
-"""BAFFLE as a Flower App: the real ServerApp and ClientApp, by hand, and with Flower's own commands."""
+"""BAFFLE as a Flower App: the real ServerApp and ClientApp, without Flower's processes between them."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -27,8 +27,8 @@ from baffle.flower.app_wrappers import Delivery
 
 
 class Nodes(Grid):
-    """SuperNodes without a network: real messages and contexts, of which each node keeps its own between messages as
-    a SuperNode does, through Flower's encoding."""
+    """SuperNodes without a network, with real messages and contexts. Between messages each node keeps its context in
+    Flower's encoding, as a SuperNode does."""
 
     def __init__(self, contexts: dict[int, Context]) -> None:
         self.contexts = {node: context_to_proto(context) for node, context in contexts.items()}
@@ -62,7 +62,7 @@ class Nodes(Grid):
 
 @pytest.fixture(autouse=True)
 def _in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower's processes know which run they are of."""
+    """Flower's processes know which run they belong to."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
 
@@ -95,12 +95,12 @@ def play(config: Config, nodes: dict[int, Config]) -> Nodes:
 
 
 SIMULATED: dict[int, Config] = {7 + i: {"partition-id": i, "num-partitions": 3} for i in range(3)}
-"""Nodes as Flower's simulation makes them, by numbers that mean nothing."""
+"""Nodes as Flower's simulation makes them; their numbers are arbitrary."""
 
 
 def weights_hash(out: object) -> str:
-    found: str = json.loads((Path(str(out)) / "summary.json").read_text())["weights_sha256"]
-    return found
+    sha256: str = json.loads((Path(str(out)) / "summary.json").read_text())["weights_sha256"]
+    return sha256
 
 
 @pytest.mark.parametrize(
@@ -115,20 +115,18 @@ def test_a_run_of_the_app_ends_with_the_weights_of_a_simulation(
     simulate(tiny(*settings), tmp_path / "simulated")
     assert weights_hash(config["out"]) == weights_hash(tmp_path / "simulated")
     expected = {"introduce", "begin", "hello", "turn", "masked_request", "over"}
-    assert set(grid.actions) == {f"train.{one}" for one in expected | ({"agree"} if mode != "on" else set())}
+    assert set(grid.actions) == {f"train.{action}" for action in expected | ({"agree"} if mode != "on" else set())}
 
 
-def test_no_node_is_asked_twice_for_its_keys_and_none_remembers_a_run_that_is_over(config: Config) -> None:
-    """A client that lost its session between messages would be asked again."""
+def test_no_node_is_asked_twice_for_its_keys_and_none_remembers_a_finished_run(config: Config) -> None:
+    """A client that lost its session between messages would be asked again for its keys."""
     grid = play(config, SIMULATED)
     assert grid.actions.count("train.hello") == 3
     states = [context_from_proto(context).state["baffle"] for context in grid.contexts.values()]
     assert all(isinstance(state, ConfigRecord) and state["state"] == b"" for state in states)
 
 
-def test_nodes_with_keys_of_their_own_keep_marks_on_disk_and_no_secret(
-    config: Config, keys: Path, tmp_path: Path
-) -> None:
+def test_nodes_with_their_own_keys_keep_marks_on_disk_and_no_secret(config: Config, keys: Path, tmp_path: Path) -> None:
     nodes: dict[int, Config] = {
         i: {"keys": str(keys / f"client-{i}"), "state": str(tmp_path / f"state-{i}")} for i in range(3)
     }
@@ -148,14 +146,14 @@ def introduce(tiny: Callable[..., Plan]) -> bytes:
     return encode(Introduce(bytes(32), bytes(32), tiny("secure.mode=on").to_toml()))
 
 
-def test_the_partition_says_which_client_a_node_is(config: Config, tiny: Callable[..., Plan]) -> None:
+def test_the_partition_number_says_which_client_a_node_is(config: Config, tiny: Callable[..., Plan]) -> None:
     reply, state = answer(delivery(introduce(tiny), {"partition-id": 2}, config))
     assert decode(reply, Introduction).client == 2
     assert state == b""
 
 
 @pytest.mark.parametrize(
-    ("node", "changes", "words"),
+    ("node", "changes", "reason"),
     [
         ({"keys": "/keys"}, {}, "keys without state"),
         ({}, {}, "expected keys and state; or a partition-id"),
@@ -165,18 +163,18 @@ def test_the_partition_says_which_client_a_node_is(config: Config, tiny: Callabl
         ({"partition-id": 0, "part": 1}, {}, "part: expected bool, got 1"),
     ],
 )
-def test_a_node_that_is_set_up_wrongly_says_so(
-    config: Config, tiny: Callable[..., Plan], node: Config, changes: Config, words: str
+def test_a_node_with_a_wrong_configuration_says_what_is_wrong(
+    config: Config, tiny: Callable[..., Plan], node: Config, changes: Config, reason: str
 ) -> None:
     reply, _ = answer(delivery(introduce(tiny), node, {**config, **changes}))
-    assert words in decode(reply, Abstention).reason
+    assert reason in decode(reply, Abstention).reason
 
 
-def test_a_node_that_remembers_nothing_is_met_again(config: Config) -> None:
+def test_a_node_that_remembers_nothing_is_unready(config: Config) -> None:
     assert answer(delivery(encode(Hello(0)), {"partition-id": 0}, config)) == (UNREADY, b"")
 
 
-def test_so_is_one_whose_memory_is_damaged(config: Config, tiny: Callable[..., Plan]) -> None:
+def test_a_node_whose_memory_is_damaged_is_unready(config: Config, tiny: Callable[..., Plan]) -> None:
     node: Config = {"partition-id": 0}
     begin = Begin(bytes(32), tiny("secure.mode=on", "ring.n_max=999").to_toml(), (4, 4, 4))
     _, state = answer(delivery(encode(begin), node, config))
@@ -184,9 +182,9 @@ def test_so_is_one_whose_memory_is_damaged(config: Config, tiny: Callable[..., P
     assert answer(delivery(encode(Hello(0)), node, config, state[:-9])) == (UNREADY, b"")
 
 
-@pytest.mark.parametrize(("name", "words"), [("keys", "keys and out"), ("out", "keys and out")])
-def test_a_server_without_folders_says_so(config: Config, name: str, words: str) -> None:
-    with pytest.raises(PlanError, match=words):
+@pytest.mark.parametrize("name", ["keys", "out"])
+def test_a_server_without_folders_says_so(config: Config, name: str) -> None:
+    with pytest.raises(PlanError, match="keys and out"):
         play({**config, name: ""}, SIMULATED)
 
 
@@ -197,5 +195,5 @@ def test_a_message_of_another_app_is_refused() -> None:
         client(message, Context(1, 7, {}, RecordDict(), {}))
 
 
-def test_actions_are_names_that_flower_takes() -> None:
+def test_actions_are_names_that_flower_accepts() -> None:
     assert all(action.isidentifier() and action != "message" for action in ACTIONS)

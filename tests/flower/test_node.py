@@ -1,16 +1,14 @@
-"""The client without flwr and the server's half, through a real SuperLink."""
+"""The client without flwr, against a real SuperLink: joining, leaving, crashes on both sides, refusals."""
 
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from types import SimpleNamespace
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import NamedTuple
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -24,11 +22,8 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 
-from baffle.flower.grid_transport import GridTransport
 from baffle.flower.run import FlowerRun
-from tests.support.superlinks import Echo, Superlink, certify, new_key, public, until
-
-Join = Callable[..., Echo]
+from tests.support.superlinks import Echo, Join, Superlink, certify, new_key, public, transport_to, until
 
 CLIENT = """
 import sys
@@ -53,8 +48,8 @@ class Crashed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def superlinks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Superlink, Superlink]]:
-    """One in the clear that forgets, and one with TLS, node keys and a database; started together, as each takes
-    seconds."""
+    """One without TLS that forgets everything when it is killed, and one with TLS, node keys and a database. They are
+    started together, because each takes seconds."""
     links = Superlink(tmp_path_factory.mktemp("clear"), False), Superlink(tmp_path_factory.mktemp("guarded"), True)
     try:
         for link in links:
@@ -77,12 +72,12 @@ def guarded(superlinks: tuple[Superlink, Superlink]) -> Superlink:
 
 @pytest.fixture(scope="module")
 def crashed(superlinks: tuple[Superlink, Superlink], tmp_path_factory: pytest.TempPathFactory) -> list[Crashed]:
-    """Two clients of the guarded one, killed with SIGKILL."""
+    """Two clients of the guarded SuperLink that were killed with SIGKILL."""
     link, folder = superlinks[1], tmp_path_factory.mktemp("crashed")
     (folder / "roots").write_bytes(link.roots or b"")
     keys = [new_key(), new_key()]
     FlowerRun(link.address, link.secret, link.roots, map(public, keys)).close()
-    killed = []
+    crashed = []
     for key in keys:
         (folder / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         process = subprocess.Popen(
@@ -91,40 +86,19 @@ def crashed(superlinks: tuple[Superlink, Superlink], tmp_path_factory: pytest.Te
             text=True,
         )
         assert process.stdout
-        killed.append(Crashed(key, int(process.stdout.readline().split()[-1])))
+        crashed.append(Crashed(key, int(process.stdout.readline().split()[-1])))
         process.kill()
         process.communicate()
-    return killed
+    return crashed
 
 
 @pytest.fixture(scope="module")
 def forgetful(crashed: list[Crashed], superlinks: tuple[Superlink, Superlink]) -> Iterator[Echo]:
-    """A crashed client that came back and does not know which node it was. It must wait for some time, which other
-    tests use."""
+    """A crashed client that came back and does not know which node it was. It has to wait until its window ends; other
+    tests run meanwhile."""
     echo = Echo(superlinks[1], crashed[1].key)
     yield echo
     echo.leave()
-
-
-@pytest.fixture
-def join() -> Iterator[Join]:
-    """Starts clients, which leave when the test ends."""
-    echoes: list[Echo] = []
-
-    def start(*arguments: object, **options: object) -> Echo:
-        echoes.append(Echo(*arguments, **options))  # type: ignore[arg-type]
-        return echoes[-1]
-
-    yield start
-    for echo in echoes:
-        echo.client.stop()
-    for echo in echoes:
-        echo.leave()
-
-
-def over(run: FlowerRun, nodes: list[int], seconds: float = 30, told: dict[int, str] | None = None) -> GridTransport:
-    """Clients 0, 1, … on these nodes."""
-    return GridTransport(run.grid, lambda: dict(enumerate(nodes)), seconds, ({} if told is None else told).__setitem__)
 
 
 def first(client: FlowerNode) -> Message | None:
@@ -138,103 +112,17 @@ def test_a_killed_client_that_knows_its_node_is_back_at_once(
     assert "counts as present" in forgetful.told[0]
     with FlowerRun(guarded.address, guarded.secret, guarded.roots) as run:
         key, node = crashed[0]
-        assert over(run, [node], 0.5).exchange({0: b"gone"}) == {}
+        assert transport_to(run, [node], 0.5).exchange({0: b"gone"}) == {}
         back = join(guarded, key, known=node)
         assert back.node() == node
         assert "joined" in back.told[0]
-        assert over(run, [node]).exchange({0: b"back"}) == {0: b"back"}
+        assert transport_to(run, [node]).exchange({0: b"back"}) == {0: b"back"}
 
 
-def test_bytes_of_any_size_come_back_from_several_clients(clear: Superlink, join: Join) -> None:
-    nodes = [echo.node() for echo in [join(clear) for _ in range(3)]]
-    assert len(set(nodes)) == 3
-    with FlowerRun(clear.address, clear.secret) as run:
-        assert set(nodes) <= run.nodes().keys()
-        transport = over(run, nodes)
-        for asked in (
-            {0: b"", 1: b"", 2: b""},
-            {2: b"\0" * 2048, 0: b"\xff" * 2048},
-            {client: bytes([client]) * 5_000_000 for client in range(3)},
-        ):
-            replies = transport.exchange(asked)
-            assert replies == asked
-            assert list(replies) == list(asked)
-        assert transport.exchange({7: b"nobody"}) == {}
-
-
-def test_a_client_that_leaves_is_gone_at_once(clear: Superlink, join: Join) -> None:
-    stays, leaves = join(clear), join(clear)
-    told: dict[int, str] = {}
-    with FlowerRun(clear.address, clear.secret) as run:
-        nodes = [stays.node(), leaves.node()]
-        transport = over(run, nodes, told=told)
-        leaves.leave()
-        assert set(nodes) & run.nodes().keys() == {nodes[0]}
-        assert transport.exchange({0: b"a", 1: b"b"}) == {0: b"a"}
-        assert "Unavailable" in told[1]
-
-
-def test_a_refusal_a_stranger_and_a_late_reply_do_no_harm(clear: Superlink, join: Join) -> None:
-    wait = Event()
-
-    def answer(client: FlowerNode, message: Message) -> None:
-        if message.content == b"refuse":
-            return client.refuse(message, "I would rather not")
-        if message.content == b"late":
-            wait.wait(10)
-        return client.reply(message, message.content)
-
-    echo = join(clear, answer=answer)
-    with FlowerRun(clear.address, clear.secret) as run:
-        told: dict[int, str] = {}
-        transport = over(run, [echo.node()], told=told)
-        assert transport.exchange({0: b"refuse"}) == {}
-        assert told == {0: "I would rather not"}
-
-        strange = FlowerMessage(RecordDict({"other": ConfigRecord({"x": 1})}), echo.node(), "train", ttl=20)
-        names = list(run.grid.push_messages([strange]))
-        replies: list[FlowerMessage] = []
-        while not replies:
-            replies = list(run.grid.pull_messages(names))
-        assert "one record named 'baffle'" in str(replies[0].error.reason)
-
-        assert over(run, [echo.node()], seconds=0.7).exchange({0: b"late"}) == {}
-        wait.set()
-        assert transport.exchange({0: b"on time"}) == {0: b"on time"}
-
-
-def test_a_reply_that_is_announced_and_never_sent_holds_nobody_up(clear: Superlink, join: Join) -> None:
-    """As of a client that is killed between the two, or that lies."""
-
-    def silent(client: FlowerNode, message: Message) -> None:
-        call = client._connection.call
-
-        def without_objects(name: str, *request: Any) -> Any:
-            if name == "push-object":
-                raise TransportError("killed")
-            return call(name, *request)
-
-        with patch.object(client._connection, "call", without_objects), suppress(TransportError):
-            client.reply(message, message.content)
-
-    def slow(client: FlowerNode, message: Message) -> None:
-        time.sleep(1)
-        client.reply(message, message.content)
-
-    echoes = [join(clear, answer=silent), join(clear, answer=slow), join(clear)]
-    nodes, told = [echo.node() for echo in echoes], dict[int, str]()
-    with FlowerRun(clear.address, clear.secret) as run:
-        for _ in range(2):
-            begun = time.monotonic()
-            assert over(run, nodes, 6, told).exchange(dict.fromkeys(range(3), b"now")) == {1: b"now", 2: b"now"}
-            assert time.monotonic() - begun < 10
-    assert "objects are unavailable" in told[0]
-
-
-def test_a_message_is_taken_when_all_of_it_is_there(
+def test_a_message_is_confirmed_when_all_of_it_is_there(
     clear: Superlink, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its objects come one by one. Who confirms it early makes SuperLink refuse the rest, and Flower's grid fail."""
+    """Its objects arrive one by one. If it is confirmed early, SuperLink refuses the rest and Flower's grid fails."""
     node = join(clear).node()
     with FlowerRun(clear.address, clear.secret) as run:
         runtime, sent = run.grid._runtime_client, []
@@ -261,19 +149,19 @@ def test_a_client_whose_clock_is_wrong_follows_the_server(
     monkeypatch.setattr("baffle.flower.connection.time", wrong)
     echo = join(clear)
     with FlowerRun(clear.address, clear.secret) as run:
-        assert over(run, [echo.node()]).exchange({0: b"what time is it?"}) == {0: b"what time is it?"}
+        assert transport_to(run, [echo.node()]).exchange({0: b"what time is it?"}) == {0: b"what time is it?"}
 
 
-def test_who_is_who_behind_tls_and_keys(guarded: Superlink, join: Join) -> None:
+def test_the_server_knows_each_node_by_its_key(guarded: Superlink, join: Join) -> None:
     keys = [new_key() for _ in range(2)]
     with FlowerRun(guarded.address, guarded.secret, guarded.roots, map(public, keys)) as run:
         nodes = [echo.node() for echo in [join(guarded, key) for key in keys]]
         assert {node: run.nodes()[node] for node in nodes} == dict(zip(nodes, map(public, keys), strict=True))
         asked = {0: b"first", 1: b"second"}
-        assert over(run, nodes).exchange(asked) == asked
+        assert transport_to(run, nodes).exchange(asked) == asked
 
 
-def test_strangers_are_refused_in_words(guarded: Superlink, clear: Superlink, tmp_path: Path) -> None:
+def test_strangers_are_refused_with_a_reason(guarded: Superlink, clear: Superlink, tmp_path: Path) -> None:
     def refused(address: str, roots: bytes | None = None, key: ec.EllipticCurvePrivateKey | None = None) -> str:
         with pytest.raises(TransportError) as fault, FlowerNode(address, roots, key, patience=0.1) as client:
             first(client)
@@ -306,20 +194,20 @@ def test_a_server_that_is_away_is_waited_for(guarded: Superlink, roots: bytes | 
 
 
 def test_clients_outlive_a_server_that_is_killed(guarded: Superlink, clear: Superlink, join: Join) -> None:
-    """One that remembers its nodes, and one that does not."""
+    """Tried with a server that remembers its nodes, and with one that does not."""
     key = new_key()
     with FlowerRun(guarded.address, guarded.secret, guarded.roots, [public(key)]) as run:
         remembered, forgotten = join(guarded, key), join(clear)
         before, old = remembered.node(), forgotten.node()
         guarded.kill()
         clear.kill()
-        assert over(run, [before], 0.5).exchange({}) == {}
+        assert transport_to(run, [before], 0.5).exchange({}) == {}
         with pytest.raises(AwayError):
-            over(run, [before], 0.5).exchange({0: b"nobody there"})
+            transport_to(run, [before], 0.5).exchange({0: b"nobody there"})
         guarded.start()
         clear.start()
         guarded.wait()
-        until(lambda: over(run, [before], 5).exchange({0: b"the same run"}) == {0: b"the same run"})
+        until(lambda: transport_to(run, [before], 5).exchange({0: b"the same run"}) == {0: b"the same run"})
     assert remembered.node() == before
     assert any("trying again" in words for words in remembered.told)
     assert any("is there again" in words for words in remembered.told)
@@ -328,28 +216,18 @@ def test_clients_outlive_a_server_that_is_killed(guarded: Superlink, clear: Supe
     until(lambda: forgotten.node() != old)
     assert any("has forgotten this client" in words for words in forgotten.told)
     with FlowerRun(clear.address, clear.secret) as run:
-        assert over(run, [forgotten.node()]).exchange({0: b"another run"}) == {0: b"another run"}
-
-
-def test_a_run_that_the_server_has_forgotten_is_an_error(clear: Superlink) -> None:
-    with FlowerRun(clear.address, clear.secret) as run:
-        run.grid._token = "0" * 64
-        run.grid.close()
-        with pytest.raises(TransportError, match="no longer knows this run"):
-            run.nodes()
-        with pytest.raises(TransportError, match="no longer knows this run"):
-            over(run, [1]).exchange({0: b"anybody?"})
+        assert transport_to(run, [forgotten.node()]).exchange({0: b"another run"}) == {0: b"another run"}
 
 
 @pytest.mark.parametrize(
-    ("answers", "words"),
+    ("answers", "reason"),
     [
         ({"/openapi.json": b'{"info":{"title":"SuperLink API","version":"1.42.0"}}'}, "runs Flower 1.42.0"),
         ({}, "expected a Flower 1.41 SuperLink"),
         ({"/v1/fleet/activate-node": b"\xff"}, "as Flower 1.41 does"),
     ],
 )
-def test_another_server_is_refused(answers: Mapping[str, bytes], words: str) -> None:
+def test_another_server_is_refused(answers: Mapping[str, bytes], reason: str) -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -368,7 +246,7 @@ def test_another_server_is_refused(answers: Mapping[str, bytes], words: str) -> 
         thread = Thread(target=server.serve_forever)
         thread.start()
         try:
-            with FlowerNode(f"127.0.0.1:{server.server_port}") as client, pytest.raises(TransportError, match=words):
+            with FlowerNode(f"127.0.0.1:{server.server_port}") as client, pytest.raises(TransportError, match=reason):
                 first(client)
         finally:
             server.shutdown()
@@ -376,14 +254,14 @@ def test_another_server_is_refused(answers: Mapping[str, bytes], words: str) -> 
 
 
 def test_the_client_needs_neither_flwr_nor_torch() -> None:
-    said = subprocess.run(
+    modules = subprocess.run(
         [sys.executable, "-c", "import baffle.flower.node, sys; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.split()
-    assert {"baffle.flower.node", "google.protobuf"} <= set(said)
-    assert not {"flwr", "torch", "httpx", "grpc"} & set(said)
+    assert {"baffle.flower.node", "google.protobuf"} <= set(modules)
+    assert not {"flwr", "torch", "httpx", "grpc"} & set(modules)
 
 
 def test_a_killed_client_that_forgot_its_node_is_back_when_its_window_has_ended(
@@ -391,4 +269,4 @@ def test_a_killed_client_that_forgot_its_node_is_back_when_its_window_has_ended(
 ) -> None:
     assert forgetful.node() == crashed[1].node
     with FlowerRun(guarded.address, guarded.secret, guarded.roots) as run:
-        assert over(run, [forgetful.node()]).exchange({0: b"here"}) == {0: b"here"}
+        assert transport_to(run, [forgetful.node()]).exchange({0: b"here"}) == {0: b"here"}

@@ -1,4 +1,4 @@
-"""The SuperLink of a server: it does not outlive it, and it is not taken for another."""
+"""A server's SuperLink ends with the server, and is not confused with another process at its port."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from baffle.flower.superlink import SuperLink
 
 STARTER = """
 import subprocess, sys, time
-bound = subprocess.Popen([sys.executable, "-m", "baffle.flower.die_with_parent", *sys.argv[1:]], stdin=subprocess.PIPE)
+child = subprocess.Popen([sys.executable, "-m", "baffle.flower.die_with_parent", *sys.argv[1:]], stdin=subprocess.PIPE)
 time.sleep(60)
 """
 CHILD = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
@@ -31,12 +31,12 @@ def gone(pid: int, seconds: float = 20) -> bool:
             return True
         state = Path(f"/proc/{pid}/stat")
         if state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
-            return True  # ended; nobody has asked how yet
+            return True  # a zombie: it has ended, and its parent has not waited for it yet
         time.sleep(0.05)
     return False
 
 
-def number_in(file: Path) -> int:
+def pid_in(file: Path) -> int:
     end = time.monotonic() + 20
     while not (file.exists() and file.read_text()):
         assert time.monotonic() < end
@@ -44,16 +44,16 @@ def number_in(file: Path) -> int:
     return int(file.read_text())
 
 
-def test_what_is_bound_to_its_starter_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
+def test_the_command_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
     starter = subprocess.Popen([sys.executable, "-c", STARTER, sys.executable, "-c", CHILD, str(tmp_path / "pid")])
-    child = number_in(tmp_path / "pid")
+    child = pid_in(tmp_path / "pid")
     assert not gone(child, 0.3)
     starter.send_signal(signal.SIGKILL)
     starter.wait()
     assert gone(child)
 
 
-def test_what_is_bound_to_its_starter_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+def test_the_command_ends_when_the_wrapper_is_terminated(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -63,21 +63,23 @@ def test_what_is_bound_to_its_starter_ends_when_it_is_asked_to(tmp_path: Path) -
         CHILD,
         str(tmp_path / "pid"),
     ]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as bound:
-        child = number_in(tmp_path / "pid")
-        bound.terminate()
-        assert bound.wait(20) != 0
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as wrapper:
+        child = pid_in(tmp_path / "pid")
+        wrapper.terminate()
+        assert wrapper.wait(20) != 0
     assert gone(child)
 
 
-def test_it_ends_as_its_program_does() -> None:
+def test_the_exit_code_is_the_commands() -> None:
     command = [sys.executable, "-m", "baffle.flower.die_with_parent", sys.executable, "-c", "raise SystemExit(7)"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as bound:
-        assert bound.wait(20) == 7
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as wrapper:
+        assert wrapper.wait(20) == 7
 
 
-def test_a_port_that_another_process_holds_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would answer in SuperLink's place."""
+def test_a_port_that_another_process_holds_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That process would answer in SuperLink's place."""
     monkeypatch.setattr(superlink, "PORT_FREE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

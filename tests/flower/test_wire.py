@@ -1,4 +1,4 @@
-"""Our descriptions of Flower's wire, against Flower's own."""
+"""Our description of Flower's wire format, compared with Flower's own."""
 
 import json
 from hashlib import sha256
@@ -41,16 +41,16 @@ def test_every_field_has_the_number_and_type_that_it_has_in_flower() -> None:
         "UnregisterNodeRequest": theirs["UnregisterNodeFleetRequest"],
         "UnregisterNodeResponse": theirs["UnregisterNodeFleetResponse"],
     }
-    for name, made in wire._CLASSES.items():
-        flower = renamed.get(name) or theirs[name]
-        for field in made.DESCRIPTOR.fields:
-            other = flower.fields_by_name[field.name]
+    for name, ours in wire._CLASSES.items():
+        their = renamed.get(name) or theirs[name]
+        for field in ours.DESCRIPTOR.fields:
+            other = their.fields_by_name[field.name]
             assert (field.number, field.type) == (other.number, other.type), f"{name}.{field.name}"
             assert field.has_presence == other.has_presence, f"{name}.{field.name}"
 
 
 @pytest.mark.parametrize(
-    "thing",
+    "content",
     [
         b"",
         b"ConfigRecord  0",
@@ -62,9 +62,9 @@ def test_every_field_has_the_number_and_type_that_it_has_in_flower() -> None:
         wire.record_object(b"abc").replace(b"message", b"massage"),
     ],
 )
-def test_other_objects_are_refused(thing: bytes) -> None:
+def test_other_objects_are_refused(content: bytes) -> None:
     with pytest.raises(MessageError, match="expected"):
-        wire.content_of(thing)
+        wire.content_of(content)
 
 
 def test_the_names_of_a_message_that_is_not_ours_are_refused() -> None:
@@ -74,10 +74,10 @@ def test_the_names_of_a_message_that_is_not_ours_are_refused() -> None:
     ours = wire.name_of(wire.records_object(record))
 
     def tree(*path: str) -> wire.Wire:
-        made = None
+        node = None
         for name in reversed(path):
-            made = wire.make("ObjectTree", object_id=name, children=[made] if made else [])
-        return made
+            node = wire.make("ObjectTree", object_id=name, children=[node] if node else [])
+        return node
 
     assert wire.names(tree("root", ours, record)) == [record, ours, "root"]
     for wrong in (tree("root", other, record), tree("root", ours), tree("root"), tree("root", ours, other)):

@@ -1,4 +1,4 @@
-"""Keys: what is made can be used, and whatever is damaged is named in one line."""
+"""Keys: new ones can be used, and a damaged file is named in one line."""
 
 import shutil
 import socket
@@ -20,7 +20,7 @@ CLIENT = ("identity.key", "node.key", "ca.pem", "roster.json")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys") / "keys"
     make_keys(folder, 3, ["localhost", "127.0.0.1", "::1"])
     return folder
@@ -28,57 +28,57 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of another federation."""
+    """The keys of another federation."""
     folder = tmp_path_factory.mktemp("keys") / "others"
     make_keys(folder, 3, ["localhost"])
     return folder
 
 
 @pytest.fixture
-def keys(made: Path, tmp_path: Path) -> Path:
-    """Keys that may be spoilt."""
-    return Path(shutil.copytree(made, tmp_path / "keys"))
+def keys(federation: Path, tmp_path: Path) -> Path:
+    """A copy of the keys that a test may damage."""
+    return Path(shutil.copytree(federation, tmp_path / "keys"))
 
 
-def test_each_client_has_its_number_and_everybody_the_same_roster(made: Path) -> None:
-    server = ServerKeys.load(made / "server")
-    clients = [ClientKeys.load(made / f"client-{number}") for number in range(3)]
+def test_each_client_has_its_number_and_everybody_the_same_roster(federation: Path) -> None:
+    server = ServerKeys.load(federation / "server")
+    clients = [ClientKeys.load(federation / f"client-{number}") for number in range(3)]
     assert [client.number for client in clients] == [0, 1, 2]
     assert all(client.roster == server.roster for client in clients)
     assert len(set(server.roster.node_keys())) == len(set(server.roster.directory().values())) == 3
 
 
-def test_only_the_owner_can_read_them(made: Path) -> None:
-    files = [path for path in made.rglob("*") if path.is_file()]
+def test_only_the_owner_can_read_them(federation: Path) -> None:
+    files = [path for path in federation.rglob("*") if path.is_file()]
     assert len(files) == 1 + len(SERVER) + 3 + 3 * len(CLIENT)
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
-def test_a_superlink_of_somebody_elses_can_be_told_the_node_keys(made: Path) -> None:
+def test_the_node_keys_can_be_registered_at_another_superlink(federation: Path) -> None:
     for number in range(3):
-        public = load_ssh_public_key((made / "server" / "nodes" / f"client-{number}.pub").read_bytes())
-        assert public == ClientKeys.load(made / f"client-{number}").node.public_key()
+        public = load_ssh_public_key((federation / "server" / "nodes" / f"client-{number}.pub").read_bytes())
+        assert public == ClientKeys.load(federation / f"client-{number}").node.public_key()
 
 
-def test_no_private_key_is_in_two_places(made: Path) -> None:
-    private = [path.read_bytes() for path in made.rglob("*.key")]
+def test_no_private_key_is_in_two_places(federation: Path) -> None:
+    private = [path.read_bytes() for path in federation.rglob("*.key")]
     assert len(private) == len(set(private)) == 2 + 2 * 3
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
-def test_a_client_trusts_the_servers_certificate(made: Path, name: str) -> None:
-    assert _speaks(made, made / "client-1" / "ca.pem", name) == b"hello"
+def test_a_client_trusts_the_servers_certificate(federation: Path, name: str) -> None:
+    assert _greeting(federation, federation / "client-1" / "ca.pem", name) == b"hello"
 
 
-def test_a_client_trusts_no_other_server_and_no_other_name(made: Path, others: Path) -> None:
+def test_a_client_trusts_no_other_server_and_no_other_name(federation: Path, others: Path) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
-        _speaks(made, others / "client-1" / "ca.pem", "localhost")
+        _greeting(federation, others / "client-1" / "ca.pem", "localhost")
     with pytest.raises(ssl.SSLCertVerificationError):
-        _speaks(made, made / "client-1" / "ca.pem", "elsewhere.example")
+        _greeting(federation, federation / "client-1" / "ca.pem", "elsewhere.example")
 
 
-def _speaks(keys: Path, roots: Path, name: str) -> bytes:
-    """What a client hears from a server with these keys, over TLS."""
+def _greeting(keys: Path, roots: Path, name: str) -> bytes:
+    """What a client that trusts `roots` receives over TLS from a server with these keys."""
     own = ServerKeys.load(keys / "server")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(own.certificate, own.key)
@@ -86,8 +86,8 @@ def _speaks(keys: Path, roots: Path, name: str) -> bytes:
 
     def serve() -> None:
         try:
-            with context.wrap_socket(far, server_side=True) as line:
-                line.sendall(b"hello")
+            with context.wrap_socket(far, server_side=True) as stream:
+                stream.sendall(b"hello")
         except (ssl.SSLError, OSError):
             far.close()
 
@@ -95,13 +95,13 @@ def _speaks(keys: Path, roots: Path, name: str) -> bytes:
     thread.start()
     try:
         trusting = ssl.create_default_context(cafile=str(roots))
-        with near, trusting.wrap_socket(near, server_hostname=name) as line:
-            return line.recv(16)
+        with near, trusting.wrap_socket(near, server_hostname=name) as stream:
+            return stream.recv(16)
     finally:
         thread.join()
 
 
-SPOILS: dict[str, Callable[[Path], object]] = {
+DAMAGES: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,
     "empty": lambda path: path.write_bytes(b""),
     "cut": lambda path: path.write_bytes(path.read_bytes()[: 30 if path.name == "secret" else -40]),
@@ -109,14 +109,14 @@ SPOILS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILS)
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", [*(f"server/{name}" for name in SERVER), *(f"client-0/{name}" for name in CLIENT)])
-def test_a_damaged_file_is_named_in_one_line(keys: Path, name: str, spoil: str) -> None:
-    SPOILS[spoil](keys / name)
-    with pytest.raises(KeysError) as found:
+def test_a_damaged_file_is_named_in_one_line(keys: Path, name: str, damage: str) -> None:
+    DAMAGES[damage](keys / name)
+    with pytest.raises(KeysError) as fault:
         _load(keys, name)
-    assert Path(name).name in str(found.value)
-    assert len(str(found.value).splitlines()) == 1
+    assert Path(name).name in str(fault.value)
+    assert len(str(fault.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_file_of_another_federation_is_refused(keys: Path, others: Path, name:
 
 @pytest.mark.parametrize("node", ["", "ssh-rsa nonsense", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA" + "A" * 42])
 @pytest.mark.parametrize("name", ["server/roster.json", "client-0/roster.json"])
-def test_a_roster_with_a_node_key_that_is_none_is_refused(keys: Path, name: str, node: str) -> None:
+def test_a_roster_with_an_invalid_node_key_is_refused(keys: Path, name: str, node: str) -> None:
     roster = keys / name
     public = ServerKeys.load(keys / "server").roster.clients[0].node
     roster.write_text(roster.read_text().replace(public, node))
@@ -143,11 +143,11 @@ def _load(keys: Path, name: str) -> object:
     return ServerKeys.load(folder) if folder.name == "server" else ClientKeys.load(folder)
 
 
-def test_keys_are_made_once(made: Path, tmp_path: Path) -> None:
-    before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
+def test_keys_are_made_once(federation: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in federation.rglob("*") if path.is_file()}
     with pytest.raises(KeysError, match="not empty"):
-        make_keys(made, 3, ["localhost"])
-    assert before == {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
+        make_keys(federation, 3, ["localhost"])
+    assert before == {path: path.read_bytes() for path in federation.rglob("*") if path.is_file()}
     (tmp_path / "file").touch()
     with pytest.raises(KeysError, match="cannot be used"):
         make_keys(tmp_path / "file", 3, ["localhost"])

@@ -1,4 +1,4 @@
-"""A network in memory: members in threads, and nodes that vanish, come back, are late or lie."""
+"""A network in memory: members in threads, on nodes that may vanish, come back, be late or lie."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ from baffle.task.load import load_task
 from baffle.trajectory import trajectory_of
 
 Answer = Callable[[bytes], bytes | None]
-"""A node: message in, reply out; none is silence."""
+"""A node: message → reply, or None if it stays silent."""
 
 
 def new_keys(folder: Path, clients: int) -> list[ClientKeys]:
@@ -28,12 +28,12 @@ def new_keys(folder: Path, clients: int) -> list[ClientKeys]:
 
 
 class StoppedError(Exception):
-    """The server is no more."""
+    """The server was stopped."""
 
 
 @dataclass
 class Nodes:
-    """Computers by number. `before` is called with the number of each exchange and may change who is there, or end the
+    """Nodes by number. `before` is called with the number of each exchange; it may add or remove nodes, or stop the
     server."""
 
     computers: dict[int, Answer] = field(default_factory=dict)
@@ -46,15 +46,16 @@ class Nodes:
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         self.exchanges += 1
         self.before(self.exchanges)
-        there = {node: data for node, data in requests.items() if node in self.computers}
+        present = {node: data for node, data in requests.items() if node in self.computers}
         with ThreadPoolExecutor(8) as pool:
-            replies = dict(zip(there, pool.map(lambda node: self.computers[node](there[node]), there), strict=True))
+            answers = pool.map(lambda node: self.computers[node](present[node]), present)
+            replies = dict(zip(present, answers, strict=True))
         return {node: reply for node, reply in replies.items() if reply is not None}
 
 
 @dataclass
 class Federation:
-    """A server's folder and its clients, each with keys and a folder of its own."""
+    """A server's folder and its clients, each with its own keys and folder."""
 
     keys: list[ClientKeys]
     folder: Path
@@ -71,16 +72,16 @@ class Federation:
         return self.folder / "run"
 
     def member(self, number: int, **settings: object) -> Member:
-        """A client that is started, perhaps again: it knows what its folder holds."""
-        made = Member(
+        """Start a client, or start it again: it then knows what its folder holds."""
+        member = Member(
             self.keys[number],
             self.folder / f"client-{number}",
             count_samples(number, None, part=True),
             with_torch(number, None, part=True),
             **settings,  # type: ignore[arg-type]
         )
-        self.members[number] = made
-        return made
+        self.members[number] = member
+        return member
 
     def nodes(self, clients: int) -> Nodes:
         return Nodes({100 + number: self.member(number).answer for number in range(clients)})
@@ -89,6 +90,7 @@ class Federation:
         return serve(self.plan, self.run, nodes, self.roster, least=least, tell=self.told.append)
 
     def said(self, words: str) -> bool:
+        """Whether the server has reported this."""
         return any(words in line for line in self.told)
 
     def held(self, number: int) -> str:

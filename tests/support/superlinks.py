@@ -1,4 +1,4 @@
-"""A real SuperLink, in the clear and guarded, and clients that echo."""
+"""A real SuperLink, with or without TLS and node keys, and clients that echo."""
 
 import os
 import socket
@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from secrets import token_bytes
 from threading import Thread
+from typing import TYPE_CHECKING
 
 import pytest
 from cryptography import x509
@@ -26,6 +27,10 @@ from cryptography.x509.oid import NameOID
 
 from baffle.flower.node import FlowerNode, Message
 from baffle.flower.superlink import QUIET, answers
+
+if TYPE_CHECKING:
+    from baffle.flower.grid_transport import GridTransport
+    from baffle.flower.run import FlowerRun
 
 
 class Superlink:
@@ -44,16 +49,16 @@ class Superlink:
         self.start()
 
     def start(self) -> None:
-        where = ["--host", "127.0.0.1", "--port", str(self._port)]
-        safe = ["--isolation", "process", "--superexec-auth-secret-file", "secret"]
+        address = ["--host", "127.0.0.1", "--port", str(self._port)]
+        access = ["--isolation", "process", "--superexec-auth-secret-file", "secret"]
         if self.roots:
-            safe += ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
-            safe += ["--enable-supernode-auth", "--database", "state.db"]
+            access += ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
+            access += ["--enable-supernode-auth", "--database", "state.db"]
         else:
-            safe += ["--insecure"]
+            access += ["--insecure"]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [Path(sys.executable).with_name("flower-superlink"), *where, *safe],
+                [Path(sys.executable).with_name("flower-superlink"), *address, *access],
                 cwd=self._folder,
                 env={**os.environ, **QUIET, "FLWR_HOME": str(self._folder)},
                 stdout=log,
@@ -61,7 +66,7 @@ class Superlink:
             )
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until it answers."""
         for _ in range(400):
             if answers(self.address, self._folder / "ca.pem" if self.roots else None):
                 return
@@ -75,7 +80,7 @@ class Superlink:
 
 
 class Echo:
-    """A client in a thread that answers with what it was asked, and remembers what it was told."""
+    """A client in a thread that answers each message with its own content, and collects what it reports in `told`."""
 
     def __init__(
         self,
@@ -96,7 +101,7 @@ class Echo:
                 self._answer(client, message)
 
     def node(self) -> int:
-        """Its number, once it joined."""
+        """Its number, once it has joined."""
         until(lambda: self.client.number != 0)
         return self.client.number
 
@@ -105,9 +110,24 @@ class Echo:
         self._thread.join()
 
 
-def until(true: Callable[[], bool], seconds: float = 40) -> None:
+Join = Callable[..., Echo]
+"""Starts a client with the arguments of `Echo`."""
+
+
+def transport_to(
+    run: "FlowerRun", nodes: list[int], seconds: float = 30, told: dict[int, str] | None = None
+) -> "GridTransport":
+    """A transport on which clients 0, 1, … are these nodes. `told` collects why clients failed."""
+    from baffle.flower.grid_transport import GridTransport
+
+    tell = ({} if told is None else told).__setitem__
+    return GridTransport(run.grid, lambda: dict(enumerate(nodes)), seconds, tell)
+
+
+def until(condition: Callable[[], bool], seconds: float = 40) -> None:
+    """Wait until the condition holds."""
     end = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
 
@@ -121,7 +141,7 @@ def public(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def certify(folder: Path) -> bytes:
-    """Writes a certificate authority, and a certificate for this machine from it; gives the authority's."""
+    """Write a certificate authority and a certificate that it issues for this machine; returns the authority's."""
 
     def certificate(
         subject: str, public_key: ec.EllipticCurvePublicKey, issuer: str, signer: ec.EllipticCurvePrivateKey, ca: bool

@@ -1,4 +1,4 @@
-"""Dropouts: some clients do not hear some rounds, and nothing else is lost."""
+"""Dropouts lose the chosen requests of rounds, and nothing else."""
 
 from collections.abc import Mapping
 
@@ -13,19 +13,19 @@ class Echo:
     """Answers every request with itself."""
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        assert requests, "nobody is asked"
+        assert requests, "an exchange with nobody"
         return requests
 
 
-def test_dropouts_do_not_hear_the_request_of_a_round_and_nothing_else_is_lost() -> None:
+def test_a_dropout_misses_the_request_of_its_round_and_nothing_else() -> None:
     network = Dropouts(Echo(), lambda number, client: (number, client) == (3, 1))
 
-    def heard(asked: Request) -> list[int]:
-        return list(network.exchange(dict.fromkeys((0, 1, 2), encode(asked))))
+    def reached(request: Request) -> list[int]:
+        return list(network.exchange(dict.fromkeys((0, 1, 2), encode(request))))
 
-    assert heard(ABOUT) == heard(MaskedRequest(ABOUT, (0, 1, 2), bytes(32), b"")) == [0, 2]
-    assert heard(Hello(3)) == heard(Agree(3, (0, 1, 2), ())) == [0, 1, 2]
+    assert reached(ABOUT) == reached(MaskedRequest(ABOUT, (0, 1, 2), bytes(32), b"")) == [0, 2]
+    assert reached(Hello(3)) == reached(Agree(3, (0, 1, 2), ())) == [0, 1, 2]
 
 
-def test_a_round_that_nobody_hears_gives_no_reply() -> None:
+def test_a_round_that_reaches_nobody_has_no_replies() -> None:
     assert Dropouts(Echo(), lambda _number, _client: True).exchange({0: encode(ABOUT)}) == {}

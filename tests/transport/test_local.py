@@ -1,4 +1,4 @@
-"""Clients in this process: order, parallelism, and what happens when one of them fails."""
+"""The transport to clients in this process: order, parallelism, and a client that fails."""
 
 import threading
 import time
@@ -11,17 +11,17 @@ REQUESTS = {5: b"e", 1: b"a", 9: b"i"}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
-def test_replies_come_in_the_order_of_requests_whoever_is_first(workers: int) -> None:
+def test_replies_come_in_the_order_of_requests_whichever_client_is_first(workers: int) -> None:
     def answer(client: int, message: bytes) -> bytes:
         time.sleep(0.02 if client == 5 else 0)
         return message * client
 
-    told: list[tuple[int, int]] = []
-    with LocalTransport(answer, workers, lambda done, of: told.append((done, of))) as transport:
+    progress: list[tuple[int, int]] = []
+    with LocalTransport(answer, workers, lambda done, of: progress.append((done, of))) as transport:
         replies = transport.exchange(REQUESTS)
         assert transport.exchange({}) == {}
     assert list(replies.items()) == [(5, b"eeeee"), (1, b"a"), (9, b"iiiiiiiii")]
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert progress == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_as_many_clients_work_at_once_as_there_are_workers() -> None:
