@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # A federation on one machine, over TLS: a server, two clients on PyTorch, one on ONNX Runtime. See README.md.
 #
-#     examples/three-clients/run.sh [FOLDER]      FOLDER: a new one to keep everything in (default: a temporary one)
+#     examples/three-clients/run.sh [FOLDER]      FOLDER: a new folder to keep everything in (default: a temporary one)
 #
-# PORT and ROUNDS may be set in the environment.
-set -eum  # m: a process in the background can be interrupted
+# Set PORT and ROUNDS in the environment to change them.
+set -eum  # m: so that background processes can be interrupted
 
 rounds=${ROUNDS:-20}
 port=${PORT:-$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
@@ -25,7 +25,7 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 
-join() {  # NUMBER OPTIONS…: one client, with its own keys and its own state; it takes its part of the digits
+join() {  # NUMBER OPTIONS…: starts a client with its own keys and state; it takes its part of the digits
     local number=$1
     shift
     baffle join "localhost:$port" --keys "$folder/keys/client-$number" --state "$folder/state-$number" --part "$@" \
@@ -42,7 +42,7 @@ join 1
 join 2 --model "$folder/model"
 
 for _ in server 0 1 2; do
-    wait -n || { tail -n 1 "$folder"/client-?.log >&2; exit 1; }  # whoever fails ends it all
+    wait -n || { tail -n 1 "$folder"/client-?.log >&2; exit 1; }  # if one fails, end all
 done
 cat "$folder"/client-?.log
 baffle verify "$folder/run"
