@@ -1,4 +1,4 @@
-"""What tests share: a tiny plan, a finished run of it, the command line, and data, spoilt or real."""
+"""What tests share: the choice of tests, a tiny plan, a finished run of it, the command line, data spoilt or real."""
 
 import os
 import shutil
@@ -11,13 +11,16 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 from baffle.cli.main import main
 from baffle.plan import Plan, load
 
 settings.register_profile("baffle", deadline=None)
 settings.load_profile("baffle")
+
+FEWER_EXAMPLES = 5
+"""Without the slow tests, a property is tried on this fraction of its examples."""
 
 TINY = """
 name = "tiny"
@@ -43,16 +46,42 @@ def data():
 """
 
 
+def _without_slow(config: pytest.Config) -> bool:
+    return bool(config.option.markexpr == "not slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Try properties on fewer examples where slow tests are left out.
+
+    A profile would not do: it is overruled by the number that most properties set for themselves.
+    """
+    if _without_slow(config):
+        tests = {item.obj for item in items if isinstance(item, pytest.Function)}
+        for test in filter(is_hypothesis_test, tests):
+            whole = test._hypothesis_internal_use_settings
+            fewer = max(10, whole.max_examples // FEWER_EXAMPLES)
+            test._hypothesis_internal_use_settings = settings(whole, max_examples=min(fewer, whole.max_examples))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what was left out, and how to run it."""
+    if _without_slow(config):
+        terminalreporter.write_line(
+            "Slow tests were left out, and properties tried on fewer examples. "
+            "To run everything: make test-all, or scripts/test --all"
+        )
+
+
 @pytest.fixture(autouse=True)
 def _one_torch_thread() -> None:
-    """Small operators are quicker on one thread, most of all on a busy machine."""
+    """Small operators are faster on one thread, above all on a busy machine."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 
 
 @pytest.fixture
 def data_folder() -> Path:
-    """The folder of real data sets; without one, the test is skipped."""
+    """The folder of real data sets. Skips the test if there is none."""
     if not os.environ.get("BAFFLE_DATA"):
         pytest.skip("needs real data: set BAFFLE_DATA to a folder that holds it")
     return Path(os.environ["BAFFLE_DATA"])
@@ -60,10 +89,10 @@ def data_folder() -> Path:
 
 @pytest.fixture
 def spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[object], str]:
-    """A setting for data with 60 training samples, of which one (or a slice) is not finite."""
+    """Gives a setting for data with 60 training samples, of which the named one (or slice) is not finite."""
 
     def setting(samples: object) -> str:
-        name = f"spoilt_{uuid4().hex}"  # each test imports its own
+        name = f"spoilt_{uuid4().hex}"  # Python imports a module of one name only once
         (tmp_path / f"{name}.py").write_text(SPOILT.format(samples=samples))
         monkeypatch.syspath_prepend(tmp_path)
         return f'task.data="{name}:data"'
@@ -81,7 +110,7 @@ def tiny_toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tiny_toml: Path) -> Callable[..., Plan]:
-    """The tiny plan with settings laid over it."""
+    """Gives the tiny plan, changed by settings."""
     return lambda *settings: load(str(tiny_toml), settings)
 
 
@@ -96,7 +125,7 @@ def _finished(tiny: Callable[..., Plan], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def finished_run(_finished: Path, tmp_path: Path) -> Path:
-    """A finished run of the tiny plan, to be read or spoiled: its snapshots are 0, 4 and 6."""
+    """A copy of a finished run of the tiny plan, for the test to read or spoil. Its snapshots are 0, 4 and 6."""
     return Path(shutil.copytree(_finished, tmp_path / "finished"))
 
 
@@ -104,7 +133,7 @@ def finished_run(_finished: Path, tmp_path: Path) -> Path:
 def cli(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The command line, called in this process."""
+    """Calls the command line in this process."""
 
     def call(*arguments: object) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["baffle", *map(str, arguments)])
@@ -119,16 +148,16 @@ def cli(
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """The command line, started in a process of its own that hears Ctrl-C even where this one does not."""
+    """Starts the command line as a process that reacts to Ctrl-C even if this process ignores it."""
     started: list[subprocess.Popen[str]] = []
 
     def run(*arguments: object, **options: Any) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "baffle.cli.main", *map(str, arguments)]
-        here = signal.signal(signal.SIGINT, signal.default_int_handler)
+        ours = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
         finally:
-            signal.signal(signal.SIGINT, here)
+            signal.signal(signal.SIGINT, ours)
         started.append(process)
         return process
 

@@ -1,4 +1,4 @@
-"""The long runs against the secure sum, in short."""
+"""The benchmarks that attack the secure sum, with fewer cases."""
 
 import json
 import subprocess
@@ -6,11 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def run(script: str, *arguments: str) -> dict[str, Any]:
-    """What a benchmark found; it exits with 1 where it found a violation."""
+    """The result of a benchmark, which exits with 1 if it found a violation."""
     command = [sys.executable, str(BENCHMARKS / script), "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     result: dict[str, Any] = json.loads(done.stdout)

@@ -29,6 +29,7 @@ def _lines(path: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
     start: Start, tiny: Callable[..., Plan], tiny_toml: Path, tmp_path: Path
 ) -> None:
@@ -63,6 +64,7 @@ def test_ctrl_c_before_the_run_has_a_plan_does_not_speak_of_resuming(
     assert "--resume" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [150_000, 40_000, 100])
 def test_a_full_disk_is_reported_in_one_line_and_the_run_goes_on_once_there_is_space(
     start: Start, tiny: Callable[..., Plan], tiny_toml: Path, tmp_path: Path, size: int

@@ -1,4 +1,4 @@
-"""Killed at any moment and started again, a run ends where it would have ended undisturbed."""
+"""A run that is killed at any moment and started again ends with the weights of an undisturbed run."""
 
 import json
 import random
@@ -22,7 +22,7 @@ GROUPS = ["run.commit_seconds=0.05", "run.snapshot_every=7"]
 
 @pytest.fixture(scope="module")
 def kill(tiny_toml: Path) -> Iterator[Kill]:
-    """Carry out a run whose processes end as told, and then one that is left alone; gives the number of kills."""
+    """Execute a run in processes that are killed as ordered, then let a last one finish; gives the number of kills."""
     command = [sys.executable, str(Path(__file__).with_name("killer.py"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as killer:
         assert killer.stdin
@@ -44,13 +44,14 @@ def kill(tiny_toml: Path) -> Iterator[Kill]:
 def _check(run: Path, expected: str, rounds: int) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert summary["weights_sha256"] == expected
-    found = verify(run)
-    assert (found.weights_sha256, found.rounds) == (expected, rounds)
-    told = [json.loads(line)["round"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert told == list(range(rounds))
+    replayed = verify(run)
+    assert (replayed.weights_sha256, replayed.rounds) == (expected, rounds)
+    recorded = [json.loads(line)["round"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert recorded == list(range(rounds))
     assert summary["rounds"] == rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [MANY_WRITES, GROUPS], ids=["many writes", "groups"])
 def test_a_run_killed_again_and_again_ends_with_the_same_weights(
     tiny: Callable[..., Plan], tmp_path: Path, kill: Kill, settings: list[str]

@@ -197,6 +197,7 @@ def test_a_folder_in_place_of_an_image_is_named(tmp_path: Path) -> None:
         image_set(tmp_path, 8)
 
 
+@pytest.mark.slow
 def test_real_pacs(data_folder: Path) -> None:
     if not (data_folder / "pacs").exists():
         pytest.skip("BAFFLE_DATA holds no pacs/")

@@ -1,12 +1,15 @@
-"""The demo and the paper's task, shortened."""
+"""The demo and the paper's task, with fewer rounds."""
 
 from pathlib import Path
+
+import pytest
 
 from baffle.journal.replay import verify
 from baffle.plan import load
 from baffle.simulation import simulate
 
 
+@pytest.mark.slow
 def test_the_demo_learns_from_forward_passes_alone(tmp_path: Path) -> None:
     summary = simulate(load("digits", ["rounds=70", "run.evaluate_every=99"]), tmp_path / "run")
     assert summary["test_accuracy"] >= 0.8
@@ -18,7 +21,7 @@ def test_the_demo_learns_from_forward_passes_alone(tmp_path: Path) -> None:
     assert verify(tmp_path / "run").weights_sha256 == summary["weights_sha256"]
 
 
-def test_what_the_demo_sends_without_the_secure_sum_is_its_scalars_and_little_else(tmp_path: Path) -> None:
+def test_without_the_secure_sum_the_demo_sends_little_more_than_its_scalars(tmp_path: Path) -> None:
     settings = ["rounds=3", "run.evaluate_every=99"]
     plain = simulate(load("digits", [*settings, "secure.mode=off"]), tmp_path / "plain")
     assert plain["uplink_bytes_per_client_round"] < 4 * 64 + 64
@@ -26,12 +29,14 @@ def test_what_the_demo_sends_without_the_secure_sum_is_its_scalars_and_little_el
     assert secure["weights_sha256"] == plain["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_backpropagation_in_the_same_loop_learns_faster(tmp_path: Path) -> None:
     summary = simulate(load("digits", ["rounds=60", 'estimator="backprop"']), tmp_path / "run")
     assert summary["test_accuracy"] >= 0.9
     assert summary["uplink_bytes_per_client_round"] > 4 * 5_994
 
 
+@pytest.mark.slow
 def test_the_papers_task_runs_on_real_data(data_folder: Path, tmp_path: Path) -> None:
     few = ["rounds=2", "probe.k=2", "federation.clients=600", "federation.participation=0.005", "update.ema=0"]
     settings = [*few, "run.evaluate_every=9"]

@@ -1,5 +1,5 @@
 """`flwr run` with Flower's own SuperLink and SuperNodes. It takes minutes, because a stock node starts a process for
-every message, so it runs only with BAFFLE_SLOW=1."""
+every message."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from baffle.network.authority import make_keys
 from baffle.plan import Plan
 from baffle.simulation import simulate
 
-pytestmark = pytest.mark.skipif(not os.environ.get("BAFFLE_SLOW"), reason="takes minutes: set BAFFLE_SLOW=1")
+pytestmark = pytest.mark.slow
 
 APP = Path(__file__).parents[2] / "examples" / "flower-app"
 NODES = 3

@@ -130,6 +130,7 @@ def network(keys: Path, tmp_path: Path) -> Iterator[Network]:
     network.stop()
 
 
+@pytest.mark.slow
 def test_a_mixed_federation_learns_and_turns_strangers_away(network: Network) -> None:
     """Two clients on PyTorch, one on ONNX Runtime, and several that must be refused: a client that insists on another
     plan, one with an unregistered key, one that trusts another server, and two that claim to be the server."""
@@ -183,6 +184,7 @@ def refused_at_the_runtime_port(network: Network, secret: bytes | None) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_network_and_a_simulation_end_with_the_same_weights(network: Network, tiny_toml: Path) -> None:
     settings = ["federation.clients=4", "rounds=4", 'secure.mode="on"', 'task.model={name="lenet", channels=[4,4]}']
     network.plan = [str(tiny_toml), *(word for setting in settings for word in ("--set", setting))]
@@ -200,6 +202,7 @@ def test_a_network_and_a_simulation_end_with_the_same_weights(network: Network, 
     assert set(map(network.held, range(4))) == {simulated["weights_sha256"]}
 
 
+@pytest.mark.slow
 def test_a_federation_survives_kills(network: Network, tiny_toml: Path) -> None:
     """A client is killed and restarted, another comes late, and the server is killed and restarted. The run still ends,
     and everybody holds its last weights."""

@@ -31,6 +31,7 @@ def clear(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Superlink]:
         link.kill()
 
 
+@pytest.mark.slow
 def test_bytes_of_any_size_come_back_from_several_clients(clear: Superlink, join: Join) -> None:
     nodes = [echo.node() for echo in [join(clear) for _ in range(3)]]
     assert len(set(nodes)) == 3
@@ -89,6 +90,7 @@ def test_a_refusal_a_stranger_and_a_late_reply_do_no_harm(clear: Superlink, join
         assert transport.exchange({0: b"on time"}) == {0: b"on time"}
 
 
+@pytest.mark.slow
 def test_a_reply_that_is_announced_and_never_sent_holds_nobody_up(clear: Superlink, join: Join) -> None:
     """Such a reply comes from a client that is killed between the two, or that lies."""
 

@@ -105,6 +105,7 @@ def first(client: FlowerNode) -> Message | None:
     return next(client.messages(), None)
 
 
+@pytest.mark.slow
 def test_a_killed_client_that_knows_its_node_is_back_at_once(
     guarded: Superlink, crashed: list[Crashed], forgetful: Echo, join: Join
 ) -> None:
@@ -193,6 +194,7 @@ def test_a_server_that_is_away_is_waited_for(guarded: Superlink, roots: bytes | 
     assert "trying again" in told[0]
 
 
+@pytest.mark.slow
 def test_clients_outlive_a_server_that_is_killed(guarded: Superlink, clear: Superlink, join: Join) -> None:
     """Tried with a server that remembers its nodes, and with one that does not."""
     key = new_key()

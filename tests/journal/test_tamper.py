@@ -239,6 +239,7 @@ def test_a_run_without_summary_passes(finished_run: Path) -> None:
     assert verify(finished_run).rounds == ROUNDS
 
 
+@pytest.mark.slow
 def test_a_byte_changed_anywhere_in_the_file_is_refused_or_harmless(finished_run: Path) -> None:
     """Names, metrics and free space are outside the chain; what is inside must not lead to other weights."""
     expected = verify(finished_run)

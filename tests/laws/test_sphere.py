@@ -86,6 +86,7 @@ def test_the_server_rebuilds_the_estimate_along_stretched_directions_from_intege
     assert rebuild(total.totals, directions, dense(n, k), n, chunk=3, block=7, threads=2).tobytes() == exact.tobytes()
 
 
+@pytest.mark.slow
 def test_with_tiers_and_supports_the_estimate_is_unbiased() -> None:
     """Two clients, one of which answers an eighth of the directions; some directions touch a part of the weights."""
     n, k, few, keys = 12, 32, 4, 1500

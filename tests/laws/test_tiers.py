@@ -51,6 +51,7 @@ def by_direction(directions: Directions) -> F64:
     return mean
 
 
+@pytest.mark.slow
 def test_a_slow_majority_of_the_data_keeps_its_say() -> None:
     keys = 600
     ours, theirs = np.empty((keys, N)), np.empty((keys, N))

@@ -155,6 +155,7 @@ def test_the_command_exports_and_refuses_in_one_line(
         assert says in done.stderr
 
 
+@pytest.mark.slow
 def test_whole_rounds_need_neither_torch_nor_what_exports() -> None:
     """Processes of their own, as the benchmark starts them; they say what they have imported."""
     program = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "edge.py"

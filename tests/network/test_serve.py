@@ -140,6 +140,7 @@ def test_too_few_clients_are_waited_for(federation: Federation) -> None:
     agree(federation)
 
 
+@pytest.mark.slow
 def test_the_server_is_killed_at_every_exchange_and_goes_on(
     keys: list[ClientKeys], federation: Federation, tmp_path: Path
 ) -> None:

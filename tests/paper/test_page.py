@@ -96,6 +96,7 @@ def _bare(page: dict[str, Any]) -> dict[str, Any]:
     return page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", list(permutations(["here", "there", "elsewhere"])), ids="-".join)
 def test_rows_asked_for_one_by_one_in_any_order_make_the_page_of_all(tmp_path: Path, order: tuple[str, ...]) -> None:
     whole = _page(THREE, tmp_path, out="whole")
@@ -119,12 +120,14 @@ def test_a_row_that_stays_says_when_and_with_what_it_was_made(tmp_path: Path, mo
     assert line.endswith("2001-02-03, commit abc")
 
 
+@pytest.mark.slow
 def test_a_row_whose_plan_has_changed_does_not_stay(tmp_path: Path) -> None:
     _page(THREE, tmp_path)
     changed = _target(**{**THREE.rows["smoke"], "there": Row(("probe.k=5",))})
     assert [row[0] for row in _page(changed, tmp_path, ["here"])["rows"]] == ["here", "elsewhere"]
 
 
+@pytest.mark.slow
 def test_a_row_that_is_on_the_page_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _page(THREE, tmp_path)
 

@@ -21,6 +21,7 @@ def _paper(folder: Path, name: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_target_and_each_of_its_rows_alone_write_a_table_its_data_and_a_figure(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
@@ -44,6 +45,7 @@ def test_a_target_and_each_of_its_rows_alone_write_a_table_its_data_and_a_figure
         assert alone.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_finished_runs_are_kept_and_unfinished_ones_gone_on_with(tmp_path: Path) -> None:
     first = _paper(tmp_path, "fig-k")
     folders = sorted((tmp_path / "runs").iterdir())

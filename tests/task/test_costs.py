@@ -43,6 +43,7 @@ def test_bytes_and_forwards_come_as_predicted(tiny: Callable[..., Plan], tmp_pat
         assert found["join_bytes_per_client"] == predicted.join_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clients", "mode", "groups"),
     [

@@ -119,6 +119,7 @@ def _factory() -> str:
     return f'task.model={{name="custom", factory="{__name__}:frozen"}}'
 
 
+@pytest.mark.slow
 def test_a_run_trains_the_head_alone(tmp_path: Path) -> None:
     settings_ = ["rounds=15", "probe.k=200", "run.evaluate_every=15", _factory()]
     plan = load("digits", settings_)

@@ -30,6 +30,7 @@ def _client(model: str, limit: int, batch: int = 64) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="high-water marks are read from /proc")
 @pytest.mark.parametrize(("model", "limits"), [("lenet", (8, 14)), ("wrn", (9, 24))])
 def test_a_limit_is_kept_by_the_process_and_used(model: str, limits: tuple[int, int]) -> None:

@@ -48,6 +48,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
     return module, folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
@@ -104,6 +105,7 @@ def test_batches_and_weights_do_not_disturb_each_other(small: tuple[nn.Module, P
     assert one(weights) == first
 
 
+@pytest.mark.slow
 def test_the_same_module_is_exported_with_the_same_bytes(small: tuple[nn.Module, Path], tmp_path: Path) -> None:
     module, folder = small
     export_module(module, SMALL, tmp_path / "again")
