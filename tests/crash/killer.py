@@ -1,7 +1,7 @@
-"""Carries out runs in forked processes and kills them: at a moment, after some rounds, or at a step that writes.
+"""Executes runs in forked processes and kills them: after a time, after a number of rounds, or before a write.
 
-PyTorch is imported once, here, and never used before a fork. Reads one order a line from standard input, as JSON, and
-answers each with one line: how many processes were killed, and whether the last one, left alone, finished the run.
+PyTorch is imported once, here, and never used before a fork. Each line of standard input is an order in JSON. Each is
+answered with one line: how many processes were killed, and whether the last one, left alone, finished the run.
 """
 
 import json
@@ -22,7 +22,7 @@ WRITES = ("os.mkdir", "os.rename", "sqlite3.connect")
 
 
 def run(folder: Path, plan: str, settings: list[str]) -> None:
-    """What a person would do: go on with the run, or start it where there is none yet."""
+    """Resume the run, or start it if there is none yet, as a person would."""
     if (folder / "plan.toml").exists():
         resume(folder)
     else:
@@ -30,7 +30,7 @@ def run(folder: Path, plan: str, settings: list[str]) -> None:
 
 
 def die_before_write(number: int) -> None:
-    """Kill this process just before it changes the file system for the given time."""
+    """Kill this process just before its n-th change to the file system."""
     seen = 0
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
@@ -43,7 +43,7 @@ def die_before_write(number: int) -> None:
     sys.addaudithook(watch)
 
 
-def rounds_told(folder: Path) -> int:
+def rounds_recorded(folder: Path) -> int:
     try:
         return (folder / "metrics.jsonl").read_bytes().count(b"\n")
     except OSError:
@@ -51,9 +51,9 @@ def rounds_told(folder: Path) -> int:
 
 
 def attempt(order: dict[str, Any], end: dict[str, Any]) -> int:
-    """One process, ended as told; its wait status."""
+    """Run one process, kill it as ordered, and return its wait status."""
     folder = Path(order["folder"])
-    before = rounds_told(folder)
+    before = rounds_recorded(folder)
     child = os.fork()
     if not child:
         try:
@@ -66,7 +66,7 @@ def attempt(order: dict[str, Any], end: dict[str, Any]) -> int:
             os._exit(1)
     if "rounds" in end:
         while (
-            rounds_told(folder) < before + end["rounds"]
+            rounds_recorded(folder) < before + end["rounds"]
             and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         ):
             time.sleep(0.0005)

@@ -1,4 +1,4 @@
-"""Whole runs: the same bits again and again, whatever the workers, stopped or not, and in every variant."""
+"""Whole runs: every variant gives the same bits again, with any number of workers, stopped or not."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ from baffle.server.round import Played
 from baffle.simulation import add_baseline, resume, simulate
 from baffle.trajectory import trajectory_of
 
-FIXED = "probe.micro_batch=64"  # otherwise it is measured, and two runs need not agree on it
+FIXED = "probe.micro_batch=64"  # otherwise it is measured, and two runs may disagree
 VARIANTS: dict[str, list[str]] = {
     "forward": [],
     "central": ["probe.scheme=central"],
@@ -56,7 +56,7 @@ Ran = Callable[[str], tuple[Path, Summary]]
 
 @pytest.fixture(scope="module")
 def ran(tiny: Callable[..., Plan], tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """The run of a variant, made when it is first asked for."""
+    """The run of a variant, simulated when a test first asks for it."""
     folder = tmp_path_factory.mktemp("variants")
 
     @cache
@@ -93,7 +93,7 @@ def test_the_number_of_workers_changes_no_bit(tiny: Callable[..., Plan], tmp_pat
     assert len(found) == 1
 
 
-def test_operators_run_on_one_thread_while_a_run_goes_on(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+def test_operators_use_one_thread_during_a_run(tiny: Callable[..., Plan], tmp_path: Path) -> None:
     seen: set[int] = set()
     torch.set_num_threads(2)
     simulate(tiny(), tmp_path / "run", watch=lambda _: seen.add(torch.get_num_threads()))
@@ -129,7 +129,7 @@ def _records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_folder_tells_of_every_round(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+def test_the_folder_has_a_record_of_every_round(tiny: Callable[..., Plan], tmp_path: Path) -> None:
     summary = simulate(tiny("rounds=7", "run.evaluate_every=3"), tmp_path / "run")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "journal.sqlite",
@@ -147,19 +147,19 @@ def test_the_folder_tells_of_every_round(tiny: Callable[..., Plan], tmp_path: Pa
     assert np.all(np.diff([record["seconds"] for record in records]) >= 0)
 
 
-def test_a_watcher_hears_of_every_round(tiny: Callable[..., Plan], tmp_path: Path) -> None:
-    told: list[Progress] = []
-    summary = simulate(tiny(), tmp_path / "run", watch=told.append)
-    done = [progress for progress in told if progress.rounds_done == int(progress.rounds_done)]
+def test_a_watcher_is_called_for_every_round(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    calls: list[Progress] = []
+    summary = simulate(tiny(), tmp_path / "run", watch=calls.append)
+    done = [progress for progress in calls if progress.rounds_done == int(progress.rounds_done)]
     assert [progress.rounds_done for progress in done] == [1, 2, 3, 4, 5, 6]
-    assert {progress.rounds for progress in told} == {6}
+    assert {progress.rounds for progress in calls} == {6}
     assert done[-1].accuracy == summary["test_accuracy"]
     assert done[-1].seconds_left == 0
     assert done[-1].uplink_bytes == sum(record["uplink_bytes"] for record in _records(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("name", ["forward", "few", "epoch", "backprop", "tiers", "no average"])
-def test_a_longer_run_is_a_shorter_one_gone_on_with(tiny: Callable[..., Plan], tmp_path: Path, name: str) -> None:
+def test_a_longer_run_is_a_shorter_one_continued(tiny: Callable[..., Plan], tmp_path: Path, name: str) -> None:
     settings = [setting for setting in VARIANTS[name] if not setting.startswith("rounds")]
     expected = simulate(tiny(*settings, "rounds=7"), tmp_path / "whole")
     simulate(tiny(*settings, "rounds=3"), tmp_path / "parts")
@@ -175,7 +175,7 @@ def test_a_longer_run_is_a_shorter_one_gone_on_with(tiny: Callable[..., Plan], t
         assert journal.plan().rounds == 7
 
 
-def test_a_finished_run_gone_on_with_stays_as_it_is(finished_run: Path) -> None:
+def test_resuming_a_finished_run_changes_nothing(finished_run: Path) -> None:
     before = json.loads((finished_run / "summary.json").read_text())
     after = resume(finished_run)
     for name in (
@@ -202,7 +202,7 @@ def test_a_summary_of_the_shorter_run_does_not_spoil_a_longer_one_that_was_stopp
 
 
 @pytest.mark.parametrize("setting", ["probe.k=5", "seed=1", "update.rate=0.5", "federation.clients=4", "ring.d_max=9"])
-def test_what_determines_the_weights_cannot_be_changed_on_the_way(finished_run: Path, setting: str) -> None:
+def test_what_determines_the_weights_cannot_be_changed_midway(finished_run: Path, setting: str) -> None:
     before = (finished_run / "plan.toml").read_text()
     with pytest.raises(PlanError, match=r"rounds, run\.\* and secure\.\*.*--out"):
         resume(finished_run, [setting])
@@ -224,7 +224,7 @@ def test_a_run_stopped_by_ctrl_c_keeps_its_rounds(tiny: Callable[..., Plan], tmp
 
 
 @pytest.mark.parametrize("at", [1, 2, 4, 5])
-def test_a_run_killed_while_it_looks_at_its_accuracy_looks_again(
+def test_a_run_killed_during_an_evaluation_evaluates_again(
     tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     plan = tiny("rounds=5", "run.evaluate_every=2")
@@ -250,7 +250,7 @@ def test_a_run_killed_while_it_looks_at_its_accuracy_looks_again(
 
 
 def test_a_round_whose_metrics_were_lost_is_still_counted(tiny: Callable[..., Plan], tmp_path: Path) -> None:
-    """A process killed after a round is durable and before its metrics are leaves one without the other."""
+    """A process killed between the two writes leaves a durable round without metrics."""
     simulate(tiny("rounds=4"), tmp_path / "run")
     db = sqlite3.connect(tmp_path / "run" / "journal.sqlite")
     db.execute("DELETE FROM metrics WHERE round = 3")
@@ -267,7 +267,7 @@ def test_an_output_folder_in_use_is_refused_at_once(finished_run: Path, tiny: Ca
     verify(finished_run)
 
 
-def test_a_run_in_progress_cannot_be_gone_on_with(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+def test_a_run_in_progress_cannot_be_resumed(tiny: Callable[..., Plan], tmp_path: Path) -> None:
     refusals: list[str] = []
 
     def intrude(progress: Progress) -> None:
@@ -380,7 +380,7 @@ def test_a_run_that_diverges_stops_after_ten_rounds_and_says_why(
 
 
 @pytest.mark.parametrize("client", [0, 1, 2])
-def test_a_client_whose_loss_is_not_finite_abstains_and_the_others_go_on(
+def test_a_client_whose_loss_is_not_finite_abstains_and_the_others_continue(
     tiny: Callable[..., Plan], tmp_path: Path, spoilt: Callable[[object], str], client: int
 ) -> None:
     share = iid(Seeds(0, b"").key("partition"), 60, 3)[client]
@@ -434,7 +434,7 @@ def test_a_run_with_own_seeds_has_a_baseline_too(tiny: Callable[..., Plan], tmp_
     assert add_baseline(tmp_path / "run")["baseline_rounds"] == 6
 
 
-def test_with_one_client_own_seeds_differ_from_shared_ones_in_the_key_alone(
+def test_with_one_client_own_seeds_differ_from_shared_ones_only_in_the_key(
     tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Seeds.key
@@ -459,7 +459,7 @@ def test_with_one_client_own_seeds_differ_from_shared_ones_in_the_key_alone(
     np.testing.assert_allclose(weights("shared"), weights("own"), atol=1e-5)
 
 
-def test_probes_in_half_precision_lead_elsewhere_by_a_chain_that_holds(
+def test_probes_in_half_precision_change_the_weights_and_the_chain_still_verifies(
     tiny: Callable[..., Plan], tmp_path: Path
 ) -> None:
     settings = ("task.model={name='lenet', channels=[2, 2], head='flatten'}", "probe.sigma=1e-2")

@@ -1,4 +1,4 @@
-"""Runs whose directions touch a part of the weights: the same guarantees as for dense ones."""
+"""Runs whose directions touch only a part of the weights keep the guarantees of dense ones."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,31 +30,29 @@ EACH = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
 def _resolved(plan: Plan) -> Plan:
-    """The plan with its layout: it is measured, so two runs are compared on one."""
+    """The plan with its layout. Layouts are measured, so runs that are compared must share one."""
     return load_task(plan).plan
 
 
 @EACH
-def test_a_run_can_be_replayed_and_gone_on_with(tiny: MakePlan, tmp_path: Path, way: list[str]) -> None:
+def test_a_run_can_be_replayed_and_continued(tiny: MakePlan, tmp_path: Path, way: list[str]) -> None:
     plan = _resolved(tiny(*way, "rounds=4", "run.snapshot_every=2"))
     whole = simulate(plan, tmp_path / "whole")
     simulate(change(plan, ["rounds=2"]), tmp_path / "parts")
-    gone_on = resume(tmp_path / "parts", ["rounds=4"])
-    assert gone_on["weights_sha256"] == whole["weights_sha256"] == verify(tmp_path / "whole").weights_sha256
+    resumed = resume(tmp_path / "parts", ["rounds=4"])
+    assert resumed["weights_sha256"] == whole["weights_sha256"] == verify(tmp_path / "whole").weights_sha256
     assert verify(tmp_path / "parts").chain == verify(tmp_path / "whole").chain
 
 
 @EACH
-def test_masks_cost_no_bit(tiny: MakePlan, tmp_path: Path, way: list[str]) -> None:
+def test_masks_change_no_bit(tiny: MakePlan, tmp_path: Path, way: list[str]) -> None:
     plan = _resolved(tiny(*way, "rounds=3", "secure.floor=2"))
-    found = [
-        simulate(change(plan, [f"secure.mode={mode}"]), tmp_path / mode)["weights_sha256"] for mode in ("on", "off")
-    ]
-    assert found[0] == found[1]
+    secure, plain = (simulate(change(plan, [f"secure.mode={mode}"]), tmp_path / mode) for mode in ("on", "off"))
+    assert secure["weights_sha256"] == plain["weights_sha256"]
 
 
 @EACH
-def test_the_layout_stands_in_the_runs_own_plan(tiny: MakePlan, tmp_path: Path, way: list[str]) -> None:
+def test_the_layout_is_written_to_the_plan_of_the_run(tiny: MakePlan, tmp_path: Path, way: list[str]) -> None:
     simulate(tiny(*way, "rounds=1"), tmp_path / "run")
     plan = load(str(tmp_path / "run" / "plan.toml"))
     assert sum(row[-1] for row in plan.probe.layout) == plan.probe.k
@@ -67,7 +65,7 @@ def test_the_layout_stands_in_the_runs_own_plan(tiny: MakePlan, tmp_path: Path, 
 
 
 def test_every_prefix_of_the_directions_covers_the_model(tiny: MakePlan) -> None:
-    """Slower clients evaluate a prefix: it must not leave a part of the model out."""
+    """Slower clients evaluate only a prefix, which must not leave out a part of the model."""
     plan = _resolved(tiny(LENET, "probe.supports=units", "probe.k=60"))
     trajectory = trajectory_of(plan, len(load_task(plan).initial_weights()))
     assert set(trajectory.supports[:30]) == set(trajectory.supports)
@@ -87,7 +85,7 @@ def test_a_plan_without_a_layout_cannot_be_replayed(tiny: MakePlan) -> None:
         (["probe.supports=unit"], "'dense', 'stages', 'units'"),
     ],
 )
-def test_a_layout_that_says_nothing_is_refused(tiny: MakePlan, settings: list[str], named: str) -> None:
+def test_a_layout_that_does_not_fit_the_plan_is_refused(tiny: MakePlan, settings: list[str], named: str) -> None:
     with pytest.raises(PlanError, match=named):
         tiny(*settings)
 
@@ -104,7 +102,7 @@ def test_fewer_directions_than_supports_are_refused(tiny: MakePlan) -> None:
 
 
 def test_the_expected_alignment_counts_directions_per_weight(tiny: MakePlan) -> None:
-    """Dense: √(K/(K+n+1)). Two halves with half of the directions each are known as well as the whole."""
+    """Dense: √(K/(K+n+1)). Two halves with half of the directions each align as well as the whole."""
     dense = costs(load_task(tiny(LENET, "probe.k=24")))
     assert dense.alignment == pytest.approx(np.sqrt(24 / (24 + dense.n_weights + 1)))
     half = dense.n_weights // 2
