@@ -26,7 +26,11 @@ WAYS = {
     "units, central": [LENET, "probe.supports=units", "probe.k=24", "probe.scheme=central"],
     "units in groups": [LENET, "probe.supports=units", "probe.k=24", "federation.clients=6", "secure.groups=2"],
 }
-EACH = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+SLOW = "stages at epoch level"
+EACH = pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, id=name, marks=[pytest.mark.slow] if name == SLOW else []) for name, way in WAYS.items()],
+)
 
 
 def _resolved(plan: Plan) -> Plan:
