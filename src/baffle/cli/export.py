@@ -1,0 +1,52 @@
+"""`baffle export`: a model for devices without PyTorch."""
+
+import json
+from pathlib import Path
+
+import click
+from msgspec import to_builtins
+
+from baffle.cli.options import data_option, json_option, path, set_option
+
+
+@click.command()
+@click.argument("source", required=False)
+@click.option("--out", type=path, required=True, help="The model's folder, a new one.")
+@click.option("--onnx", type=path, metavar="FILE", help="A classifier that came as ONNX.")
+@click.option("--freeze", multiple=True, metavar="PATTERN", help="With --onnx: weights that stay as they are.")
+@set_option
+@data_option
+@json_option
+def export(
+    source: str | None,
+    out: Path,
+    onnx: Path | None,
+    freeze: tuple[str, ...],
+    settings: tuple[str, ...],
+    data: Path | None,
+    as_json: bool,
+) -> None:
+    """A model for devices without PyTorch. SOURCE is a run's folder, a plan's TOML file or a preset's name."""
+    if (source is None) == (onnx is None):
+        raise click.UsageError("name what to export: a run's folder, a plan, or --onnx FILE, and one of these alone")
+    run = Path(source) if source and Path(source).is_dir() else None
+    if (freeze and not onnx) or (settings and (onnx or run)):
+        raise click.UsageError("--freeze belongs to --onnx FILE, and --set to a plan that has not run")
+    from baffle.export import export_onnx, export_plan, export_run
+
+    if onnx:
+        manifest = export_onnx(onnx, out, freeze)
+    else:
+        manifest = export_run(run, out, data=data) if run else export_plan(str(source), out, settings, data=data)
+    if as_json:
+        click.echo(json.dumps(to_builtins(manifest)))
+        return
+    from baffle.cli import show
+
+    console, _ = show.consoles()
+    for tensor in manifest.weights:
+        console.print(f"{tensor.name:40} {' × '.join(map(str, tensor.shape))}", soft_wrap=True)
+    console.print(
+        f"{manifest.n_weights:,} weights after {manifest.rounds:,} rounds, sha256 {manifest.weights_sha256}, in {out}",
+        soft_wrap=True,
+    )

@@ -1,0 +1,118 @@
+"""`baffle join`: one client of a networked run."""
+
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from threading import Event, Timer
+
+import click
+
+from baffle.cli.options import path
+from baffle.errors import RunFolderError
+from baffle.plan import load
+
+THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")
+"""Each thread and arena would cost a small device megabytes; one of each is all that a client uses."""
+
+LINGER = 3.0
+"""Seconds for which a client that is done stays: a server that sees it leave before its last reply loses that."""
+
+
+@click.command()
+@click.argument("address")
+@click.option("--keys", "keys_folder", type=path, required=True, help="This client's folder that `baffle keys` made.")
+@click.option("--state", type=path, required=True, help="Where it keeps what it must not forget.")
+@click.option(
+    "--data", type=path, help="Folder with its samples, in the formats of docs/data.md (default: $BAFFLE_DATA)."
+)
+@click.option("--part", is_flag=True, help="The folder holds everybody's samples; take this client's part of them.")
+@click.option("--model", type=path, help="Run this exported model on ONNX Runtime (default: PyTorch).")
+@click.option("--affords", type=click.IntRange(0), default=0, help="Directions a round at most (default: all).")
+@click.option("--plan", "pinned", help="Take part in this plan alone.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a setting of --plan.")
+@click.option("--insecure", is_flag=True, help="The server has no TLS.")
+@click.option("--stay", is_flag=True, help="Wait for the next run when one is over.")
+def join(
+    address: str,
+    keys_folder: Path,
+    state: Path,
+    data: Path | None,
+    part: bool,
+    model: Path | None,
+    affords: int,
+    pinned: str | None,
+    settings: tuple[str, ...],
+    insecure: bool,
+    stay: bool,
+) -> None:
+    """Take part, as one client, in the runs of the server at ADDRESS (host:port)."""
+    if model and not all(name in os.environ for name in THREADS):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **dict.fromkeys(THREADS, "1")})
+    from baffle.flower.node import Fleet
+    from baffle.network.equipment import count_samples, with_onnx, with_torch
+    from baffle.network.keys import ClientKeys
+    from baffle.network.member import Member
+
+    own, leaving = ClientKeys.load(keys_folder), Event()
+
+    def tell(words: str) -> None:
+        if not leaving.is_set():  # a server that is gone is no news then
+            click.echo(f"client {own.number}: {words}", err=True)
+
+    equip = with_onnx(own.number, data, model, part=part) if model else with_torch(own.number, data, part=part)
+    member = Member(
+        own,
+        state,
+        count_samples(own.number, data, part=part),
+        equip,
+        affords,
+        load(pinned, settings) if pinned else None,
+        tell,
+    )
+    roots, key = (None, None) if insecure else (own.ca, own.node)
+    with _alone(state), closing(member):
+        known = _known_node(state)
+        with Fleet(address, roots, key, tell, known=known) as fleet:
+            for message in fleet.messages():
+                if fleet.node != known:
+                    known = fleet.node
+                    _node_file(state).write_text(str(known))
+                fleet.reply(message, member.answer(message.content))
+                if member.over:
+                    tell("the run is over")
+                    member.over = False
+                    if not stay:
+                        leaving.set()
+                        Timer(LINGER, fleet.stop).start()
+
+
+@contextmanager
+def _alone(state: Path) -> Iterator[None]:
+    """A client's folder, for one process: two with the same marks could each be asked about the same weights."""
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        lock = os.open(state, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunFolderError(f"{state} is in use by another client; each needs its own --state") from None
+    except OSError as fault:
+        raise RunFolderError(f"{state} cannot be used: {fault.strerror or fault}; give another --state") from None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _node_file(state: Path) -> Path:
+    return state / "node"
+
+
+def _known_node(state: Path) -> int:
+    """Which node this client was before; 0 where it is not known. To know it saves waiting, no more."""
+    try:
+        return int(_node_file(state).read_text())
+    except (OSError, ValueError):
+        return 0

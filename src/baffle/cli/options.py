@@ -1,0 +1,17 @@
+"""Options that several commands share."""
+
+from pathlib import Path
+
+import click
+
+INTERRUPTED = 130
+"""The exit code of a process that Ctrl-C stopped."""
+
+path = click.Path(path_type=Path)
+
+set_option = click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. probe.k=50."
+)
+data_option = click.option("--data", type=path, help="Folder of data sets (default: $BAFFLE_DATA).")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")

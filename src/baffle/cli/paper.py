@@ -1,0 +1,50 @@
+"""`baffle paper`: the tables and figures of the paper."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from baffle.cli.options import data_option, path, quiet_option
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--list", "list_targets", is_flag=True, help="List the tables and figures.")
+@click.option("--scale", type=click.Choice(["smoke", "short", "full"]), default="short", show_default=True)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="TEXT",
+    help="Only rows whose names hold this, or the row of this name; may be repeated. Rows on the page stay.",
+)
+@click.option("--runs", type=path, default=Path("runs"), help="Where runs are kept (runs/).")
+@click.option("--out", type=path, default=Path("paper"), help="Where the page goes (paper/).")
+@data_option
+@quiet_option
+def paper(
+    name: str | None,
+    list_targets: bool,
+    scale: str,
+    only: tuple[str, ...],
+    runs: Path,
+    out: Path,
+    data: Path | None,
+    quiet: bool,
+) -> None:
+    """A table or figure of the paper: runs what it needs, goes on with what is there, writes Markdown, JSON and PNG."""
+    from baffle.cli import show
+    from baffle.paper.targets import TARGETS, target
+    from baffle.paper.work import Onlooker, carry_out
+
+    console, _ = show.consoles()
+    console.quiet = quiet
+    if list_targets or not name:
+        for one in TARGETS.values():
+            console.print(f"{one.name:19}{one.about}", soft_wrap=True)
+        return
+    onlooker = Onlooker(partial(show.watching, console), partial(show.telling, console))
+    page = carry_out(target(name), cast(Any, scale), runs, out, onlooker, data, only)
+    console.print(page.read_text(), soft_wrap=True)
+    console.print(f"written to {page}", soft_wrap=True)

@@ -1,0 +1,31 @@
+"""`baffle verify`: replay a journal."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from baffle.cli.options import json_option, path, quiet_option
+
+
+@click.command()
+@click.argument("folder", type=path)
+@json_option
+@quiet_option
+def verify(folder: Path, as_json: bool, quiet: bool) -> None:
+    """Replay the journal of the run in FOLDER and check every hash. Needs NumPy alone."""
+    from baffle.cli import show
+    from baffle.journal.replay import verify as replay
+
+    console, _ = show.consoles()
+    console.quiet = quiet or as_json
+    with show.counting(console, "replaying") as progress:
+        found = replay(folder, progress)
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+    console.print(
+        f"{found.rounds:,} rounds replayed, every hash right; "
+        f"{found.n_weights:,} weights, sha256 {found.weights_sha256}",
+        soft_wrap=True,
+    )
