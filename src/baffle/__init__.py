@@ -1,16 +1,17 @@
 """Federated learning for clients that can only run inference."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from baffle.core.pixels import PixelScale
-from baffle.data.sources import Dataset, Source
 from baffle.errors import BaffleError
-from baffle.plan import Plan
-from baffle.plan import load as load_plan
 from baffle.version import __version__
 
 if TYPE_CHECKING:
+    from baffle.core.pixels import PixelScale
+    from baffle.data.sources import Dataset, Source
     from baffle.journal.replay import Verified, verify
+    from baffle.plan import Plan
+    from baffle.plan import load as load_plan
     from baffle.simulation import resume, simulate
 
 __all__ = [
@@ -27,15 +28,26 @@ __all__ = [
     "verify",
 ]
 
+_HOMES = {
+    "Dataset": ("baffle.data.sources", "Dataset"),
+    "PixelScale": ("baffle.core.pixels", "PixelScale"),
+    "Plan": ("baffle.plan", "Plan"),
+    "Source": ("baffle.data.sources", "Source"),
+    "Verified": ("baffle.journal.replay", "Verified"),
+    "load_plan": ("baffle.plan", "load"),
+    "resume": ("baffle.simulation", "resume"),
+    "simulate": ("baffle.simulation", "simulate"),
+    "verify": ("baffle.journal.replay", "verify"),
+}
+"""Where each public name is defined, and its name there.
+
+They are imported when they are first used: the command line must start without NumPy, and a client on the edge has
+neither PyTorch nor SQLite.
+"""
+
 
 def __getattr__(name: str) -> Any:
-    # These need PyTorch, or SQLite; a client on the edge has neither.
-    if name in ("resume", "simulate"):
-        from baffle import simulation
-
-        return getattr(simulation, name)
-    if name in ("Verified", "verify"):
-        from baffle.journal import replay
-
-        return getattr(replay, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)
