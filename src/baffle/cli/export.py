@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import click
-from msgspec import to_builtins
 
 from baffle.cli.options import data_option, json_option, path, set_option
 
@@ -26,12 +25,14 @@ def export(
     data: Path | None,
     as_json: bool,
 ) -> None:
-    """A model for devices without PyTorch. SOURCE is a run's folder, a plan's TOML file or a preset's name."""
+    """Export a model for devices without PyTorch. SOURCE is a run's folder, a plan's TOML file or a preset's name."""
     if (source is None) == (onnx is None):
         raise click.UsageError("name what to export: a run's folder, a plan, or --onnx FILE, and one of these alone")
     run = Path(source) if source and Path(source).is_dir() else None
     if (freeze and not onnx) or (settings and (onnx or run)):
         raise click.UsageError("--freeze belongs to --onnx FILE, and --set to a plan that has not run")
+    from msgspec import to_builtins
+
     from baffle.export import export_onnx, export_plan, export_run
 
     if onnx:

@@ -12,7 +12,6 @@ import click
 
 from baffle.cli.options import path
 from baffle.errors import RunFolderError
-from baffle.plan import load
 
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")
 """Each thread and arena would cost a small device megabytes; one of each is all that a client uses."""
@@ -48,13 +47,14 @@ def join(
     insecure: bool,
     stay: bool,
 ) -> None:
-    """Take part, as one client, in the runs of the server at ADDRESS (host:port)."""
+    """Take part in a server's runs as one client. The server is at ADDRESS (host:port)."""
     if model and not all(name in os.environ for name in THREADS):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **dict.fromkeys(THREADS, "1")})
     from baffle.flower.node import Fleet
     from baffle.network.equipment import count_samples, with_onnx, with_torch
     from baffle.network.keys import ClientKeys
     from baffle.network.member import Member
+    from baffle.plan import load
 
     own, leaving = ClientKeys.load(keys_folder), Event()
 

@@ -14,7 +14,7 @@ from baffle.cli.options import path
     "--host", "hosts", multiple=True, default=("localhost", "127.0.0.1"), help="A name or address of the server."
 )
 def keys(folder: Path, clients: int, hosts: tuple[str, ...]) -> None:
-    """Make the keys of a federation in FOLDER: a CA, the server's certificate, and a folder for each client."""
+    """Make the keys of a federation. FOLDER gets a CA, the server's certificate, and a folder for each client."""
     from baffle.network.authority import make_keys
 
     make_keys(folder, clients, tuple(dict.fromkeys((*hosts, "127.0.0.1"))))  # where the server reaches its SuperLink

@@ -1,13 +1,30 @@
-"""The entry of the command line: it calls the commands and reports their errors."""
+"""The entry of the command line: it finds the commands and reports their errors.
+
+A command is a file of this package that defines a click command of the same name, and a line in `COMMANDS`.
+"""
 
 import sys
+from importlib import import_module
 
 import click
 
-from baffle.cli import export, join, keys, paper, plan, run, serve, verify
-from baffle.cli.options import INTERRUPTED
 from baffle.errors import BaffleError
 from baffle.version import __version__
+
+COMMANDS = {
+    "export": ("baffle.cli.export", "Export a model for devices without PyTorch."),
+    "join": ("baffle.cli.join", "Take part in a server's runs as one client."),
+    "keys": ("baffle.cli.keys", "Make the keys of a federation."),
+    "paper": ("baffle.cli.paper", "Reproduce a table or figure of the paper."),
+    "plan": ("baffle.cli.plan", "Show what a run will cost."),
+    "run": ("baffle.cli.run", "Simulate a federation."),
+    "serve": ("baffle.cli.serve", "Run a plan with clients that join over a network."),
+    "verify": ("baffle.cli.verify", "Replay a run's journal and check every hash."),
+}
+"""Each command's module, and the line that `baffle --help` shows for it: the first sentence of the command's own help.
+
+The line stands here too so that --help need not import the modules.
+"""
 
 EXTRAS = {
     "torch": "demo",
@@ -17,7 +34,10 @@ EXTRAS = {
     "flwr": "flower",
     "google": "edge",
 }
-"""Packages that a command may need, and the extra that brings each."""
+"""Packages that a command may need, and the extra that installs each."""
+
+INTERRUPTED = 130
+"""The exit code of a process that Ctrl-C stopped."""
 
 
 def main() -> None:
@@ -45,23 +65,30 @@ def _error(message: str) -> int:
     return 2
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class LazyCommands(click.Group):
+    """Imports the module of a command when that command is called, and none to list them all."""
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(module), cmd_name)
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyCommands,
+    # Click lists these names and suggests them for a misspelt one; `get_command` returns the commands themselves.
+    commands={name: click.Command(name, short_help=line) for name, (_, line) in COMMANDS.items()},
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="baffle")
 def commands() -> None:
     """Federated learning for clients that can only run inference."""
-
-
-for command in (
-    export.export,
-    join.join,
-    keys.keys,
-    paper.paper,
-    plan.plan_command,
-    run.run,
-    serve.serve,
-    verify.verify,
-):
-    commands.add_command(command)
 
 
 if __name__ == "__main__":

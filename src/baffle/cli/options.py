@@ -1,14 +1,12 @@
-"""Options that several commands share."""
+"""Arguments and options that several commands share."""
 
 from pathlib import Path
 
 import click
 
-INTERRUPTED = 130
-"""The exit code of a process that Ctrl-C stopped."""
-
 path = click.Path(path_type=Path)
 
+plan_argument = click.argument("plan", required=False)
 set_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. probe.k=50."
 )

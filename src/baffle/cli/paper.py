@@ -33,7 +33,8 @@ def paper(
     data: Path | None,
     quiet: bool,
 ) -> None:
-    """A table or figure of the paper: runs what it needs, goes on with what is there, writes Markdown, JSON and PNG."""
+    """Reproduce a table or figure of the paper. Runs what it needs, goes on with what is there, writes Markdown, JSON
+    and PNG."""
     from baffle.cli import show
     from baffle.paper.targets import TARGETS, target
     from baffle.paper.work import Onlooker, carry_out

@@ -1,24 +1,27 @@
-"""`baffle plan`: what a run will cost."""
+"""`baffle plan`: what a run will cost, before it is started."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from baffle.cli.options import data_option, json_option, set_option
-from baffle.plan import load, presets
+from baffle.cli.options import data_option, json_option, plan_argument, set_option
+
+if TYPE_CHECKING:
+    from baffle.plan import Plan
 
 
-@click.command("plan")
-@click.argument("plan", required=False)
+@click.command()
+@plan_argument
 @set_option
 @data_option
 @click.option("--list", "list_presets", is_flag=True, help="List the plans that come with BAFFLE.")
 @click.option("--toml", is_flag=True, help="Print the whole resolved plan, to start one of your own from.")
 @click.option("--show-partition", is_flag=True, help="Draw which client holds how much of which class, and no more.")
 @json_option
-def plan_command(
+def plan(
     plan: str | None,
     settings: tuple[str, ...],
     data: Path | None,
@@ -27,38 +30,53 @@ def plan_command(
     show_partition: bool,
     as_json: bool,
 ) -> None:
-    """What a run of PLAN will cost: bytes, forward passes, memory, expected alignment, advice on σ."""
-    if list_presets:
-        for name in presets():
-            click.echo(name)
-        return
-    from baffle.cli import show
+    """Show what a run will cost. That is bytes, forward passes, memory, expected alignment, advice on σ. PLAN is a TOML
+    file or a preset's name (default: digits)."""
+    from baffle.plan import load, presets
 
-    console, remarks = show.consoles()
+    if list_presets:
+        click.echo("\n".join(presets()))
+        return
     chosen = load(plan or "digits", settings)
     if show_partition:
-        from baffle.cli.holdings import holdings, partition_view
-        from baffle.data.partition import share_out
-        from baffle.data.sources import load as load_data
+        _print_partition(chosen, data, as_json)
+    elif toml:
+        _print_toml(chosen, data)
+    else:
+        _print_costs(chosen, data, as_json)
 
-        source = load_data(chosen.task.data, data, chosen.task.pixels)
-        held = holdings(source, share_out(chosen, source))
-        if as_json:
-            click.echo(json.dumps({"clients": [asdict(one) for one in held]}))
-        else:
-            console.print(partition_view(held))
+
+def _print_partition(chosen: "Plan", data: Path | None, as_json: bool) -> None:
+    from baffle.cli import show
+    from baffle.cli.holdings import holdings, partition_view
+    from baffle.data.partition import share_out
+    from baffle.data.sources import load as load_data
+
+    source = load_data(chosen.task.data, data, chosen.task.pixels)
+    held = holdings(source, share_out(chosen, source))
+    if as_json:
+        click.echo(json.dumps({"clients": [asdict(holding) for holding in held]}))
         return
+    console, _ = show.consoles()
+    console.print(partition_view(held))
+
+
+def _print_toml(chosen: "Plan", data: Path | None) -> None:
+    from baffle.task.load import load_task
+
+    click.echo(load_task(chosen, data).plan.to_toml(), nl=False)
+
+
+def _print_costs(chosen: "Plan", data: Path | None, as_json: bool) -> None:
+    from baffle.cli import show
     from baffle.task.costs import costs
     from baffle.task.load import load_task
 
-    task = load_task(chosen, data)
-    if toml:
-        click.echo(task.plan.to_toml(), nl=False)
-        return
-    found = costs(task)
+    estimate = costs(load_task(chosen, data))
     if as_json:
-        click.echo(json.dumps(asdict(found)))
+        click.echo(json.dumps(asdict(estimate)))
         return
-    console.print(show.costs_table(found))
-    for advice in found.advice:
-        remarks.print(f"note: {advice}", soft_wrap=True)
+    console, remarks = show.consoles()
+    console.print(show.costs_table(estimate))
+    for advice in estimate.advice:
+        show.note(remarks, advice)

@@ -1,19 +1,18 @@
-"""`baffle run`: simulate a federation."""
+"""`baffle run`: simulate a federation in this process."""
 
 import json
-import sys
 from datetime import datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import click
 
-from baffle.cli.options import INTERRUPTED, data_option, json_option, path, quiet_option, set_option
-from baffle.plan import load
+from baffle.cli.options import data_option, json_option, path, plan_argument, quiet_option, set_option
 
 
 @click.command()
-@click.argument("plan", required=False)
+@plan_argument
 @set_option
 @click.option("--out", type=path, help="The run's folder (default: a new one under runs/).")
 @click.option("--resume", "resumed", type=path, metavar="DIR", help="Go on with the run in DIR.")
@@ -36,41 +35,35 @@ def run(
         raise click.UsageError(
             "--resume DIR goes on with the plan and folder of a run; give no PLAN and no --out with it"
         )
+    from baffle.plan import load
+
     chosen = None if resumed else load(plan or "digits", settings)
     folder = resumed or out or _new_folder(chosen.name if chosen else "run")
     from baffle.cli import show
     from baffle.simulation import add_baseline, baseline_of, resume, simulate
 
     if baseline and chosen:
-        baseline_of(chosen)  # a plan that has no baseline is refused before it is run
-
+        baseline_of(chosen)  # refuses a plan that has no baseline, before the run and not after it
     console, remarks = show.consoles()
     console.quiet = quiet or as_json
-
-    def warn(advice: str) -> None:
-        if not quiet:
-            remarks.print(f"note: {advice}", soft_wrap=True)
-
+    remarks.quiet = quiet
     try:
         with show.watching(console, "probing") as watch:
             if chosen is None:
                 summary = resume(folder, settings, data=data, watch=watch)
             else:
-                summary = simulate(chosen, folder, data=data, watch=watch, warn=warn)
+                summary = simulate(chosen, folder, data=data, watch=watch, warn=partial(show.note, remarks))
         if baseline:
             with show.watching(console, "backpropagation") as watch:
                 summary = add_baseline(folder, data=data, watch=watch)
     except KeyboardInterrupt:
-        if not quiet:
-            go_on = f"go on with: baffle run --resume {folder}"
-            remarks.print(
-                f"stopped; {go_on if (folder / 'plan.toml').exists() else 'nothing was begun'}", soft_wrap=True
-            )
-        sys.exit(INTERRUPTED)
+        begun = (folder / "plan.toml").exists()
+        remedy = f"go on with: baffle run --resume {folder}" if begun else "nothing was begun"
+        remarks.print(f"stopped; {remedy}", soft_wrap=True)
+        raise click.Abort from None
     if as_json:
         click.echo(json.dumps(summary))
-    console.print(show.summary_table(summary))
-    console.print(f"  folder            {folder}", soft_wrap=True)
+    show.result(console, summary, folder)
 
 
 def _new_folder(name: str) -> Path:

@@ -1,13 +1,18 @@
 """`baffle serve`: the server of a networked run."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
 
 import click
 
-from baffle.cli.options import data_option, json_option, path, set_option
-from baffle.errors import AwayError, TransportError
-from baffle.plan import load
+from baffle.cli.options import data_option, json_option, path, plan_argument, set_option
+from baffle.errors import TransportError
+
+if TYPE_CHECKING:
+    from baffle.server.recorder import Progress, Summary
 
 PORT = 9092
 MOST_RESTARTS = 5
@@ -15,7 +20,7 @@ MOST_RESTARTS = 5
 
 
 @click.command()
-@click.argument("plan", required=False)
+@plan_argument
 @set_option
 @click.option("--keys", "keys_folder", type=path, required=True, help="The server's folder that `baffle keys` made.")
 @click.option(
@@ -39,53 +44,60 @@ def serve(
     data: Path | None,
     as_json: bool,
 ) -> None:
-    """Run PLAN with clients that join over a network. Killed and started again, it goes on."""
+    """Run a plan with clients that join over a network. Killed and started again, it goes on. PLAN is a TOML file or a
+    preset's name (default: digits)."""
     from baffle.network.authority import ServerKeys
+    from baffle.plan import load
 
-    own, chosen = ServerKeys.load(keys_folder), load(plan or "digits", settings)  # faults in these are told at once
+    own = ServerKeys.load(keys_folder)
+    chosen = load(plan or "digits", settings)
+    # Below the two lines above: an error in the keys or the plan is reported before anything slow is imported.
     from baffle.cli import show
     from baffle.flower.grid import FlowerNodes, FlowerRun
     from baffle.flower.superlink import SuperLink
     from baffle.network.serve import serve as serve_run
-    from baffle.server.recorder import Progress, Watch
 
     console, remarks = show.consoles()
     console.quiet = as_json
+    remarks.quiet = as_json
 
     def tell(words: str) -> None:
-        if not as_json:
-            remarks.print(words, soft_wrap=True)
+        remarks.print(words, soft_wrap=True)
 
     certificates = None if insecure else (own.ca, own.certificate, own.key)
     link = SuperLink(host, port, out.with_name(f"{out.name}.flower"), own.secret, certificates)
     roots = None if insecure else own.ca.read_bytes()
     public = [] if insecure else own.roster.node_keys()
+
+    def attempt(played: Event) -> "Summary":
+        with link, FlowerRun(link.address, own.secret.read_bytes(), roots, public) as run:
+            tell(f"listening at {host}:{port}{' without TLS' if insecure else ''}")
+            nodes = FlowerNodes(run, chosen.run.deadline_seconds, lambda node, why: tell(f"node {node} failed: {why}"))
+            with show.watching(console, "probing") as watch:
+
+                def watched(progress: "Progress") -> None:
+                    if progress.rounds_done:
+                        played.set()
+                    watch(progress)
+
+                return serve_run(chosen, out, nodes, own.roster, least=least or 0, data=data, watch=watched, tell=tell)
+
+    summary = _restarted(attempt, out, tell)
+    if as_json:
+        click.echo(json.dumps(summary))
+    show.result(console, summary, out)
+
+
+def _restarted(attempt: Callable[[Event], "Summary"], out: Path, tell: Callable[[str], None]) -> "Summary":
+    """The summary of the first attempt that ends well. An attempt sets its event once a round was played; those that
+    fail without are counted."""
     failures = 0
     while True:
-        played = 0.0
+        played = Event()
         try:
-            with link, FlowerRun(link.address, own.secret.read_bytes(), roots, public) as run:
-                tell(f"listening at {host}:{port}{' without TLS' if insecure else ''}")
-                nodes = FlowerNodes(
-                    run, chosen.run.deadline_seconds, lambda node, why: tell(f"node {node} failed: {why}")
-                )
-                with show.watching(console, "probing") as watch:
-
-                    def watched(progress: Progress, watch: Watch = watch) -> None:
-                        nonlocal played
-                        played = progress.rounds_done
-                        watch(progress)
-
-                    summary = serve_run(
-                        chosen, out, nodes, own.roster, least=least or 0, data=data, watch=watched, tell=tell
-                    )
-                break
-        except (AwayError, TransportError) as fault:
-            failures = 0 if played else failures + 1
+            return attempt(played)
+        except TransportError as fault:
+            failures = 0 if played.is_set() else failures + 1
             if failures >= MOST_RESTARTS or not (out / "plan.toml").exists():
                 raise
             tell(f"{fault}; starting Flower's SuperLink again")
-    if as_json:
-        click.echo(json.dumps(summary))
-    console.print(show.summary_table(summary))
-    console.print(f"  folder            {out}", soft_wrap=True)

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -81,6 +82,16 @@ def line(progress: "Progress") -> str:
         f"up {size(progress.uplink_bytes)}  down {size(progress.downlink_bytes)}  "
         f"{f'dropped {progress.dropouts:,}  ' if progress.dropouts else ''}{left} left"
     )
+
+
+def note(remarks: Console, advice: str) -> None:
+    remarks.print(f"note: {advice}", soft_wrap=True)
+
+
+def result(console: Console, summary: "Summary", folder: Path) -> None:
+    """A finished run, and where it is."""
+    console.print(summary_table(summary))
+    console.print(f"  folder            {folder}", soft_wrap=True)
 
 
 def summary_table(summary: "Summary") -> Table:

@@ -14,7 +14,7 @@ from baffle.cli.options import json_option, path, quiet_option
 @json_option
 @quiet_option
 def verify(folder: Path, as_json: bool, quiet: bool) -> None:
-    """Replay the journal of the run in FOLDER and check every hash. Needs NumPy alone."""
+    """Replay a run's journal and check every hash. Needs NumPy alone."""
     from baffle.cli import show
     from baffle.journal.replay import verify as replay
 
