@@ -60,6 +60,91 @@ def test_a_bad_setting(cli: Cli, tiny_toml: Path, tmp_path: Path, command: str, 
     assert not (tmp_path / "run").exists()
 
 
+NO_FOLDER_NAMES = [
+    "",
+    " ",
+    ".",
+    "..",
+    ".hidden",
+    "../x",
+    "../../x",
+    "a/b",
+    "a/../../../x",
+    "x/",
+    "a\\b",
+    "..\\..\\x",
+    "a\0b",
+    "a\nb",
+    "a\rerror: b",
+    "\x1b[2Ja",
+    "a\u202eb",
+    "x" * 201,
+    "é" * 101,
+    "x" * 100_000,
+]
+
+
+@pytest.fixture
+def named(tiny_toml: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """Writes the tiny plan under another name."""
+
+    def write(name: str) -> Path:
+        path = tmp_path / "named.toml"
+        path.write_text(tiny_toml.read_text().replace('"tiny"', json.dumps(name)))
+        return path
+
+    return write
+
+
+def _below(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+@pytest.mark.parametrize("name", NO_FOLDER_NAMES, ids=lambda name: ascii(name)[:20])
+def test_a_plans_name_that_cannot_name_a_folder_under_runs(
+    cli: Cli, named: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    here = tmp_path / "deep" / "down"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    plan = named(name)
+    before = _below(tmp_path)
+    said = _one_line(cli("run", plan), "error: name: expected", "got '", "--set name=NAME", "--out")
+    assert len(said) < 500
+    assert said[:-1].isprintable()
+    assert _below(tmp_path) == before
+
+
+def test_an_absolute_path_as_a_plans_name(
+    cli: Cli, named: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = named(f"{tmp_path}/elsewhere/x")
+    _one_line(cli("run", plan), "name: expected")
+    assert _below(tmp_path) == {plan}
+
+
+def test_a_name_that_is_no_text_in_any_encoding(
+    cli: Cli, tiny_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    undecodable = os.fsdecode(b"a\xffb")
+    _one_line(cli("run", tiny_toml, "--set", f"name={undecodable}"), "name: expected")
+    assert _below(tmp_path) == set()
+
+
+@pytest.mark.parametrize("name", ["", "..", "../../x", "a\0b", "a\nb", "x" * 1000], ids=lambda name: ascii(name)[:20])
+def test_with_a_folder_of_its_own_a_run_may_have_any_name(
+    cli: Cli, named: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    plan = named(name)
+    assert cli("run", plan, "--out", tmp_path / "run", "-q").returncode == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["name"] == name
+    assert cli("verify", tmp_path / "run", "-q").returncode == 0
+    assert cli("run", "--resume", tmp_path / "run", "--set", "rounds=7", "-q").returncode == 0
+    assert _below(tmp_path) == {plan, tmp_path / "run", *_below(tmp_path / "run")}
+
+
 @pytest.mark.parametrize("command", ["run", "plan"])
 def test_a_plan_that_is_not_there(cli: Cli, tmp_path: Path, command: str) -> None:
     _one_line(cli(command, tmp_path / "missing.toml"), "missing.toml", "No such file")

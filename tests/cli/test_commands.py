@@ -150,6 +150,18 @@ def test_a_run_without_folder_goes_into_a_new_one(
     assert all((path / "summary.json").exists() for path in found)
 
 
+@pytest.mark.parametrize("name", ["v1.2", "k=50, σ small", "-x", "~", "x" * 200, "é" * 100])
+def test_a_run_without_folder_is_named_after_its_plan(
+    cli: Cli, tiny_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert cli("run", tiny_toml, "--set", f'name="{name}"', "--quiet").returncode == 0
+    folders = list((tmp_path / "runs").iterdir())
+    assert len(folders) == 2
+    assert all(path.name.startswith(f"{name}-") for path in folders)
+
+
 def test_settings_are_laid_over_the_plan(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:
     settings = ["--set", "probe.k=7", "--set", "rounds=2", "--set", 'update.optimizer="sgd"']
     assert cli("run", tiny_toml, "--out", tmp_path / "run", *settings, "-q").returncode == 0
