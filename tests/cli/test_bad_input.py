@@ -1,4 +1,4 @@
-"""Bad input: one clear line, exit code 2, no traceback, and nothing is lost."""
+"""Bad input gives one clear line and exit code 2, never a traceback, and no file is lost."""
 
 import gzip
 import json
@@ -21,8 +21,8 @@ def _one_line(done: CompletedProcess[str], *words: str) -> str:
     assert done.stderr.count("\n") == 1
     assert done.stderr.endswith("\n")
     assert "Traceback" not in done.stderr
-    for word in words:
-        assert word in done.stderr
+    for part in words:
+        assert part in done.stderr
     return done.stderr
 
 
@@ -60,7 +60,7 @@ def test_a_bad_setting(cli: Cli, tiny_toml: Path, tmp_path: Path, command: str, 
     assert not (tmp_path / "run").exists()
 
 
-NO_FOLDER_NAMES = [
+BAD_FOLDER_NAMES = [
     "",
     " ",
     ".",
@@ -100,7 +100,7 @@ def _below(folder: Path) -> set[Path]:
     return set(folder.rglob("*"))
 
 
-@pytest.mark.parametrize("name", NO_FOLDER_NAMES, ids=lambda name: ascii(name)[:20])
+@pytest.mark.parametrize("name", BAD_FOLDER_NAMES, ids=lambda name: ascii(name)[:20])
 def test_a_plans_name_that_cannot_name_a_folder_under_runs(
     cli: Cli, named: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -109,9 +109,9 @@ def test_a_plans_name_that_cannot_name_a_folder_under_runs(
     monkeypatch.chdir(here)
     plan = named(name)
     before = _below(tmp_path)
-    said = _one_line(cli("run", plan), "error: name: expected", "got '", "--set name=NAME", "--out")
-    assert len(said) < 500
-    assert said[:-1].isprintable()
+    line = _one_line(cli("run", plan), "error: name: expected", "got '", "--set name=NAME", "--out")
+    assert len(line) < 500
+    assert line[:-1].isprintable()
     assert _below(tmp_path) == before
 
 
@@ -124,7 +124,7 @@ def test_an_absolute_path_as_a_plans_name(
     assert _below(tmp_path) == {plan}
 
 
-def test_a_name_that_is_no_text_in_any_encoding(
+def test_a_plans_name_that_is_not_valid_unicode(
     cli: Cli, tiny_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -134,9 +134,7 @@ def test_a_name_that_is_no_text_in_any_encoding(
 
 
 @pytest.mark.parametrize("name", ["", "..", "../../x", "a\0b", "a\nb", "x" * 1000], ids=lambda name: ascii(name)[:20])
-def test_with_a_folder_of_its_own_a_run_may_have_any_name(
-    cli: Cli, named: Callable[[str], Path], tmp_path: Path, name: str
-) -> None:
+def test_with_out_a_plan_may_have_any_name(cli: Cli, named: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     plan = named(name)
     assert cli("run", plan, "--out", tmp_path / "run", "-q").returncode == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["name"] == name
@@ -146,7 +144,7 @@ def test_with_a_folder_of_its_own_a_run_may_have_any_name(
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])
-def test_a_plan_that_is_not_there(cli: Cli, tmp_path: Path, command: str) -> None:
+def test_a_plan_that_does_not_exist(cli: Cli, tmp_path: Path, command: str) -> None:
     _one_line(cli(command, tmp_path / "missing.toml"), "missing.toml", "No such file")
     _one_line(cli(command, "digit"), "did you mean digits?", "paper-mnist-lenet")
     (tmp_path / "broken.toml").write_text("rounds = [1,\n\n\n")
@@ -210,7 +208,7 @@ def test_a_folder_that_cannot_be_made(cli: Cli, tiny_toml: Path, tmp_path: Path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_place_that_is_read_only(cli: Cli, tiny_toml: Path, finished_run: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_read_only(cli: Cli, tiny_toml: Path, finished_run: Path, tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)
     _one_line(cli("run", tiny_toml, "--out", tmp_path / "locked" / "run"), "Permission denied")
     finished_run.chmod(0o500)
@@ -238,7 +236,7 @@ def test_a_journal_of_another_version(cli: Cli, finished_run: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing of the kind" * 500, b"SQLite format 3\0" + bytes(4080)])
-def test_a_file_that_is_no_journal(cli: Cli, finished_run: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_journal(cli: Cli, finished_run: Path, content: bytes) -> None:
     (finished_run / "journal.sqlite").write_bytes(content)
     _one_line(cli("verify", finished_run), "journal.sqlite")
     if content:
@@ -257,9 +255,7 @@ def test_a_plan_beside_the_journal_that_cannot_be_read(cli: Cli, finished_run: P
         _one_line(cli("run", "--resume", finished_run))
 
 
-def test_a_run_gone_on_with_keeps_its_plan_and_folder(
-    cli: Cli, tiny_toml: Path, finished_run: Path, tmp_path: Path
-) -> None:
+def test_a_resumed_run_keeps_its_plan_and_folder(cli: Cli, tiny_toml: Path, finished_run: Path, tmp_path: Path) -> None:
     before = (finished_run / "plan.toml").read_bytes()
     _one_line(cli("run", "--resume", finished_run, "--set", "probe.k=5"), "rounds, run.* and secure.*")
     _one_line(cli("run", "--resume", finished_run, "--set", "probe.kk=5"), "did you mean probe.k?")
@@ -269,7 +265,7 @@ def test_a_run_gone_on_with_keeps_its_plan_and_folder(
     assert cli("verify", finished_run, "-q").returncode == 0
 
 
-def test_a_run_in_which_nothing_works_stops_in_one_line(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:
+def test_a_run_whose_rounds_all_fail_stops_with_one_line(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:
     settings = ["update.rate=1e30", 'task.model={name="lenet", channels=[2, 3]}', "rounds=40"]
     arguments = [part for setting in settings for part in ("--set", setting)]
     done = cli("run", tiny_toml, "--out", tmp_path / "run", "-q", *arguments)

@@ -1,4 +1,4 @@
-"""The commands on good input: what they print, what they leave behind, and going on with a run."""
+"""The commands on good input: what they print, which files they write, and how a run is resumed."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ def test_help_lists_the_commands(cli: Cli) -> None:
         assert listed == ["export", "join", "keys", "paper", "plan", "run", "serve", "verify"]
 
 
-def test_without_arguments_it_shows_the_help_as_it_is(cli: Cli) -> None:
+def test_without_arguments_it_shows_the_help(cli: Cli) -> None:
     done = cli()
     shown = done.stdout + done.stderr
     assert "\nCommands:\n" in shown
@@ -72,7 +72,7 @@ def test_run_as_json_prints_the_summary_and_nothing_else(cli: Cli, tiny_toml: Pa
     assert 50 < summary["peak_rss_mb"] < 10_000
 
 
-def test_run_leaves_plan_journal_metrics_and_summary(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:
+def test_run_writes_plan_journal_metrics_and_summary(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:
     cli("run", tiny_toml, "--out", tmp_path / "run")
     files = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert files == ["journal.sqlite", "metrics.jsonl", "plan.toml", "summary.json"]
@@ -97,7 +97,7 @@ def test_run_shows_progress_and_a_table_with_the_folder(
     assert done.stdout.splitlines()[-1].split() == ["folder", "my-run"]
 
 
-def test_a_folders_name_is_shown_as_it_is(
+def test_square_brackets_in_a_folders_name_are_shown(
     cli: Cli, tiny_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -110,7 +110,7 @@ def test_a_quiet_run_prints_nothing(cli: Cli, tiny_toml: Path, tmp_path: Path) -
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-def test_advice_goes_to_the_other_stream(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:
+def test_advice_goes_to_stderr(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:
     settings = ["--set", "probe.sigma=5e-9", "--set", "secure.mode=on"]
     done = cli("run", tiny_toml, "--out", tmp_path / "run", "--json", *settings)
     assert json.loads(done.stdout)["rounds"] == 6
@@ -125,7 +125,7 @@ def test_advice_goes_to_the_other_stream(cli: Cli, tiny_toml: Path, tmp_path: Pa
         ("secure.floor=2", ["secure.floor = 2", "two clients"]),
     ],
 )
-def test_what_a_plan_gives_away_is_said_once(
+def test_a_plan_that_weakens_privacy_gets_one_note(
     cli: Cli, tiny_toml: Path, tmp_path: Path, setting: str, words: list[str]
 ) -> None:
     options = ["--set", "secure.mode=on", "--set", setting]
@@ -144,10 +144,10 @@ def test_a_run_without_folder_goes_into_a_new_one(
     monkeypatch.chdir(tmp_path)
     for _ in range(3):
         assert cli("run", tiny_toml, "--quiet").returncode == 0
-    found = sorted((tmp_path / "runs").iterdir())
-    assert len(found) == 3
-    assert all(path.name.startswith("tiny-") for path in found)
-    assert all((path / "summary.json").exists() for path in found)
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert len(folders) == 3
+    assert all(path.name.startswith("tiny-") for path in folders)
+    assert all((path / "summary.json").exists() for path in folders)
 
 
 @pytest.mark.parametrize("name", ["v1.2", "k=50, σ small", "-x", "~", "x" * 200, "é" * 100])
@@ -203,9 +203,9 @@ def test_verify_confirms_a_good_run_in_one_line(cli: Cli, finished_run: Path) ->
 
 
 def test_verify_for_scripts(cli: Cli, finished_run: Path) -> None:
-    found = json.loads(cli("verify", finished_run, "--json").stdout)
-    assert found["weights_sha256"] == _hash(finished_run)
-    assert (found["rounds"], found["skipped"], found["n_weights"]) == (6, 0, 650)
+    verified = json.loads(cli("verify", finished_run, "--json").stdout)
+    assert verified["weights_sha256"] == _hash(finished_run)
+    assert (verified["rounds"], verified["skipped"], verified["n_weights"]) == (6, 0, 650)
     assert cli("verify", finished_run, "--quiet").stdout == ""
 
 
@@ -254,9 +254,9 @@ def test_plan_shows_what_a_run_will_cost(cli: Cli, tiny_toml: Path) -> None:
 
 
 def test_plan_as_json(cli: Cli, tiny_toml: Path) -> None:
-    found = json.loads(cli("plan", tiny_toml, "--json").stdout)
-    assert (found["uplink_bytes"], found["forwards"], found["n_weights"]) == (60, 5, 650)
-    assert found["alignment"] == pytest.approx(0.0782, rel=1e-2)
+    costs = json.loads(cli("plan", tiny_toml, "--json").stdout)
+    assert (costs["uplink_bytes"], costs["forwards"], costs["n_weights"]) == (60, 5, 650)
+    assert costs["alignment"] == pytest.approx(0.0782, rel=1e-2)
 
 
 def test_plan_gives_advice(cli: Cli, tiny_toml: Path) -> None:
@@ -265,7 +265,7 @@ def test_plan_gives_advice(cli: Cli, tiny_toml: Path) -> None:
     assert "note: probe.sigma = 5e-09 is small" in done.stderr
 
 
-def test_plan_defaults_to_digits_and_makes_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_defaults_to_digits_and_writes_no_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert json.loads(cli("plan", "--json").stdout)["n_weights"] == 5_994
     assert list(tmp_path.iterdir()) == []
@@ -286,8 +286,8 @@ def test_plan_prints_a_whole_plan_to_start_from(cli: Cli, tiny_toml: Path, tmp_p
 
 
 def test_a_preset_can_be_named(cli: Cli) -> None:
-    found = parse(cli("plan", "digits", "--toml").stdout)
-    assert found.task == load("digits").task
+    plan = parse(cli("plan", "digits", "--toml").stdout)
+    assert plan.task == load("digits").task
 
 
 def test_show_partition_draws_a_line_for_each_client(cli: Cli, tiny_toml: Path) -> None:
@@ -298,7 +298,7 @@ def test_show_partition_draws_a_line_for_each_client(cli: Cli, tiny_toml: Path) 
     assert [line.split()[0] for line in lines[-3:]] == ["0", "1", "2"]
 
 
-def test_show_partition_as_json_tells_every_clients_classes(cli: Cli, tiny_toml: Path) -> None:
+def test_show_partition_as_json_lists_every_clients_classes(cli: Cli, tiny_toml: Path) -> None:
     done = cli("plan", tiny_toml, "--show-partition", "--json")
     clients = json.loads(done.stdout)["clients"]
     assert [client["client"] for client in clients] == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Who holds what, as it is drawn."""
+"""The drawing of a partition."""
 
 import io
 
@@ -18,15 +18,16 @@ def _drawn(held: list[Holding]) -> list[str]:
 
 def _source() -> Source:
     labels = np.array([0, 0, 1, 2, 2, 2])
-    domain_of, writer_of = np.array([0, 0, 0, 1, 1, 1]), np.array([5, 5, 5, 5, 9, 9])
+    domain_of = np.array([0, 0, 0, 1, 1, 1])
+    writer_of = np.array([5, 5, 5, 5, 9, 9])
     data = Dataset(np.zeros((6, 1)), labels, lambda x: x, domain_of=domain_of, writer_of=writer_of)
     return Source(data, data, 4, ("photo", "sketch"))
 
 
-def test_a_client_has_the_domain_and_writer_that_all_its_samples_have() -> None:
-    one, other, mixed = holdings(_source(), [np.array([0, 2]), np.array([4, 5, 3]), np.array([1, 4])])
-    assert one == Holding(0, 2, [1, 1, 0, 0], "photo", 5)
-    assert (other.classes, other.domain, other.writer) == ([0, 0, 3, 0], "sketch", None)
+def test_a_client_has_the_domain_and_writer_that_all_its_samples_share() -> None:
+    first, second, mixed = holdings(_source(), [np.array([0, 2]), np.array([4, 5, 3]), np.array([1, 4])])
+    assert first == Holding(0, 2, [1, 1, 0, 0], "photo", 5)
+    assert (second.classes, second.domain, second.writer) == ([0, 0, 3, 0], "sketch", None)
     assert (mixed.classes, mixed.domain, mixed.writer, mixed.group) == ([1, 0, 1, 0], None, None, "")
     assert Holding(0, 1, [1], None, 7).group == "writer 7"
 
@@ -34,7 +35,7 @@ def test_a_client_has_the_domain_and_writer_that_all_its_samples_have() -> None:
 @pytest.mark.parametrize(
     ("counts", "expected"), [([0, 1, 8], "·▁█"), ([8, 7, 4, 1], "█▇▄▁"), ([1, 1000], "▁█"), ([5], "█")]
 )
-def test_a_class_that_is_held_at_all_is_seen(counts: list[int], expected: str) -> None:
+def test_even_one_sample_of_a_class_is_visible(counts: list[int], expected: str) -> None:
     assert spark(counts) == expected
 
 
@@ -46,7 +47,7 @@ def test_domains_are_summed_up() -> None:
 
 
 @pytest.mark.parametrize(("clients", "lines"), [(MOST_LINES, MOST_LINES), (MOST_LINES + 1, SHOWN), (5000, SHOWN)])
-def test_many_clients_are_shown_by_some(clients: int, lines: int) -> None:
+def test_of_many_clients_a_selection_is_shown(clients: int, lines: int) -> None:
     shown = _drawn([Holding(i, 1 + i, [1 + i]) for i in reversed(range(clients))])
     body = shown[next(i for i, line in enumerate(shown) if line.split()[:2] == ["client", "samples"]) + 1 :]
     assert len(body) == lines

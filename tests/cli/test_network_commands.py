@@ -1,4 +1,4 @@
-"""The commands of a networked run: what they say when something is not as it should be, in one line."""
+"""keys, serve and join refuse bad input with one line."""
 
 import fcntl
 import os
@@ -20,14 +20,14 @@ def keys(cli: Cli, tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-def refused(done: subprocess.CompletedProcess[str], says: str) -> None:
+def refused(done: subprocess.CompletedProcess[str], words: str) -> None:
     assert done.returncode == 2
-    assert says in done.stderr
+    assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert "Traceback" not in done.stderr
 
 
-def test_keys_are_made_once(cli: Cli, keys: Path) -> None:
+def test_keys_are_never_overwritten(cli: Cli, keys: Path) -> None:
     refused(cli("keys", keys, "--clients", 2), "not empty")
 
 
@@ -51,7 +51,7 @@ def test_a_clients_folder_is_for_one_process(cli: Cli, keys: Path, tmp_path: Pat
     refused(cli(*join, "--state", tmp_path / "file"), "cannot be used")
 
 
-def test_an_address_that_is_none_is_refused(cli: Cli, keys: Path, tmp_path: Path) -> None:
+def test_a_malformed_address_is_refused(cli: Cli, keys: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     (state / "node").write_text("damaged")

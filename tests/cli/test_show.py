@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""What a person sees during and after a run."""
 
 import io
 from dataclasses import replace
@@ -13,13 +13,13 @@ from baffle.server.recorder import Progress
 PROGRESS = Progress(12, 50, 1.2345, 0.876, 4_200, 1_250_000, seconds_left=75.0)
 
 
-def test_a_line_tells_round_loss_accuracy_bytes_and_time_left() -> None:
+def test_a_line_shows_round_loss_accuracy_bytes_and_time_left() -> None:
     line = show.line(PROGRESS)
     for part in ("round 12/50", "loss 1.234", "accuracy 87.6%", "up 4.2 kB", "down 1.2 MB", "1 min 15 s left"):
         assert part in line
 
 
-def test_a_line_tells_of_dropouts_only_when_there_were_some() -> None:
+def test_a_line_shows_dropouts_only_if_there_were_any() -> None:
     assert "dropped" not in show.line(PROGRESS)
     assert "dropped 1,234" in show.line(replace(PROGRESS, dropouts=1_234))
 
@@ -55,7 +55,7 @@ def test_on_a_terminal_the_line_is_live() -> None:
     assert "round 12/50" in shown
 
 
-def test_elsewhere_there_is_a_plain_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_there_is_a_plain_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     with show.watching(Console(file=screen, width=40), "probing") as watch:
         watch(PROGRESS)
@@ -70,7 +70,7 @@ def test_elsewhere_there_is_a_plain_line_every_few_seconds(monkeypatch: pytest.M
     assert last.startswith("probing  round 50/50")
 
 
-def test_what_is_measured_is_told_live_or_line_by_line() -> None:
+def test_steps_are_shown_live_or_line_by_line() -> None:
     live, plain = io.StringIO(), io.StringIO()
     for console in (Console(file=live, force_terminal=True, width=140), Console(file=plain, width=10)):
         with show.telling(console, "table4") as tell:
@@ -104,7 +104,7 @@ def _table(**more: Any) -> str:
     return screen.getvalue()
 
 
-def test_the_table_names_what_was_clipped_skipped_or_dropped_only_when_something_was() -> None:
+def test_the_table_has_rows_for_clipped_skipped_and_dropped_only_if_there_were_any() -> None:
     assert "clipped" not in _table()
     assert "skipped" not in _table()
     assert "dropouts" not in _table()
@@ -126,7 +126,7 @@ def test_the_table_says_that_structured_probes_are_parts_of_forward_passes() -> 
     assert "part" not in _table()
 
 
-def test_the_table_tells_top_5_and_domains_where_there_are_some() -> None:
+def test_the_table_shows_top_5_and_domains_if_they_were_measured() -> None:
     assert "top-5" not in _table()
     assert "domains" not in _table()
     shown = _table(

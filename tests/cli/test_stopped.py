@@ -1,4 +1,4 @@
-"""Runs that are stopped from outside, by Ctrl-C or a full disk: they say how to go on, and lose nothing."""
+"""Runs stopped by Ctrl-C or a full disk say how to resume them, and lose no round."""
 
 import json
 import resource
@@ -30,15 +30,15 @@ def _lines(path: Path) -> int:
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
+def test_ctrl_c_stops_cleanly_and_says_how_to_resume(
     start: Start, tiny: Callable[..., Plan], tiny_toml: Path, tmp_path: Path
 ) -> None:
     process = start("run", tiny_toml, "--out", tmp_path / "run", "--set", "rounds=1000000", "--set", "secure.mode=on")
     _wait_until(lambda: _lines(tmp_path / "run" / "metrics.jsonl") > 5, process)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert said == f"stopped; go on with: baffle run --resume {tmp_path / 'run'}\n"
+    assert stderr == f"stopped; go on with: baffle run --resume {tmp_path / 'run'}\n"
     done = verify(tmp_path / "run").rounds
     assert done > 5
     more = [f"rounds={done + 5}"]
@@ -47,7 +47,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(
     )
 
 
-def test_ctrl_c_before_the_run_has_a_plan_does_not_speak_of_resuming(
+def test_ctrl_c_before_the_run_has_a_plan_does_not_mention_resuming(
     start: Start, tiny_toml: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "slow_data.py").write_text(
@@ -57,16 +57,16 @@ def test_ctrl_c_before_the_run_has_a_plan_does_not_speak_of_resuming(
     process = start("run", tiny_toml, "--out", tmp_path / "run", "--set", setting, cwd=tmp_path)
     _wait_until((tmp_path / "loading").exists, process)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
     assert not (tmp_path / "run").exists()
-    assert "--resume" not in said
+    assert "--resume" not in stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [150_000, 40_000, 100])
-def test_a_full_disk_is_reported_in_one_line_and_the_run_goes_on_once_there_is_space(
+def test_a_full_disk_is_reported_in_one_line_and_the_run_can_be_resumed_once_there_is_space(
     start: Start, tiny: Callable[..., Plan], tiny_toml: Path, tmp_path: Path, size: int
 ) -> None:
     settings = ["rounds=60", "run.snapshot_every=1", "run.commit_seconds=0", "secure.mode=on"]
@@ -79,19 +79,19 @@ def test_a_full_disk_is_reported_in_one_line_and_the_run_goes_on_once_there_is_s
         *arguments,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
     )
-    _, said = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    assert "cannot be written" in said
+    assert stderr.startswith("error: ")
+    assert stderr.count("\n") == 1
+    assert "cannot be written" in stderr
     expected = simulate(tiny(*settings), tmp_path / "whole")["weights_sha256"]
     if (tmp_path / "run" / "plan.toml").exists():
-        assert f"baffle run --resume {tmp_path / 'run'}" in said
-        found = resume(tmp_path / "run")
+        assert f"baffle run --resume {tmp_path / 'run'}" in stderr
+        summary = resume(tmp_path / "run")
     else:
-        found = simulate(tiny(*settings), tmp_path / "run")
-    assert found["weights_sha256"] == expected
-    assert found["rounds"] == 60
+        summary = simulate(tiny(*settings), tmp_path / "run")
+    assert summary["weights_sha256"] == expected
+    assert summary["rounds"] == 60
     assert verify(tmp_path / "run").weights_sha256 == expected
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == list(range(60))

@@ -10,9 +10,11 @@ from baffle.cli.options import data_option, json_option, path, set_option
 
 @click.command()
 @click.argument("source", required=False)
-@click.option("--out", type=path, required=True, help="The model's folder, a new one.")
-@click.option("--onnx", type=path, metavar="FILE", help="A classifier that came as ONNX.")
-@click.option("--freeze", multiple=True, metavar="PATTERN", help="With --onnx: weights that stay as they are.")
+@click.option("--out", type=path, required=True, help="The model's folder; new or empty.")
+@click.option("--onnx", type=path, metavar="FILE", help="Export this ONNX classifier.")
+@click.option(
+    "--freeze", multiple=True, metavar="PATTERN", help="With --onnx: weights that are not trained; may be repeated."
+)
 @set_option
 @data_option
 @json_option
@@ -27,7 +29,7 @@ def export(
 ) -> None:
     """Export a model for devices without PyTorch. SOURCE is a run's folder, a plan's TOML file or a preset's name."""
     if (source is None) == (onnx is None):
-        raise click.UsageError("name what to export: a run's folder, a plan, or --onnx FILE, and one of these alone")
+        raise click.UsageError("expected one thing to export: a run's folder, a plan, or --onnx FILE")
     run = Path(source) if source and Path(source).is_dir() else None
     if (freeze and not onnx) or (settings and (onnx or run)):
         raise click.UsageError("--freeze belongs to --onnx FILE, and --set to a plan that has not run")

@@ -14,26 +14,33 @@ from baffle.cli.options import path
 from baffle.errors import RunFolderError
 
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")
-"""Each thread and arena would cost a small device megabytes; one of each is all that a client uses."""
+"""Set to 1 for a client on ONNX Runtime: it uses one thread, and each further thread or arena costs megabytes."""
 
 LINGER = 3.0
-"""Seconds for which a client that is done stays: a server that sees it leave before its last reply loses that."""
+"""Seconds for which a client stays after its last reply: a server that sees it leave too early loses that reply."""
 
 
 @click.command()
 @click.argument("address")
 @click.option("--keys", "keys_folder", type=path, required=True, help="This client's folder that `baffle keys` made.")
-@click.option("--state", type=path, required=True, help="Where it keeps what it must not forget.")
 @click.option(
-    "--data", type=path, help="Folder with its samples, in the formats of docs/data.md (default: $BAFFLE_DATA)."
+    "--state",
+    type=path,
+    required=True,
+    help="This client's own folder: it must survive restarts, and no other client may use it.",
 )
-@click.option("--part", is_flag=True, help="The folder holds everybody's samples; take this client's part of them.")
+@click.option(
+    "--data", type=path, help="Folder of this client's samples, in the formats of docs/data.md (default: $BAFFLE_DATA)."
+)
+@click.option("--part", is_flag=True, help="The folder holds the samples of all clients; use this client's part.")
 @click.option("--model", type=path, help="Run this exported model on ONNX Runtime (default: PyTorch).")
-@click.option("--affords", type=click.IntRange(0), default=0, help="Directions a round at most (default: all).")
-@click.option("--plan", "pinned", help="Take part in this plan alone.")
+@click.option(
+    "--affords", type=click.IntRange(0), default=0, help="Evaluate at most this many directions a round (default: all)."
+)
+@click.option("--plan", "pinned", help="Take part in this plan only.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a setting of --plan.")
-@click.option("--insecure", is_flag=True, help="The server has no TLS.")
-@click.option("--stay", is_flag=True, help="Wait for the next run when one is over.")
+@click.option("--insecure", is_flag=True, help="Connect without TLS, to a server that was started with --insecure.")
+@click.option("--stay", is_flag=True, help="After a run, wait for the next one.")
 def join(
     address: str,
     keys_folder: Path,
@@ -50,16 +57,17 @@ def join(
     """Take part in a server's runs as one client. The server is at ADDRESS (host:port)."""
     if model and not all(name in os.environ for name in THREADS):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **dict.fromkeys(THREADS, "1")})
-    from baffle.flower.node import Fleet
+    from baffle.flower.node import FlowerNode
     from baffle.network.equipment import count_samples, with_onnx, with_torch
     from baffle.network.keys import ClientKeys
     from baffle.network.member import Member
     from baffle.plan import load
 
-    own, leaving = ClientKeys.load(keys_folder), Event()
+    own = ClientKeys.load(keys_folder)
+    leaving = Event()
 
     def tell(words: str) -> None:
-        if not leaving.is_set():  # a server that is gone is no news then
+        if not leaving.is_set():  # a server that closes the connection then is no news
             click.echo(f"client {own.number}: {words}", err=True)
 
     equip = with_onnx(own.number, data, model, part=part) if model else with_torch(own.number, data, part=part)
@@ -75,23 +83,23 @@ def join(
     roots, key = (None, None) if insecure else (own.ca, own.node)
     with _alone(state), closing(member):
         known = _known_node(state)
-        with Fleet(address, roots, key, tell, known=known) as fleet:
-            for message in fleet.messages():
-                if fleet.node != known:
-                    known = fleet.node
+        with FlowerNode(address, roots, key, tell, known=known) as node:
+            for message in node.messages():
+                if node.number != known:
+                    known = node.number
                     _node_file(state).write_text(str(known))
-                fleet.reply(message, member.answer(message.content))
+                node.reply(message, member.answer(message.content))
                 if member.over:
                     tell("the run is over")
                     member.over = False
                     if not stay:
                         leaving.set()
-                        Timer(LINGER, fleet.stop).start()
+                        Timer(LINGER, node.stop).start()
 
 
 @contextmanager
 def _alone(state: Path) -> Iterator[None]:
-    """A client's folder, for one process: two with the same marks could each be asked about the same weights."""
+    """Lock a client's folder for this process: two with the same marks could each answer about the same weights."""
     try:
         state.mkdir(parents=True, exist_ok=True)
         lock = os.open(state, os.O_RDONLY)
@@ -111,7 +119,7 @@ def _node_file(state: Path) -> Path:
 
 
 def _known_node(state: Path) -> int:
-    """Which node this client was before; 0 where it is not known. To know it saves waiting, no more."""
+    """The node that this client was last, or 0 if unknown. Knowing it only saves waiting."""
     try:
         return int(_node_file(state).read_text())
     except (OSError, ValueError):

@@ -17,10 +17,10 @@ from baffle.cli.options import data_option, path, quiet_option
     "--only",
     multiple=True,
     metavar="TEXT",
-    help="Only rows whose names hold this, or the row of this name; may be repeated. Rows on the page stay.",
+    help="Only the row of this name, or the rows whose names contain it; may be repeated. Other rows of the page stay.",
 )
-@click.option("--runs", type=path, default=Path("runs"), help="Where runs are kept (runs/).")
-@click.option("--out", type=path, default=Path("paper"), help="Where the page goes (paper/).")
+@click.option("--runs", type=path, default=Path("runs"), help="Folder of the runs (runs/).")
+@click.option("--out", type=path, default=Path("paper"), help="Folder of the page (paper/).")
 @data_option
 @quiet_option
 def paper(
@@ -33,8 +33,8 @@ def paper(
     data: Path | None,
     quiet: bool,
 ) -> None:
-    """Reproduce a table or figure of the paper. Runs what it needs, goes on with what is there, writes Markdown, JSON
-    and PNG."""
+    """Reproduce a table or figure of the paper. Runs what is missing, continues what was stopped, and writes Markdown,
+    JSON and PNG."""
     from baffle.cli import show
     from baffle.paper.targets import TARGETS, target
     from baffle.paper.work import Onlooker, carry_out
@@ -42,8 +42,8 @@ def paper(
     console, _ = show.consoles()
     console.quiet = quiet
     if list_targets or not name:
-        for one in TARGETS.values():
-            console.print(f"{one.name:19}{one.about}", soft_wrap=True)
+        for listed in TARGETS.values():
+            console.print(f"{listed.name:19}{listed.about}", soft_wrap=True)
         return
     onlooker = Onlooker(partial(show.watching, console), partial(show.telling, console))
     page = carry_out(target(name), cast(Any, scale), runs, out, onlooker, data, only)

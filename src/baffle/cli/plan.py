@@ -1,4 +1,4 @@
-"""`baffle plan`: what a run will cost, before it is started."""
+"""`baffle plan`: what a run will cost, known before it starts."""
 
 import json
 from dataclasses import asdict
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 @set_option
 @data_option
 @click.option("--list", "list_presets", is_flag=True, help="List the plans that come with BAFFLE.")
-@click.option("--toml", is_flag=True, help="Print the whole resolved plan, to start one of your own from.")
-@click.option("--show-partition", is_flag=True, help="Draw which client holds how much of which class, and no more.")
+@click.option("--toml", is_flag=True, help="Print the whole resolved plan, as a start for your own.")
+@click.option("--show-partition", is_flag=True, help="Only draw how much of which class each client holds.")
 @json_option
 def plan(
     plan: str | None,
@@ -30,7 +30,7 @@ def plan(
     show_partition: bool,
     as_json: bool,
 ) -> None:
-    """Show what a run will cost. That is bytes, forward passes, memory, expected alignment, advice on σ. PLAN is a TOML
+    """Show what a run will cost. Bytes, forward passes, memory, expected alignment, and advice on σ. PLAN is a TOML
     file or a preset's name (default: digits)."""
     from baffle.plan import load, presets
 

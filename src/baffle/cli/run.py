@@ -22,7 +22,7 @@ SHOWN_NAME = 60
 @plan_argument
 @set_option
 @click.option("--out", type=path, help="The run's folder (default: a new one under runs/).")
-@click.option("--resume", "resumed", type=path, metavar="DIR", help="Go on with the run in DIR.")
+@click.option("--resume", "resumed", type=path, metavar="DIR", help="Continue the run in DIR.")
 @data_option
 @click.option("--baseline", is_flag=True, help="Also train by backpropagation, into DIR/baseline, and compare.")
 @json_option
@@ -40,7 +40,7 @@ def run(
     """Simulate a federation. PLAN is a TOML file or a preset's name (default: digits, ten clients, under a minute)."""
     if resumed and (plan or out):
         raise click.UsageError(
-            "--resume DIR goes on with the plan and folder of a run; give no PLAN and no --out with it"
+            "--resume DIR uses the plan and the folder of that run; give no PLAN and no --out with it"
         )
     from baffle.plan import load
 

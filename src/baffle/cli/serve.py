@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PORT = 9092
 MOST_RESTARTS = 5
-"""A SuperLink that ends so often without a round in between is not started again."""
+"""After this many failures of the SuperLink without a round in between, the server gives up."""
 
 
 @click.command()
@@ -24,12 +24,14 @@ MOST_RESTARTS = 5
 @set_option
 @click.option("--keys", "keys_folder", type=path, required=True, help="The server's folder that `baffle keys` made.")
 @click.option(
-    "--out", type=path, required=True, help="The run's folder. With a run in it, the server goes on with that."
+    "--out", type=path, required=True, help="The run's folder. If it holds a run, the server continues that run."
 )
 @click.option("--host", default="0.0.0.0", show_default=True, help="Where to listen.")
 @click.option("--port", type=int, default=PORT, show_default=True)
-@click.option("--least", type=click.IntRange(1), help="Begin with so many clients (default: those of a round).")
-@click.option("--insecure", is_flag=True, help="No TLS, and anybody may connect: for one machine alone.")
+@click.option(
+    "--least", type=click.IntRange(1), help="Begin once this many clients are here (default: as many as a round takes)."
+)
+@click.option("--insecure", is_flag=True, help="No TLS, and anybody may connect: only for use on a single machine.")
 @data_option
 @json_option
 def serve(
@@ -44,16 +46,17 @@ def serve(
     data: Path | None,
     as_json: bool,
 ) -> None:
-    """Run a plan with clients that join over a network. Killed and started again, it goes on. PLAN is a TOML file or a
-    preset's name (default: digits)."""
+    """Run a plan with clients that join over a network. If it is killed, the same command continues the run. PLAN is a
+    TOML file or a preset's name (default: digits)."""
     from baffle.network.authority import ServerKeys
     from baffle.plan import load
 
     own = ServerKeys.load(keys_folder)
     chosen = load(plan or "digits", settings)
-    # Below the two lines above: an error in the keys or the plan is reported before anything slow is imported.
+    # Imported only now, because it is slow: an error in the keys or the plan is reported at once.
     from baffle.cli import show
-    from baffle.flower.grid import FlowerNodes, FlowerRun
+    from baffle.flower.grid_transport import FlowerNodes
+    from baffle.flower.run import FlowerRun
     from baffle.flower.superlink import SuperLink
     from baffle.network.serve import serve as serve_run
 
@@ -89,8 +92,8 @@ def serve(
 
 
 def _restarted(attempt: Callable[[Event], "Summary"], out: Path, tell: Callable[[str], None]) -> "Summary":
-    """The summary of the first attempt that ends well. An attempt sets its event once a round was played; those that
-    fail without are counted."""
+    """Attempt the run again whenever its SuperLink is lost. An attempt sets its event once a round was played; only
+    failures without a round in between count towards the limit."""
     failures = 0
     while True:
         played = Event()

@@ -1,4 +1,4 @@
-"""What a person sees: progress while a run goes on, tables when it is over."""
+"""What a person sees: progress during a run, tables after it."""
 
 import sys
 import time
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from baffle.task.costs import Costs
 
 EVERY = 5.0
-"""Seconds between two lines of progress where the output is not a terminal."""
+"""Seconds between two lines of progress if the output is not a terminal."""
 
 
 @contextmanager
 def watching(console: Console, label: str) -> Iterator["Watch"]:
-    """A live line on a terminal; elsewhere a plain line every few seconds."""
+    """A live line of progress on a terminal; otherwise a plain line every few seconds."""
     if not console.is_terminal:
         yield _lines(console, label)
         return
@@ -38,49 +38,47 @@ def watching(console: Console, label: str) -> Iterator["Watch"]:
 
 @contextmanager
 def counting(console: Console, label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for something that goes through so many rounds; nothing where the output is not a terminal."""
+    """A bar that counts rounds; nothing if the output is not a terminal."""
     columns = (TextColumn(label), BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total} rounds"))
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager
 def telling(console: Console, label: str) -> Iterator[Callable[[str], None]]:
-    """What is done now, in words: a live line on a terminal; elsewhere a plain line for each."""
+    """The current step in words: one live line on a terminal; otherwise a plain line for each step."""
     if not console.is_terminal:
-        yield lambda what: console.print(f"{label}  {what}", soft_wrap=True, highlight=False)
+        yield lambda step: console.print(f"{label}  {step}", soft_wrap=True, highlight=False)
         return
     with console.status(label) as status:
-        yield lambda what: status.update(f"{label}  {what}")
+        yield lambda step: status.update(f"{label}  {step}")
 
 
 def _lines(console: Console, label: str) -> "Watch":
-    told = time.monotonic()
+    last_line = time.monotonic()
 
     def watch(progress: "Progress") -> None:
-        nonlocal told
-        if time.monotonic() - told >= EVERY or progress.rounds_done == progress.rounds:
+        nonlocal last_line
+        if time.monotonic() - last_line >= EVERY or progress.rounds_done == progress.rounds:
             console.print(f"{label}  {line(progress)}", soft_wrap=True)
-            told = time.monotonic()
+            last_line = time.monotonic()
 
     return watch
 
 
 def line(progress: "Progress") -> str:
-    """Round, loss, accuracy, bytes, time left."""
-    done = (
-        f"{progress.rounds_done:.0f}"
-        if progress.rounds_done == int(progress.rounds_done)
-        else f"{progress.rounds_done:.1f}"
-    )
+    """Round, loss, accuracy, bytes, dropouts if there were any, time left."""
+    whole = progress.rounds_done == int(progress.rounds_done)
+    done = f"{progress.rounds_done:.{0 if whole else 1}f}"
     loss = f"{progress.loss:.3f}" if progress.loss is not None else "–"
-    right = f"{progress.accuracy:.1%}" if progress.accuracy is not None else "–"
+    accuracy = f"{progress.accuracy:.1%}" if progress.accuracy is not None else "–"
     left = duration(progress.seconds_left) if progress.seconds_left is not None else "–"
+    dropped = f"dropped {progress.dropouts:,}  " if progress.dropouts else ""
     return (
-        f"round {done}/{progress.rounds}  loss {loss}  accuracy {right}  "
+        f"round {done}/{progress.rounds}  loss {loss}  accuracy {accuracy}  "
         f"up {size(progress.uplink_bytes)}  down {size(progress.downlink_bytes)}  "
-        f"{f'dropped {progress.dropouts:,}  ' if progress.dropouts else ''}{left} left"
+        f"{dropped}{left} left"
     )
 
 
@@ -89,7 +87,7 @@ def note(remarks: Console, advice: str) -> None:
 
 
 def result(console: Console, summary: "Summary", folder: Path) -> None:
-    """A finished run, and where it is."""
+    """The table of a finished run, and its folder."""
     console.print(summary_table(summary))
     console.print(f"  folder            {folder}", soft_wrap=True)
 
@@ -100,7 +98,7 @@ def summary_table(summary: "Summary") -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2))
     rows = {
         "test accuracy": f"{summary['test_accuracy']:.2%}  (without averaging: {summary['test_accuracy_last']:.2%})",
-        **_closer(summary),
+        **_detailed_accuracy(summary),
         "rounds": f"{summary['rounds']:,} in {duration(summary['seconds'])}" + _skipped(summary),
         "forward passes": f"{summary['forwards']:,}{_partly(summary['supports'])}",
         "up": f"{summary['uplink_bytes_per_client_round']:,} bytes per client and round",
@@ -109,7 +107,7 @@ def summary_table(summary: "Summary") -> Table:
         "clipped": f"{summary['clipped']:,} values",
         "secure sum": summary["secure"],
         "dropouts": f"{summary['dropouts']:,} replies missing",
-        "refusals": f"{summary['refusals']:,} messages (the journal tells which and why)",
+        "refusals": f"{summary['refusals']:,} messages (the reasons are in the journal)",
         "peak memory": f"{summary['peak_rss_mb']:,.0f} MB, whole process",
     }
     if "baseline_test_accuracy" in summary:
@@ -124,6 +122,7 @@ def summary_table(summary: "Summary") -> Table:
 
 
 def costs_table(costs: "Costs") -> Table:
+    """What a run will cost, in a few lines."""
     table = Table(show_header=False, box=None, padding=(0, 2))
     share = costs.uplink_bytes / costs.weights_bytes
     rows = {
@@ -137,7 +136,7 @@ def costs_table(costs: "Costs") -> Table:
         "secure sum": f"{costs.secure_bytes:,} bytes of these"
         if costs.secure_bytes
         else "off: the server sees each client",
-        "memory": f"about {size(costs.memory_bytes)} of arrays on a client at most, beside its runtime and its samples",
+        "memory": f"about {size(costs.memory_bytes)} of arrays at most on a client, beside its runtime and samples",
     }
     if costs.alignment is not None:
         rows["alignment"] = f"cos {costs.alignment:.3f} expected with the gradient"
@@ -169,18 +168,18 @@ def duration(seconds: float) -> str:
 
 
 def consoles() -> tuple[Console, Console]:
-    """For results and for remarks."""
+    """One console for results (stdout), one for remarks (stderr)."""
     return Console(highlight=False, markup=False), Console(file=sys.stderr, highlight=False, markup=False)
 
 
-def _closer(summary: "Summary") -> dict[str, str]:
-    """Top-5 accuracy, and the accuracy on each domain, where a run has them."""
+def _detailed_accuracy(summary: "Summary") -> dict[str, str]:
+    """Top-5 accuracy and the accuracy on each domain, if the run measured them."""
     rows = {}
     if "test_top5" in summary:
         rows["top-5 accuracy"] = f"{summary['test_top5']:.2%}"
     if "test_domains" in summary:
         domains = summary["test_domains"].items()
-        rows["domains"] = ", ".join(f"{name} {found['accuracy']:.2%}" for name, found in domains)
+        rows["domains"] = ", ".join(f"{name} {measured['accuracy']:.2%}" for name, measured in domains)
     return rows
 
 

@@ -1,4 +1,4 @@
-"""`baffle verify`: replay a journal."""
+"""`baffle verify`: replay a run's journal."""
 
 import json
 from dataclasses import asdict
@@ -14,18 +14,18 @@ from baffle.cli.options import json_option, path, quiet_option
 @json_option
 @quiet_option
 def verify(folder: Path, as_json: bool, quiet: bool) -> None:
-    """Replay a run's journal and check every hash. Needs NumPy alone."""
+    """Replay a run's journal and check every hash. Of the libraries, it needs only NumPy."""
     from baffle.cli import show
     from baffle.journal.replay import verify as replay
 
     console, _ = show.consoles()
     console.quiet = quiet or as_json
     with show.counting(console, "replaying") as progress:
-        found = replay(folder, progress)
+        verified = replay(folder, progress)
     if as_json:
-        click.echo(json.dumps(asdict(found)))
+        click.echo(json.dumps(asdict(verified)))
     console.print(
-        f"{found.rounds:,} rounds replayed, every hash right; "
-        f"{found.n_weights:,} weights, sha256 {found.weights_sha256}",
+        f"{verified.rounds:,} rounds replayed, every hash right; "
+        f"{verified.n_weights:,} weights, sha256 {verified.weights_sha256}",
         soft_wrap=True,
     )
