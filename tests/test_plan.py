@@ -29,11 +29,11 @@ from baffle.plan import (
     UpdateSettings,
     build,
     change,
-    imported,
     load,
     parse,
     presets,
 )
+from baffle.plan.functions import call_own
 
 NOT_OF_THE_TRAJECTORY = ("name", "rounds", "run.", "secure.mode", "secure.floor", "secure.threshold")
 
@@ -397,7 +397,7 @@ def test_a_misspelt_preset_is_named_with_the_nearest_one() -> None:
 @pytest.mark.parametrize("name", ["no_such_module_here:f", "math:no_such_name", "math", ":f", "math:"])
 def test_a_function_that_cannot_be_imported_is_named(name: str) -> None:
     with pytest.raises(PlanError, match=rf"{name} cannot be imported"):
-        imported(name)
+        call_own("task.data", name)
 
 
 def _leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:

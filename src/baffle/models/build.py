@@ -10,7 +10,8 @@ from baffle.errors import PlanError
 from baffle.models.lenet import lenet
 from baffle.models.mobilenet import freeze_front, mobilenet, pretrained_mobilenet
 from baffle.models.wrn import wrn
-from baffle.plan import WRN, Custom, LeNet, MobileNet, Model, imported
+from baffle.plan import WRN, Custom, LeNet, MobileNet, Model
+from baffle.plan.functions import call_own
 
 UNIT = PixelScale()
 """Pixels in [0, 1]."""
@@ -38,12 +39,12 @@ def build(
                 made = mobilenet(shape, classes, model.activation, model.norm, scale=scale)
             return freeze_front(made) if model.trained == "head" else made
         case Custom():
-            given = imported(model.factory)()
-            if not isinstance(given, nn.Module):
+            own = call_own("task.model.factory", model.factory, shape=shape, classes=classes)
+            if not isinstance(own, nn.Module):
                 raise PlanError(
-                    f"task.model.factory: {model.factory} must return an nn.Module, got {type(given).__name__}"
+                    f"task.model.factory: {model.factory} must return an nn.Module, got {type(own).__name__}"
                 )
-            return given
+            return own
         case _:
             width = int(torch.Size(shape).numel())
             return nn.Sequential(nn.Flatten(), nn.Linear(width, classes))

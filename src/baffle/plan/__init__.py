@@ -1,6 +1,5 @@
 """A plan: everything that determines a run, frozen, read from TOML."""
 
-from baffle.plan.functions import imported
 from baffle.plan.reading import build, change, load, parse, presets
 from baffle.plan.sections import (
     WRN,
@@ -42,7 +41,6 @@ __all__ = [
     "UpdateSettings",
     "build",
     "change",
-    "imported",
     "load",
     "parse",
     "presets",
