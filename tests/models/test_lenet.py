@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from baffle.models.build import build
-from baffle.models.lenet import ACTIVATIONS, lenet, normalisation
+from baffle.models.layers import ACTIVATIONS, normalisation
+from baffle.models.lenet import lenet
 from baffle.plan import LeNet, Softmax, load, parse
 from baffle.runtime.torch.loss import weights_of
 

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from baffle.core.pixels import PixelScale
 from baffle.errors import DataError, PlanError
-from baffle.models.build import UNIT, build
+from baffle.models.build import build
+from baffle.models.inputs import UNIT
 from baffle.models.mobilenet import (
     BLOCKS,
     TENSORFLOW,

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from baffle.models.build import build
-from baffle.models.lenet import ACTIVATIONS
+from baffle.models.layers import ACTIVATIONS
 from baffle.models.wrn import wrn
 from baffle.plan import WRN, parse
 from baffle.runtime.torch.loss import weights_of

@@ -14,7 +14,8 @@ from baffle.core.arrays import F32, I64
 from baffle.data.images import PACS, pacs
 from baffle.data.sources import SOURCES, Dataset
 from baffle.errors import PlanError
-from baffle.models.build import UNIT, build
+from baffle.models.build import build
+from baffle.models.inputs import UNIT
 from baffle.models.mobilenet import find_weights, read_weights
 from baffle.plan import MobileNet, Plan
 from baffle.task.load import Task, load_task

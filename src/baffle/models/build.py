@@ -1,20 +1,32 @@
 """From a plan's [task.model] to a module."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import torch
 from torch import nn
 
 from baffle.core.pixels import PixelScale
 from baffle.errors import PlanError
-from baffle.models.lenet import lenet
-from baffle.models.mobilenet import freeze_front, mobilenet, pretrained_mobilenet
-from baffle.models.wrn import wrn
-from baffle.plan import WRN, Custom, LeNet, MobileNet, Model
-from baffle.plan.functions import call_own
+from baffle.models.custom import build_custom
+from baffle.models.inputs import UNIT, Inputs
+from baffle.models.lenet import build_lenet
+from baffle.models.mobilenet import build_mobilenet
+from baffle.models.softmax import build_softmax
+from baffle.models.wrn import build_wrn
+from baffle.plan import WRN, Custom, LeNet, MobileNet, Model, Section, Softmax
 
-UNIT = PixelScale()
-"""Pixels in [0, 1]."""
+Builder = Callable[[Any, Inputs], nn.Module]
+"""A model's settings and what it is built for → the module. Initial weights come from torch's generator."""
+
+BUILDERS: dict[type[Section], Builder] = {
+    LeNet: build_lenet,
+    WRN: build_wrn,
+    MobileNet: build_mobilenet,
+    Softmax: build_softmax,
+    Custom: build_custom,
+}
+"""By the type of a model's settings in a plan. A model that came as ONNX is not built here."""
 
 
 def build(
@@ -25,36 +37,9 @@ def build(
     scale: PixelScale | None = UNIT,
     folder: Path | None = None,
 ) -> nn.Module:
-    """A model for samples of a shape whose pixels have a scale, none if it is not known. `folder` holds data, and the
-    weights of pretrained models beside them."""
-    match model:
-        case LeNet():
-            return lenet(shape, classes, model.channels, model.head, model.activation, model.norm)
-        case WRN():
-            return wrn(shape, classes, model.widen, model.activation, model.norm)
-        case MobileNet():
-            if model.weights == "imagenet":
-                made = pretrained_mobilenet(shape, classes, folder, _known(scale))
-            else:
-                made = mobilenet(shape, classes, model.activation, model.norm, scale=scale)
-            return freeze_front(made) if model.trained == "head" else made
-        case Custom():
-            own = call_own("task.model.factory", model.factory, shape=shape, classes=classes)
-            if not isinstance(own, nn.Module):
-                raise PlanError(
-                    f"task.model.factory: {model.factory} must return an nn.Module, got {type(own).__name__}"
-                )
-            return own
-        case _:
-            width = int(torch.Size(shape).numel())
-            return nn.Sequential(nn.Flatten(), nn.Linear(width, classes))
-
-
-def _known(scale: PixelScale | None) -> PixelScale:
-    if scale is None:
-        raise PlanError(
-            "task.model: ImageNet's weights need to know how pixels are scaled: expected task.data to give values in "
-            "[0, 1], or a baffle.Source with scale = PixelScale(mean, deviation) such that value · deviation + mean "
-            "is; got values that are not"
-        )
-    return scale
+    """The model that a plan describes; see `Inputs`."""
+    builder = BUILDERS.get(type(model))
+    if builder is None:
+        known = ", ".join(kind.__name__ for kind in BUILDERS)
+        raise PlanError(f"task.model: expected one of {known}, got {type(model).__name__}, which has no builder")
+    return builder(model, Inputs(shape, classes, scale, folder))

@@ -1,28 +1,15 @@
 """LeNet as the paper uses it: two convolutions and one linear layer."""
 
-import math
-
 import torch
 from torch import nn
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "hardswish": nn.Hardswish,
-    "relu": nn.ReLU,
-    "relu6": nn.ReLU6,
-    "selu": nn.SELU,
-    "gelu": nn.GELU,
-}
+from baffle.models.inputs import Inputs
+from baffle.models.layers import ACTIVATIONS, normalisation
+from baffle.plan import LeNet
 
 
-def normalisation(name: str, channels: int) -> nn.Module:
-    """Without trained scale and shift. BatchNorm uses the batch's own statistics, so it keeps no buffers."""
-    match name:
-        case "group":
-            return nn.GroupNorm(math.gcd(8, channels), channels, affine=False)
-        case "batch":
-            return nn.BatchNorm2d(channels, affine=False, track_running_stats=False)
-        case _:
-            return nn.Identity()
+def build_lenet(model: LeNet, inputs: Inputs) -> nn.Module:
+    return lenet(inputs.shape, inputs.classes, model.channels, model.head, model.activation, model.norm)
 
 
 def lenet(

@@ -19,7 +19,9 @@ from torch.nn import functional as F
 
 from baffle.core.pixels import PixelScale
 from baffle.errors import DataError, PlanError
-from baffle.models.lenet import ACTIVATIONS, normalisation
+from baffle.models.inputs import UNIT, Inputs
+from baffle.models.layers import ACTIVATIONS, normalisation
+from baffle.plan import MobileNet
 
 BLOCKS = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
 """Expansion, channels, number of blocks, stride of the first of them."""
@@ -63,6 +65,20 @@ class Convention:
 
 TENSORFLOW = Convention(same=True)
 TORCHVISION = Convention(PixelScale((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+
+
+def build_mobilenet(model: MobileNet, inputs: Inputs) -> nn.Module:
+    if model.weights == "random":
+        module = mobilenet(inputs.shape, inputs.classes, model.activation, model.norm, scale=inputs.scale)
+    elif inputs.scale is None:
+        raise PlanError(
+            "task.model: ImageNet's weights need to know how pixels are scaled: expected values in [0, 1] from "
+            "task.data, or a baffle.Source with scale = PixelScale(mean, deviation), such that value · deviation + "
+            "mean is in [0, 1]; got values that are not"
+        )
+    else:
+        module = pretrained_mobilenet(inputs.shape, inputs.classes, inputs.folder, inputs.scale)
+    return freeze_front(module) if model.trained == "head" else module
 
 
 @dataclass(frozen=True)
@@ -167,7 +183,7 @@ def mobilenet(
             blocks.append(Block(width, channels, expansion, first, activation, norm, convention.same))
             width = channels
     made = nn.Sequential(
-        Pixels(convention.scale, scale or PixelScale()),
+        Pixels(convention.scale, scale or UNIT),
         *layer(3, FIRST, 3, 2, norm, activation, same=convention.same),
         *blocks,
         *layer(width, FEATURES, 1, 1, norm, activation),

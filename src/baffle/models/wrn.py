@@ -2,7 +2,13 @@
 
 from torch import Tensor, nn
 
-from baffle.models.lenet import ACTIVATIONS, normalisation
+from baffle.models.inputs import Inputs
+from baffle.models.layers import ACTIVATIONS, normalisation
+from baffle.plan import WRN
+
+
+def build_wrn(model: WRN, inputs: Inputs) -> nn.Module:
+    return wrn(inputs.shape, inputs.classes, model.widen, model.activation, model.norm)
 
 
 class Block(nn.Module):

@@ -1,0 +1,15 @@
+"""A model of a user's own, made by a function that the plan names."""
+
+from torch import nn
+
+from baffle.errors import PlanError
+from baffle.models.inputs import Inputs
+from baffle.plan import Custom
+from baffle.plan.functions import call_own
+
+
+def build_custom(model: Custom, inputs: Inputs) -> nn.Module:
+    module = call_own("task.model.factory", model.factory, shape=inputs.shape, classes=inputs.classes)
+    if not isinstance(module, nn.Module):
+        raise PlanError(f"task.model.factory: {model.factory} must return an nn.Module, got {type(module).__name__}")
+    return module

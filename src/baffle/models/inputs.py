@@ -1,0 +1,20 @@
+"""What a model is built for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from baffle.core.pixels import PixelScale
+
+UNIT = PixelScale()
+"""Pixels in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The shape of one sample, the number of classes, the scale of pixels (none if it is not known), and the folder of
+    data sets, which also holds the weights of pretrained models."""
+
+    shape: tuple[int, ...]
+    classes: int
+    scale: PixelScale | None = UNIT
+    folder: Path | None = None
