@@ -1,4 +1,4 @@
-"""CIFAR in three formats, as its publisher and mirrors write it, and files that only pretend to be."""
+"""CIFAR in three formats, as its publisher and mirrors write it, and files that only pretend to be CIFAR."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Images by domain and class: folders and zips as publishers lay them out, and what is refused of them."""
+"""Images by domain and class: folders and zips as publishers lay them out, and files that are refused."""
 
 import io
 import sys
@@ -16,7 +16,7 @@ from baffle.errors import DataError, PlanError
 
 
 def _image(number: int, form: str = "png", size: tuple[int, int] = (6, 6), mode: str = "RGB") -> bytes:
-    """An image of one colour, which its number gives."""
+    """An image of one colour, which follows from its number."""
     file = io.BytesIO()
     colour = number % 256 if mode == "L" else (number % 256, number // 256, 7)
     Image.new("RGB" if mode == "RGBA" else mode, size, colour).convert(mode).save(file, form)
@@ -186,7 +186,7 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_PIXELS", 35)
-    with pytest.raises(DataError, match=r"0\.png: 6 × 6 pixels, and 35 is the most"):
+    with pytest.raises(DataError, match=r"0\.png: 6 × 6 pixels, expected at most 35"):
         image_set(_folder(tmp_path, {f"a/b/{i}.png": _image(i) for i in range(5)}), 8)
 
 

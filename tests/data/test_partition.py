@@ -171,12 +171,12 @@ def test_a_plan_names_its_partition() -> None:
 
 
 def test_data_without_domains_or_writers_cannot_be_divided_by_them() -> None:
-    with pytest.raises(PlanError, match=r'federation\.partition: digits has no domains; "pacs"'):
+    with pytest.raises(PlanError, match=r'federation\.partition: digits has no domains; expected "pacs"'):
         share_out(_plan("domain"), _source())
     with pytest.raises(PlanError, match=r"federation\.partition: digits has no writers.*qmnist-train-labels"):
         share_out(_plan("writer"), _source())
 
 
 def test_groups_are_as_many_as_samples() -> None:
-    with pytest.raises(DataError, match="40 samples needs as many in writer_of, got 39"):
+    with pytest.raises(DataError, match="writer_of: expected an entry for each of 40 samples, got 39"):
         _source(writer_of=np.arange(39))

@@ -1,4 +1,4 @@
-"""Data sets: what is read, what a model sees of it, and how damaged or missing files are refused."""
+"""Data sets: what is read, what a model sees, and how damaged or missing files are refused."""
 
 import gzip
 import sys

@@ -1,4 +1,4 @@
-"""A user's own model and data, named in a plan."""
+"""A user's own model and data, which a plan names."""
 
 from collections.abc import Callable
 from pathlib import Path

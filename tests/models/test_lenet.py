@@ -1,4 +1,4 @@
-"""LeNet: its size in the forms that the paper and the demo use, and its options."""
+"""LeNet: its size as the paper and the demo use it, and its options."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""MobileNetV2: its size, its form, its options, and weights from files of both publishers."""
+"""MobileNetV2: its size, its layers, its options, and weights from files of both publishers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ def convolutions(module: nn.Module) -> list[nn.Conv2d]:
 
 
 class TorchvisionLike(nn.Module):
-    """The network as torchvision writes it down: the names of its state dict, and what it computes."""
+    """The network as torchvision has it: the names in its state dict, and its features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,10 +246,10 @@ def test_a_file_that_runs_code_when_it_is_read_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda pairs: pairs[:-1], "no MobileNetV2 of width one.*got 51 convolutions"),
-        (lambda pairs: [*pairs[1:], pairs[0]], "no MobileNetV2 of width one"),
-        (lambda pairs: [(pairs[0][0] * np.nan, pairs[0][1]), *pairs[1:]], "no finite numbers"),
-        (lambda pairs: [(pairs[0][0], pairs[0][1][:-1]), *pairs[1:]], "no MobileNetV2 of width one"),
+        (lambda pairs: pairs[:-1], "not a MobileNetV2 of width one.*got 51 convolutions"),
+        (lambda pairs: [*pairs[1:], pairs[0]], "not a MobileNetV2 of width one"),
+        (lambda pairs: [(pairs[0][0] * np.nan, pairs[0][1]), *pairs[1:]], "not finite numbers"),
+        (lambda pairs: [(pairs[0][0], pairs[0][1][:-1]), *pairs[1:]], "not a MobileNetV2 of width one"),
     ],
     ids=["fewer", "another order", "nan", "short bias"],
 )

@@ -25,7 +25,7 @@ SHEET = (40, 25)
 
 @dataclass(frozen=True)
 class Batches:
-    """Names of a set's files, for training and for test, and how many images each holds."""
+    """The names of a set's training and test files, and how many images each training and each test file holds."""
 
     train: tuple[str, ...]
     test: tuple[str, ...]
@@ -34,7 +34,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Cifar:
-    """One of the two sets: what its files are called and hold, and how its pixels are scaled."""
+    """One of the two sets: the names and contents of its files, and the scale of its pixels."""
 
     title: str
     name: str
@@ -43,7 +43,7 @@ class Cifar:
     pickled: Batches
     labels_key: bytes
     bytes_of_labels: int
-    """Before each image of the binary format; the last of them is the label."""
+    """In the binary format these stand before each image; the last of them is the label."""
     scale: PixelScale
     sheets: Batches | None = None
 
@@ -76,7 +76,7 @@ CIFAR100 = Cifar(
 )
 
 Part = tuple[U8, I64]
-"""Images, channels first, and their labels."""
+"""Images with channels first, and their labels."""
 
 
 def cifar10(folder: Path | None) -> Source:
@@ -88,7 +88,8 @@ def cifar100(folder: Path | None) -> Source:
 
 
 def read(cifar: Cifar, folder: Path | None) -> Source:
-    """The set in whichever format lies there, scaled as the paper's authors do; training images may be augmented."""
+    """Read the set in the first format that the folder holds. Pixels are scaled as by the paper's authors;
+    training images can be augmented."""
     tar = cifar.title.lower()
     get_it = f"unpack {tar}-binary.tar.gz or {tar}-python.tar.gz (from www.cs.toronto.edu/~kriz/cifar.html)"
     _, (train, test) = find(cifar.title, folder, cifar.name, get_it, partial(_parts, cifar))
@@ -102,13 +103,13 @@ def read(cifar: Cifar, folder: Path | None) -> Source:
 
 
 def _parts(cifar: Cifar, where: Path) -> tuple[Callable[[], Part], Callable[[], Part]] | None:
-    """What reads the two parts, in the first format of which there is a file."""
-    for below in ("", *sorted(path.name for path in where.glob(f"{cifar.title.lower()}-*") if path.is_dir())):
-        for batches, one in ((cifar.binary, _binary), (cifar.pickled, _pickled)):
-            if any((where / below / name).is_file() for name in batches.train + batches.test):
+    """Functions that read the training and the test part, in the first format that the folder holds a file of."""
+    for subfolder in ("", *sorted(path.name for path in where.glob(f"{cifar.title.lower()}-*") if path.is_dir())):
+        for batches, read_file in ((cifar.binary, _binary), (cifar.pickled, _pickled)):
+            if any((where / subfolder / name).is_file() for name in batches.train + batches.test):
                 return (
-                    partial(_joined, cifar, one, where / below, batches.train, batches.images[0]),
-                    partial(_joined, cifar, one, where / below, batches.test, batches.images[1]),
+                    partial(_joined, cifar, read_file, where / subfolder, batches.train, batches.images[0]),
+                    partial(_joined, cifar, read_file, where / subfolder, batches.test, batches.images[1]),
                 )
     if cifar.sheets and (where / "labels.npz").is_file():
         sheets = cifar.sheets
@@ -119,9 +120,9 @@ def _parts(cifar: Cifar, where: Path) -> tuple[Callable[[], Part], Callable[[], 
 
 
 def _joined(
-    cifar: Cifar, one: Callable[[Cifar, Path, int], Part], where: Path, names: tuple[str, ...], count: int
+    cifar: Cifar, read_file: Callable[[Cifar, Path, int], Part], where: Path, names: tuple[str, ...], count: int
 ) -> Part:
-    parts = [one(cifar, where / name, count) for name in names]
+    parts = [read_file(cifar, where / name, count) for name in names]
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 
@@ -136,7 +137,7 @@ def _pickled(cifar: Cifar, path: Path, count: int) -> Part:
     images, labels = read_batch(path, cifar.labels_key)
     if images.shape != (count, PIXELS) or len(labels) != count:
         raise DataError(
-            f"{path} is truncated or another set: expected {count} images of {PIXELS} bytes and as many labels, got "
+            f"{path} is truncated or another set: expected {count} images of {PIXELS} bytes and {count} labels, got "
             f"{images.shape[0]} of {images.shape[1]} and {len(labels)}; download it again"
         )
     return images.reshape(count, 3, SIDE, SIDE), within(np.array(labels), cifar.classes, path)

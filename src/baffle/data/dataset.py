@@ -1,4 +1,4 @@
-"""A data set: samples as they are stored, what a model sees of them, and whose they are."""
+"""A data set: stored samples, how they become model input, and which domain or writer each comes from."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ Prepare = Callable[[NDArray[Any]], F32]
 """Stored samples → model input."""
 
 Augment = Callable[[NDArray[Any], bytes], NDArray[Any]]
-"""Stored samples → as many that look a little different, as a key determines."""
+"""Stored samples and a key → the same number of samples, each changed a little; the key determines how."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples as they are stored, their labels, and how a batch of them becomes model input.
+    """Stored samples, their labels, and how a batch of samples becomes model input.
 
-    Where it is known, each sample has a domain (an index into the names that its `Source` gives) or a writer.
+    `domain_of` and `writer_of` give each sample's domain (an index into `Source.domains`) and writer, if known.
     """
 
     samples: NDArray[Any]
@@ -36,13 +36,13 @@ class Dataset:
     def __post_init__(self) -> None:
         for name, groups in (("domain_of", self.domain_of), ("writer_of", self.writer_of)):
             if groups is not None and len(groups) != len(self):
-                raise DataError(f"a data set of {len(self)} samples needs as many in {name}, got {len(groups)}")
+                raise DataError(f"{name}: expected an entry for each of {len(self)} samples, got {len(groups)}")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batch(self, indices: I64, key: bytes | None = None) -> Batch:
-        """Some samples; with a key, as that key augments them, where the set knows how to."""
+        """The samples at these indices; with a key, augmented by that key if the set has an augmentation."""
         samples = self.samples[indices]
         if key is not None and self.augment:
             samples = self.augment(samples, key)

@@ -1,7 +1,7 @@
-"""Files of data sets: where they lie, and how they are read by someone who does not trust them.
+"""Files of data sets: how they are found, and how they are read without trusting them.
 
-Nothing is ever unpacked to disk, nothing in a file is executed, and no file makes this process allocate more than it
-declares and a limit allows.
+Nothing is ever unpacked to disk, nothing in a file is executed, and no file can make this process allocate more than
+the size that it declares, or more than a limit.
 """
 
 import gzip
@@ -21,19 +21,19 @@ from baffle.errors import DataError
 Found = TypeVar("Found")
 
 LARGEST = 2**32
-"""Bytes that a file, or all of an archive, may unpack to. No published set that is read here comes near."""
+"""Bytes that a file or a whole archive may unpack to. No published set that is read here comes near."""
 
 LARGEST_MEMBER = 2**28
-"""Bytes that one member of an archive, or a file on its own, may have."""
+"""Bytes that one member of an archive, or a single file, may have."""
 
 DAMAGE = (OSError, EOFError, zlib.error)
-"""What reading a damaged file raises, zipped or not."""
+"""What reading a damaged file can raise, gzipped or not."""
 
 
 def find(
     title: str, folder: Path | None, below: str, get_it: str, look: Callable[[Path], Found | None]
 ) -> tuple[Path, Found]:
-    """The folder of a data set, `folder/below` or `folder` itself, and what `look` finds there."""
+    """The folder of a data set, which is `folder/below` or `folder` itself, and what `look` finds there."""
     get_it = f"{get_it} into a folder {below} and give its parent"
     if folder is None:
         raise DataError(f"{title} is not part of BAFFLE: {get_it} as --data FOLDER or $BAFFLE_DATA")
@@ -58,7 +58,7 @@ def damaged(path: Path | str, fault: object) -> DataError:
 
 
 def read_file(path: Path) -> bytes:
-    """A file of which no more is known than that it is not large."""
+    """A file of unknown size, which is refused if it is too large."""
     try:
         with path.open("rb") as file:
             raw = file.read(LARGEST_MEMBER + 1)
@@ -70,7 +70,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_whole(path: Path, size: int) -> bytes:
-    """A file that must have so many bytes."""
+    """A file that must have exactly `size` bytes."""
     try:
         with path.open("rb") as file:
             raw = file.read(size + 1)
@@ -83,7 +83,7 @@ def read_whole(path: Path, size: int) -> bytes:
 
 
 def within(labels: NDArray[Any], classes: int, path: Path | str) -> I64:
-    """Labels, once it is sure that each of them names a class."""
+    """The labels, after a check that each of them names a class."""
     wrong = labels[(labels < 0) | (labels >= classes)]
     if len(wrong):
         raise DataError(f"{path} holds the label {wrong[0]}, expected 0 to {classes - 1}; download it again")
@@ -91,7 +91,7 @@ def within(labels: NDArray[Any], classes: int, path: Path | str) -> I64:
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
-    """An archive whose names stay inside it and whose members declare sizes that can be meant."""
+    """An archive, after a check that no name reaches outside it and that its members declare plausible sizes."""
     try:
         archive = zipfile.ZipFile(path)
     except Exception as fault:  # a hostile archive can raise anything that parsing can
@@ -111,7 +111,7 @@ def open_zip(path: Path) -> zipfile.ZipFile:
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """One member; zipfile itself stops at the size that it declares and checks its sum."""
+    """One member; zipfile itself stops at the declared size and verifies the checksum."""
     try:
         return archive.read(name)
     except KeyError:
@@ -121,8 +121,8 @@ def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def read_npz(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> dict[str, NDArray[Any]]:
-    """Arrays of unsigned bytes from an npz file, each of a given shape (None: any size but 0)."""
-    found = dict[str, NDArray[Any]]()
+    """Arrays of unsigned bytes from an npz file, each of the given shape (None stands for any size but 0)."""
+    arrays = dict[str, NDArray[Any]]()
     with open_zip(path) as archive:
         for name, shape in shapes.items():
             raw = io.BytesIO(read_member(archive, f"{name}.npy"))
@@ -136,9 +136,9 @@ def read_npz(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> dict[s
             if array.dtype != np.uint8 or not fits:
                 wanted = " × ".join("n" if size is None else str(size) for size in shape)
                 raise DataError(f"{path}: {name}: expected {wanted} bytes, got {array.dtype} of shape {array.shape}")
-            found[name] = array
-    return found
+            arrays[name] = array
+    return arrays
 
 
 def _too_large(what: object, size: int, limit: int) -> DataError:
-    return DataError(f"{what} would unpack to {size:,} bytes, and {limit:,} is the most that is read; do not use it")
+    return DataError(f"{what} would unpack to {size:,} bytes, expected at most {limit:,}; do not use it")

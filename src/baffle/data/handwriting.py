@@ -49,7 +49,7 @@ def digits(_folder: Path | None = None) -> Source:
 def mnist(folder: Path | None) -> Source:
     """MNIST from its publisher's idx files, resized to 32×32 and scaled by its usual mean and deviation.
 
-    Where QMNIST's label files lie beside them, or in a folder qmnist there, samples know their writers.
+    Writers are known if QMNIST's label files lie beside the idx files, or in a folder qmnist there.
     """
     files = "{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"
     get_it = f"put {files} (4 files, from yann.lecun.com/exdb/mnist or a mirror)"
@@ -72,11 +72,11 @@ def usps(folder: Path | None) -> Source:
     get_it = "put usps.npz (uint8 arrays x_train n×16×16, y_train, x_test, y_test)"
     _, path = find("USPS", folder, "usps", get_it, lambda place: next(iter(sorted(place.glob("usps*.npz"))), None))
     square, line = (None, 16, 16), (None,)
-    found = read_npz(path, {"x_train": square, "y_train": line, "x_test": square, "y_test": line})
+    arrays = read_npz(path, {"x_train": square, "y_train": line, "x_test": square, "y_test": line})
     prepare = enlarged(16, 32, USPS)
 
     def part(name: str) -> Dataset:
-        images, labels = found[f"x_{name}"], within(found[f"y_{name}"], 10, path)
+        images, labels = arrays[f"x_{name}"], within(arrays[f"y_{name}"], 10, path)
         if len(images) != len(labels):
             raise DataError(f"{path}: {len(images)} {name} images but {len(labels)} labels; download it again")
         return Dataset(images, labels, prepare)
@@ -89,12 +89,12 @@ def _holds_mnist(where: Path) -> bool:
 
 
 def _writers(where: Path, stem: str, labels: I64) -> I64 | None:
-    """Who wrote each digit, from QMNIST's labels; these must be of the same digits in the same order."""
+    """The writer of each digit, from QMNIST's labels, which must be of the same digits in the same order."""
     places = (with_or_without_gz(place / f"{stem}-labels-idx2-int") for place in (where, where / "qmnist"))
     path = next((place for place in places if place.exists()), None)
     if path is None:
         return None
     rows = read_idx(path, (8,), "ints")[: len(labels)].astype(np.int64)
     if len(rows) < len(labels) or (rows[:, 0] != labels).any():
-        raise DataError(f"{path} does not belong to the MNIST files in {where}: its digits are others; get both again")
+        raise DataError(f"{path} does not belong to the MNIST files in {where}: its digits differ; download both again")
     return rows[:, WRITER]

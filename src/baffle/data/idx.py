@@ -16,7 +16,7 @@ KINDS: dict[Kind, tuple[int, np.dtype[Any], str]] = {
     "bytes": (0x08, np.dtype(np.uint8), "unsigned bytes"),
     "ints": (0x0C, np.dtype(">i4"), "32-bit integers"),
 }
-"""The type's number in the file, what it is to NumPy, and what to call it."""
+"""The type's number in the file, NumPy's type, and its name in messages."""
 
 LARGEST = 2**30
 """Bytes that a file may unpack to; MNIST's largest has 47 million."""
@@ -38,9 +38,8 @@ def read_idx(path: Path, shape: tuple[int, ...], kind: Kind = "bytes") -> NDArra
             if sizes[1:] != shape:
                 raise DataError(f"{path} holds items of shape {sizes[1:]}, expected {shape}; is it another data set?")
             expected = math.prod(sizes) * dtype.itemsize
-            body = file.read(
-                min(expected, LARGEST) + 1
-            )  # one more, so that a longer file and a wrong checksum are seen
+            # One byte more, so that a longer file or a wrong checksum is noticed.
+            body = file.read(min(expected, LARGEST) + 1)
     except DAMAGE as fault:
         raise damaged(path, fault) from None
     if len(body) != expected or not sizes[0]:

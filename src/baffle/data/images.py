@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     import PIL.Image
 
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
-"""By a name's ending. Pillow tries no other formats on a file: some of them start programs."""
+"""By file extension. Pillow tries no other formats, because some of them start programs."""
 
 MOST_PIXELS = 2**26
-"""Of one image, before it is resized."""
+"""The most pixels that an image may have before it is resized."""
 
 SCALE = PixelScale((0.5,), (0.5,))
 """Colours from -1 to 1: centred, which suits models that bring no scale of their own."""
 
 PUBLISHED_PIXELS = 128
-"""The size that images get where a plan names none."""
+"""The size of images if a plan names none."""
 
 
 @dataclass(frozen=True)
 class Collection:
-    """A published set: its domains and how many classes it has."""
+    """A published set: its domains, the number of its classes, and where to get it."""
 
     title: str
     name: str
@@ -63,7 +63,7 @@ OFFICEHOME = Collection(
 
 @dataclass(frozen=True)
 class Image:
-    """One image that has not been read yet."""
+    """An image that has not been read yet: its domain, class and file name, its place for messages, and its reader."""
 
     domain: str
     kind: str
@@ -81,7 +81,7 @@ def officehome(folder: Path | None, pixels: int = PUBLISHED_PIXELS) -> Source:
 
 
 def collected(collection: Collection, folder: Path | None, pixels: int) -> Source:
-    """A published set, once it is sure that it is the one it should be."""
+    """A published set, after a check that all its domains and classes are there."""
 
     def look(where: Path) -> Path | None:
         zips = (path for path in where.glob("*.zip") if _plain(path.name).startswith(_plain(collection.name)))
@@ -93,8 +93,8 @@ def collected(collection: Collection, folder: Path | None, pixels: int) -> Sourc
 
 
 def image_set(path: Path, pixels: int, collection: Collection | None = None) -> Source:
-    """Images of pixels × pixels, by domain and class, from a folder or a zip; a fifth of every class of every domain is
-    held out. Colours go from -1 to 1."""
+    """Images of pixels × pixels from a folder or a zip of domain/class/name. A fixed fifth of every class of every
+    domain is held out. Colours go from -1 to 1."""
     images = sorted(_in_zip(path) if path.is_file() else _in_folder(path), key=lambda i: (i.domain, i.kind, i.name))
     if collection:
         known = {_plain(name) for name in collection.domains}
@@ -129,7 +129,7 @@ def decode(path: Path) -> U8:
 
 
 def _decoded(raw: bytes, place: str, pixels: int | None) -> U8:
-    """An image's pixels, resized where a size is given: squeezed to a square, so that nothing of it is lost."""
+    """An image's pixels. If a size is given, the image is squeezed to a square of it, so that nothing is cut off."""
     try:
         import PIL.Image
     except ImportError:
@@ -137,9 +137,7 @@ def _decoded(raw: bytes, place: str, pixels: int | None) -> U8:
     try:
         with PIL.Image.open(io.BytesIO(raw), formats=sorted(set(FORMATS.values()))) as image:
             if image.width * image.height > MOST_PIXELS:
-                raise DataError(
-                    f"{place}: {image.width} × {image.height} pixels, and {MOST_PIXELS:,} is the most that is read"
-                )
+                raise DataError(f"{place}: {image.width} × {image.height} pixels, expected at most {MOST_PIXELS:,}")
             colours = _in_eight_bits(image).convert("RGB")
             if pixels is not None and colours.size != (pixels, pixels):
                 colours = colours.resize((pixels, pixels), PIL.Image.Resampling.BILINEAR)
@@ -213,5 +211,5 @@ def _domains_in(folder: Path, collection: Collection) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A name without what publishers and mirrors write differently."""
+    """A name in lower case, without the separators in which publishers and mirrors differ."""
     return "".join(letter for letter in name.lower() if letter.isalnum())

@@ -1,4 +1,5 @@
-"""Who holds what: deterministic from a key, in integers and correctly rounded arithmetic, so the same everywhere."""
+"""Which client holds which samples. Shares follow from a key, in integers and correctly rounded arithmetic, so that
+they are the same on every machine."""
 
 import numpy as np
 
@@ -20,13 +21,16 @@ def share_out(plan: Plan, source: Source) -> list[I64]:
             return dirichlet(key, train.labels, clients, plan.federation.alpha, plan.federation.floor_samples)
         case "domain":
             if train.domain_of is None:
-                raise PlanError(f'federation.partition: {data} has no domains; "pacs" and "officehome" have')
+                raise PlanError(
+                    f'federation.partition: {data} has no domains; expected "pacs", "officehome" or a set of your own '
+                    "with domains"
+                )
             return by_domain(key, train.domain_of, clients)
         case "writer":
             if train.writer_of is None:
                 raise PlanError(
-                    f'federation.partition: {data} has no writers; "mnist" has, with qmnist-train-labels-idx2-int.gz '
-                    "(from github.com/facebookresearch/qmnist) beside its files"
+                    f'federation.partition: {data} has no writers; expected "mnist" with '
+                    "qmnist-train-labels-idx2-int.gz (from github.com/facebookresearch/qmnist) beside its files"
                 )
             return by_writer(key, train.writer_of, clients)
 
@@ -38,10 +42,10 @@ def iid(key: bytes, samples: int, clients: int) -> list[I64]:
 
 
 def dirichlet(key: bytes, labels: I64, clients: int, alpha: float, floor: int) -> list[I64]:
-    """Every class goes to clients in proportions of its own, drawn from Dirichlet(alpha, …, alpha).
+    """Each class is divided among clients in proportions that are drawn for it from Dirichlet(alpha, …, alpha).
 
-    Classes are dealt out one after the other, and whoever has an even share of all samples by then gets none of the
-    next. Clients that end below the floor get samples from those that then have most.
+    Classes are dealt out one after the other. A client that already has an even share of all samples gets none of the
+    next class. Clients that end below the floor get samples from the client that has most at the time.
     """
     _require(clients, floor, len(labels))
     order = permutation(key, len(labels))
@@ -63,7 +67,7 @@ def dirichlet(key: bytes, labels: I64, clients: int, alpha: float, floor: int) -
 
 
 def by_domain(key: bytes, domain_of: I64, clients: int) -> list[I64]:
-    """Equally many clients for each domain, in the domains' order; they share its samples evenly."""
+    """The same number of clients for each domain, in the domains' order; they share its samples evenly."""
     domains = np.unique(domain_of)
     if clients % len(domains):
         raise PlanError(
@@ -83,7 +87,7 @@ def by_domain(key: bytes, domain_of: I64, clients: int) -> list[I64]:
 
 
 def by_writer(key: bytes, writer_of: I64, clients: int) -> list[I64]:
-    """A client for each person; where there are fewer clients, they are people drawn at random."""
+    """One client for each writer. If there are fewer clients than writers, writers are drawn at random."""
     writers, person = np.unique(writer_of, return_inverse=True)
     if clients > len(writers):
         raise PlanError(
@@ -100,14 +104,14 @@ def class_counts(labels: I64, shares: list[I64], classes: int) -> I64:
 
 
 def _urn(key: bytes, lane: int, count: int, clients: int, alpha: float) -> I64:
-    """Owners of so many samples, as if drawn from proportions that are themselves drawn from Dirichlet(alpha).
+    """Owners of `count` samples, as if drawn from proportions that are themselves drawn from Dirichlet(alpha).
 
     Pólya's urn has the same distribution and needs no gamma variates, whose last bits differ between machines: sample i
     goes to a client drawn evenly with probability clients·alpha / (clients·alpha + i), and else to the owner of an
     earlier sample drawn evenly.
     """
     noise = keystream(key, [lane], 0, count).view("<u8").reshape(count, 2)
-    place, weight = np.arange(count), min(clients * alpha, 2.0**52)  # beyond that, samples follow no earlier ones
+    place, weight = np.arange(count), min(clients * alpha, 2.0**52)  # beyond that, no sample follows an earlier one
     uniform = (noise[:, 0] >> np.uint64(11)).astype(np.float64) * 2.0**-53
     fresh = uniform * (weight + place) < weight
     fresh[:1] = True

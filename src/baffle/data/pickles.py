@@ -1,7 +1,7 @@
-"""Pickled batches of CIFAR, read without running what they ask for.
+"""Pickled batches of CIFAR, read without running any code in them.
 
-A pickle is a program that may call any function. Here it gets none: the three names of NumPy that an array needs stand
-for two records below, and every other name is refused.
+A pickle is a program that may call any function. Here it can call none: the three names of NumPy that an array needs
+stand for the two records below, and every other name is refused.
 """
 
 import io
@@ -18,7 +18,7 @@ from baffle.errors import DataError
 
 
 class _Record:
-    """What a pickle built: the arguments of a call that was not made, and the state that was to be set."""
+    """What a pickle describes: the arguments of a call that is not made, and the state that would be set."""
 
     __slots__ = ("arguments", "state")
 
@@ -56,7 +56,7 @@ NEEDED = (
     *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE),
     *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET),
 )
-"""The operations that CIFAR's batches consist of."""
+"""The operations that occur in CIFAR's batches."""
 
 
 # The unpickler written in Python: the one in C allocates whatever number of memo entries a pickle names.

@@ -1,4 +1,4 @@
-"""What is done to images before a model sees them."""
+"""What happens to images before a model sees them."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from baffle.core.seeds import keystream
 from baffle.data.dataset import Prepare
 
 MARGIN = 4
-"""Pixels by which a crop may be shifted."""
+"""The most pixels by which an image is shifted."""
 
 
 def bilinear(old: int, new: int) -> F32:
@@ -48,9 +48,10 @@ def normalised(scale: PixelScale) -> Prepare:
 
 
 def shifted_and_flipped(samples: NDArray[Any], key: bytes) -> NDArray[Any]:
-    """Each image mirrored or not, and moved by up to four pixels each way; what comes in is its reflection.
+    """Each image mirrored or not, and moved by up to four pixels each way, with reflected borders: the same as padding
+    by reflection, then cropping at random.
 
-    One block of the key's stream decides on one image. The same as padding by reflection, then cropping at random.
+    One block of the key's stream decides about one image.
     """
     count, channels, height, width = samples.shape
     noise = keystream(key, range(1), 0, count).reshape(count, 16)

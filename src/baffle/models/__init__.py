@@ -1,1 +1,1 @@
-"""Models that the paper trains, with the choices it compares as options."""
+"""The models that the paper trains, with the choices that it compares as options."""

@@ -1,7 +1,7 @@
-"""MobileNetV2 of width one: a chain of inverted residual blocks, random or with weights trained on ImageNet.
+"""MobileNetV2 of width one: a sequence of inverted residual blocks, with random weights or those trained on ImageNet.
 
-Published weights come in two forms, and each brings the conventions that it was trained with: TensorFlow's, folded into
-53 convolutions with biases, and torchvision's, where BatchNorm is folded here. Folded weights need no normalisation.
+Published weights come in two forms, each with the conventions that it was trained with. TensorFlow's are folded into 53
+convolutions with biases; torchvision's have BatchNorm, which is folded here. Folded weights need no normalisation.
 """
 
 import pickle
@@ -27,10 +27,10 @@ BLOCKS = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 """Expansion, channels, number of blocks, stride of the first of them."""
 
 FIRST, FEATURES = 32, 1280
-"""Channels of the first convolution, and of what the classifier sees."""
+"""Channels of the first convolution, and features that the classifier takes."""
 
 SMALLEST = 32
-"""Images halve five times on their way."""
+"""The least side of an image in pixels: it is halved five times."""
 
 EPSILON = 1e-5
 """What torchvision's BatchNorm adds to a variance."""
@@ -45,7 +45,7 @@ UNREADABLE = (
     *(OSError, EOFError, ValueError, KeyError, RuntimeError, zlib.error),
     *(zipfile.BadZipFile, pickle.UnpicklingError),
 )
-"""What NumPy and torch raise for files that are not what they should be."""
+"""What NumPy and torch raise for damaged or unexpected files."""
 
 Pair = tuple[Tensor, Tensor]
 """A layer's weight and bias."""
@@ -60,7 +60,7 @@ class Convention:
     """How a network was trained: the scale of the pixels that it saw, and on which sides images are padded."""
 
     scale: PixelScale = CENTRED
-    same: bool = False  # as TensorFlow does: as little as needed, on the right and below first
+    same: bool = False  # TensorFlow's padding: as little as needed, on the right and below first
 
 
 TENSORFLOW = Convention(same=True)
@@ -83,7 +83,7 @@ def build_mobilenet(model: MobileNet, inputs: Inputs) -> nn.Module:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A file's weights: 52 convolutions in order, and the classifier of ImageNet."""
+    """A file's weights: 52 convolutions in order, and ImageNet's classifier."""
 
     convolutions: tuple[Pair, ...]
     classifier: Pair
@@ -113,7 +113,7 @@ class Pixels(nn.Module):
 
 
 class Same(nn.Module):
-    """The zeros around an image that a convolution of three by three with stride two wants in TensorFlow."""
+    """Adds the zeros that TensorFlow puts around an image for a three by three convolution with stride two."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = x.shape[-2] % 2, x.shape[-1] % 2
@@ -121,7 +121,7 @@ class Same(nn.Module):
 
 
 class Block(nn.Module):
-    """An inverted residual: widen, convolve each channel by itself, narrow; added to its input where shapes allow."""
+    """An inverted residual: widen, convolve each channel separately, narrow. If shapes allow, the input is added."""
 
     def __init__(
         self, before: int, after: int, expansion: int, stride: int, activation: str, norm: str, same: bool
@@ -152,7 +152,7 @@ def layer(
     groups: int = 1,
     same: bool = False,
 ) -> list[nn.Module]:
-    """A convolution that keeps positions, a normalisation if there is one, an activation if there is one."""
+    """A padded convolution, then a normalisation and an activation, unless these are none."""
     uneven = same and stride == 2
     parts: list[nn.Module] = [Same()] if uneven else []
     parts.append(nn.Conv2d(before, after, size, stride, padding=0 if uneven else size // 2, groups=groups))
@@ -182,7 +182,7 @@ def mobilenet(
             first = stride if number == 0 else 1
             blocks.append(Block(width, channels, expansion, first, activation, norm, convention.same))
             width = channels
-    made = nn.Sequential(
+    module = nn.Sequential(
         Pixels(convention.scale, scale or UNIT),
         *layer(3, FIRST, 3, 2, norm, activation, same=convention.same),
         *blocks,
@@ -191,47 +191,47 @@ def mobilenet(
         nn.Flatten(),
         nn.Linear(FEATURES, classes),
     )
-    for part in made.modules():
+    for part in module.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight)
         elif isinstance(part, nn.Linear):
             nn.init.normal_(part.weight, std=0.01)
         if isinstance(part, nn.Conv2d | nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
-    return made
+    return module
 
 
 def pretrained_mobilenet(
     shape: tuple[int, ...], classes: int, folder: Path | None, scale: PixelScale | None = None
 ) -> nn.Sequential:
-    """The weights of ImageNet before a new classifier, which starts at zero: every class is as likely."""
-    found = read_weights(find_weights(folder))
-    made = mobilenet(shape, classes, convention=found.convention, scale=scale)
-    *_, head = made
+    """ImageNet's weights and a new classifier, which starts at zero, so that all classes are equally likely."""
+    pretrained = read_weights(find_weights(folder))
+    module = mobilenet(shape, classes, convention=pretrained.convention, scale=scale)
+    *_, head = module
     assert isinstance(head, nn.Linear)
     nn.init.zeros_(head.weight)
     with torch.no_grad():
-        for part, (weight, bias) in zip(_convolutions(made), found.convolutions, strict=True):
+        for part, (weight, bias) in zip(_convolutions(module), pretrained.convolutions, strict=True):
             assert part.bias is not None
             part.weight.copy_(weight)
             part.bias.copy_(bias)
-    return made
+    return module
 
 
 def freeze_front(module: nn.Sequential) -> nn.Sequential:
-    """Leave only the last layer to be trained."""
+    """Freeze all layers but the last."""
     module.requires_grad_(False)
     module[-1].requires_grad_(True)
     return module
 
 
 def find_weights(folder: Path | None) -> Path:
-    """The file of weights under a data folder."""
+    """The file of weights in a data folder."""
     if folder is None:
         raise DataError(f"MobileNetV2's weights are not part of BAFFLE: {GET_IT}")
     for pattern in ("mobilenetv2/*.npz", "mobilenetv2/mobilenet_v2-*.pth", "mobilenet_v2-*.pth"):
-        if found := sorted(folder.glob(pattern)):
-            return found[0]
+        if paths := sorted(folder.glob(pattern)):
+            return paths[0]
     raise DataError(f"no weights of MobileNetV2 in {folder}: {GET_IT}")
 
 
@@ -243,7 +243,7 @@ def read_weights(path: Path) -> Pretrained:
         raise DataError(f"{path} is damaged or cannot be read ({reason}); download it again") from None
 
 
-@lru_cache(maxsize=1)  # every thread's runtime is made from the same file
+@lru_cache(maxsize=1)  # every thread builds its model from the same file
 def _read(path: Path, _changed: int) -> Pretrained:
     if path.suffix == ".npz":
         pairs, convention = _folded_pairs(path), TENSORFLOW
@@ -254,11 +254,11 @@ def _read(path: Path, _changed: int) -> Pretrained:
     shapes = [tuple(weight.shape) for weight, _ in convolutions]
     if shapes != wanted or weight.shape[1:].numel() != FEATURES or any(len(w) != len(b) for w, b in pairs):
         raise DataError(
-            f"{path} is no MobileNetV2 of width one: expected {len(wanted)} convolutions of its shapes and a "
+            f"{path} is not a MobileNetV2 of width one: expected {len(wanted)} convolutions of its shapes and a "
             f"classifier of {FEATURES} features, got {len(shapes)} convolutions; {GET_IT}"
         )
     if not all(bool(torch.isfinite(part).all()) for pair in pairs for part in pair):
-        raise DataError(f"{path} holds weights that are no finite numbers; download it again")
+        raise DataError(f"{path} holds weights that are not finite numbers; download it again")
     return Pretrained(tuple(convolutions), (weight.flatten(1), bias), convention)
 
 

@@ -12,7 +12,7 @@ def build_wrn(model: WRN, inputs: Inputs) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two convolutions, each after a normalisation and an activation; beside them a shortcut of one by one."""
+    """Two convolutions, each after a normalisation and an activation, and a one by one convolution as a shortcut."""
 
     def __init__(self, before: int, after: int, stride: int, activation: str, norm: str) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Block(nn.Module):
 def wrn(
     shape: tuple[int, ...], classes: int, widen: int = 2, activation: str = "hardswish", norm: str = "group"
 ) -> nn.Sequential:
-    """302,794 weights as WRN-10-2 on 3 × 32 × 32 and ten classes. Of the convolutions only the first has a bias."""
+    """302,794 weights as WRN-10-2 on 3 × 32 × 32 and ten classes. Only the first convolution has a bias."""
     widths = [16, 16 * widen, 32 * widen, 64 * widen]
     return nn.Sequential(
         nn.Conv2d(shape[0], widths[0], 3, padding=1),

@@ -45,7 +45,7 @@ class WRN(Section, frozen=True, tag_field="name", tag="wrn"):
 
 
 class MobileNet(Section, frozen=True, tag_field="name", tag="mobilenet"):
-    """MobileNetV2 on pixels in [0, 1]. `weights`: trained on ImageNet, from a file, or random. `trained`: a new last
+    """MobileNetV2. `weights`: trained on ImageNet, from a file, or random. `trained`: a new last
     layer behind a frozen front, or everything. ImageNet's weights were trained with relu6 and hold their BatchNorm."""
 
     weights: Literal["imagenet", "random"] = "imagenet"
