@@ -2,11 +2,11 @@
 
 import pytest
 
-from baffle.paper.feature_skew import BACKPROPAGATION, KS, OFFICEHOME, TABLE3, TABLE3_OFFICEHOME, pairs
-from baffle.paper.label_skew import TABLE2
 from baffle.paper.looks import LOOKS, digits_in_four_looks
+from baffle.paper.table2 import TABLE2
+from baffle.paper.table3 import BACKPROPAGATION, KS, OFFICEHOME, TABLE3, TABLE3_OFFICEHOME, pairs
 from baffle.paper.target import Finished, Origin, Scale
-from baffle.paper.training import TABLE1, Training
+from baffle.paper.training_runs import TABLE1, Training
 from baffle.plan import WRN
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from baffle.paper.target import Cell, Finished, Result, Scale, Tell
-from baffle.paper.training import curve
+from baffle.paper.training_runs import curve
 from baffle.plan import Plan, load
 
 CLAIMED = 83.58

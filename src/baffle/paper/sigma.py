@@ -16,7 +16,7 @@ from baffle.core.ports import Batch
 from baffle.core.probe import SCHEMES, Loss, losses_along
 from baffle.core.rebuild import gradient_from_scalars
 from baffle.core.ring import Ring
-from baffle.paper.subject import accuracy_of, subject, trained
+from baffle.paper.measured_task import accuracy_of, subject, trained
 from baffle.paper.target import Cell, Finished, Result, Scale, Tell
 from baffle.plan import Plan
 from baffle.runtime.torch.loss import one_thread_each

@@ -1,15 +1,15 @@
 """All targets, by name."""
 
 from baffle.errors import PlanError
-from baffle.paper.alignment import Alignment
-from baffle.paper.attack import Attack
-from baffle.paper.feature_skew import TABLE3, TABLE3_OFFICEHOME
 from baffle.paper.fedzo import FEDZO
-from baffle.paper.label_skew import TABLE2
-from baffle.paper.memory import Memory
+from baffle.paper.fig_attack.target import Attack
 from baffle.paper.sigma import Sigma
+from baffle.paper.table2 import TABLE2
+from baffle.paper.table3 import TABLE3, TABLE3_OFFICEHOME
+from baffle.paper.table4 import Memory
 from baffle.paper.target import Target
-from baffle.paper.training import FIG_ABLATION, FIG_K, TABLE1
+from baffle.paper.theorem2 import Alignment
+from baffle.paper.training_runs import FIG_ABLATION, FIG_K, TABLE1
 
 TARGETS: dict[str, Target] = {
     one.name: one

@@ -1,6 +1,6 @@
 """table4: the memory of one client, with backpropagation and with forward passes alone.
 
-Every figure comes from a process of its own: `python -m baffle.paper.memory CASE`.
+Every figure comes from a process of its own: `python -m baffle.paper.table4 CASE`.
 """
 
 import json
@@ -103,7 +103,7 @@ class Memory:
 
 def in_process_of_its_own(case: Case) -> int:
     """Bytes by which the case raises the high-water mark of a fresh process."""
-    command = [sys.executable, "-m", "baffle.paper.memory", msgspec.json.encode(case).decode()]
+    command = [sys.executable, "-m", "baffle.paper.table4", msgspec.json.encode(case).decode()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip().splitlines()[-1:] or [f"it ended with code {done.returncode}"]

@@ -1,7 +1,7 @@
 """table2: clients that hold few classes each, against clients that hold the same of all."""
 
 from baffle.paper.rows import Row, Settings, rows_of
-from baffle.paper.training import UNITS, Training
+from baffle.paper.training_runs import UNITS, Training
 
 _CIFAR = ("task.data=cifar10", "task.augment=true")
 _SKEWED, _EVEN = "federation.partition=dirichlet", "federation.partition=iid"

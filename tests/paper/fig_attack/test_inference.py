@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import GAUSSIAN, Directions
-from baffle.paper.inference import (
+from baffle.paper.fig_attack.inference import (
     Public,
     auc,
     crowd,

@@ -9,7 +9,7 @@ import pytest
 from baffle.cli.main import commands
 from baffle.errors import PlanError
 from baffle.paper.page import held, write
-from baffle.paper.targets import TARGETS, target
+from baffle.paper.registry import TARGETS, target
 from baffle.plan import change
 from baffle.simulation import simulate
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from baffle.paper.attack_page import draw, findings, notes_on, rows_of_attacks, rows_of_figure
-from baffle.paper.attacks import Case, Score, Size, attacked
-from baffle.paper.figure5 import differences, told_apart
-from baffle.paper.subject import accuracy_of, subject, trained
+from baffle.paper.fig_attack.attacks import Case, Score, Size, attacked
+from baffle.paper.fig_attack.figure5 import differences, told_apart
+from baffle.paper.fig_attack.report import draw, findings, notes_on, rows_of_attacks, rows_of_figure
+from baffle.paper.measured_task import accuracy_of, subject, trained
 from baffle.paper.target import Finished, Result, Scale, Tell
 from baffle.plan import Plan
 from baffle.runtime.torch.loss import one_thread_each

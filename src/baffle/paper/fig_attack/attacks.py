@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.ports import Batch
 from baffle.core.ring import RingVector
-from baffle.paper.inference import (
+from baffle.paper.fig_attack.inference import (
     Public,
     auc,
     crowd,
@@ -25,8 +25,8 @@ from baffle.paper.inference import (
     prior_of,
     reconstruct,
 )
-from baffle.paper.overheard import Overheard, overhear
-from baffle.paper.subject import subject
+from baffle.paper.fig_attack.overheard import Overheard, overhear
+from baffle.paper.measured_task import subject
 from baffle.paper.target import Scale
 from baffle.task.load import Task
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from baffle.paper.rows import Settings
 from baffle.paper.target import Cell, Finished, Result, Scale, Tell
-from baffle.paper.training import PRESET
+from baffle.paper.training_runs import PRESET
 from baffle.plan import Plan, load
 
 KS = (20, 50, 100, 200, 500)

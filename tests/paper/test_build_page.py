@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from baffle.errors import DataError, PageError, PlanError
-from baffle.paper import work
+from baffle.paper import build_page
+from baffle.paper.build_page import Onlooker, carry_out
+from baffle.paper.registry import TARGETS
 from baffle.paper.rows import Row
 from baffle.paper.target import Origin
-from baffle.paper.targets import TARGETS
-from baffle.paper.training import Training
-from baffle.paper.work import Onlooker, carry_out
+from baffle.paper.training_runs import Training
 
 
 @contextmanager
@@ -109,9 +109,9 @@ def test_rows_asked_for_one_by_one_in_any_order_make_the_page_of_all(tmp_path: P
 
 
 def test_a_row_that_stays_says_when_and_with_what_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_origin", lambda: Origin("2001-02-03", "abc"))
+    monkeypatch.setattr(build_page, "_origin", lambda: Origin("2001-02-03", "abc"))
     _page(THREE, tmp_path, ["there"])
-    monkeypatch.setattr(work, "_origin", lambda: Origin("2004-05-06", "def"))
+    monkeypatch.setattr(build_page, "_origin", lambda: Origin("2004-05-06", "def"))
     found = _page(THREE, tmp_path, ["here"])
     assert (found["date"], found["commit"]) == ("2004-05-06", "def")
     there, here = ({"date": "2001-02-03", "commit": "abc"}, {"date": "2004-05-06", "commit": "def"})
@@ -136,8 +136,8 @@ def test_a_row_that_is_on_the_page_needs_no_data(tmp_path: Path, monkeypatch: py
             raise DataError("it is gone")
         return run(path, plan, *rest)
 
-    run = work._run
-    monkeypatch.setattr(work, "_run", without)
+    run = build_page._run
+    monkeypatch.setattr(build_page, "_run", without)
     found = _page(THREE, tmp_path)
     assert [row[0] for row in found["rows"]] == ["here", "there", "elsewhere"]
     assert not any("gone" in note for note in found["notes"])

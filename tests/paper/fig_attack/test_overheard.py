@@ -5,8 +5,8 @@ import pytest
 
 from baffle.core.probe import forward_difference
 from baffle.core.ring import EXTRAS
-from baffle.paper.overheard import Overheard, overhear
-from baffle.paper.subject import subject
+from baffle.paper.fig_attack.overheard import Overheard, overhear
+from baffle.paper.measured_task import subject
 
 CLIENTS, BATCH = 6, 2
 SETTINGS = (

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from baffle.core.arrays import F64
-from baffle.paper.attacks import INPUT, INPUT_BLIND, LABELS, LABELS_BIAS, MEMBER, SIGMA, Case, Score, Size
-from baffle.paper.figure5 import Told
+from baffle.paper.fig_attack.attacks import INPUT, INPUT_BLIND, LABELS, LABELS_BIAS, MEMBER, SIGMA, Case, Score, Size
+from baffle.paper.fig_attack.figure5 import Told
 from baffle.paper.target import Cell
 
 COLOURS = ("#0b6e4f", "#3f88c5", "#d1495b", "#e0a030", "#555555")
