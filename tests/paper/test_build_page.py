@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from baffle.errors import DataError, PageError, PlanError
-from baffle.paper import build_page
-from baffle.paper.build_page import Onlooker, carry_out
-from baffle.paper.registry import TARGETS
+from baffle.paper import build_page, theorem2
+from baffle.paper.build_page import Onlooker
 from baffle.paper.rows import Row
-from baffle.paper.target import Origin
-from baffle.paper.training_runs import Training
+from baffle.paper.target import Origin, Target
+from baffle.paper.training_runs import TrainingRuns
 
 
 @contextmanager
@@ -30,17 +29,21 @@ nobody = Onlooker(silence, silence)
 _SMALL = ("rounds=1", "probe.k=2", 'task.model={name="softmax"}')
 
 
-def _target(**rows: Row) -> Training:
-    return Training("some", "some rows", {"smoke": rows}, {"smoke": _SMALL})
+def _target(**rows: Row) -> TrainingRuns:
+    return TrainingRuns("some", "some rows", {"smoke": rows}, {"smoke": _SMALL})
+
+
+def _build(target: Target, folder: Path, only: Sequence[str] = (), out: str = "out", data: Path | None = None) -> Path:
+    return build_page.build_page(target, "smoke", folder / "runs", folder / out, nobody, data, only)
 
 
 def test_rows_without_data_are_left_out_and_named(tmp_path: Path) -> None:
     elsewhere = Row(("task.data=cifar100",), 50.0)
     target = _target(here=Row((), 40.0), there=elsewhere, yonder=Row(("task.data=cifar100", "probe.k=3")))
-    page = carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, tmp_path).read_text()
-    found = json.loads((tmp_path / "some-smoke.json").read_text())
+    page = _build(target, tmp_path, data=tmp_path)
+    found = json.loads(page.with_suffix(".json").read_text())
     assert [row[0] for row in found["rows"]] == ["here"]
-    (note,) = [line for line in page.splitlines() if line.startswith("Left out")]
+    (note,) = [line for line in page.read_text().splitlines() if line.startswith("Left out")]
     assert "there; yonder" in note
     assert "CIFAR-100" in note
 
@@ -49,9 +52,8 @@ def test_some_rows_can_be_asked_for_alone(tmp_path: Path) -> None:
     target = _target(here=Row(()), there=Row(("probe.k=3",)), elsewhere=Row(("probe.k=4",)))
 
     def asked(*only: str) -> tuple[list[str], str]:
-        out = tmp_path / "-".join(only)
-        page = carry_out(target, "smoke", tmp_path / "runs", out, nobody, None, only).read_text()
-        return [row[0] for row in json.loads((out / "some-smoke.json").read_text())["rows"]], page
+        page = _build(target, tmp_path, only, out="-".join(only))
+        return [row[0] for row in json.loads(page.with_suffix(".json").read_text())["rows"]], page.read_text()
 
     rows, page = asked("ERE")
     assert rows == ["here", "there", "elsewhere"]
@@ -64,24 +66,24 @@ def test_some_rows_can_be_asked_for_alone(tmp_path: Path) -> None:
     rows, _ = asked("Here")  # a name in full, though "there" holds it too
     assert rows == ["here"]
     with pytest.raises(PlanError, match="here; there; elsewhere"):
-        carry_out(target, "smoke", tmp_path / "runs", tmp_path, nobody, None, ["yonder"])
+        _build(target, tmp_path, ["yonder"])
     with pytest.raises(PlanError, match="theorem2 is measured as a whole"):
-        carry_out(TARGETS["theorem2"], "smoke", tmp_path / "runs", tmp_path, nobody, None, ["10"])
+        _build(theorem2.TARGET, tmp_path, ["10"])
 
 
 def test_without_any_data_there_is_no_page(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="CIFAR-100"):
-        carry_out(_target(there=Row(("task.data=cifar100",))), "smoke", tmp_path / "runs", tmp_path, nobody, tmp_path)
-    assert not list(tmp_path.glob("*.md"))
+        _build(_target(there=Row(("task.data=cifar100",))), tmp_path, data=tmp_path)
+    assert not list(tmp_path.glob("**/*.md"))
 
 
 THREE = _target(here=Row((), 40.0), there=Row(("probe.k=3",)), elsewhere=Row(("probe.k=4",)))
 
 
-def _page(target: Training, folder: Path, only: Sequence[str] = (), out: str = "out") -> dict[str, Any]:
+def _page(target: TrainingRuns, folder: Path, only: Sequence[str] = (), out: str = "out") -> dict[str, Any]:
     """A page's JSON, made with no run left from before."""
     shutil.rmtree(folder / "runs", ignore_errors=True)
-    page = carry_out(target, "smoke", folder / "runs", folder / out, nobody, None, only)
+    page = _build(target, folder, only, out)
     found: dict[str, Any] = json.loads(page.with_suffix(".json").read_text())
     return found
 
@@ -152,15 +154,15 @@ def test_a_page_that_cannot_be_read_is_named_and_left_alone(tmp_path: Path, text
         _page(THREE, tmp_path, ["here"])
     assert path.read_text() == text
     path.unlink()
-    carry_out(THREE, "smoke", tmp_path / "runs", path.parent, nobody, None, ["here"])
+    _build(THREE, tmp_path, ["here"])
 
 
 def test_a_page_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PageError, match=r"some-smoke cannot be written to .*finished runs are not lost"):
-        carry_out(THREE, "smoke", tmp_path / "runs", tmp_path / "file", nobody, None, ["there"])
+        _build(THREE, tmp_path, ["there"], out="file")
     (made,) = (path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/summary.json"))
-    carry_out(THREE, "smoke", tmp_path / "runs", tmp_path / "out", nobody, None, ["there"])
+    _build(THREE, tmp_path, ["there"])
     assert [path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/summary.json")] == [made]
 
 

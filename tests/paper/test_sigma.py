@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baffle.core.directions import GAUSSIAN, Directions, dense
 from baffle.core.probe import SCHEMES
-from baffle.paper.sigma import Point, Remembered, cosine, rounded, rounded_move, working
+from baffle.paper.sigma import Point, Remembered, rounded, rounded_move, working
 
 WEIGHTS = np.random.default_rng(0).uniform(0.5, 1, 50_000).astype(np.float32)
 ONES = np.ones(len(WEIGHTS))
@@ -50,10 +50,6 @@ def test_two_schemes_share_their_losses_and_get_the_same_scalars() -> None:
         found = scheme(shared, weights, directions, supports, 1e-2).scalars
         np.testing.assert_array_equal(found, scheme(plain, weights, directions, supports, 1e-2).scalars)
     assert (counted.calls, plain.calls) == (1 + 2 * 4, 1 + 3 * 4)
-
-
-def test_no_scalars_have_no_direction() -> None:
-    assert cosine(np.zeros(4), Directions(bytes(32), GAUSSIAN), dense(6, 4), np.ones(6)) == 0
 
 
 def test_a_step_works_from_nine_tenths_of_the_best() -> None:

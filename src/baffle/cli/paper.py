@@ -36,8 +36,8 @@ def paper(
     """Reproduce a table or figure of the paper. Runs what is missing, continues what was stopped, and writes Markdown,
     JSON and PNG."""
     from baffle.cli import show
-    from baffle.paper.targets import TARGETS, target
-    from baffle.paper.work import Onlooker, carry_out
+    from baffle.paper.build_page import Onlooker, build_page
+    from baffle.paper.registry import TARGETS, target
 
     console, _ = show.consoles()
     console.quiet = quiet
@@ -46,6 +46,6 @@ def paper(
             console.print(f"{listed.name:19}{listed.about}", soft_wrap=True)
         return
     onlooker = Onlooker(partial(show.watching, console), partial(show.telling, console))
-    page = carry_out(target(name), cast(Any, scale), runs, out, onlooker, data, only)
+    page = build_page(target(name), cast(Any, scale), runs, out, onlooker, data, only)
     console.print(page.read_text(), soft_wrap=True)
     console.print(f"written to {page}", soft_wrap=True)

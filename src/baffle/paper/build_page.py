@@ -25,7 +25,7 @@ class Onlooker(NamedTuple):
     telling: Callable[[str], AbstractContextManager[Tell]]
 
 
-def carry_out(
+def build_page(
     target: Target,
     scale: Scale,
     runs: Path,

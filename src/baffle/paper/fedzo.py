@@ -114,7 +114,7 @@ def _baffle(where: str, base: tuple[str, ...], ks: tuple[int, ...], seeds: int =
 _SMOKE = ("task.data=digits", "run.evaluate_every=1", _OFF)
 _SMOKE_LENET = 'task.model={name="lenet", channels=[4, 8], head="flatten"}'
 
-FEDZO = Methods(
+TARGET = Methods(
     "fedzo",
     "training without backpropagation on MNIST: FedZO, DLZO, and BAFFLE with shared and with own directions",
     {

@@ -7,8 +7,8 @@ import numpy as np
 from baffle.core.arrays import F32
 from baffle.core.seeds import batch_indices
 from baffle.core.update import adam
+from baffle.paper.settings import PRESET
 from baffle.paper.target import Scale
-from baffle.paper.training_runs import PRESET
 from baffle.plan import load
 from baffle.runtime.torch.loss import accuracy
 from baffle.task.load import Task, load_task

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Settings = tuple[str, ...]
+from baffle.paper.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from baffle.core.arrays import F32, F64
 from baffle.core.directions import GAUSSIAN, Directions, Support, dense
 from baffle.core.ports import Batch
 from baffle.core.probe import SCHEMES, Loss, losses_along
-from baffle.core.rebuild import gradient_from_scalars
-from baffle.core.ring import Ring
 from baffle.paper.measured_task import accuracy_of, subject, trained
+from baffle.paper.scalars import alignment
 from baffle.paper.target import Cell, Finished, Result, Scale, Tell
 from baffle.plan import Plan
 from baffle.runtime.torch.loss import one_thread_each
@@ -103,12 +102,12 @@ def measured(task: Task, weights: F32, size: Size, tell: Tell) -> dict[tuple[str
     supports, batch = dense(n, size.k), task.source.train.batch(np.arange(size.samples))
     z = directions.draw(range(size.k), 0, n).astype(np.float64) * GAUSSIAN.unit
     gradient = task.runtime(torch.float64).gradient_on(batch)(weights)[1].astype(np.float64)
-    best, length = cosine(z @ gradient, directions, supports, gradient), float(np.linalg.norm(gradient))
+    best, length = alignment(z @ gradient, directions, supports, gradient), float(np.linalg.norm(gradient))
     exact = Remembered(task.runtime(torch.float64).on(batch))
 
     def share(loss: Remembered, at: F32, scheme: str, sigma: float) -> float:
         scalars = SCHEMES[scheme](loss, at, directions, supports, sigma).scalars
-        return cosine(scalars, directions, supports, gradient) / best
+        return alignment(scalars, directions, supports, gradient) / best
 
     found: dict[tuple[str, str], list[Point]] = {(scheme, name): [] for scheme in SCHEMES for name in DTYPES}
     for name, dtype in DTYPES.items():
@@ -147,16 +146,6 @@ class Remembered:
         if step not in self._along:
             self._along[step] = losses_along(self._loss, weights, directions, supports, step)
         return self._along[step]
-
-
-def cosine(scalars: F64, directions: Directions, supports: Sequence[Support], gradient: F64) -> float:
-    """Of a gradient with what a server makes of scalars; 0 where these are all 0."""
-    if not scalars.any():
-        return 0.0
-    ring, n = Ring(clients=1, n_max=1, clip=float(np.abs(scalars).max())), len(gradient)
-    totals = ring.decode(ring.encode(scalars, len(scalars), 1, 0.0), 1).totals
-    found = gradient_from_scalars(totals, 1, directions, supports, n, ring).astype(np.float64)
-    return float(found @ gradient / (np.linalg.norm(found) * np.linalg.norm(gradient)))
 
 
 def rounded(weights: F64, dtype: torch.dtype) -> F64:
@@ -244,3 +233,6 @@ def draw(curves: Curves, figure: Any) -> None:
     for axes in panels[-1]:
         axes.set_xlabel("σ (dashed: the paper's; dotted: predicted)", fontsize=8)
     figure.supylabel("cosine, share of the attainable", fontsize=9)
+
+
+TARGET = Sigma()

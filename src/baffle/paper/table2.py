@@ -1,7 +1,8 @@
 """table2: clients that hold few classes each, against clients that hold the same of all."""
 
-from baffle.paper.rows import Row, Settings, rows_of
-from baffle.paper.training_runs import UNITS, Training
+from baffle.paper.rows import Row, rows_of
+from baffle.paper.settings import UNITS, Settings
+from baffle.paper.training_runs import TrainingRuns
 
 _CIFAR = ("task.data=cifar10", "task.augment=true")
 _SKEWED, _EVEN = "federation.partition=dirichlet", "federation.partition=iid"
@@ -47,7 +48,7 @@ _STEPS = (
     "clients than 0.005 and 0.02 in shorter runs, backpropagation at 0.002, which does better than 0.02."
 )
 
-TABLE2 = Training(
+TARGET = TrainingRuns(
     "table2",
     "clients of few classes each (Dirichlet 0.3), 100 clients, one local epoch a round",
     {"smoke": _skewed_and_even(50, 100), "short": _skewed_and_even(200, 800, ("update.rate=0.002",)), "full": _FULL},

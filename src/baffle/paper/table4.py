@@ -187,5 +187,7 @@ def _draw(figure: Any, measured: list[dict[str, Any]]) -> None:
     axes.legend(frameon=False, fontsize=7)
 
 
+TARGET = Memory()
+
 if __name__ == "__main__":
     sys.stdout.write(f"{measure(msgspec.json.decode(sys.argv[1], type=Case))}\n")

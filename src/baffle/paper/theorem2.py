@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from baffle.core.arrays import F32
-from baffle.core.directions import GAUSSIAN, RADEMACHER, Directions, dense
-from baffle.core.rebuild import gradient_from_scalars
-from baffle.core.ring import Ring
+from baffle.core.arrays import F64
+from baffle.core.directions import GAUSSIAN, RADEMACHER, Directions, Distribution, dense
+from baffle.paper.scalars import alignment, exact_scalars
 from baffle.paper.target import Cell, Finished, Result, Scale, Tell
 from baffle.plan import Plan
 
@@ -22,19 +21,11 @@ SIZES: Mapping[Scale, tuple[tuple[int, ...], tuple[int, ...], int]] = {
 }
 
 
-def cosine(gradient: F32, k: int, key: bytes, distribution: Any) -> float:
-    """Of a gradient with what the system makes of its exact scalars: drawn, put into the ring, and rebuilt."""
-    directions, n = Directions(key, distribution), len(gradient)
-    scalars = np.concatenate(
-        [
-            directions.draw(range(first, min(first + 64, k)), 0, n).astype(np.float64) @ gradient * distribution.unit
-            for first in range(0, k, 64)
-        ]
-    )
-    ring = Ring(clients=1, n_max=1, clip=float(np.abs(scalars).max()))
-    totals = ring.decode(ring.encode(scalars, k, 1, 0.0), 1).totals
-    found = gradient_from_scalars(totals, 1, directions, dense(n, k), n, ring).astype(np.float64)
-    return float(found @ gradient / (np.linalg.norm(found) * np.linalg.norm(gradient)))
+def cosine(gradient: F64, k: int, key: bytes, distribution: Distribution) -> float:
+    """Alignment of a gradient with the estimate from its exact scalars along K directions."""
+    directions = Directions(key, distribution)
+    scalars = exact_scalars(directions, k, gradient[None])[:, 0]
+    return alignment(scalars, directions, dense(len(gradient), k), gradient)
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ class Alignment:
         for n in sizes:
             for k in ks:
                 tell(f"{n:,} weights, K = {k:,}")
-                gradient = np.random.default_rng(n).normal(size=n).astype(np.float32)
+                gradient = np.random.default_rng(n).normal(size=n).astype(np.float32).astype(np.float64)
                 found = [
                     float(np.mean([cosine(gradient, k, bytes([turn]) * 32, d) for turn in range(turns)]))
                     for d in (GAUSSIAN, RADEMACHER)
@@ -75,3 +66,6 @@ def _draw(figure: Any, rows: list[list[Cell]]) -> None:
     axes.plot(predicted, rademacher, "x", markersize=5, label="rademacher")
     axes.set(xscale="log", yscale="log", xlabel="predicted cosine", ylabel="measured cosine")
     axes.legend(frameon=False)
+
+
+TARGET = Alignment()

@@ -6,16 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baffle.core.arrays import F32, F64
-from baffle.core.directions import GAUSSIAN, Directions
 from baffle.paper.fig_attack.inference import (
     Public,
-    auc,
     crowd,
-    kolmogorov_smirnov,
     labels_by_bias,
     labels_by_samples,
     likeness,
-    measure,
     membership,
     no_prior,
     prior_of,
@@ -23,30 +19,10 @@ from baffle.paper.fig_attack.inference import (
     ridge_solution,
     softmax,
 )
+from baffle.paper.fig_attack.separation import auc
 
 RANDOM = np.random.default_rng(0)
 CLASSES, PIXELS = 4, 12
-FEW = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=8).map(np.array)
-
-
-@given(inside=FEW, outside=FEW)
-def test_auc_counts_pairs(inside: F64, outside: F64) -> None:
-    pairs = [(a > b) + (a == b) / 2 for a in inside for b in outside]
-    assert auc(inside, outside) == pytest.approx(np.mean(pairs))
-    assert auc(inside, outside) + auc(outside, inside) == pytest.approx(1)
-
-
-@given(one=FEW, other=FEW)
-def test_a_threshold_is_never_better_than_kolmogorov_and_smirnov_say(one: F64, other: F64) -> None:
-    best = max(abs(np.mean(one <= at) - np.mean(other <= at)) for at in (*one, *other))
-    assert kolmogorov_smirnov(one, other) == pytest.approx(best)
-    assert kolmogorov_smirnov(one, one) == 0
-
-
-def test_scalars_are_products_with_directions() -> None:
-    directions, gradients = Directions(bytes(32), GAUSSIAN), RANDOM.normal(size=(3, 50))
-    z = directions.draw(range(100), 0, 50) * GAUSSIAN.unit
-    np.testing.assert_allclose(measure(directions, 100, gradients), z @ gradients.T)
 
 
 @given(rows=st.integers(1, 9), columns=st.integers(1, 9), ridge=st.floats(0.01, 10))

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,66 +11,29 @@ from numpy.typing import NDArray
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.ports import Batch
 from baffle.core.ring import RingVector
+from baffle.paper.fig_attack.cases import INPUT, INPUT_BLIND, LABELS, LABELS_BIAS, MEMBER, SIGMA, Case, Score, Size
 from baffle.paper.fig_attack.inference import (
     Public,
-    auc,
     crowd,
     labels_by_bias,
     labels_by_samples,
     likeness,
-    measure,
     membership,
     no_prior,
     prior_of,
     reconstruct,
 )
 from baffle.paper.fig_attack.overheard import Overheard, overhear
+from baffle.paper.fig_attack.separation import auc
 from baffle.paper.measured_task import subject
+from baffle.paper.scalars import exact_scalars
 from baffle.paper.target import Scale
 from baffle.task.load import Task
 
-SIGMA = 1e-4  # the paper's
 MODELS: Mapping[str, tuple[str, ...]] = {
     "softmax": ("task.model={name='softmax'}",),
     "LeNet": (),
 }
-LABELS_BIAS, LABELS, MEMBER = "labels, from the biases", "labels, with public samples", "membership"
-INPUT, INPUT_BLIND = "input, with public samples", "input, with no prior"
-
-
-class Case(NamedTuple):
-    """One model at some weights, batches of some size, and how many scalars a client sends."""
-
-    model: str
-    trained: bool
-    batch: int
-    ks: tuple[int, ...]
-
-    @property
-    def title(self) -> str:
-        return f"{self.model}, {'trained' if self.trained else 'untrained'}"
-
-
-class Size(NamedTuple):
-    cases: tuple[Case, ...]
-    clients: int
-    sums: tuple[int, ...]
-    rounds: int
-    public: int
-    targets: int  # inputs to reconstruct in a round
-    differences: int  # ΔL of each kind of input
-    steps: int  # of training
-
-
-class Score(NamedTuple):
-    """How well an attack went in one round, with what is seen (clients in the sum, 0: a masked vector)."""
-
-    case: Case
-    attack: str
-    k: int
-    seen: int
-    value: float
-    chance: float
 
 
 def attacked(case: Case, size: Size, scale: Scale, data: Path | None, after: F32) -> Iterator[Score]:
@@ -190,7 +152,7 @@ class Server:
         singles = (Batch(batch.x[i : i + 1], batch.y[i : i + 1]) for i in range(len(batch.y)))
         gradients = np.stack([runtime.gradient_on(one)(self.weights)[1] for one in singles]).astype(np.float64)
         directions = self.heard.trajectory.directions(self.heard.request.key)
-        return measure(directions, max(self.case.ks), gradients)
+        return exact_scalars(directions, max(self.case.ks), gradients)
 
 
 def _with_biases(flat: F32, classes: int) -> F32:

@@ -8,8 +8,8 @@ from baffle.core.arrays import F32, F64, I64
 from baffle.core.directions import GAUSSIAN, Directions, dense
 from baffle.core.ports import Batch
 from baffle.core.probe import forward_difference
-from baffle.paper.fig_attack.attacks import SIGMA, Size
-from baffle.paper.fig_attack.inference import auc, kolmogorov_smirnov
+from baffle.paper.fig_attack.cases import SIGMA, Size
+from baffle.paper.fig_attack.separation import auc, kolmogorov_smirnov
 from baffle.task.load import Task
 
 Told = Mapping[str, Mapping[str, Mapping[str, list[float]]]]

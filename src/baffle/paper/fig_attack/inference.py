@@ -9,29 +9,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from baffle.core.arrays import F32, F64, I64
-from baffle.core.directions import Directions
-
-CHUNK = 64
-"""Directions that are drawn at a time."""
 
 RIDGE = 1e-2
 """Added to a variance, as a share of the mean one: public samples do not show every way in which others vary."""
 
 TURNS = 3
 """How often an input is solved for anew with the probabilities that the last one has."""
-
-
-def measure(directions: Directions, k: int, gradients: F64) -> F64:
-    """What gradients (rows) give along K directions: a column each."""
-    n, unit = gradients.shape[1], directions.distribution.unit
-    parts = [
-        directions.draw(range(first, min(first + CHUNK, k)), 0, n).astype(np.float64) @ gradients.T * unit
-        for first in range(0, k, CHUNK)
-    ]
-    return np.concatenate(parts)
 
 
 class Public(NamedTuple):
@@ -154,18 +139,3 @@ def likeness(one: F64, other: F64, mean: F64) -> float:
     """Cosine of two inputs as they differ from the mean one: 1 the same, 0 nothing in common."""
     a, b = one - mean, other - mean
     return float(a @ b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-30)
-
-
-def auc(inside: NDArray[np.float64], outside: NDArray[np.float64]) -> float:
-    """How often a score of the first kind is above one of the second: 0.5 by chance."""
-    a, b = np.ravel(inside), np.sort(np.ravel(outside))
-    below, upto = np.searchsorted(b, a, "left"), np.searchsorted(b, a, "right")
-    return float(np.mean((below + upto) / 2) / len(b))
-
-
-def kolmogorov_smirnov(one: F64, other: F64) -> float:
-    """The largest difference of two empirical distribution functions; a best threshold is right in (1 + this) / 2 of
-    the cases."""
-    at = np.concatenate([one, other])
-    shares = [np.searchsorted(np.sort(few), at, "right") / len(few) for few in (one, other)]
-    return float(np.max(np.abs(shares[0] - shares[1])))

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from baffle.paper.fig_attack.attacks import Case, Score, Size, attacked
+from baffle.paper.fig_attack.attacks import attacked
+from baffle.paper.fig_attack.cases import Case, Score, Size
+from baffle.paper.fig_attack.drawing import draw
 from baffle.paper.fig_attack.figure5 import differences, told_apart
-from baffle.paper.fig_attack.report import draw, findings, notes_on, rows_of_attacks, rows_of_figure
+from baffle.paper.fig_attack.report import findings, notes_on, rows_of_attacks, rows_of_figure
 from baffle.paper.measured_task import accuracy_of, subject, trained
 from baffle.paper.target import Finished, Result, Scale, Tell
 from baffle.plan import Plan
@@ -59,3 +61,6 @@ class Attack:
         notes = [*notes_on(size, accuracy_of(lenet, after)), *findings(told, scores, size)]
         raw = [score._asdict() | {"case": score.case._asdict()} for score in scores]
         return Result(columns, rows, notes, {"told apart": told, "scores": raw}, partial(draw, shown, scores, size))
+
+
+TARGET = Attack()
