@@ -12,7 +12,7 @@ import pytest
 from baffle.cli.main import commands
 from baffle.errors import PlanError
 from baffle.paper import registry
-from baffle.paper.page import held, write
+from baffle.paper.page import kept_runs, write
 from baffle.paper.registry import TARGETS, register, target
 from baffle.paper.target import Finished, Result, Scale, Tell
 from baffle.plan import Plan, change
@@ -64,7 +64,7 @@ def test_a_target_and_each_of_its_rows_alone_write_a_table_its_data_and_a_figure
     assert data["plans"].keys() == plans.keys()
     assert all(f"\n{label}  " in f"\n{printed}" for label in plans or [name]), "it says what it is at"
     assert all(digest[:16] in page for digest in data["plans"].values())
-    runs = held(tmp_path / "out" / f"{name}-smoke.json", plans)
+    runs = kept_runs(tmp_path / "out" / f"{name}-smoke.json", plans)
     assert runs.keys() == plans.keys()
     for row, run in runs.items():
         result = target(name).result({row: run}, "smoke", None, lambda _: None)

@@ -1,1 +1,1 @@
-"""What the paper evaluates, as something that can be run: each of its tables and figures is a target."""
+"""The paper's evaluation as commands: each of its tables and figures is a target that can be run."""

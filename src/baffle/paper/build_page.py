@@ -1,4 +1,4 @@
-"""Carries a target out: runs what is not finished, then makes its page."""
+"""Builds the page of a target: runs what is not finished, then writes the result."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from baffle.errors import DataError, PlanError
-from baffle.paper.page import held, write
+from baffle.paper.page import kept_runs, write
 from baffle.paper.target import Finished, Origin, Scale, Target, Tell
 from baffle.plan import Plan, load
 from baffle.server.recorder import Watch
@@ -19,7 +19,7 @@ from baffle.task.features import Backbones
 
 
 class Onlooker(NamedTuple):
-    """Somebody who wants to know how far it is: whom runs and measurements of some name tell."""
+    """Receives progress. Given the name of a run or a measurement, each field opens a place to report to."""
 
     watching: Callable[[str], AbstractContextManager[Watch]]
     telling: Callable[[str], AbstractContextManager[Tell]]
@@ -34,18 +34,19 @@ def build_page(
     data: Path | None,
     only: Sequence[str] = (),
 ) -> Path:
-    """Run a target and write NAME-SCALE.md, .json and .png into `out`. A run of the same plan that is there
-    already is gone on with, or taken as it is if it is finished. One whose data is not there is skipped, and the page
-    says so; where no run has its data, there is no page. With `only`, runs whose names hold one of these texts; rows
-    that are on the page already stay there while their plans are the same."""
-    finished, faults, backbones, origin = {}, dict[str, DataError](), Backbones(), _origin()
+    """Run a target and write NAME-SCALE.md, .json and .png into `out`.
+
+    A finished run of the same plan under `runs` is used as it is, and a stopped one is resumed. A run whose data set is
+    missing is skipped, and the page says so; if every run lacks its data, there is no page. `only` chooses the runs
+    whose names contain one of these texts. Rows already on the page stay while their plans are the same.
+    """
     plans = target.plans(scale)
-    asked = _asked(plans, only)
-    if only and not plans:
-        raise PlanError(f"{target.name} is measured as a whole; expected no --only")
-    if plans and not asked:
-        raise PlanError(f"no row's name holds {' or '.join(only)}; expected a part of one of: {'; '.join(plans)}")
-    for name in asked:
+    chosen = _chosen(target.name, plans, only)
+    origin = _origin()
+    backbones = Backbones()
+    finished = dict[str, Finished]()
+    faults = dict[str, DataError]()
+    for name in chosen:
         with onlooker.watching(name) as watch:
             plan = plans[name]
             folder = f"{target.name}-{scale}-{plan.digest().hex()[:12]}"
@@ -55,7 +56,7 @@ def build_page(
                 faults[name] = fault
     if faults and not finished:
         raise next(iter(faults.values()))
-    known = held(out / f"{target.name}-{scale}.json", plans) | finished
+    known = kept_runs(out / f"{target.name}-{scale}.json", plans) | finished
     shown = {name: known[name] for name in plans if name in known}
     skipped = {name: fault for name, fault in faults.items() if name not in shown}
     rest = len(plans) - len(shown) - len(skipped)
@@ -65,18 +66,23 @@ def build_page(
     return write(target, scale, replace(result, notes=notes), shown, out, origin, list(shown) if rest else ())
 
 
-def _asked(names: Collection[str], only: Sequence[str]) -> list[str]:
-    """The rows that somebody wants. A text that is the name of a row is that row alone, though other names hold it."""
-    exact = {name.lower() for name in names}
+def _chosen(target: str, names: Collection[str], only: Sequence[str]) -> list[str]:
+    """The rows to run. A text that is a row's whole name chooses that row alone, even if other names contain it."""
+    if only and not names:
+        raise PlanError(f"{target} is measured as a whole; expected no --only")
+    whole = {name.lower() for name in names}
 
-    def is_wanted(name: str, text: str) -> bool:
-        return text == name if text in exact else text in name
+    def is_chosen(name: str, text: str) -> bool:
+        return text == name if text in whole else text in name
 
-    return [name for name in names if not only or any(is_wanted(name.lower(), text.lower()) for text in only)]
+    chosen = [name for name in names if not only or any(is_chosen(name.lower(), text.lower()) for text in only)]
+    if names and not chosen:
+        raise PlanError(f"no row's name contains {' or '.join(only)}; expected a part of one of: {'; '.join(names)}")
+    return chosen
 
 
 def _skipped(faults: Mapping[str, DataError]) -> list[str]:
-    """For each reason, a line that names the rows that are left out for it."""
+    """One line for each reason, with the rows that are left out for it."""
     reasons = dict.fromkeys(str(fault) for fault in faults.values())
     return [
         f"Left out: {'; '.join(name for name, fault in faults.items() if str(fault) == reason)} ({reason})."
@@ -96,9 +102,9 @@ def _run(path: Path, plan: Plan, watch: Watch, data: Path | None, backbones: Bac
 
 
 def _origin() -> Origin:
-    """Today, and the commit of the source that runs, where it is a checkout."""
+    """Today, and the commit of the running source, or "unknown" if it is not a checkout."""
     here = Path(__file__).resolve().parent
-    done = subprocess.run(
+    git = subprocess.run(
         ["git", "-C", str(here), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
     )
-    return Origin(f"{datetime.now(UTC):%Y-%m-%d}", done.stdout.strip() or "unknown")
+    return Origin(f"{datetime.now(UTC):%Y-%m-%d}", git.stdout.strip() or "unknown")

@@ -1,4 +1,4 @@
-"""A target of clients that see one domain each: a frozen MobileNetV2 with a new last layer that is trained."""
+"""A target whose clients see one domain each. They train a new last layer on a frozen MobileNetV2."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _ROWS: Mapping[str, Settings] = {
     BACKPROPAGATION: ("estimator=backprop",),
     f"{BACKPROPAGATION}, rate 0.001": ("estimator=backprop", "update.rate=0.001"),
 }
-"""Exact gradients on clients of one domain each may want a smaller rate than estimates; with it they have both."""
+"""On clients of one domain each, exact gradients may need a smaller rate than estimates, so they get both rates."""
 
 Pair = tuple[float, float]
 """Top-1 and top-5 accuracy, in percent."""
@@ -66,7 +66,7 @@ OFFICEHOME: Mapping[str, Mapping[str, Pair]] = {
         "average": (70.12, 90.04),
     },
 }
-"""What the paper reports, all of it on OfficeHome. An average is that of the four domains."""
+"""The paper's figures, all on OfficeHome. An average is over the four domains."""
 
 _FROZEN = (
     "federation.partition=domain",
@@ -86,9 +86,9 @@ _PAPER = (*_FROZEN, "federation.clients=40", "rounds=40", "update.rate=0.005")
 
 @dataclass(frozen=True)
 class Domains:
-    """The same rows on one data set: accuracy on each of its domains, their mean, how far that is from the best mean
-    with backpropagation, and the loss that clients report in the last round. Of the paper's figures `compared` are
-    shown, under the name of the set that they are of."""
+    """The same runs on one data set: accuracy on each of its domains, their mean, how far the mean is from the best one
+    with backpropagation, and the loss that clients report in the last round. `compared` names the domains for which the
+    paper's figures, which are for OfficeHome, stand beside ours."""
 
     name: str
     about: str
@@ -100,65 +100,68 @@ class Domains:
         return {name: load(PRESET[scale], [*base, *settings]) for name, settings in _ROWS.items()}
 
     def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None, _tell: Tell) -> Result:
-        found = {name: pairs(run.summary) for name, run in runs.items()}
-        exact = _exact(found)
-        domains = next(iter(found.values()))
+        accuracies = {name: pairs(run.summary) for name, run in runs.items()}
+        exact = _exact(accuracies)
+        domains = next(iter(accuracies.values()))
         rows: list[list[Cell]] = [
             [
                 name,
-                *(_both(pair) for pair in of.values()),
-                f"{of['average'][0] - exact['average'][0]:+.2f}" if exact else None,
+                *(_both(pair) for pair in by_domain.values()),
+                f"{by_domain['average'][0] - exact['average'][0]:+.2f}" if exact else None,
                 float(runs[name].metrics[-1]["loss"]),
-                *(_both(OFFICEHOME[name][which]) if name in OFFICEHOME else None for which in self.compared),
+                *(_both(OFFICEHOME[name][domain]) if name in OFFICEHOME else None for domain in self.compared),
                 runs[name].summary["rounds"],
                 runs[name].summary["forwards"],
             ]
-            for name, of in found.items()
+            for name, by_domain in accuracies.items()
         ]
         columns = (
             "top-1 / top-5, %",
             *domains,
             "points from backpropagation",
             "clients' loss",
-            *(f"the paper on OfficeHome: {which}" for which in self.compared),
+            *(f"the paper on OfficeHome: {domain}" for domain in self.compared),
             "rounds",
             "forward passes",
         )
         notes = [
-            "An average is over domains, each of which counts the same. The accuracy is that of the averaged weights. "
-            "Points count from the better row of backpropagation, and the clients' loss is that of the last round.",
-            *(["On some of the digits, with a random backbone: it shows that it works."] if scale == "smoke" else []),
+            "Every domain counts the same in an average. The accuracy is that of the averaged weights. Points count "
+            "from the better row of backpropagation. The clients' loss is that of the last round.",
+            *(["On a few digits, with a random backbone, to see that it works."] if scale == "smoke" else []),
         ]
-        return Result(columns, rows, notes, {"accuracies": found}, lambda figure: _draw(figure, found))
+        return Result(columns, rows, notes, {"accuracies": accuracies}, lambda figure: _draw(figure, accuracies))
 
 
 def pairs(summary: Mapping[str, Any]) -> dict[str, Pair]:
-    """Top-1 and top-5 accuracy for each domain, and their means."""
-    found = {name: (100 * one["accuracy"], 100 * one["top5"]) for name, one in summary["test_domains"].items()}
-    first, second = (sum(values) / len(found) for values in zip(*found.values(), strict=True))
-    return {**found, "average": (first, second)}
+    """Top-1 and top-5 accuracy for each domain, and their means as `average`."""
+    domains = summary["test_domains"].items()
+    by_domain = {name: (100 * domain["accuracy"], 100 * domain["top5"]) for name, domain in domains}
+    top1, top5 = (sum(values) / len(by_domain) for values in zip(*by_domain.values(), strict=True))
+    return {**by_domain, "average": (top1, top5)}
 
 
-def _exact(found: Mapping[str, Mapping[str, Pair]]) -> Mapping[str, Pair]:
-    """The row of backpropagation with the best average; empty if there is none."""
-    rows = [of for name, of in found.items() if name.startswith(BACKPROPAGATION)]
-    return max(rows, key=lambda of: of["average"], default={})
+def _exact(accuracies: Mapping[str, Mapping[str, Pair]]) -> Mapping[str, Pair]:
+    """The row of backpropagation with the best average, or an empty mapping if no such row was run."""
+    rows = [by_domain for name, by_domain in accuracies.items() if name.startswith(BACKPROPAGATION)]
+    return max(rows, key=lambda by_domain: by_domain["average"], default={})
 
 
 def _both(pair: Pair) -> str:
     return f"{pair[0]:.2f} / {pair[1]:.2f}"
 
 
-def _draw(figure: Any, found: Mapping[str, Mapping[str, Pair]]) -> None:
-    """Top-1 accuracy against K, a line for each domain, and dashed what backpropagation reaches."""
+def _draw(figure: Any, accuracies: Mapping[str, Mapping[str, Pair]]) -> None:
+    """Top-1 accuracy against K, one line for each domain. Dashed lines show backpropagation."""
     axes = figure.subplots()
-    exact = _exact(found)
-    probed = {name: of for name, of in found.items() if not name.startswith(BACKPROPAGATION)}
+    exact = _exact(accuracies)
+    probed = {name: by_domain for name, by_domain in accuracies.items() if not name.startswith(BACKPROPAGATION)}
     ks = [int(name.removeprefix("K = ")) for name in probed]
-    for number, which in enumerate(next(iter(found.values()))):
-        color, width = f"C{number}", 2.5 if which == "average" else 1
-        axes.plot(ks, [of[which][0] for of in probed.values()], "o-", label=which, color=color, linewidth=width)
+    for number, domain in enumerate(next(iter(accuracies.values()))):
+        color = f"C{number}"
+        width = 2.5 if domain == "average" else 1
+        top1 = [by_domain[domain][0] for by_domain in probed.values()]
+        axes.plot(ks, top1, "o-", label=domain, color=color, linewidth=width)
         if exact:
-            axes.axhline(exact[which][0], linestyle="--", color=color, linewidth=width / 2)
+            axes.axhline(exact[domain][0], linestyle="--", color=color, linewidth=width / 2)
     axes.set(xscale="log" if ks else "linear", xlabel="K (dashed: backpropagation)", ylabel="top-1 accuracy, %")
     axes.legend(frameon=False, fontsize=8)

@@ -1,4 +1,4 @@
-"""fedzo: what others train without backpropagation, beside BAFFLE with shared and with own directions, on MNIST."""
+"""fedzo: other methods without backpropagation, beside BAFFLE with shared and with own directions, on MNIST."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ CLAIMED = 83.58
 
 @dataclass(frozen=True)
 class Method:
-    """One row: a preset with settings laid over it, run with so many seeds, and what the paper reports, in percent."""
+    """One row: a preset, settings on top of it, the number of seeds to run, and the paper's figure in percent."""
 
     preset: str
     settings: tuple[str, ...] = ()
@@ -23,7 +23,7 @@ class Method:
     paper: float | None = None
 
     def labels(self, name: str) -> list[str]:
-        """The runs' names, by seed."""
+        """The names of its runs, in the order of seeds."""
         return [name, *(f"{name}, seed {seed}" for seed in range(1, self.seeds))]
 
     def plans(self, name: str) -> dict[str, Plan]:
@@ -33,7 +33,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Methods:
-    """Rounds, forward passes and bytes of several methods, and the accuracies that they reach."""
+    """Several methods: the accuracies that they reach, and the rounds, forward passes and bytes that this takes."""
 
     name: str
     about: str
@@ -41,47 +41,51 @@ class Methods:
     notes: tuple[str, ...]
 
     def plans(self, scale: Scale) -> dict[str, Plan]:
-        return {label: plan for name, one in self.scales[scale].items() for label, plan in one.plans(name).items()}
+        methods = self.scales[scale].items()
+        return {label: plan for name, method in methods for label, plan in method.plans(name).items()}
 
     def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None, _tell: Tell) -> Result:
         methods = self.scales[scale]
-        seeds = {name: [runs[label] for label in one.labels(name) if label in runs] for name, one in methods.items()}
-        of = {name: several for name, several in seeds.items() if several}
-        rows = [_row(name, methods[name].paper, several) for name, several in of.items()]
+        runs_of = {
+            name: [runs[label] for label in method.labels(name) if label in runs] for name, method in methods.items()
+        }
+        shown = {name: by_seed for name, by_seed in runs_of.items() if by_seed}
+        rows = [_row(name, methods[name].paper, by_seed) for name, by_seed in shown.items()]
         columns = (
             *("", "accuracy, %", "least – most, %", "paper, %", "K", "rounds", f"rounds to {CLAIMED} %"),
             *("forward passes", "bytes up"),
         )
         notes = list(self.notes)
         if scale == "short":
-            notes.append("FedZO and DLZO have all their rounds, BAFFLE fewer than at full scale and no deep models.")
+            notes.append("FedZO and DLZO run all their rounds, BAFFLE fewer than at full scale and no deep models.")
         if scale == "smoke":
-            notes.append("On the digits, for a few rounds: this shows that it works and nothing else.")
-        return Result(columns, rows, notes, {"curves": {n: curve(run) for n, run in runs.items()}}, _draw(of))
+            notes.append("On the digits, for a few rounds, to see that it works: the accuracies mean nothing.")
+        curves = {name: curve(run) for name, run in runs.items()}
+        return Result(columns, rows, notes, {"curves": curves}, _draw(shown))
 
 
 def _row(name: str, paper: float | None, runs: list[Finished]) -> list[Cell]:
-    """Means over the seeds; the rounds are those of the slowest seed, if all of them arrive."""
-    reached = [100 * float(run.summary["test_accuracy"]) for run in runs]
-    arrived = [next((at for at, right in zip(*curve(run), strict=True) if right >= CLAIMED), None) for run in runs]
+    """Means over the seeds. Rounds to the cited accuracy are those of the slowest seed, if all seeds reach it."""
+    accuracies = [100 * float(run.summary["test_accuracy"]) for run in runs]
+    arrivals = [next((at for at, right in zip(*curve(run), strict=True) if right >= CLAIMED), None) for run in runs]
     first = runs[0]
     return [
         name,
-        sum(reached) / len(reached),
-        f"{min(reached):.2f} – {max(reached):.2f}" if len(runs) > 1 else None,
+        sum(accuracies) / len(accuracies),
+        f"{min(accuracies):.2f} – {max(accuracies):.2f}" if len(runs) > 1 else None,
         paper,
         first.plan.probe.k if first.plan.estimator == "probe" else None,
         int(first.summary["rounds"]),
-        None if None in arrived else max(at for at in arrived if at is not None),
+        None if None in arrivals else max(at for at in arrivals if at is not None),
         round(sum(int(run.summary["forwards"]) for run in runs) / len(runs)),
         round(float(first.summary["uplink_bytes_per_client_round"])),
     ]
 
 
-def _draw(of: Mapping[str, list[Finished]]) -> Callable[[Any], None]:
+def _draw(methods: Mapping[str, list[Finished]]) -> Callable[[Any], None]:
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        for number, (name, runs) in enumerate(of.items()):
+        for number, (name, runs) in enumerate(methods.items()):
             for run in runs:
                 style = "-" if run.plan.estimator == "probe" else "--"
                 label = name if run is runs[0] else None
@@ -98,7 +102,7 @@ _SOFTMAX, _WRN = 'task.model={name="softmax"}', 'task.model={name="wrn"}'
 
 
 def _baffle(where: str, base: tuple[str, ...], ks: tuple[int, ...], seeds: int = 1) -> dict[str, Method]:
-    """BAFFLE at batch level, with shared and with own directions at equal settings, and backpropagation beside it."""
+    """BAFFLE at batch level with shared and with own directions, and backpropagation, all at equal settings."""
     base = ("federation.level=batch", _OFF, *base)
     kinds = {"shared": "shared directions", "own": "own directions"}
     probing = {
@@ -144,10 +148,10 @@ TARGET = Methods(
         },
     },
     (
-        "The paper sets its 95.17 % after 20 rounds (WRN-10-2, K = 500, one local epoch a round) against FedZO's "
-        f"{CLAIMED} % after 1,000 rounds. These rounds are of different length, and so are the models: forward passes "
-        "are those of all clients, bytes those of one client and round without a secure sum.",
-        "FedZO and DLZO have their own settings (`fedzo-mnist`, `dlzo-mnist`); rows of one model that differ in whose "
-        "directions they use, or in K, differ in nothing else.",
+        "The paper compares its 95.17 % after 20 rounds (WRN-10-2, K = 500, one local epoch a round) with FedZO's "
+        f"{CLAIMED} % after 1,000 rounds. Neither the length of a round nor the size of the model is the same. Forward "
+        "passes are those of all clients together; bytes are those of one client in one round, without a secure sum.",
+        "FedZO and DLZO have settings of their own (`fedzo-mnist`, `dlzo-mnist`). Rows of the same model that differ "
+        "in K, or in whose directions they use, differ in nothing else.",
     ),
 )

@@ -24,5 +24,5 @@ TARGET = TrainingRuns(
         "short": (*UNITS, "federation.level=batch", "rounds=300", "run.evaluate_every=10", "update.ema=0.98"),
         "full": ("federation.level=batch", "rounds=3750", "run.evaluate_every=50"),
     },
-    notes={"smoke": NOTES_ON_DIGITS, "short": ("Batches of 8 samples a client, Adam 0.02, for all rows alike.",)},
+    notes={"smoke": NOTES_ON_DIGITS, "short": ("All rows use batches of 8 samples a client, and Adam at 0.02.",)},
 )

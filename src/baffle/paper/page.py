@@ -1,5 +1,5 @@
-"""A page: what a target found, as Markdown to read, JSON to compute with, and a figure. It holds the runs that it was
-made of, so that rows can be added to it later."""
+"""A page: a target's result as Markdown to read, JSON to compute with, and a figure. The JSON keeps the runs behind
+the rows, so that rows can be added later."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from baffle.version import __version__
 
 
 class _Run(msgspec.Struct, frozen=True):
-    """One row's run, as a page holds it: of its metrics those of rounds after which the accuracy was looked at."""
+    """A run as a page keeps it. Of its metrics, only rounds with a test accuracy are kept."""
 
     asked: str
     origin: Origin
@@ -27,16 +27,16 @@ class _Run(msgspec.Struct, frozen=True):
     metrics: list[dict[str, Any]]
 
 
-class _Held(msgspec.Struct, frozen=True):
-    """Of a page's JSON, what can be used again. Pages that only measure hold no runs."""
+class _Page(msgspec.Struct, frozen=True):
+    """The part of a page's JSON that is read again. Pages of targets that only measure keep no runs."""
 
     runs: dict[str, _Run] = {}
 
 
-def held(path: Path, plans: Mapping[str, Plan]) -> dict[str, Finished]:
-    """The runs that the page was made of, as far as their plans are still the same; none if there is no page yet."""
+def kept_runs(path: Path, plans: Mapping[str, Plan]) -> dict[str, Finished]:
+    """The runs that a page keeps and whose plans have not changed. Empty if there is no page yet."""
     try:
-        runs = msgspec.json.decode(path.read_bytes(), type=_Held).runs
+        runs = msgspec.json.decode(path.read_bytes(), type=_Page).runs
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, msgspec.DecodeError) as fault:
@@ -60,7 +60,7 @@ def write(
     origin: Origin,
     only: Sequence[str] = (),
 ) -> Path:
-    """NAME-SCALE.md, .json and .png; `only` are the rows that were chosen, if not all of them were."""
+    """Write NAME-SCALE.md, .json and .png. `only` names the rows on the page, and is empty if it has all of them."""
     stem = f"{target.name}-{scale}"
     about: dict[str, Any] = {
         "target": target.name,
@@ -71,11 +71,17 @@ def write(
         "plans": {name: run.summary["plan_digest"] for name, run in runs.items()},
         "weights": {name: run.summary["weights_sha256"] for name, run in runs.items()},
     }
-    found = {"columns": list(result.columns), "rows": [list(row) for row in result.rows], "notes": list(result.notes)}
-    kept = {"runs": {name: _kept(run) for name, run in runs.items()}}
-    text = json.dumps({**about, **found, "data": result.data, **kept}, indent=1) + "\n"
+    content = {
+        **about,
+        "columns": list(result.columns),
+        "rows": [list(row) for row in result.rows],
+        "notes": list(result.notes),
+        "data": result.data,
+        "runs": {name: _kept(run) for name, run in runs.items()},
+    }
+    text = json.dumps(content, indent=1) + "\n"
     page = _markdown(target, result, about, runs, f"{stem}.png" if result.draw else "")
-    figure = {"png": _drawn(result.draw)} if result.draw else {}
+    figure = {"png": _png(result.draw)} if result.draw else {}
     try:
         out.mkdir(parents=True, exist_ok=True)
         for kind, data in {"json": text.encode(), **figure, "md": page.encode()}.items():
@@ -83,18 +89,18 @@ def write(
     except OSError as fault:
         raise PageError(
             f"the page {stem} cannot be written to {out}: {fault.strerror or fault}; finished runs are not lost, so "
-            "free some space or give another --out and say it again"
+            "free some space or give another --out, then run the same command again"
         ) from None
     return out / f"{stem}.md"
 
 
 def _kept(run: Finished) -> dict[str, Any]:
-    looked = [line for line in run.metrics if "test_accuracy" in line]
-    return {"asked": run.asked, "origin": asdict(run.origin), "summary": run.summary, "metrics": looked}
+    evaluated = [line for line in run.metrics if "test_accuracy" in line]
+    return {"asked": run.asked, "origin": asdict(run.origin), "summary": run.summary, "metrics": evaluated}
 
 
 def made_by(about: Mapping[str, Any]) -> str:
-    """The command that makes a page, and when and with which source it did."""
+    """The command that builds a page, the date on which it did, and the commit of the source."""
     only = "".join(f" --only {shlex.quote(name)}" for name in about.get("only", ()))
     command = f"baffle paper {about['target']} --scale {about['scale']}{only}"
     return f"`{command}`, {about['date']}, commit {about['commit']}"
@@ -115,7 +121,7 @@ def _markdown(
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """As Markdown."""
+    """A Markdown table."""
     return "\n".join([_row(columns), "|" + "---|" * len(columns), *map(_row, rows)])
 
 
@@ -135,7 +141,7 @@ def _cell(cell: Cell) -> str:
             return cell
 
 
-def _drawn(draw: Callable[[Any], None]) -> bytes:
+def _png(draw: Callable[[Any], None]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

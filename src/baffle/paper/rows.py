@@ -1,4 +1,4 @@
-"""Rows of the paper's tables of accuracies. Its columns, each a model on a data set, are groups of rows here."""
+"""Rows of tables of accuracies. A column of the paper, which is a model on a data set, is a group of rows here."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from baffle.paper.settings import Settings
 
 @dataclass(frozen=True)
 class Row:
-    """One run: its settings on top of those of its scale, and what the paper reports for it, in percent. Its group is
-    the panel of the figure that it is drawn in; `shown` is which of its accuracies counts."""
+    """One run: its settings on top of those of its scale, and the paper's accuracy for it in percent. Rows of the same
+    group share a panel of the figure. `shown` says which of its accuracies the table shows."""
 
     settings: Settings
     paper: float | None = None
@@ -19,7 +19,7 @@ class Row:
 
 
 MODELS: dict[str, Settings] = {"LeNet": (), "WRN-10-2": ('task.model={name="wrn"}',)}
-"""On top of the preset for LeNet on MNIST."""
+"""Settings on top of the preset, which is LeNet on MNIST."""
 
 DATA: dict[str, Settings] = {
     "MNIST": (),
@@ -30,17 +30,17 @@ DATA: dict[str, Settings] = {
 TOP5 = ("CIFAR-100",)
 """Data sets for which the paper reports top-5 accuracy."""
 
-Kinds = Callable[[str], Mapping[str, Settings]]
-"""A data set → the runs on it, by name, and their settings."""
+RunsOn = Callable[[str], Mapping[str, Settings]]
+"""For the name of a data set, the settings of each run on it, by the run's name."""
 
 
-def rows_of(kinds: Kinds, columns: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, Row]:
-    """A row for every run of every column. A column is a model, a data set, and the paper's figures in the order of
-    its runs."""
+def rows_of(runs_on: RunsOn, columns: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, Row]:
+    """One row for every run of every column. `columns` has the paper's figures by model and data set, in the order of
+    the runs."""
     rows = {}
     for (model, data), figures in columns.items():
         group = f"{model}, {data}{' (top-5)' if data in TOP5 else ''}"
-        for (name, settings), figure in zip(kinds(data).items(), figures, strict=True):
+        for (name, settings), figure in zip(runs_on(data).items(), figures, strict=True):
             rows[f"{group}: {name}"] = Row(
                 (*MODELS[model], *DATA[data], *settings),
                 figure,

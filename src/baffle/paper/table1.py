@@ -22,14 +22,14 @@ _UNITS_EPOCH = (*UNITS, "probe.k=1600", "update.rate=0.01", "federation.steps=18
 
 _SHORTER = (
     *NOTES,
-    "The paper has dense directions and many more samples. Here directions touch one unit each, so that the runs get "
-    "somewhere in minutes; a forward pass in the last column is only the part that its unit changes. The paper's "
-    "figures stand beside rows of the same place among K, and only the order of rows can be compared.",
+    "The paper uses dense directions and many more samples. Here a direction touches one unit, so that runs get "
+    "somewhere in minutes; a forward pass in the last column is only the part that this unit changes. Each row stands "
+    "beside the paper's figure for its own smallest, middle or largest K: compare the order of rows, not the figures.",
 )
 _FULL = (
     *NOTES,
-    "“Units” is our own: directions touch one unit each and cost a part of a forward pass; 188 local steps "
-    "a round in batches of 8, where an epoch has 188 of 32.",
+    "“Units” is not in the paper: a direction touches one unit and costs a part of a forward pass. A client takes 188 "
+    "local steps a round in batches of 8; an epoch has 188 batches of 32.",
 )
 
 

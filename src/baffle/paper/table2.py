@@ -1,4 +1,4 @@
-"""table2: clients that hold few classes each, against clients that hold the same of all."""
+"""table2: clients that hold few classes each, beside clients that hold equal shares of all classes."""
 
 from baffle.paper.rows import Row, rows_of
 from baffle.paper.settings import UNITS, Settings
@@ -8,7 +8,7 @@ _CIFAR = ("task.data=cifar10", "task.augment=true")
 _SKEWED, _EVEN = "federation.partition=dirichlet", "federation.partition=iid"
 
 
-def _kinds(_data: str) -> dict[str, Settings]:
+def _runs_on(_data: str) -> dict[str, Settings]:
     return {
         **{f"K = {k}": (f"probe.k={k}",) for k in (200, 500, 1000)},
         "backpropagation": ("estimator=backprop",),
@@ -16,7 +16,7 @@ def _kinds(_data: str) -> dict[str, Settings]:
 
 
 _FULL = rows_of(
-    _kinds,
+    _runs_on,
     {
         ("LeNet", "CIFAR-10"): (35.21, 38.14, 39.71, 44.41),
         ("LeNet", "CIFAR-100"): (28.12, 30.92, 33.35, 38.43),
@@ -27,7 +27,7 @@ _FULL = rows_of(
 
 
 def _skewed_and_even(few: int, many: int, backpropagation: Settings = ()) -> dict[str, Row]:
-    """The same with clients of few classes and with clients of all."""
+    """The same runs with clients of few classes and with clients of all classes."""
     return {
         f"{partition}: {name}": Row((setting, *settings), group=partition)
         for partition, setting in (("Dirichlet", _SKEWED), ("iid", _EVEN))
@@ -41,11 +41,11 @@ def _skewed_and_even(few: int, many: int, backpropagation: Settings = ()) -> dic
 
 _NOTES = (
     "The accuracy is that of the averaged weights.",
-    "Where a row says units, a direction touches one output unit of a layer and costs a part of a forward pass.",
+    "In rows that say units, a direction touches one output unit of a layer and costs a part of a forward pass.",
 )
 _STEPS = (
-    "Ten clients a round, ten local steps of 8 samples each. Probes have Adam at 0.01, which did better on skewed "
-    "clients than 0.005 and 0.02 in shorter runs, backpropagation at 0.002, which does better than 0.02."
+    "Ten clients a round take ten local steps of 8 samples each. Probes use Adam at 0.01, which did better on skewed "
+    "clients than 0.005 and 0.02 in shorter runs. Backpropagation uses it at 0.002, which does better than 0.02."
 )
 
 TARGET = TrainingRuns(

@@ -1,6 +1,6 @@
 """table4: the memory of one client, with backpropagation and with forward passes alone.
 
-Every figure comes from a process of its own: `python -m baffle.paper.table4 CASE`.
+Each figure is measured in a fresh process: `python -m baffle.paper.table4 CASE`.
 """
 
 import json
@@ -38,7 +38,7 @@ PAPER = {
     ("MobileNetV2", 32): (2041, "102–217"),
     ("MobileNetV2", 224): (5271, "121–289"),
 }
-"""Its figures, in MB on a GPU, for backpropagation and for BAFFLE, least to most. It does not say for which batch."""
+"""The paper's figures in MB on a GPU: backpropagation, and BAFFLE from least to most. It does not state the batch."""
 
 ROWS: Mapping[Scale, tuple[tuple[str, int, int], ...]] = {
     "smoke": (("LeNet", 32, 64),),
@@ -47,11 +47,11 @@ ROWS: Mapping[Scale, tuple[tuple[str, int, int], ...]] = {
         (model, pixels, batch) for model, pixels in PAPER for batch in {32: (128, 256, 512), 224: (128,)}[pixels]
     ),
 }
-"""Model, pixels a side, and samples of a batch."""
+"""Model, pixels a side, and samples in a batch."""
 
 
 class Case(msgspec.Struct, frozen=True):
-    """What one process does: on `batch` samples, of which the first `used` go through, `micro_batch` at a time."""
+    """The work of one process. It loads `batch` samples and runs the first `used` of them, `micro_batch` at a time."""
 
     model: Model
     pixels: int
@@ -63,7 +63,7 @@ class Case(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak memory beside the model and the batch, which both kinds of clients hold."""
+    """Peak memory on top of the model and the batch, which both kinds of client hold."""
 
     name: str = "table4"
     about: str = "peak memory of a client, backpropagation and forward passes alone"
@@ -72,13 +72,16 @@ class Memory:
         return {}
 
     def result(self, _runs: Mapping[str, Finished], scale: Scale, _data: Path | None, tell: Tell) -> Result:
-        rows, measured = list[list[Cell]](), list[dict[str, Any]]()
+        rows = list[list[Cell]]()
+        measured = list[dict[str, Any]]()
         for name, pixels, batch in ROWS[scale]:
             tell(f"{name}, {pixels} × {pixels}, batch {batch}")
             few = batch if scale == "full" else 4 * MICRO_BATCH
-            make = partial(Case, MODELS[name], pixels, batch)
-            back, forward = (in_process_of_its_own(make(batch, batch, way)) for way in (True, False))
-            back_few, forward_few = (in_process_of_its_own(make(few, MICRO_BATCH, way)) for way in (True, False))
+            case = partial(Case, MODELS[name], pixels, batch)
+            back = in_fresh_process(case(batch, batch, backpropagates=True))
+            forward = in_fresh_process(case(batch, batch, backpropagates=False))
+            back_few = in_fresh_process(case(few, MICRO_BATCH, backpropagates=True))
+            forward_few = in_fresh_process(case(few, MICRO_BATCH, backpropagates=False))
             theirs = PAPER[name, pixels]
             measured.append(
                 {"model": name, "pixels": pixels, "batch": batch, "micro_batch": MICRO_BATCH}
@@ -101,18 +104,18 @@ class Memory:
         return Result(columns, rows, _notes(scale), {"bytes": measured}, lambda figure: _draw(figure, measured))
 
 
-def in_process_of_its_own(case: Case) -> int:
-    """Bytes by which the case raises the high-water mark of a fresh process."""
+def in_fresh_process(case: Case) -> int:
+    """How many bytes the case raises the high-water mark of a fresh process by."""
     command = [sys.executable, "-m", "baffle.paper.table4", msgspec.json.encode(case).decode()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1:] or [f"it ended with code {done.returncode}"]
-        raise BaffleError(f"a process that measures memory failed, perhaps for want of it: {reason[0]}")
-    return int(json.loads(done.stdout))
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        reason = process.stderr.strip().splitlines()[-1:] or [f"it ended with code {process.returncode}"]
+        raise BaffleError(f"a process that measures memory failed, perhaps because it ran out of memory: {reason[0]}")
+    return int(json.loads(process.stdout))
 
 
 def measure(case: Case) -> int:
-    """In a fresh process: get ready, go through the work once with a single sample, then measure it."""
+    """Called in a fresh process: set up, do the work once with a single sample, then measure it."""
     import torch
 
     from baffle.models.build import build
@@ -142,7 +145,7 @@ def measure(case: Case) -> int:
 
 
 def _probe(loss: Any, weights: Any) -> None:
-    """A client's smallest amount of work: the loss along one direction. Further ones take the same memory again."""
+    """A client's smallest piece of work: the loss along one direction. Further directions reuse the same memory."""
     from baffle.core.directions import GAUSSIAN, Directions, dense
 
     loss.along(weights, Directions(bytes(32), GAUSSIAN), dense(len(weights), 1), 1e-3)
@@ -154,19 +157,19 @@ def _mb(count: int) -> str:
 
 def _notes(scale: Scale) -> list[str]:
     notes = [
-        "Counted is how far the high-water mark of a fresh process (VmHWM, one thread, CPU) rises above what it holds "
-        "when it is ready: libraries, model, a copy of the weights and the batch, which are in neither column, and "
-        "what a pass with a single sample leaves behind (oneDNN's compiled kernels). On both sides freed memory goes "
-        "back to the system at once, as probe.memory_mb has it in a run. MB are 2²⁰ bytes.",
-        "Forward is one loss along one direction, drawing the direction included; further directions use the same "
-        "memory again. Whole batch: a layer after the other; of what went before, only the input of a residual block "
-        "that is still running is held. Backpropagation is the baseline's: autograd, float32, without checkpoints.",
-        "At the same micro-batch both do with little (column *forward of that*): small micro-batches are a part "
-        "of the gain, and backpropagation can have that part by accumulating gradients.",
-        "The paper's figures are of a GPU and unknown batches: compare ratios. Models are ours, with random weights; "
-        "MobileNetV2 is without normalisation, which makes backpropagation cheaper than it would be with it.",
+        "A figure says how far the high-water mark of a fresh process (VmHWM, one thread, CPU) rises above what the "
+        "process holds once it is set up. The set-up counts in no column: libraries, model, a copy of the weights, the "
+        "batch, and what a pass with a single sample leaves behind (oneDNN's compiled kernels). On both sides freed "
+        "memory goes back to the system at once, as with probe.memory_mb in a run. MB are 2²⁰ bytes.",
+        "Forward is one loss along one direction and includes drawing the direction; further directions reuse the same "
+        "memory. A whole batch runs layer by layer; of earlier layers, only the input of a residual block that is "
+        "still running is held. Backpropagation is that of the baseline: autograd, float32, without checkpoints.",
+        "At the same micro-batch both need little memory (column *forward of that*). Small micro-batches are a part of "
+        "the gain, and backpropagation can have that part by accumulating gradients.",
+        "The paper's figures are for a GPU and unknown batches: compare ratios. The models are ours, with random "
+        "weights. MobileNetV2 has no normalisation, which makes backpropagation cheaper than it would be otherwise.",
     ]
-    few = "The columns of micro-batches run the first four of a batch, with the whole batch loaded."
+    few = "The micro-batch columns run the first four micro-batches, with the whole batch loaded."
     return notes if scale == "full" else [*notes, few]
 
 

@@ -1,4 +1,4 @@
-"""theorem2: how well an estimate from K directions points along the gradient, against what is predicted."""
+"""theorem2: how well an estimate from K directions points along the gradient, against the predicted cosine."""
 
 import math
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ SIZES: Mapping[Scale, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     "short": ((100, 1_000, 10_000, 100_000), (10, 100, 1_000), 8),
     "full": ((100, 1_000, 10_000, 100_000, 1_000_000), (10, 100, 1_000, 10_000), 8),
 }
+"""Numbers of weights, values of K, and how many keys each figure is a mean over."""
 
 
 def cosine(gradient: F64, k: int, key: bytes, distribution: Distribution) -> float:
@@ -30,7 +31,7 @@ def cosine(gradient: F64, k: int, key: bytes, distribution: Distribution) -> flo
 
 @dataclass(frozen=True)
 class Alignment:
-    """Random gradients of n numbers: what matters for the alignment is n and K alone."""
+    """Random gradients of n numbers, since the alignment depends on n and K alone."""
 
     name: str = "theorem2"
     about: str = "cosine of the estimate with the gradient, against √(K/(K+n+1))"
@@ -39,22 +40,21 @@ class Alignment:
         return {}
 
     def result(self, _runs: Mapping[str, Finished], scale: Scale, _data: Path | None, tell: Tell) -> Result:
-        sizes, ks, turns = SIZES[scale]
+        sizes, ks, keys = SIZES[scale]
         rows: list[list[Cell]] = []
         for n in sizes:
             for k in ks:
                 tell(f"{n:,} weights, K = {k:,}")
                 gradient = np.random.default_rng(n).normal(size=n).astype(np.float32).astype(np.float64)
-                found = [
-                    float(np.mean([cosine(gradient, k, bytes([turn]) * 32, d) for turn in range(turns)]))
-                    for d in (GAUSSIAN, RADEMACHER)
+                measured = [
+                    float(np.mean([cosine(gradient, k, bytes([key]) * 32, distribution) for key in range(keys)]))
+                    for distribution in (GAUSSIAN, RADEMACHER)
                 ]
                 expected = math.sqrt(k / (k + n + 1))
-                rows.append(
-                    [n, k, f"{expected:.4f}", *(f"{one:.4f}" for one in found), f"{found[0] / expected - 1:+.1%}"]
-                )
+                excess = f"{measured[0] / expected - 1:+.1%}"
+                rows.append([n, k, f"{expected:.4f}", *(f"{mean:.4f}" for mean in measured), excess])
         columns = ("weights", "K", "predicted", "gaussian", "rademacher", "gaussian against predicted")
-        notes = [f"Each figure is the mean over {turns} keys; exact scalars pass through the ring and are rebuilt."]
+        notes = [f"Each figure is the mean over {keys} keys. Exact scalars pass through the ring and are rebuilt."]
         return Result(columns, rows, notes, {}, lambda figure: _draw(figure, rows))
 
 

@@ -14,8 +14,7 @@ from baffle.plan import Plan, load
 
 @dataclass(frozen=True)
 class TrainingRuns:
-    """Several runs that differ in one thing each, and the accuracies that they reach: the rows of each scale, and the
-    settings that all of them share."""
+    """Runs that differ in one thing each. `rows` lists them for each scale, `shared` the settings that all have."""
 
     name: str
     about: str
@@ -28,12 +27,12 @@ class TrainingRuns:
         return {name: load(PRESET[scale], [*self.shared[scale], *row.settings]) for name, row in rows}
 
     def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None, _tell: Tell) -> Result:
-        kinds = self.rows[scale]
+        known = self.rows[scale]
         rows: list[list[Cell]] = [
             [
                 name,
-                100 * float(run.summary[kinds[name].shown]),
-                kinds[name].paper,
+                100 * float(run.summary[known[name].shown]),
+                known[name].paper,
                 run.plan.probe.k if run.plan.estimator == "probe" else None,
                 run.summary["rounds"],
                 run.summary["forwards"],
@@ -42,18 +41,18 @@ class TrainingRuns:
         ]
         columns = ("", "accuracy, %", "paper, %", "K", "rounds", "forward passes")
         notes = self.notes.get(scale, ())
-        curves = {name: curve(run, kinds[name].shown) for name, run in runs.items()}
-        return Result(columns, rows, notes, {"curves": curves}, draw_curves(runs, kinds))
+        curves = {name: curve(run, known[name].shown) for name, run in runs.items()}
+        return Result(columns, rows, notes, {"curves": curves}, draw_curves(runs, known))
 
 
 def curve(run: Finished, shown: str = "test_accuracy") -> tuple[list[int], list[float]]:
-    """Rounds, and the accuracy after each of them that was looked at."""
-    seen = [(one["round"] + 1, 100 * one[shown]) for one in run.metrics if shown in one]
-    return [at for at, _ in seen], [right for _, right in seen]
+    """The rounds with a test accuracy, and that accuracy in percent. `shown` is its key in the metrics."""
+    evaluated = [line for line in run.metrics if shown in line]
+    return [line["round"] + 1 for line in evaluated], [100 * line[shown] for line in evaluated]
 
 
 def draw_curves(runs: Mapping[str, Finished], rows: Mapping[str, Row]) -> Callable[[Any], None]:
-    """A panel for each group of rows."""
+    """One panel for each group of rows."""
     groups = list(dict.fromkeys(rows[name].group for name in runs))
     columns = min(len(groups), 3)
 

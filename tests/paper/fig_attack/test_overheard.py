@@ -6,7 +6,7 @@ import pytest
 from baffle.core.probe import forward_difference
 from baffle.core.ring import EXTRAS
 from baffle.paper.fig_attack.overheard import Overheard, overhear
-from baffle.paper.measured_task import subject
+from baffle.paper.measured_task import measured_task
 
 CLIENTS, BATCH = 6, 2
 SETTINGS = (
@@ -17,13 +17,13 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def heard() -> Overheard:
-    task = subject("smoke", None, *SETTINGS)
+    task = measured_task("smoke", None, *SETTINGS)
     batches = np.arange(CLIENTS * BATCH).reshape(CLIENTS, BATCH)
     return overhear(task, task.initial_weights(), list(batches), 0)
 
 
 def test_without_the_secure_sum_a_server_reads_every_clients_scalars(heard: Overheard) -> None:
-    task = subject("smoke", None, *SETTINGS)
+    task = measured_task("smoke", None, *SETTINGS)
     trajectory, weights = heard.trajectory, task.initial_weights()
     for (members, scalars), client in zip(heard.singly(), range(CLIENTS), strict=True):
         assert members == [client]

@@ -12,15 +12,18 @@ from baffle.paper.fig_attack.cases import SIGMA, Size
 from baffle.paper.fig_attack.separation import auc, kolmogorov_smirnov
 from baffle.task.load import Task
 
-Told = Mapping[str, Mapping[str, Mapping[str, list[float]]]]
-"""By weights, by kind of input, by measure: a figure for each round."""
+Separations = Mapping[str, Mapping[str, Mapping[str, list[float]]]]
+"""By weights, by kind of input, by measure: one figure for each round."""
 
 
 def differences(task: Task, weights: F32, size: Size) -> dict[str, list[F64]]:
-    """ΔL of several batches of each kind, all along the same directions."""
-    runtime, random = task.runtime(), np.random.default_rng(5)
-    directions, supports = Directions(bytes(32), GAUSSIAN), dense(len(weights), size.differences)
-    shape, classes = task.source.shape, task.source.classes
+    """ΔL of `size.rounds` batches of each kind of input, all along the same directions."""
+    runtime = task.runtime()
+    random = np.random.default_rng(5)
+    directions = Directions(bytes(32), GAUSSIAN)
+    supports = dense(len(weights), size.differences)
+    shape = task.source.shape
+    classes = task.source.classes
 
     def labels() -> I64:
         return random.integers(0, classes, 8)
@@ -43,15 +46,16 @@ def differences(task: Task, weights: F32, size: Size) -> dict[str, list[F64]]:
     }
 
 
-def told_apart(of_kind: Mapping[str, Sequence[F64]]) -> dict[str, dict[str, list[float]]]:
-    """For each kind but the first, batch by batch: how far single values of it can be told from real ones, and how the
-    spread of all of them compares."""
+def separations_of(by_kind: Mapping[str, Sequence[F64]]) -> dict[str, dict[str, list[float]]]:
+    """For each kind of input but real data, batch by batch: how far single ΔL can be told from those of real data, and
+    how their spread compares."""
+    real = by_kind["real"]
     return {
         kind: {
-            "ks": [kolmogorov_smirnov(a, b) for a, b in zip(of_kind["real"], several, strict=True)],
-            "auc": [auc(np.abs(b), np.abs(a)) for a, b in zip(of_kind["real"], several, strict=True)],
-            "spread": [float(np.std(b) / np.std(a)) for a, b in zip(of_kind["real"], several, strict=True)],
+            "ks": [kolmogorov_smirnov(a, b) for a, b in zip(real, batches, strict=True)],
+            "auc": [auc(np.abs(b), np.abs(a)) for a, b in zip(real, batches, strict=True)],
+            "spread": [float(np.std(b) / np.std(a)) for a, b in zip(real, batches, strict=True)],
         }
-        for kind, several in of_kind.items()
+        for kind, batches in by_kind.items()
         if kind != "real"
     }

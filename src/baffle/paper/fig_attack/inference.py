@@ -1,8 +1,8 @@
-"""What K scalars tell a server who knows the seed and the weights: labels, inputs, and who was in a batch.
+"""What K scalars tell a server that knows the seed and the weights: labels, inputs, and which samples were in a batch.
 
-Scalars are linear measurements D = Z·g of the mean gradient g of some samples. The server can measure along the same
-directions whatever gradient a guess would cause, and compare it with what it was sent. It has public samples of the
-same kind as the clients'.
+Scalars are linear measurements D = Z·g of the mean gradient g of a batch. The server can measure the gradient of any
+guess along the same directions, and compare the result with what it received. It has public samples of the same kind as
+the clients' samples.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ import numpy as np
 from baffle.core.arrays import F32, F64, I64
 
 RIDGE = 1e-2
-"""Added to a variance, as a share of the mean one: public samples do not show every way in which others vary."""
+"""Added to every variance, as a share of the mean variance, since public samples do not vary in every possible way."""
 
 TURNS = 3
-"""How often an input is solved for anew with the probabilities that the last one has."""
+"""How often an input is solved for. Each time, the probabilities are those of the input found before."""
 
 
 class Public(NamedTuple):
-    """What the server has measured of public samples, one by one."""
+    """The scalars that public samples cause, measured by the server one sample at a time."""
 
-    measured: F64  # K rows, a column for each sample
+    measured: F64  # K rows, one column for each sample
     labels: I64
     classes: int
 
@@ -30,7 +30,7 @@ class Public(NamedTuple):
         return self._replace(measured=self.measured[:k])
 
     def by_label(self) -> F64:
-        """The mean of every label, a column each."""
+        """The mean over the samples of each label, one column for each label."""
         return np.stack([self.measured[:, self.labels == c].mean(1) for c in range(self.classes)], axis=1)
 
     def scatter(self) -> float:
@@ -39,14 +39,15 @@ class Public(NamedTuple):
 
 
 def labels_by_bias(scalars: F64, biases: F64) -> F64:
-    """How much each label seems to be there, from the rebuilt gradient of the last layer's biases alone. `biases`: what
-    each direction does to them, a row each. Needs no public samples."""
+    """A score for the presence of each label, from the rebuilt gradient of the last layer's biases alone. `biases` has
+    each direction's values at them, one row for each direction. Needs no public samples."""
     return -(biases.T @ scalars) / len(scalars)
 
 
 def labels_by_samples(scalars: F64, public: Public) -> F64:
     """The share of each label, fitted with the mean scalars that public samples of that label cause."""
-    means, usual = public.by_label(), 1 / public.classes
+    means = public.by_label()
+    usual = 1 / public.classes
     variance = usual * (1 - usual)  # of one sample's label; the number of samples divides this and the noise alike
     ridge = public.scatter() / variance
     gram = means.T @ means + ridge * np.eye(public.classes)
@@ -54,7 +55,7 @@ def labels_by_samples(scalars: F64, public: Public) -> F64:
 
 
 class Crowd(NamedTuple):
-    """How the scalars of single samples scatter: their mean, and the inverse of their covariance."""
+    """How the scalars of single samples are distributed: their mean, and the inverse of their covariance."""
 
     mean: F64
     precision: F64
@@ -69,8 +70,8 @@ def crowd(public: Public) -> Crowd:
 
 
 def membership(scalars: F64, candidates: F64, samples: int, others: Crowd) -> F64:
-    """For each candidate (a column of what it would cause) how much more likely the mean over so many samples is with
-    it than without it."""
+    """The log-likelihood ratio of each candidate: how much more likely the scalars are with it than without it. They are
+    the mean over this many samples; a candidate is a column with the scalars that it would cause alone."""
     apart = candidates - others.mean[:, None]
     weighed = others.precision @ apart
     scores: F64 = (scalars - others.mean) @ weighed - np.sum(apart * weighed, axis=0) / (2 * samples)
@@ -78,14 +79,14 @@ def membership(scalars: F64, candidates: F64, samples: int, others: Crowd) -> F6
 
 
 class Prior(NamedTuple):
-    """What inputs look like: mean + shape · c with independent c of variance one."""
+    """What inputs look like: mean + shape · c, where the entries of c are independent and have variance one."""
 
     mean: F64
     shape: F64
 
 
 def prior_of(inputs: F64) -> Prior:
-    """From public samples, rows."""
+    """The prior that fits public samples, one in each row."""
     mean = inputs.mean(0)
     _, lengths, ways = np.linalg.svd(inputs - mean, full_matrices=False)
     kept = lengths > 1e-6 * lengths[0]
@@ -93,7 +94,7 @@ def prior_of(inputs: F64) -> Prior:
 
 
 def no_prior(pixels: int) -> Prior:
-    """Nothing known: of all inputs that explain the scalars, the shortest."""
+    """No knowledge of inputs: chooses the shortest input of all that explain the scalars."""
     return Prior(np.zeros(pixels), np.eye(pixels))
 
 
@@ -102,27 +103,31 @@ def reconstruct(
 ) -> tuple[F64, int]:
     """The input of softmax regression whose gradient (p − e_y) ⊗ (x, 1) fits the scalars best, and its label.
 
-    `z`: directions as (K, classes, pixels + 1), `weights` in the same form. With p and y given this is linear in x, so
-    a few least squares do. `noise`: the variance of a scalar that is not due to this input.
+    `z` holds the directions as (K, classes, pixels + 1), and `weights` has the same form. For fixed p and y the
+    gradient is linear in x, so a few least squares suffice. `noise` is the variance of a scalar that this input does
+    not explain.
     """
-    best, found = np.inf, (prior.mean, -1)
+    least = np.inf
+    best = (prior.mean, -1)
     for label in labels:
         x = prior.mean
         for _ in range(TURNS):
             residual = softmax(weights[:, :-1] @ x + weights[:, -1])
             residual[label] -= 1
             seen = np.tensordot(residual.astype(np.float32), z, axes=(0, 1)).astype(np.float64)
-            ways, target = seen[:, :-1] @ prior.shape, scalars - seen[:, -1] - seen[:, :-1] @ prior.mean
+            ways = seen[:, :-1] @ prior.shape
+            target = scalars - seen[:, -1] - seen[:, :-1] @ prior.mean
             c = ridge_solution(ways, target, noise)
             x = prior.mean + prior.shape @ c
         misfit = float(np.sum((target - ways @ c) ** 2) / noise + c @ c)
-        if misfit < best:
-            best, found = misfit, (x, label)
-    return found
+        if misfit < least:
+            least = misfit
+            best = (x, label)
+    return best
 
 
 def ridge_solution(a: F64, target: F64, ridge: float) -> F64:
-    """argmin ‖a·c − target‖² + ridge·‖c‖², by whichever normal equations are smaller."""
+    """argmin ‖a·c − target‖² + ridge·‖c‖², by the smaller of the two systems of normal equations."""
     rows, columns = a.shape
     if rows < columns:
         dual: F64 = a.T @ np.linalg.solve(a @ a.T + ridge * np.eye(rows), target)
@@ -136,6 +141,7 @@ def softmax(logits: F64) -> F64:
 
 
 def likeness(one: F64, other: F64, mean: F64) -> float:
-    """Cosine of two inputs as they differ from the mean one: 1 the same, 0 nothing in common."""
-    a, b = one - mean, other - mean
+    """Cosine of two inputs, both less the mean input: 1 for the same, 0 for nothing in common."""
+    a = one - mean
+    b = other - mean
     return float(a @ b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-30)

@@ -1,4 +1,4 @@
-"""What a server gets to see of a round: each client's scalars, their secure sum, or masked vectors."""
+"""What a server sees of a round: each client's scalars, secure sums of them, or masked vectors."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -21,41 +21,45 @@ from baffle.errors import RefusalError
 from baffle.task.load import Runtimes, Task
 from baffle.trajectory import Trajectory, trajectory_of
 
+Group = tuple[list[int], F64]
+"""The clients of a sum, and their mean scalars."""
+
 
 @dataclass(frozen=True)
 class Overheard:
-    """One round of real clients, each with a batch of its own, at the same weights and along the same directions."""
+    """One round of real clients. Each has its own batch; weights and directions are the same for all."""
 
     trajectory: Trajectory
     request: RoundRequest
     batches: Sequence[I64]
-    vectors: Mapping[int, RingVector]  # what each client has to say, before masks
+    vectors: Mapping[int, RingVector]  # each client's contribution, before masks
 
-    def singly(self) -> list[tuple[list[int], F64]]:
-        """Without the secure sum: who is meant, and the scalars."""
+    def singly(self) -> list[Group]:
+        """What the server reads without the secure sum: every client alone."""
         plain = PlainSum(self.trajectory.ring, self.trajectory.length)
         groups = [{client: self.request} for client in self.vectors]
         replies = {client: encode(_contribution(self.request, vector)) for client, vector in self.vectors.items()}
-        found = plain.collect(groups, Replies(replies))
-        return [([client], self._scalars(one.totals, one.weight)) for client, one in enumerate(found.sums) if one]
+        sums = plain.collect(groups, Replies(replies)).sums
+        return [([client], self._scalars(own.totals, own.weight)) for client, own in enumerate(sums) if own]
 
-    def summed(self, size: int) -> tuple[list[tuple[list[int], F64]], dict[int, RingVector]]:
-        """With the secure sum over groups of so many clients: who is in each, and their mean scalars; and the masked
-        vectors that the server has received on the way."""
+    def summed(self, size: int) -> tuple[list[Group], dict[int, RingVector]]:
+        """What the server reads with secure sums over groups of this size, and the masked vectors that it receives on
+        the way."""
         clients = list(self.vectors)
         groups = [clients[start : start + size] for start in range(0, len(clients) - size + 1, size)]
-        policy, run = ClientPolicy(floor=min(3, size), groups_of=lambda _: groups), secrets.token_bytes(32)
+        policy = ClientPolicy(floor=min(3, size), groups_of=lambda _: groups)
+        run = secrets.token_bytes(32)
         identities = {client: Ed25519PrivateKey.generate() for client in clients}
         directory = {client: identity.public_key().public_bytes_raw() for client, identity in identities.items()}
         sessions = {client: ClientSession(client, own, directory, run, policy) for client, own in identities.items()}
         tap = Tap(sessions, self.vectors)
         server = SecureSum(self.trajectory.ring, self.trajectory.length, run, directory, policy)
-        found = server.collect([dict.fromkeys(group, self.request) for group in groups], tap)
-        sums = [(group, one) for group, one in zip(groups, found.sums, strict=True) if one]
-        return [(group, self._scalars(one.totals, one.weight)) for group, one in sums], tap.masked
+        sums = server.collect([dict.fromkeys(group, self.request) for group in groups], tap).sums
+        collected = [(group, total) for group, total in zip(groups, sums, strict=True) if total]
+        return [(group, self._scalars(total.totals, total.weight)) for group, total in collected], tap.masked
 
     def read(self, vector: RingVector) -> F64:
-        """What a vector would say if it were one client's own."""
+        """The scalars of a vector, read as if it were one client's plain contribution."""
         weight = self.trajectory.weight_of(len(self.batches[0]))
         return self._scalars(vector[:-EXTRAS].view(np.int32), weight)
 
@@ -64,8 +68,9 @@ class Overheard:
 
 
 def overhear(task: Task, weights: F32, batches: Sequence[I64], number: int) -> Overheard:
-    """Have a client for each batch answer the request of a round."""
-    trajectory, sent = trajectory_of(task.plan, len(weights)), weights.astype("<f4").tobytes()
+    """Let one client for each batch answer the request of a round."""
+    trajectory = trajectory_of(task.plan, len(weights))
+    sent = weights.astype("<f4").tobytes()
     catch_up = CatchUp("weights", 0, (sent,))
     request = RoundRequest(number, trajectory.key_number(number, 0), trajectory.digest, sha256(sent).digest(), catch_up)
     runtimes, k, train = Runtimes(task, 1), task.plan.probe.k, task.source.train
@@ -78,7 +83,7 @@ def overhear(task: Task, weights: F32, batches: Sequence[I64], number: int) -> O
 
 @dataclass(frozen=True)
 class Replies:
-    """A transport whose replies have come already."""
+    """A transport that already has the replies."""
 
     replies: Mapping[int, bytes]
 
@@ -88,7 +93,7 @@ class Replies:
 
 @dataclass(frozen=True)
 class Tap:
-    """A transport to clients whose vectors are computed already; it keeps what they send masked."""
+    """A transport to clients whose vectors are already computed. It keeps the masked vectors that they send."""
 
     sessions: Mapping[int, ClientSession]
     vectors: Mapping[int, RingVector]
@@ -100,15 +105,15 @@ class Tap:
     def _reply(self, client: int, data: bytes) -> Message:
         session = self.sessions[client]
         match decode_request(data):
-            case Hello() as asked:
-                return session.advertise(asked.slot)
-            case Turn() as asked:
-                return session.turn(asked)
-            case MaskedRequest() as asked:
-                self.masked[client] = session.mask(asked, lambda: self.vectors[client])
-                return _contribution(asked.request, self.masked[client])
-            case asked:
-                raise RefusalError(f"a {type(asked).__name__} has no place in a secure sum that trusts its server")
+            case Hello() as request:
+                return session.advertise(request.slot)
+            case Turn() as request:
+                return session.turn(request)
+            case MaskedRequest() as request:
+                self.masked[client] = session.mask(request, lambda: self.vectors[client])
+                return _contribution(request.request, self.masked[client])
+            case request:
+                raise RefusalError(f"a {type(request).__name__} has no place in a secure sum that trusts its server")
 
 
 def _contribution(request: RoundRequest, vector: RingVector) -> Contribution:

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from baffle.paper.fig_attack.cases import INPUT, LABELS, LABELS_BIAS, MEMBER, SIGMA, Case, Score, Size
-from baffle.paper.fig_attack.figure5 import Told
+from baffle.paper.fig_attack.figure5 import Separations
 from baffle.paper.target import Cell
 
 
-def _spread(values: Sequence[float], form: str = ".2f") -> str:
-    """The mean of some rounds, with the least and the most."""
-    mean, least, most = (format(one, form) for one in (np.mean(values), min(values), max(values)))
-    return f"{mean} ({least} to {most})"
+def _spread(values: Sequence[float]) -> str:
+    """The mean over rounds, with the least and the most."""
+    return f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def rows_of_figure(told: Told, size: Size) -> list[list[Cell]]:
+def rows_of_figure(separations: Separations, size: Size) -> list[list[Cell]]:
+    """Figure 5 is about single clients, so the columns of sums and of masked vectors are empty."""
     none: list[Cell] = [None] * (len(size.sums) + 1)
     measures = {"ks": "KS", "auc": "AUC of its size", "spread": "spread of all K"}
     return [
@@ -23,7 +23,7 @@ def rows_of_figure(told: Told, size: Size) -> list[list[Cell]]:
             *(f"figure 5, {kind} noise: {what}", f"LeNet, {state}", 8, size.differences),
             *(_spread(kinds[kind][measure]), *none, _spread(kinds["other real"][measure])),
         ]
-        for state, kinds in told.items()
+        for state, kinds in separations.items()
         for kind in kinds
         if kind != "other real"
         for measure, what in measures.items()
@@ -31,24 +31,28 @@ def rows_of_figure(told: Told, size: Size) -> list[list[Cell]]:
 
 
 def rows_of_attacks(scores: Sequence[Score], size: Size) -> list[list[Cell]]:
-    """Labels for the largest K alone, the others for every K."""
-    found: dict[tuple[str, Case, int], dict[int, list[Score]]] = {}
-    for one in scores:
-        if one.k == max(one.case.ks) or one.attack not in (LABELS, LABELS_BIAS):
-            found.setdefault((one.attack, one.case, one.k), {}).setdefault(one.seen, []).append(one)
+    """Attacks on labels at the largest K alone, the others at every K."""
+    by_row: dict[tuple[str, Case, int], dict[int, list[Score]]] = {}
+    for score in scores:
+        if score.k == max(score.case.ks) or score.attack not in (LABELS, LABELS_BIAS):
+            by_row.setdefault((score.attack, score.case, score.k), {}).setdefault(score.seen, []).append(score)
     return [
         [
             *(attack, case.title, case.batch, k),
-            *(_spread([one.value for one in views[seen]]) for seen in (1, *size.sums, 0)),
-            _chance([[one.chance for one in views[seen]] for seen in (1, *size.sums)]),
+            *(_spread([score.value for score in views[seen]]) for seen in (1, *size.sums, 0)),
+            _chance([[score.chance for score in views[seen]] for seen in (1, *size.sums)]),
         ]
-        for (attack, case, k), views in sorted(found.items(), key=lambda one: (one[0][0], one[0][1].title, one[0][1:]))
+        for (attack, case, k), views in sorted(by_row.items(), key=lambda row: _order(*row[0]))
     ]
 
 
-def _chance(of_views: Sequence[Sequence[float]]) -> str:
-    """One figure where all views have the same, else one for each."""
-    means = [f"{np.mean(one):.2f}" for one in of_views]
+def _order(attack: str, case: Case, k: int) -> tuple[str, str, Case, int]:
+    return attack, case.title, case, k
+
+
+def _chance(by_view: Sequence[Sequence[float]]) -> str:
+    """One figure if all views have the same, otherwise one for each."""
+    means = [f"{np.mean(chances):.2f}" for chances in by_view]
     return means[0] if len(set(means)) == 1 else " / ".join(means)
 
 
@@ -56,57 +60,58 @@ def notes_on(size: Size, right: float) -> list[str]:
     return [
         f"Each figure is the mean over {size.rounds} round(s) (least to most), with fresh batches and directions. "
         f"σ = {SIGMA:g}, {size.clients} clients. Trained: {size.steps} steps of backpropagation, {right:.0%} right.",
-        "Every client is the system's own: it probes its batch and encodes its scalars into the ring. One client: what "
-        "the server reads with `secure.mode` off. Sum: what a real secure sum over so many clients gives it. Masked: a "
-        "client's vector as it arrives in that secure sum, read as if it were not masked.",
-        "Figure 5 compares ΔL of real samples with those of noise that has random labels. KS is the largest difference "
-        "of two distribution functions: a best threshold on one ΔL is right in (1 + KS)/2 of the cases. AUC: how often "
-        "noise gives the larger ΔL, regardless of sign. Spread: the standard deviation of all K, as a multiple of real "
-        "data's. Chance is the same measure between two batches of real data.",
-        "Labels and membership: AUC. Labels: which ones a client has, told by the rebuilt gradient of the biases "
-        f"alone, or by the scalars that {size.public} public samples (of the test set) cause. Membership: a client's "
-        "sample against samples of the same data set that nobody used, by the likelihood ratio of the scalars that "
-        "each would cause.",
-        "Input: softmax regression, one sample a client; cosine of the reconstruction with the sample, both less the "
-        "mean image, so that 1 is exact. In a sum it counts for the client whom it is most like. Chance is the "
-        "likeness to as many strangers, for one client and for each sum.",
+        "Clients run the system's own code: they probe their batch and encode their scalars into the ring. One client: "
+        "what the server reads with `secure.mode` off. Sum: what a real secure sum over that many clients gives it. "
+        "Masked: a client's vector as it arrives in that secure sum, read as if it were not masked.",
+        "Figure 5 compares ΔL of real samples with ΔL of noise that has random labels. KS is the largest difference "
+        "between the two distribution functions: the best threshold on one ΔL is right in (1 + KS)/2 of the cases. AUC "
+        "is how often noise gives the larger ΔL, regardless of sign. Spread is the standard deviation of all K, as a "
+        "multiple of that of real data. Chance is the same measure between two batches of real data.",
+        "Labels and membership are given as AUC. Labels: which ones a client has, from the rebuilt gradient of the "
+        f"biases alone, or from the scalars that {size.public} public samples (of the test set) cause. Membership: a "
+        "client's sample against samples of the same data set that no client used, by the likelihood ratio of the "
+        "scalars that each would cause.",
+        "Input: softmax regression with one sample a client. The figure is the cosine of the reconstruction with the "
+        "sample, both without the mean image, so that 1 is exact. In a sum, the client that it resembles most counts. "
+        "Chance is the likeness to equally many strangers, for one client and for each sum.",
     ]
 
 
-def findings(told: Told, scores: Sequence[Score], size: Size) -> list[str]:
-    """What holds, as far as the figures say it."""
+def findings(separations: Separations, scores: Sequence[Score], size: Size) -> list[str]:
+    """What the figures of this run say."""
     figure = []
-    for state, kinds in told.items():
+    for state, kinds in separations.items():
         chance = max(kinds["other real"]["ks"])
-        noise = {kind: float(np.mean(found["ks"])) for kind, found in kinds.items() if kind != "other real"}
+        noise = {kind: float(np.mean(measures["ks"])) for kind, measures in kinds.items() if kind != "other real"}
         apart = "no further" if max(noise.values()) <= chance else "further"
         named = " and ".join(f"{ks:.2f} ({kind})" for kind, ks in noise.items())
         figure.append(
-            f"{state}, noise is {apart} from real data by single ΔL than real batches can be from each other: KS "
-            f"{named}, {chance:.2f} at most between real batches"
+            f"{state}, a single ΔL sets noise {apart} apart from real data than real batches from each other: KS "
+            f"{named}, and at most {chance:.2f} between real batches"
         )
+    smallest = size.sums[0]
     largest = size.sums[-1]
-    views = {"one client": 1, f"a sum of {size.sums[0]}": size.sums[0], f"a sum of {largest}": largest, "masked": 0}
-    found = [
+    views = {"one client": 1, f"a sum of {smallest}": smallest, f"a sum of {largest}": largest, "masked": 0}
+    ranges = [
         f"{attack}: " + ", ".join(f"{_range(scores, attack, seen)} ({name})" for name, seen in views.items())
         for attack in (LABELS, MEMBER, INPUT)
     ]
     return [
         f"Figure 5: {'; '.join(figure)}.",
-        f"The attacks at the largest K, least to most of the cases: {'; '.join(found)}.",
-        "So what figure 5 shows does not mean that scalars hide data. Whoever knows the seed has K linear measurements "
-        "of a gradient, and compares them with those of a guess. The secure sum takes the scalars of single clients "
-        "from the server: a masked vector is uniform in the ring, and its column shows what reading it is worth. The "
-        "secure sum does not protect what is in the sum itself: how far attacks on it still succeed is in the columns "
-        "above, and more clients and larger batches, not masks, are what lowers it.",
+        f"The attacks at the largest K, least to most of the cases: {'; '.join(ranges)}.",
+        "So figure 5 does not show that scalars hide data. Anyone who knows the seed has K linear measurements of a "
+        "gradient and can compare them with those of a guess. The secure sum hides the scalars of single clients from "
+        "the server: a masked vector is uniform in the ring, and its column shows what reading it is worth. It does "
+        "not protect the sum itself. The columns above show how far attacks on the sum still succeed; more clients and "
+        "larger batches weaken them, masks do not.",
     ]
 
 
 def _range(scores: Sequence[Score], attack: str, seen: int) -> str:
-    """The least and the most over cases of the mean over rounds, at the largest K."""
-    of_case: dict[Case, list[float]] = {}
-    for one in scores:
-        if (one.attack, one.seen, one.k) == (attack, seen, max(one.case.ks)):
-            of_case.setdefault(one.case, []).append(one.value)
-    means = [float(np.mean(values)) for values in of_case.values()]
+    """The mean over rounds at the largest K, from the least to the most of all cases."""
+    by_case: dict[Case, list[float]] = {}
+    for score in scores:
+        if (score.attack, score.seen, score.k) == (attack, seen, max(score.case.ks)):
+            by_case.setdefault(score.case, []).append(score.value)
+    means = [float(np.mean(values)) for values in by_case.values()]
     return f"{min(means):.2f}" if len(means) == 1 else f"{min(means):.2f} to {max(means):.2f}"

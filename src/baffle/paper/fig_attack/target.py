@@ -1,4 +1,4 @@
-"""fig-attack: what a server learns about a client from its scalars, from a secure sum of them, and from masked ones."""
+"""The target fig-attack: figure 5, then every attack at every size."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,21 +8,24 @@ from pathlib import Path
 from baffle.paper.fig_attack.attacks import attacked
 from baffle.paper.fig_attack.cases import Case, Score, Size
 from baffle.paper.fig_attack.drawing import draw
-from baffle.paper.fig_attack.figure5 import differences, told_apart
+from baffle.paper.fig_attack.figure5 import differences, separations_of
 from baffle.paper.fig_attack.report import findings, notes_on, rows_of_attacks, rows_of_figure
-from baffle.paper.measured_task import accuracy_of, subject, trained
+from baffle.paper.measured_task import accuracy_of, measured_task, trained
 from baffle.paper.target import Finished, Result, Scale, Tell
 from baffle.plan import Plan
 from baffle.runtime.torch.loss import one_thread_each
 
 
 def _cases(
-    softmax: tuple[int, ...], lenet: tuple[int, ...], of_softmax: tuple[int, ...], of_lenet: tuple[int, ...]
+    softmax_ks: tuple[int, ...],
+    lenet_ks: tuple[int, ...],
+    softmax_batches: tuple[int, ...],
+    lenet_batches: tuple[int, ...],
 ) -> tuple[Case, ...]:
-    """For each model its K and its sizes of batches."""
+    """One case for each model and batch size; LeNet untrained and trained."""
     return (
-        *(Case("softmax", False, batch, softmax) for batch in of_softmax),
-        *(Case("LeNet", done, batch, lenet) for done in (False, True) for batch in of_lenet),
+        *(Case("softmax", False, batch, softmax_ks) for batch in softmax_batches),
+        *(Case("LeNet", is_trained, batch, lenet_ks) for is_trained in (False, True) for batch in lenet_batches),
     )
 
 
@@ -47,20 +50,21 @@ class Attack:
         size = SIZES[scale]
         with one_thread_each():
             tell("figure 5")
-            lenet = subject(scale, data)
-            after = trained(lenet, size.steps)
-            states = {"untrained": lenet.initial_weights(), "trained": after}
-            shown = {state: differences(lenet, weights, size) for state, weights in states.items()}
+            lenet = measured_task(scale, data)
+            trained_weights = trained(lenet, size.steps)
+            states = {"untrained": lenet.initial_weights(), "trained": trained_weights}
+            by_state = {state: differences(lenet, weights, size) for state, weights in states.items()}
             scores = list[Score]()
             for case in size.cases:
                 tell(f"{case.title}, batch {case.batch}")
-                scores += attacked(case, size, scale, data, after)
-        told = {state: told_apart(of_kind) for state, of_kind in shown.items()}
-        rows = [*rows_of_figure(told, size), *rows_of_attacks(scores, size)]
+                scores += attacked(case, size, scale, data, trained_weights)
+        separations = {state: separations_of(by_kind) for state, by_kind in by_state.items()}
+        rows = [*rows_of_figure(separations, size), *rows_of_attacks(scores, size)]
         columns = ("what", "model", "batch", "K", "one client", *(f"sum of {c}" for c in size.sums), "masked", "chance")
-        notes = [*notes_on(size, accuracy_of(lenet, after)), *findings(told, scores, size)]
+        notes = [*notes_on(size, accuracy_of(lenet, trained_weights)), *findings(separations, scores, size)]
         raw = [score._asdict() | {"case": score.case._asdict()} for score in scores]
-        return Result(columns, rows, notes, {"told apart": told, "scores": raw}, partial(draw, shown, scores, size))
+        record = {"told apart": separations, "scores": raw}
+        return Result(columns, rows, notes, record, partial(draw, by_state, scores, size))
 
 
 TARGET = Attack()
