@@ -70,8 +70,8 @@ def crowd(public: Public) -> Crowd:
 
 
 def membership(scalars: F64, candidates: F64, samples: int, others: Crowd) -> F64:
-    """The log-likelihood ratio of each candidate: how much more likely the scalars are with it than without it. They are
-    the mean over this many samples; a candidate is a column with the scalars that it would cause alone."""
+    """The log-likelihood ratio of each candidate: how much more likely the scalars are with it than without it. They
+    are the mean over this many samples; a candidate is a column with the scalars that it would cause alone."""
     apart = candidates - others.mean[:, None]
     weighed = others.precision @ apart
     scores: F64 = (scalars - others.mean) @ weighed - np.sum(apart * weighed, axis=0) / (2 * samples)
