@@ -1,4 +1,4 @@
-"""Pages: which rows a target runs and shows, rows without data, and rows that are added to a page later."""
+"""Building pages: which rows a target runs and shows, rows without data, and rows that are added later."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from baffle.paper.training_runs import TrainingRuns
 
 @contextmanager
 def silence(_label: str) -> Iterator[Callable[[Any], None]]:
-    yield lambda _said: None
+    yield lambda _report: None
 
 
 nobody = Onlooker(silence, silence)
@@ -41,29 +41,29 @@ def test_rows_without_data_are_left_out_and_named(tmp_path: Path) -> None:
     elsewhere = Row(("task.data=cifar100",), 50.0)
     target = _target(here=Row((), 40.0), there=elsewhere, yonder=Row(("task.data=cifar100", "probe.k=3")))
     page = _build(target, tmp_path, data=tmp_path)
-    found = json.loads(page.with_suffix(".json").read_text())
-    assert [row[0] for row in found["rows"]] == ["here"]
+    rows = json.loads(page.with_suffix(".json").read_text())["rows"]
+    assert [row[0] for row in rows] == ["here"]
     (note,) = [line for line in page.read_text().splitlines() if line.startswith("Left out")]
     assert "there; yonder" in note
     assert "CIFAR-100" in note
 
 
-def test_some_rows_can_be_asked_for_alone(tmp_path: Path) -> None:
+def test_only_chooses_rows_by_name(tmp_path: Path) -> None:
     target = _target(here=Row(()), there=Row(("probe.k=3",)), elsewhere=Row(("probe.k=4",)))
 
-    def asked(*only: str) -> tuple[list[str], str]:
+    def chosen(*only: str) -> tuple[list[str], str]:
         page = _build(target, tmp_path, only, out="-".join(only))
         return [row[0] for row in json.loads(page.with_suffix(".json").read_text())["rows"]], page.read_text()
 
-    rows, page = asked("ERE")
+    rows, page = chosen("ERE")
     assert rows == ["here", "there", "elsewhere"]
     assert "Not asked for" not in page
     assert "--only" not in page
-    rows, page = asked("there", "else")
+    rows, page = chosen("there", "else")
     assert rows == ["there", "elsewhere"]
     assert "Not asked for: 1 of 3 rows." in page
     assert "`baffle paper some --scale smoke --only there --only elsewhere`" in page
-    rows, _ = asked("Here")  # a name in full, though "there" holds it too
+    rows, _ = chosen("Here")  # the whole name of a row, although "there" contains it too
     assert rows == ["here"]
     with pytest.raises(PlanError, match="here; there; elsewhere"):
         _build(target, tmp_path, ["yonder"])
@@ -81,15 +81,15 @@ THREE = _target(here=Row((), 40.0), there=Row(("probe.k=3",)), elsewhere=Row(("p
 
 
 def _page(target: TrainingRuns, folder: Path, only: Sequence[str] = (), out: str = "out") -> dict[str, Any]:
-    """A page's JSON, made with no run left from before."""
+    """The JSON of a page, built after all earlier runs are deleted."""
     shutil.rmtree(folder / "runs", ignore_errors=True)
     page = _build(target, folder, only, out)
-    found: dict[str, Any] = json.loads(page.with_suffix(".json").read_text())
-    return found
+    content: dict[str, Any] = json.loads(page.with_suffix(".json").read_text())
+    return content
 
 
-def _bare(page: dict[str, Any]) -> dict[str, Any]:
-    """Without what differs between two runs of one plan: how long they took."""
+def _without_timings(page: dict[str, Any]) -> dict[str, Any]:
+    """The page without what differs between two runs of one plan: times and memory."""
     page = json.loads(json.dumps(page))
     for run in page["runs"].values():
         for record in (run["summary"], *run["metrics"]):
@@ -100,24 +100,24 @@ def _bare(page: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", list(permutations(["here", "there", "elsewhere"])), ids="-".join)
-def test_rows_asked_for_one_by_one_in_any_order_make_the_page_of_all(tmp_path: Path, order: tuple[str, ...]) -> None:
+def test_rows_added_one_by_one_in_any_order_make_the_page_of_all(tmp_path: Path, order: tuple[str, ...]) -> None:
     whole = _page(THREE, tmp_path, out="whole")
     grown = [_page(THREE, tmp_path, [name]) for name in order]
     assert [len(page["rows"]) for page in grown] == [1, 2, 3]
-    assert _bare(grown[-1]) == _bare(whole)
+    assert _without_timings(grown[-1]) == _without_timings(whole)
     for kind in (".md", ".png"):
         pages = [(tmp_path / out / f"some-smoke{kind}").read_bytes() for out in ("out", "whole")]
         assert pages[0] == pages[1]
 
 
-def test_a_row_that_stays_says_when_and_with_what_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_stays_keeps_its_date_and_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_page, "_origin", lambda: Origin("2001-02-03", "abc"))
     _page(THREE, tmp_path, ["there"])
     monkeypatch.setattr(build_page, "_origin", lambda: Origin("2004-05-06", "def"))
-    found = _page(THREE, tmp_path, ["here"])
-    assert (found["date"], found["commit"]) == ("2004-05-06", "def")
+    page = _page(THREE, tmp_path, ["here"])
+    assert (page["date"], page["commit"]) == ("2004-05-06", "def")
     there, here = ({"date": "2001-02-03", "commit": "abc"}, {"date": "2004-05-06", "commit": "def"})
-    assert {name: run["origin"] for name, run in found["runs"].items()} == {"here": here, "there": there}
+    assert {name: run["origin"] for name, run in page["runs"].items()} == {"here": here, "there": there}
     (line,) = [line for line in (tmp_path / "out" / "some-smoke.md").read_text().splitlines() if "`there`" in line]
     assert line.endswith("2001-02-03, commit abc")
 
@@ -140,9 +140,9 @@ def test_a_row_that_is_on_the_page_needs_no_data(tmp_path: Path, monkeypatch: py
 
     run = build_page._run
     monkeypatch.setattr(build_page, "_run", without)
-    found = _page(THREE, tmp_path)
-    assert [row[0] for row in found["rows"]] == ["here", "there", "elsewhere"]
-    assert not any("gone" in note for note in found["notes"])
+    page = _page(THREE, tmp_path)
+    assert [row[0] for row in page["rows"]] == ["here", "there", "elsewhere"]
+    assert not any("gone" in note for note in page["notes"])
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"runs": {"here": 1}}', '{"runs": {"here": {"asked": "00"}}}'])
@@ -161,12 +161,12 @@ def test_a_page_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PageError, match=r"some-smoke cannot be written to .*finished runs are not lost"):
         _build(THREE, tmp_path, ["there"], out="file")
-    (made,) = (path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/summary.json"))
+    (written,) = (path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/summary.json"))
     _build(THREE, tmp_path, ["there"])
-    assert [path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/summary.json")] == [made]
+    assert [path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/summary.json")] == [written]
 
 
-def test_a_page_of_before_pages_held_their_runs_can_be_made_anew(tmp_path: Path) -> None:
+def test_a_page_from_before_pages_kept_their_runs_can_be_rebuilt(tmp_path: Path) -> None:
     path = tmp_path / "out" / "some-smoke.json"
     path.parent.mkdir()
     path.write_text('{"target": "some", "rows": [["there", 1.0]]}')

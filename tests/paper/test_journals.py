@@ -1,4 +1,4 @@
-"""Journals that stand beside the results: whoever replays them gets the weights that their pages name."""
+"""Journals beside the results: replaying one gives the weights that its page names."""
 
 import json
 import shutil
@@ -14,10 +14,10 @@ JOURNALS = sorted((PAPER / "journals").iterdir())
 
 @pytest.mark.parametrize("folder", JOURNALS, ids=lambda folder: folder.name)
 def test_a_journal_replays_to_the_weights_of_its_row(folder: Path, tmp_path: Path) -> None:
-    found = verify(shutil.copytree(folder, tmp_path / "run"))
-    assert found.rounds > 0
-    if (folder / "summary.json").exists():  # a run that goes on has no row yet
+    replayed = verify(shutil.copytree(folder, tmp_path / "run"))
+    assert replayed.rounds > 0
+    if (folder / "summary.json").exists():  # an unfinished run has no row yet
         stem, _, asked = folder.name.rpartition("-")
         page = json.loads((PAPER / f"{stem}.json").read_text())
         (name,) = (name for name, run in page["runs"].items() if run["asked"].startswith(asked))
-        assert page["weights"][name] == found.weights_sha256
+        assert page["weights"][name] == replayed.weights_sha256

@@ -1,4 +1,4 @@
-"""What is left of a step in half precision, and losses that two schemes share."""
+"""sigma: how much of a step rounding leaves in half precision, and losses that two schemes share."""
 
 import numpy as np
 import pytest
@@ -16,11 +16,11 @@ ONES = np.ones(len(WEIGHTS))
 
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)])
 @given(share=st.floats(0.01, 0.49))
-def test_a_step_below_half_a_unit_is_lost_on_kept_weights_and_right_on_average_on_others(
+def test_a_step_below_half_a_unit_is_lost_on_rounded_weights_and_right_on_average_on_others(
     dtype: torch.dtype, unit: float, share: float
 ) -> None:
     kept = rounded(WEIGHTS.astype(np.float64), dtype).astype(np.float32)
-    inside = kept < 1  # where units are twice as large, but a step down is not
+    inside = kept < 1  # from 1 on, units are twice as large
     assert not rounded_move(kept, ONES, share * unit, dtype, "forward")[inside].any()
     for scheme in SCHEMES:
         move = rounded_move(WEIGHTS, ONES, share * unit, dtype, scheme)
@@ -47,11 +47,11 @@ def test_two_schemes_share_their_losses_and_get_the_same_scalars() -> None:
     counted, plain = _Counted(), _Counted()
     shared = Remembered(counted)
     for scheme in SCHEMES.values():
-        found = scheme(shared, weights, directions, supports, 1e-2).scalars
-        np.testing.assert_array_equal(found, scheme(plain, weights, directions, supports, 1e-2).scalars)
+        scalars = scheme(shared, weights, directions, supports, 1e-2).scalars
+        np.testing.assert_array_equal(scalars, scheme(plain, weights, directions, supports, 1e-2).scalars)
     assert (counted.calls, plain.calls) == (1 + 2 * 4, 1 + 3 * 4)
 
 
 def test_a_step_works_from_nine_tenths_of_the_best() -> None:
-    curve = [Point(sigma, found, 0, 0, 0) for sigma, found in ((1e-3, 0.8), (1e-2, 0.9), (1e-1, 1.0))]
-    assert [one.sigma for one in working(curve, 1.0)] == [1e-2, 1e-1]
+    curve = [Point(sigma, cosine, 0, 0, 0) for sigma, cosine in ((1e-3, 0.8), (1e-2, 0.9), (1e-1, 1.0))]
+    assert [point.sigma for point in working(curve, 1.0)] == [1e-2, 1e-1]

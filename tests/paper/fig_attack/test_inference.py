@@ -1,4 +1,4 @@
-"""The attacks: right where scalars determine the answer, at chance where they say nothing."""
+"""Inference from scalars: right where they determine the answer, at chance where they say nothing."""
 
 import numpy as np
 import pytest
@@ -46,9 +46,9 @@ def _softmax_scalars(k: int, label: int) -> tuple[F64, F32, F32, F64]:
 @pytest.mark.parametrize("label", range(CLASSES))
 def test_as_many_scalars_as_pixels_give_input_and_label_away(label: int) -> None:
     scalars, z, weights, x = _softmax_scalars(3 * PIXELS, label)
-    found, named = reconstruct(scalars, z, weights, no_prior(PIXELS), range(CLASSES), 1e-9)
+    reconstruction, named = reconstruct(scalars, z, weights, no_prior(PIXELS), range(CLASSES), 1e-9)
     assert named == label
-    assert likeness(found, x, np.zeros(PIXELS)) > 0.99
+    assert likeness(reconstruction, x, np.zeros(PIXELS)) > 0.99
 
 
 def test_a_prior_helps_where_scalars_are_few() -> None:
@@ -86,15 +86,15 @@ def test_a_label_shows_in_the_biases() -> None:
     assert np.argmax(labels_by_bias(scalars, biases)) == 2
 
 
-def test_a_member_is_likelier_than_a_stranger_and_a_random_vector_knows_neither() -> None:
+def test_a_member_is_likelier_than_a_stranger_and_a_random_vector_tells_nothing() -> None:
     public = _public(30, 1.0)
     others, samples = crowd(public), RANDOM.normal(size=(30, 200)) + public.measured[:, :200]
-    scores = {"told": [[], []], "random": [[], []]}  # type: dict[str, list[list[float]]]
+    scores = {"own": [[], []], "random": [[], []]}  # type: dict[str, list[list[float]]]
     for start in range(0, 200, 4):
         mean = samples[:, start : start + 4].mean(1)
         candidates = samples[:, [start, (start + 100) % 200]]
-        for name, scalars in (("told", mean), ("random", RANDOM.normal(0, 1e3, 30))):
+        for name, scalars in (("own", mean), ("random", RANDOM.normal(0, 1e3, 30))):
             for kind, score in zip(scores[name], membership(scalars, candidates, 4, others), strict=True):
                 kind.append(float(score))
-    assert auc(*(np.array(kind) for kind in scores["told"])) > 0.9
+    assert auc(*(np.array(kind) for kind in scores["own"])) > 0.9
     assert auc(*(np.array(kind) for kind in scores["random"])) == pytest.approx(0.5, abs=0.2)

@@ -1,4 +1,4 @@
-"""What a server sees of a round of real clients: one, a sum, or nothing."""
+"""What a server sees of a round of real clients: each client's scalars, their sum, or nothing."""
 
 import numpy as np
 import pytest
@@ -35,20 +35,20 @@ def test_without_the_secure_sum_a_server_reads_every_clients_scalars(heard: Over
 
 
 @pytest.mark.parametrize("size", [2, 3, 6])
-def test_with_it_a_server_reads_their_mean(heard: Overheard, size: int) -> None:
+def test_with_the_secure_sum_a_server_reads_their_mean(heard: Overheard, size: int) -> None:
     alone = dict(enumerate(scalars for _, scalars in heard.singly()))
     sums, _ = heard.summed(size)
     assert [client for members, _ in sums for client in members] == list(range(CLIENTS))
     for members, scalars in sums:
-        np.testing.assert_allclose(scalars, np.mean([alone[one] for one in members], axis=0), atol=1e-12)
+        np.testing.assert_allclose(scalars, np.mean([alone[client] for client in members], axis=0), atol=1e-12)
 
 
 def test_masked_vectors_are_uniform_in_the_ring(heard: Overheard) -> None:
-    """Plain vectors fill a small part of it. Six times 200 elements in eight bins of 150."""
+    """Plain vectors fill a small part of it. 6 × 200 elements go into eight bins, so 150 are expected in each."""
     _, masked = heard.summed(CLIENTS)
     plain, hidden = (
         np.histogram(np.concatenate([v[:-EXTRAS] for v in vectors.values()]), 8, (0, 2**32))[0]
         for vectors in (heard.vectors, masked)
     )
-    assert np.sum((hidden - 150) ** 2 / 150) < 40  # chi-square of 7 degrees: one run in a million is above
+    assert np.sum((hidden - 150) ** 2 / 150) < 40  # chi-square, 7 degrees of freedom: one run in a million exceeds 40
     assert np.sum((plain - 150) ** 2 / 150) > 400
