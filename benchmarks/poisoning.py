@@ -52,7 +52,7 @@ class Federation:
         initial = self.task.initial_weights()
         self.trajectory = trajectory_of(self.task.plan, len(initial))
         self.state = self.trajectory.rule.start(initial)
-        self.journal = Journal.create(folder / "journal.sqlite", self.task.plan, self.state, versions())
+        self.journal = Journal.create(folder / "journal.sqlite", self.task.plan, self.state, versions(self.task.model))
         runtimes, replica = Runtimes(self.task, 1), Replica(self.trajectory)
         self.clients = [
             Client(replica, Worker(number, k, self.trajectory, self.task.source.train, share, runtimes.borrow))
@@ -87,7 +87,7 @@ def poisoned(groups: list[dict[int, RingVector]], ring: Ring, bound: str) -> lis
 
 def gradient(trajectory: Trajectory, present: Present, groups: Sequence[Mapping[int, RingVector]]) -> F32:
     sums = [trajectory.ring.decode(add(group.values()), len(group)) for group in groups]
-    return trajectory.rule.gradient(close_round(trajectory, present, sums)[0])
+    return trajectory.rule.gradient(close_round(trajectory, present, sums))
 
 
 def cosine(one: F32, other: F32) -> float:

@@ -69,7 +69,9 @@ def measure(task: Task, limit: float, every: int) -> dict[str, Any]:
     uplink = list[int]()
     with (
         tempfile.TemporaryDirectory() as folder,
-        Journal.create(Path(folder) / "journal.sqlite", plan, trajectory.rule.start(initial), versions()) as journal,
+        Journal.create(
+            Path(folder) / "journal.sqlite", plan, trajectory.rule.start(initial), versions(task.model)
+        ) as journal,
         LocalTransport(lambda number, data: clients[number].answer(data), 1) as transport,
     ):
         present, downlink = beginning(trajectory, trajectory.rule.start(initial)), Downlink(plan.run.downlink, journal)

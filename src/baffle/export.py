@@ -16,6 +16,7 @@ from baffle.errors import ModelError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up
 from baffle.journal.store import Journal
+from baffle.models.inputs import Inputs
 from baffle.plan import Onnx, Plan, load
 from baffle.runtime.onnx.graph import OnnxGraph, graph_from_file, graph_from_folder
 from baffle.runtime.onnx.loss import OnnxLoss
@@ -85,11 +86,12 @@ def _graph(plan: Plan, data: Path | None) -> OnnxGraph:
     if isinstance(plan.task.model, Onnx):
         return graph_from_folder(Path(plan.run.model))
     from baffle.runtime.onnx.from_module import graph_of
-    from baffle.task.load import initial_module
+    from baffle.runtime.torch.model import initial_module
 
     where = data_folder(data)
     source = load_data(plan.task.data, where, plan.task.pixels)
-    return graph_of(initial_module(plan, source, where), source.shape)
+    inputs = Inputs(source.shape, source.classes, source.pixel_scale, where)
+    return graph_of(initial_module(plan, inputs), source.shape)
 
 
 def _flat(graph: OnnxGraph) -> F32:

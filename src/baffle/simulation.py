@@ -19,7 +19,6 @@ from baffle.core.ports import Aggregation
 from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
 from baffle.plan import Plan, change, load
-from baffle.runtime.torch.loss import one_thread_each
 from baffle.schedule import policy_of
 from baffle.server.recorder import Summary, Watch
 from baffle.server.run import opened
@@ -40,22 +39,22 @@ def _nothing(_: object) -> None:
 
 def simulate(
     plan: Plan,
-    out: Path,
+    out: str | Path,
     *,
-    data: Path | None = None,
+    data: str | Path | None = None,
     watch: Watch = _nothing,
     warn: Warn = _nothing,
     backbones: Backbones | None = None,
 ) -> Summary:
     """Run a plan into a new folder. Runs that are given the same `backbones` share the features of a frozen one."""
-    folder = RunFolder.new(out)
+    folder = RunFolder.new(Path(out))
     task = load_task(plan, data, backbones)
-    with one_thread_each():
-        for advice in (*exposure(task.plan), *require_precision(task)):
+    with task.model.one_thread_each():
+        for advice in (*exposure(task.plan), *task.model.advice(), *require_precision(task)):
             warn(advice)
         with folder:
             folder.write_plan(task.plan.to_toml())
-            return _run(folder, task, watch)
+            return _run(folder, task, watch, warn)
 
 
 def exposure(plan: Plan) -> list[str]:
@@ -70,9 +69,11 @@ def exposure(plan: Plan) -> list[str]:
     return []
 
 
-def resume(path: Path, settings: Iterable[str] = (), *, data: Path | None = None, watch: Watch = _nothing) -> Summary:
+def resume(
+    path: str | Path, settings: Iterable[str] = (), *, data: str | Path | None = None, watch: Watch = _nothing
+) -> Summary:
     """Go on with a run. Settings may change how far and how it goes, not what determines its weights."""
-    with RunFolder.existing(path) as folder, one_thread_each():
+    with RunFolder.existing(Path(path)) as folder:
         old = load(str(folder.plan))
         new = change(old, settings)
         if new.trajectory_digest() != old.trajectory_digest():
@@ -84,7 +85,8 @@ def resume(path: Path, settings: Iterable[str] = (), *, data: Path | None = None
         if task.plan != new:
             raise JournalError(f"{folder.plan} is not a resolved plan; expected the one that the run wrote itself")
         folder.write_plan(new.to_toml())
-        return _run(folder, task, watch)
+        with task.model.one_thread_each():
+            return _run(folder, task, watch, _nothing)
 
 
 def baseline_of(plan: Plan) -> Plan:
@@ -92,22 +94,22 @@ def baseline_of(plan: Plan) -> Plan:
     return change(plan, ['estimator = "backprop"', 'federation.seeds = "shared"'])
 
 
-def add_baseline(path: Path, *, data: Path | None = None, watch: Watch = _nothing) -> Summary:
+def add_baseline(path: str | Path, *, data: str | Path | None = None, watch: Watch = _nothing) -> Summary:
     """Train the plan of a finished run by backpropagation too, in its subfolder, and add that to the run's summary."""
-    with RunFolder.existing(path) as folder:
-        plan, where = load(str(folder.plan)), path / "baseline"
+    with RunFolder.existing(Path(path)) as folder:
+        plan, where = load(str(folder.plan)), Path(path) / "baseline"
         if (where / "plan.toml").exists():
             other = resume(where, [f"rounds={plan.rounds}"], data=data, watch=watch)
         else:
             other = simulate(baseline_of(plan), where, data=data, watch=watch)
         compared = ("test_accuracy", "rounds", "seconds", "uplink_bytes_per_client_round")
         summary: Summary = json.loads(folder.summary.read_text())
-        summary |= {f"baseline_{name}": other[name] for name in compared}
+        summary |= {f"baseline_{name}": other[name] for name in compared if name in other}
         folder.write_summary(summary)
         return summary
 
 
-def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
+def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn) -> Summary:
     plan = task.plan
     trajectory = trajectory_of(plan, len(task.initial_weights()))
     runtimes, replica = Runtimes(task, trajectory.threads), Replica(trajectory)
@@ -120,10 +122,13 @@ def _run(folder: RunFolder, task: Task, watch: Watch) -> Summary:
     def answer(number: int, message: bytes) -> bytes:
         return clients[number].answer(message)
 
+    samples = {number: len(share) for number, share in enumerate(task.shares)}
     with (
-        opened(folder, task, trajectory, runtimes, watch) as running,
+        opened(folder, task.server, trajectory, runtimes, task.tiers, samples, watch) as running,
         LocalTransport(answer, trajectory.threads, running.recorder.tick) as local,
     ):
+        if running.unevaluated:
+            warn(f"accuracy is not measured: {running.unevaluated}")
         transport = Dropouts(local, partial(drops, trajectory)) if plan.federation.dropout else local
         while not running.over:
             running.play(transport, sums)

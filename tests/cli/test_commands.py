@@ -10,6 +10,7 @@ import pytest
 
 from baffle.plan import parse
 from baffle.version import __version__
+from tests.support.blocked_imports import without
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -229,12 +230,7 @@ def test_verify_imports_no_machine_learning_library(finished_run: Path) -> None:
     assert done.stdout.splitlines()[-1] == "0 []"
 
 
-WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = None
-from baffle.cli.main import main
-main()
-"""
+WITHOUT_TORCH = without("torch") + "from baffle.cli.main import main; main()"
 
 
 def test_a_command_that_needs_torch_says_so(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class Bowl:
         self.n = n
         self.batches: list[list[int]] = []
         self.forwards = 0
+        self.seeds: list[int] = []
         self._loss = loss
 
     def on(self, batch: Batch) -> Loss:
@@ -61,7 +62,11 @@ class Bowl:
 
         return loss
 
-    def gradient_on(self, batch: Batch) -> Callable[[F32], tuple[float, F32]]:
+    def outputs(self, weights: F32, batch: Batch) -> F32:
+        return np.zeros((len(batch.y), 1), np.float32) + weights[:1]
+
+    def gradient_on(self, batch: Batch, seed: int = 0) -> Callable[[F32], tuple[float, F32]]:
+        self.seeds.append(seed)
         loss = self.on(batch)
         centre = np.float32(np.mean(batch.y) / SAMPLES)
         return lambda weights: (loss(weights), 2 * (weights - centre) / np.float32(self.n))
@@ -374,6 +379,7 @@ def test_on_a_real_model_the_mean_of_many_scalars_times_directions_is_the_gradie
     task: Task = load_task(tiny("probe.k=1000", "federation.batch=0", "federation.clients=3", "probe.sigma=1e-3"))
     trajectory = trajectory_of(task.plan, len(task.initial_weights()))
     runtime = task.runtime()
+    assert isinstance(runtime, GradientRuntime)
 
     @contextmanager
     def borrow() -> Iterator[GradientRuntime]:

@@ -15,10 +15,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from baffle.core.arrays import I64, U8
-from baffle.data.cifar import CIFAR10, CIFAR100, Cifar, cifar10, cifar100, read
+from baffle.data import cifar as module
+from baffle.data.cifar import CIFAR10, CIFAR100, Cifar
 from baffle.data.pickles import read_batch
 from baffle.data.pixels import shifted_and_flipped
 from baffle.errors import DataError
+from tests.support.whole_sources import eager
+
+read, cifar10, cifar100 = eager(module.read), eager(module.cifar10), eager(module.cifar100)
 
 SMALL10 = replace(
     CIFAR10,

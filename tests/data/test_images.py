@@ -10,9 +10,13 @@ import pytest
 from PIL import Image
 
 from baffle.data import images as module
-from baffle.data.images import OFFICEHOME, PACS, Collection, collected, image_set, officehome, pacs
-from baffle.data.sources import load
+from baffle.data import sources
+from baffle.data.images import OFFICEHOME, PACS, Collection
 from baffle.errors import DataError, PlanError
+from tests.support.whole_sources import eager
+
+load, collected, image_set = eager(sources.load), eager(module.collected), eager(module.image_set)
+officehome, pacs = eager(module.officehome), eager(module.pacs)
 
 
 def _image(number: int, form: str = "png", size: tuple[int, int] = (6, 6), mode: str = "RGB") -> bytes:
@@ -71,7 +75,10 @@ def test_a_zip_gives_what_the_folder_gives(tmp_path: Path, prefix: str) -> None:
 @pytest.mark.parametrize("spelt", ["RealWorld", "Real_World", "real world"])
 def test_a_domain_may_be_spelt_as_mirrors_do(tmp_path: Path, spelt: str) -> None:
     members = {name.replace("Real World", spelt): content for name, content in _members(OFFICEHOME).items()}
-    assert spelt in officehome(_folder(tmp_path, members), 6).domains
+    source = officehome(_folder(tmp_path, members), 6)
+    assert source.domains == OFFICEHOME.domains
+    assert source.train.domain_of is not None
+    assert set(source.train.domain_of.tolist()) == {0, 1, 2, 3}
 
 
 def test_every_image_keeps_its_label_and_domain_and_a_fifth_of_every_group_is_held_out(tmp_path: Path) -> None:

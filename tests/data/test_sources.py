@@ -13,10 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from baffle.core.arrays import U8
+from baffle.data import sources
 from baffle.data.handwriting import digits, mnist, usps
 from baffle.data.idx import read_idx
-from baffle.data.sources import SOURCES, Source, load
+from baffle.data.sources import SOURCES, Source
 from baffle.errors import DataError, PlanError
+from tests.support.whole_sources import eager
+
+load = eager(sources.load)
 
 FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 

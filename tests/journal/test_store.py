@@ -117,14 +117,6 @@ def test_metrics_are_kept_in_order_with_who_took_part(journal: Journal, trajecto
     assert journal.contributions() == {0: 3, 2: 2}
 
 
-def test_metrics_can_be_amended(journal: Journal, trajectory: Trajectory) -> None:
-    present = _start(trajectory)
-    for _ in range(2):
-        present = _append(journal, trajectory, present)
-    journal.amend({"round": 1, "loss": 1.5, "test_accuracy": 0.5})
-    assert list(journal.metrics()) == [{"round": 0, "loss": 1.5}, {"round": 1, "loss": 1.5, "test_accuracy": 0.5}]
-
-
 def test_the_initial_and_the_two_newest_snapshots_are_kept(journal: Journal, trajectory: Trajectory) -> None:
     present = _start(trajectory)
     assert journal.snapshot_numbers() == [0]

@@ -12,11 +12,11 @@ from torch import nn
 from baffle.errors import PlanError
 from baffle.models.build import BUILDERS, build
 from baffle.models.inputs import Inputs
-from baffle.plan import LeNet, Model, Onnx, Plan, Section
+from baffle.plan import LeNet, Model, ModelSettings, Onnx, Plan, Section
 from baffle.simulation import simulate
 
 
-class Toy(Section, frozen=True, tag_field="name", tag="toy"):
+class Toy(ModelSettings, frozen=True, tag_field="name", tag="toy"):
     """One hidden layer."""
 
     width: int = 5
@@ -33,7 +33,7 @@ def test_every_model_of_a_plan_has_a_builder_but_the_one_that_comes_as_a_graph()
 
 def test_a_model_without_a_builder_is_refused() -> None:
     with pytest.raises(PlanError, match=r"task\.model: expected one of LeNet, .*got Onnx, which has no builder"):
-        build(Onnx(), (1, 8, 8), 10)
+        build(Onnx(), Inputs((1, 8, 8), 10))
 
 
 def test_a_new_model_runs_once_it_is_in_the_registry(
@@ -51,7 +51,7 @@ def test_a_new_model_runs_once_it_is_in_the_registry(
 def test_a_models_initial_weights_come_from_torchs_generator() -> None:
     def first_weights(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        return next(build(LeNet(), (1, 8, 8), 10).parameters()).detach()
+        return next(build(LeNet(), Inputs((1, 8, 8), 10)).parameters()).detach()
 
     assert torch.equal(first_weights(1), first_weights(1))
     assert not torch.equal(first_weights(1), first_weights(2))

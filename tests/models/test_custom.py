@@ -9,6 +9,7 @@ from baffle.data.sources import Dataset, Source
 from baffle.errors import BaffleError, DataError, PlanError
 from baffle.journal.replay import verify
 from baffle.models.build import build
+from baffle.models.inputs import Inputs
 from baffle.plan import Custom, Plan
 from baffle.simulation import simulate
 from baffle.task.load import load_task
@@ -68,12 +69,12 @@ def test_initial_weights_of_a_users_model_follow_from_the_seed(tiny: Callable[..
 
 def test_a_factory_must_give_a_module(own: str) -> None:
     with pytest.raises(PlanError, match=rf"task\.model\.factory: {own}:no_model must return an nn\.Module, got str"):
-        build(Custom(factory=f"{own}:no_model"), (5,), 3)
+        build(Custom(factory=f"{own}:no_model"), Inputs((5,), 3))
 
 
 def test_a_factory_that_is_not_there_is_named(own: str) -> None:
     with pytest.raises(PlanError, match=f"{own}:missing cannot be imported"):
-        build(Custom(factory=f"{own}:missing"), (5,), 3)
+        build(Custom(factory=f"{own}:missing"), Inputs((5,), 3))
 
 
 def test_data_must_be_a_source(tiny: Callable[..., Plan], own: str, tmp_path: Path) -> None:

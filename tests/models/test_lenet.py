@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from baffle.models.build import build
+from baffle.models.inputs import Inputs
 from baffle.models.layers import ACTIVATIONS, normalisation
 from baffle.models.lenet import lenet
 from baffle.plan import LeNet, Softmax, load, parse
@@ -14,22 +15,22 @@ from baffle.runtime.torch.loss import weights_of
 
 def test_the_papers_form_has_26730_weights() -> None:
     assert len(weights_of(lenet((1, 32, 32), 10))) == 26_730
-    assert len(weights_of(build(load("paper-mnist-lenet").task.model, (1, 32, 32), 10))) == 26_730
+    assert len(weights_of(build(load("paper-mnist-lenet").task.model, Inputs((1, 32, 32), 10)))) == 26_730
 
 
 def test_the_papers_form_for_cifar100_has_32_and_128_channels() -> None:
     plan = parse('[task.model]\nname = "lenet"\nchannels = [32, 128]')
-    module = build(plan.task.model, (3, 32, 32), 100)
+    module = build(plan.task.model, Inputs((3, 32, 32), 100))
     assert len(weights_of(module)) == 117_860
     assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
 
 
 def test_the_demos_form_has_5994_weights() -> None:
-    assert len(weights_of(build(load("digits").task.model, (1, 8, 8), 10))) == 5_994
+    assert len(weights_of(build(load("digits").task.model, Inputs((1, 8, 8), 10)))) == 5_994
 
 
 def test_softmax_regression_is_one_linear_layer() -> None:
-    model = build(Softmax(), (1, 8, 8), 10)
+    model = build(Softmax(), Inputs((1, 8, 8), 10))
     assert len(weights_of(model)) == 650
     assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
 
@@ -40,7 +41,7 @@ def test_softmax_regression_is_one_linear_layer() -> None:
 def test_every_option_runs_and_learns_from_every_weight(activation: str, norm: str, head: str) -> None:
     model = LeNet(channels=(4, 6), activation=activation, norm=norm, head=head)  # type: ignore[arg-type]
     torch.manual_seed(0)
-    module = build(model, (3, 12, 12), 7)
+    module = build(model, Inputs((3, 12, 12), 7))
     output = module(torch.randn(5, 3, 12, 12))
     assert output.shape == (5, 7)
     (output**2).sum().backward()

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from baffle.core.pixels import PixelScale
 from baffle.errors import DataError, PlanError
 from baffle.models.build import build
-from baffle.models.inputs import UNIT
+from baffle.models.inputs import UNIT, Inputs
 from baffle.models.mobilenet import (
     BLOCKS,
     TENSORFLOW,
@@ -86,7 +86,7 @@ def test_with_the_classifier_of_imagenet_it_has_3489097_weights() -> None:
 def test_every_option_runs_and_learns_from_every_weight(activation: str, norm: str) -> None:
     torch.manual_seed(0)
     model = MobileNet(weights="random", trained="all", activation=activation, norm=norm)  # type: ignore[arg-type]
-    module = build(model, SHAPE, 7)
+    module = build(model, Inputs(SHAPE, 7))
     output = module(torch.rand(4, *SHAPE))
     assert output.shape == (4, 7)
     (output**2).sum().backward()
@@ -102,7 +102,7 @@ def test_random_weights_keep_a_signal_through_all_layers() -> None:
 @pytest.mark.parametrize("shape", [(3, 31, 64), (2, 32, 32), (64,), (3, 32)])
 def test_samples_that_are_no_images_or_too_small_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(PlanError, match=r"task\.model: a mobilenet takes images .* 32 × 32 .*got"):
-        build(MobileNet(weights="random"), shape, 7)
+        build(MobileNet(weights="random"), Inputs(shape, 7))
 
 
 @pytest.mark.parametrize("size", [(32, 32), (33, 47), (64, 40)])
@@ -148,8 +148,8 @@ def test_values_on_the_networks_own_scale_keep_every_bit() -> None:
 def test_weights_of_imagenet_refuse_pixels_of_an_unknown_scale(tmp_path: Path) -> None:
     save_npz(tmp_path, random_pairs(1001))
     with pytest.raises(PlanError, match=r"task\.model: ImageNet.* PixelScale\(mean, deviation\)"):
-        build(MobileNet(), SHAPE, 7, scale=None, folder=tmp_path)
-    build(MobileNet(weights="random"), SHAPE, 7, scale=None)
+        build(MobileNet(), Inputs(SHAPE, 7, scale=None, folder=tmp_path))
+    build(MobileNet(weights="random"), Inputs(SHAPE, 7, scale=None))
 
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 8), (8, 7), (5, 5)])
@@ -198,9 +198,9 @@ def test_a_state_dict_of_torchvision_computes_what_it_did_there(tmp_path: Path) 
 
 def test_a_new_head_behind_a_frozen_front_is_all_that_is_trained(tmp_path: Path) -> None:
     save_npz(tmp_path, random_pairs(1001))
-    head = build(MobileNet(), SHAPE, 7, folder=tmp_path)
+    head = build(MobileNet(), Inputs(SHAPE, 7, folder=tmp_path))
     assert len(weights_of(head)) == 7 * 1281
-    whole = build(MobileNet(trained="all"), SHAPE, 7, folder=tmp_path)
+    whole = build(MobileNet(trained="all"), Inputs(SHAPE, 7, folder=tmp_path))
     assert len(weights_of(whole)) == 3_489_097 - 994 * 1281
 
 
@@ -289,7 +289,7 @@ def test_a_plan_trains_the_head_on_features_that_are_computed_once(
     save_npz(tmp_path, random_pairs(1001))
     plan = tiny('task.data="own_small_images:data"', 'task.model={name="mobilenet"}')
     task = load_task(plan, tmp_path)
-    assert task.head_only
+    assert task.source.shape == (1280,)
     assert len(task.initial_weights()) == 3 * 1281
     assert task.source.train.batch(np.arange(5)).x.shape == (5, 1280)
     monkeypatch.setenv("BAFFLE_DATA", str(tmp_path))

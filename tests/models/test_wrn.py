@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from baffle.models.build import build
+from baffle.models.inputs import Inputs
 from baffle.models.layers import ACTIVATIONS
 from baffle.models.wrn import wrn
 from baffle.plan import WRN, parse
@@ -15,14 +16,14 @@ from baffle.runtime.torch.loss import weights_of
 def test_the_papers_form_has_302794_weights() -> None:
     assert len(weights_of(wrn((3, 32, 32), 10))) == 302_794
     plan = parse('[task.model]\nname = "wrn"')
-    assert len(weights_of(build(plan.task.model, (3, 32, 32), 10))) == 302_794
+    assert len(weights_of(build(plan.task.model, Inputs((3, 32, 32), 10)))) == 302_794
 
 
 @pytest.mark.parametrize("norm", ["none", "group", "batch"])
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 def test_every_option_runs_and_learns_from_every_weight(activation: str, norm: str) -> None:
     torch.manual_seed(0)
-    module = build(WRN(widen=1, activation=activation, norm=norm), (1, 12, 12), 7)  # type: ignore[arg-type]
+    module = build(WRN(widen=1, activation=activation, norm=norm), Inputs((1, 12, 12), 7))  # type: ignore[arg-type]
     output = module(torch.randn(5, 1, 12, 12))
     assert output.shape == (5, 7)
     (output**2).sum().backward()

@@ -143,8 +143,8 @@ def test_the_command_exports_and_refuses_in_one_line(
     assert json.loads(done.stdout)["n_weights"] == 650
     for arguments, says in (
         ([tiny_toml, "--out", tmp_path / "model"], "not an empty folder"),
-        (["--out", tmp_path / "new"], "name what to export"),
-        ([tiny_toml, "--onnx", "file", "--out", tmp_path / "new"], "name what to export"),
+        (["--out", tmp_path / "new"], "expected one thing to export"),
+        ([tiny_toml, "--onnx", "file", "--out", tmp_path / "new"], "expected one thing to export"),
         ([tiny_toml, "--freeze", "a", "--out", tmp_path / "new"], "--freeze belongs"),
         (["--onnx", tmp_path / "none.onnx", "--out", tmp_path / "new"], "no ONNX model"),
     ):

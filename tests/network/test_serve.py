@@ -217,7 +217,7 @@ def test_slower_clients_get_a_tier(federation: Federation) -> None:
     nodes.computers[103] = federation.member(3, affords=2).answer
     summary = federation.serve(nodes)
     assert federation.members[3]._client is not None
-    assert [federation.members[n]._client.k for n in range(4)] == [4, 4, 4, 2]  # type: ignore[union-attr]
+    assert [federation.members[n]._client.worker.k for n in range(4)] == [4, 4, 4, 2]  # type: ignore[union-attr]
     assert (summary["rounds"], summary["skipped_rounds"], summary["refusals"]) == (6, 0, 0)
     agree(federation)
 

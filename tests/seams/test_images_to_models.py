@@ -15,9 +15,10 @@ from baffle.data.images import PACS, pacs
 from baffle.data.sources import SOURCES, Dataset
 from baffle.errors import PlanError
 from baffle.models.build import build
-from baffle.models.inputs import UNIT
+from baffle.models.inputs import UNIT, Inputs
 from baffle.models.mobilenet import find_weights, read_weights
 from baffle.plan import MobileNet, Plan
+from baffle.runtime.torch.model import TorchModel
 from baffle.task.load import Task, load_task
 from tests.support.mobilenet_weights import random_pairs, save_npz
 from tests.support.solid_images import WRITERS, colours, expect_small_cifar, greys, write_collection
@@ -61,7 +62,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def seen_by_first_layer(task: Task, x: F32) -> Tensor:
     """What the first layer with weights takes, without the zeros that TensorFlow pads with."""
-    module = task.module().eval()
+    assert isinstance(task.model, TorchModel)
+    module = task.model.module().eval()
     first = next(part for part in module.modules() if isinstance(part, nn.Conv2d | nn.Linear))
     taken: list[Tensor] = []
     first.register_forward_pre_hook(lambda _, inputs: taken.append(inputs[0]))
@@ -141,8 +143,8 @@ def test_features_of_a_frozen_mobilenet_are_those_of_a_gradient_from_minus_one_t
 ) -> None:
     gradient_in_pacs(tmp_path, "png")
     task = load_task(tiny('task.data="pacs"', "task.pixels=32", 'task.model={name="mobilenet"}'), tmp_path)
-    assert task.head_only
-    whole = build(MobileNet(), (3, 32, 32), 7, folder=tmp_path).eval()
+    assert task.source.shape == (1280,)
+    whole = build(MobileNet(), Inputs((3, 32, 32), 7, folder=tmp_path)).eval()
     assert isinstance(whole, nn.Sequential)
     behind_pixels = whole[1:-1]
     with torch.inference_mode():
@@ -208,7 +210,7 @@ def test_a_frozen_mobilenet_knows_dogs_and_elephants_on_photos_of_pacs(
         return sum(int(kind) in right[label] for kind, label in zip(found, train.labels[photos], strict=True))
 
     once = named_rightly(torch.from_numpy(train.batch(photos).x))
-    believed = build(MobileNet(), (3, 128, 128), 7, scale=UNIT, folder=tmp_path).eval()
+    believed = build(MobileNet(), Inputs((3, 128, 128), 7, scale=UNIT, folder=tmp_path)).eval()
     assert isinstance(believed, nn.Sequential)
     with torch.inference_mode():
         pixels = torch.from_numpy(pacs(tmp_path, 128).train.batch(photos).x)

@@ -33,7 +33,7 @@ def main() -> None:
     taken = grown(
         lambda: forward_difference(runtime.on(batch), weights, trajectory.directions(0), trajectory.supports, 1e-3)
     )
-    found = {"micro_batch": size, "taken": taken, "bound": task.footprint().bytes(size)}
+    found = {"micro_batch": size, "taken": taken, "bound": task.server.footprint().bytes(size)}
     sys.stdout.write(json.dumps(found))
 
 

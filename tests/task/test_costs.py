@@ -99,13 +99,16 @@ def test_clients_and_samples(tiny: Callable[..., Plan]) -> None:
 
 
 def test_memory_grows_with_model_and_batch(tiny: Callable[..., Plan]) -> None:
+    def memory(*settings: str) -> int:
+        size = _costs(tiny(*settings)).memory_bytes
+        assert size is not None
+        return size
+
     lenet = 'task.model={name="lenet"}'
-    small, large = _costs(tiny()).memory_bytes, _costs(tiny(lenet)).memory_bytes
     many = (lenet, "probe.micro_batch=64", "federation.batch=64")
-    wide = _costs(tiny(*many)).memory_bytes
-    assert 3 * 4 * 650 < small < large < wide
-    assert _costs(tiny(lenet, "run.downlink=weights")).memory_bytes < large
-    assert _costs(tiny(*many, 'estimator="backprop"')).memory_bytes > wide
+    assert 3 * 4 * 650 < memory() < memory(lenet) < memory(*many)
+    assert memory(lenet, "run.downlink=weights") < memory(lenet)
+    assert memory(*many, 'estimator="backprop"') > memory(*many)
 
 
 def test_advice_is_passed_on(tiny: Callable[..., Plan]) -> None:

@@ -17,8 +17,9 @@ from baffle.data.sources import load as load_data
 from baffle.errors import DataError
 from baffle.journal.replay import verify
 from baffle.plan import load
+from baffle.runtime.torch.frozen_front import TorchFront, halves
 from baffle.simulation import simulate
-from baffle.task.features import PIECE, Backbones, Features, halves
+from baffle.task.features import PIECE, Backbones, Features
 from baffle.task.load import load_task
 
 SHAPE = (1, 8, 8)
@@ -124,7 +125,6 @@ def test_a_run_trains_the_head_alone(tmp_path: Path) -> None:
     settings_ = ["rounds=15", "probe.k=200", "run.evaluate_every=15", _factory()]
     plan = load("digits", settings_)
     task = load_task(plan)
-    assert task.head_only
     assert len(task.initial_weights()) == 970
     kept = simulate(plan, tmp_path / "memory")
     on_disk = simulate(load("digits", [*settings_, "run.features_mb=0"]), tmp_path / "disk")
@@ -135,19 +135,19 @@ def test_a_run_trains_the_head_alone(tmp_path: Path) -> None:
 def test_tasks_with_the_same_data_and_front_share_features_and_others_do_not() -> None:
     torch.manual_seed(0)
     one, other = backbone(), backbone()
-    made: list[nn.Module] = []
+    computed: list[nn.Module] = []
 
-    def kept(data: str, front: nn.Module) -> None:
-        def make() -> Source:
-            made.append(front)
+    def compute(data: str, front: nn.Module) -> None:
+        def features() -> Source:
+            computed.append(front)
             return load_data("digits")
 
-        shared.source(data, front, make)
+        shared.source((data, TorchFront(front, "cpu").key), features)
 
     shared = Backbones()
     for data, front in (("a", one), ("a", one), ("b", one), ("b", other), ("b", copy.deepcopy(other)), ("a", one)):
-        kept(data, front)
-    assert made == [one, one, other, one]
+        compute(data, front)
+    assert computed == [one, one, other, one]
 
 
 def test_shared_features_change_no_bit_of_a_run(tmp_path: Path) -> None:

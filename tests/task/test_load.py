@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from baffle.core.arrays import I64
 from baffle.errors import PlanError
 from baffle.plan import Plan
+from baffle.runtime.torch.loss import TorchLoss
 from baffle.task.load import Runtimes, Task, load_task, resolve, versions
-
-
-def _shares(*sizes: int) -> list[I64]:
-    return [np.arange(size) for size in sizes]
 
 
 @pytest.mark.parametrize(
@@ -32,9 +28,9 @@ def _shares(*sizes: int) -> list[I64]:
 def test_what_is_left_open_is_filled_in(
     tiny: Callable[..., Plan], settings: list[str], n_max: int, micro_batch: int
 ) -> None:
-    plan = resolve(tiny(*settings), _shares(10, 30, 20))
+    plan = resolve(tiny(*settings), 30)
     assert (plan.ring.n_max, plan.probe.micro_batch) == (n_max, micro_batch)
-    assert resolve(plan, _shares(10, 30, 20)) == plan
+    assert resolve(plan, 30) == plan
 
 
 def test_a_task_carries_the_resolved_plan(tiny: Callable[..., Plan]) -> None:
@@ -45,8 +41,8 @@ def test_a_task_carries_the_resolved_plan(tiny: Callable[..., Plan]) -> None:
 
 def test_clients_whose_samples_overflow_the_ring_are_refused(tiny: Callable[..., Plan]) -> None:
     with pytest.raises(PlanError, match=r"ring\.n_max: 3 clients.*at most 178956970.*uniform"):
-        resolve(tiny("ring.n_max=178956971"), _shares(5, 5, 5))
-    resolve(tiny("ring.n_max=178956970"), _shares(5, 5, 5))
+        resolve(tiny("ring.n_max=178956971"), 5)
+    resolve(tiny("ring.n_max=178956970"), 5)
 
 
 def test_more_clients_than_samples_are_refused(tiny: Callable[..., Plan]) -> None:
@@ -141,10 +137,11 @@ def test_a_runtime_comes_back_from_whoever_fails(tiny: Callable[..., Plan]) -> N
         pass
 
 
-def test_versions_say_what_a_run_was_computed_with() -> None:
-    assert versions()["torch"] == torch.__version__
-    assert versions()["numpy"] == np.__version__
-    assert {"baffle", "python", "machine"} <= versions().keys()
+def test_versions_say_what_a_run_was_computed_with(tiny: Callable[..., Plan]) -> None:
+    installed = versions(load_task(tiny()).model)
+    assert installed["torch"] == torch.__version__
+    assert installed["numpy"] == np.__version__
+    assert {"baffle", "python", "machine"} <= installed.keys()
 
 
 def test_mnist_can_be_given_by_folder(tiny: Callable[..., Plan], data_folder: Path) -> None:
@@ -201,10 +198,12 @@ def test_probes_are_computed_in_the_precision_of_the_plan_and_backpropagation_in
     tiny: Callable[..., Plan],
 ) -> None:
     task = load_task(tiny("probe.precision=bfloat16"))
-    assert {p.dtype for p in task.runtime()._module.parameters()} == {torch.bfloat16}
-    assert {p.dtype for p in task.runtime(torch.float32)._module.parameters()} == {torch.float32}
+    for precision, dtype in (("", torch.bfloat16), ("float32", torch.float32)):
+        runtime = task.runtime(precision)
+        assert isinstance(runtime, TorchLoss)
+        assert {p.dtype for p in runtime._module.parameters()} == {dtype}
     assert task.initial_weights().dtype == np.float32
-    assert load_task(tiny("probe.precision=bfloat16", "estimator=backprop")).dtype == torch.float32
+    assert load_task(tiny("probe.precision=bfloat16", "estimator=backprop")).server.precision == "float32"
 
 
 class FullPrecisionOnly(torch.nn.Linear):

@@ -136,7 +136,7 @@ def costs_table(costs: "Costs") -> Table:
         "secure sum": f"{costs.secure_bytes:,} bytes of these"
         if costs.secure_bytes
         else "off: the server sees each client",
-        "memory": f"about {size(costs.memory_bytes)} of arrays at most on a client, beside its runtime and samples",
+        "memory": _memory(costs.memory_bytes),
     }
     if costs.alignment is not None:
         rows["alignment"] = f"cos {costs.alignment:.3f} expected with the gradient"
@@ -181,6 +181,12 @@ def _detailed_accuracy(summary: "Summary") -> dict[str, str]:
         domains = summary["test_domains"].items()
         rows["domains"] = ", ".join(f"{name} {measured['accuracy']:.2%}" for name, measured in domains)
     return rows
+
+
+def _memory(count: int | None) -> str:
+    if count is None:
+        return "not known: this runtime does not say"
+    return f"about {size(count)} of arrays at most on a client, beside its runtime and samples"
 
 
 def _partly(supports: str) -> str:

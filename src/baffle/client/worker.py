@@ -98,7 +98,7 @@ class Worker:
         exactly."""
         plan, trajectory = self.trajectory.plan, self.trajectory
         if plan.estimator == "backprop":
-            loss, gradient = _gradient(runtime, batch, weights)
+            loss, gradient = _gradient(runtime, batch, weights, int.from_bytes(key[:8], "big") >> 1)
             return Work(np.empty(0), loss), gradient
         directions = Directions(key, DISTRIBUTIONS[plan.probe.distribution])
         probed = SCHEMES[plan.probe.scheme](
@@ -126,10 +126,10 @@ class Worker:
         return self.data.batch(self.indices[chosen], key)
 
 
-def _gradient(runtime: Runtime, batch: Batch, weights: F32) -> tuple[float, F32]:
+def _gradient(runtime: Runtime, batch: Batch, weights: F32, seed: int) -> tuple[float, F32]:
     if not isinstance(runtime, GradientRuntime):
         raise RefusalError("backpropagation, but this client can only run inference")
-    return runtime.gradient_on(batch)(weights)
+    return runtime.gradient_on(batch, seed)(weights)
 
 
 def local_steps(plan: Plan, samples: int) -> int:

@@ -17,16 +17,24 @@ class Batch(NamedTuple):
 
 
 class Runtime(Protocol):
-    """A model and its loss. `on` prepares a batch once; the loss it gives is then called for many weights."""
+    """A model for one thread."""
 
-    def on(self, batch: Batch) -> Loss: ...
+    def on(self, batch: Batch) -> Loss:
+        """The loss on a batch, which is prepared once and then asked about many weights."""
+        ...
+
+    def outputs(self, weights: F32, batch: Batch) -> F32:
+        """What the model says at these weights, a row for each sample."""
+        ...
 
 
 @runtime_checkable
 class GradientRuntime(Runtime, Protocol):
     """A runtime that can also backpropagate: needed for the baseline only."""
 
-    def gradient_on(self, batch: Batch) -> Callable[[F32], tuple[float, F32]]: ...
+    def gradient_on(self, batch: Batch, seed: int = 0) -> Callable[[F32], tuple[float, F32]]:
+        """Loss and gradient at weights. The seed determines what is random in training, such as dropout."""
+        ...
 
 
 class Transport(Protocol):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -92,30 +93,36 @@ def read(cifar: Cifar, folder: Path | None) -> Source:
     training images can be augmented."""
     tar = cifar.title.lower()
     get_it = f"unpack {tar}-binary.tar.gz or {tar}-python.tar.gz (from www.cs.toronto.edu/~kriz/cifar.html)"
-    _, (train, test) = find(cifar.title, folder, cifar.name, get_it, partial(_parts, cifar))
     prepare = normalised(cifar.scale)
+
+    def part(name: Literal["train", "test"]) -> Dataset:
+        _, parts = find(cifar.title, folder, cifar.name, get_it, partial(_parts, cifar))
+        return Dataset(*parts[name](), prepare, augment=shifted_and_flipped if name == "train" else None)
+
     return Source(
-        Dataset(*train(), prepare, augment=shifted_and_flipped),
-        Dataset(*test(), prepare),
+        partial(part, "train"),
+        partial(part, "test"),
         classes=cifar.classes,
         scale=cifar.scale,
+        shape=(3, SIDE, SIDE),
     )
 
 
-def _parts(cifar: Cifar, where: Path) -> tuple[Callable[[], Part], Callable[[], Part]] | None:
+def _parts(cifar: Cifar, where: Path) -> dict[str, Callable[[], Part]] | None:
     """Functions that read the training and the test part, in the first format that the folder holds a file of."""
     for subfolder in ("", *sorted(path.name for path in where.glob(f"{cifar.title.lower()}-*") if path.is_dir())):
         for batches, read_file in ((cifar.binary, _binary), (cifar.pickled, _pickled)):
             if any((where / subfolder / name).is_file() for name in batches.train + batches.test):
-                return (
-                    partial(_joined, cifar, read_file, where / subfolder, batches.train, batches.images[0]),
-                    partial(_joined, cifar, read_file, where / subfolder, batches.test, batches.images[1]),
-                )
+                return {
+                    "train": partial(_joined, cifar, read_file, where / subfolder, batches.train, batches.images[0]),
+                    "test": partial(_joined, cifar, read_file, where / subfolder, batches.test, batches.images[1]),
+                }
     if cifar.sheets and (where / "labels.npz").is_file():
         sheets = cifar.sheets
-        return partial(_sheets, cifar, where, "train", sheets.train), partial(
-            _sheets, cifar, where, "test", sheets.test
-        )
+        return {
+            "train": partial(_sheets, cifar, where, "train", sheets.train),
+            "test": partial(_sheets, cifar, where, "test", sheets.test),
+        }
     return None
 
 

@@ -55,30 +55,82 @@ LOOKED_AT = 16
 ROUNDING = 1e-3
 """How far outside [0, 1] a pixel may lie."""
 
+Part = Dataset | Callable[[], Dataset]
+"""Samples, or a function that reads them when they are first needed."""
 
-@dataclass(frozen=True)
+
 class Source:
-    """A training and a test set of one kind, the names of their domains if they have any, and how `prepare` scales
-    pixels. A source of images that states no scale has pixels in [0, 1]."""
+    """A training and a test set of one kind.
 
-    train: Dataset
-    test: Dataset
-    classes: int
-    domains: tuple[str, ...] = ()
-    scale: PixelScale | None = None
+    Either part may be missing, or be read when it is first used: a server needs no training sample, a client no test
+    sample. `shape` is that of one sample as a model sees it; a source that does not state it is asked for a sample.
+    `domains` are names, if there are any. `scale` says how `prepare` scales pixels; a source of images that states none
+    has pixels in [0, 1].
+    """
+
+    def __init__(
+        self,
+        train: Part | None,
+        test: Part | None,
+        classes: int,
+        domains: tuple[str, ...] = (),
+        scale: PixelScale | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> None:
+        self._parts: dict[str, Part | None] = {"training": train, "test": test}
+        self.classes = classes
+        self.domains = domains
+        self.scale = scale
+        self._shape = shape
+
+    @property
+    def train(self) -> Dataset:
+        return self._part("training")
+
+    @property
+    def test(self) -> Dataset:
+        return self._part("test")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample as a model sees it."""
-        return self.train.batch(np.zeros(1, np.int64)).x.shape[1:]
+        if self._shape is None:
+            self._shape = self.first(1).x.shape[1:]
+        return self._shape
 
     @property
     def pixel_scale(self) -> PixelScale | None:
-        """How its pixels are scaled; none if the first samples contradict that, as those of vectors mostly do."""
+        """How its pixels are scaled; none if that is not stated and the first samples do not lie in [0, 1], as those of
+        vectors mostly do not."""
+        if self._shape is not None and self.scale is not None:
+            return self.scale
         scale = self.scale or PixelScale()
-        values = self.train.batch(np.arange(min(LOOKED_AT, len(self.train)))).x
+        values = self.first(LOOKED_AT).x
         if values.ndim != 4 or scale.channels not in (1, values.shape[1]):
             return None
         mean, deviation = (np.array(numbers)[:, None, None] for numbers in (scale.mean, scale.deviation))
         pixels = values * deviation + mean
         return scale if pixels.min() >= -ROUNDING and pixels.max() <= 1 + ROUNDING else None
+
+    def first(self, count: int) -> Batch:
+        """The first samples of whichever part there is."""
+        name = "training" if self._parts["training"] is not None else "test"
+        data = self._part(name)
+        return data.batch(np.arange(min(count, len(data))))
+
+    def example(self, count: int) -> Batch:
+        """Samples of the right shape and type to try a model on. They are made up, so that nobody needs data to find
+        out what a model can do."""
+        labels = np.zeros(count, np.int64)
+        kind = np.dtype(np.float32) if self._shape is not None else self.first(1).x.dtype
+        if kind.kind != "f":
+            return Batch(np.zeros((count, *self.shape), kind), labels)
+        random = np.random.default_rng(0)
+        return Batch(random.standard_normal((count, *self.shape), np.float32), labels)
+
+    def _part(self, name: str) -> Dataset:
+        part = self._parts[name]
+        if part is None:
+            raise DataError(f"the data set has no {name} samples; name a data set that has, or put them in its folder")
+        if not isinstance(part, Dataset):
+            part = self._parts[name] = part()
+        return part

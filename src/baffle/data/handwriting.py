@@ -1,12 +1,13 @@
 """Handwritten digits: scikit-learn's, MNIST (with QMNIST's writers), USPS."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from baffle.core.arrays import F32, I64
+from baffle.core.arrays import F32, I64, U8
 from baffle.core.pixels import PixelScale
 from baffle.core.seeds import permutation
 from baffle.data.dataset import Dataset, Source
@@ -25,25 +26,28 @@ WRITER = 2
 
 def digits(_folder: Path | None = None) -> Source:
     """scikit-learn's 1,797 images of 8×8 pixels; a fixed random fifth is held out."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise DataError("the digits come with scikit-learn: pip install 'baffle[demo]'") from None
-    bunch = load_digits()
-    images, labels = bunch.images.astype(np.uint8), bunch.target.astype(np.int64)
-    order = permutation(bytes(32), len(labels))
-    held_out, rest = np.split(order, [len(order) // 5])
 
     def prepare(samples: NDArray[Any]) -> F32:
         pixels: F32 = samples[:, None].astype(np.float32) / np.float32(16)
         return (pixels - np.float32(DIGITS.mean[0])) / np.float32(DIGITS.deviation[0])
 
-    return Source(
-        Dataset(images[rest], labels[rest], prepare),
-        Dataset(images[held_out], labels[held_out], prepare),
-        classes=10,
-        scale=DIGITS,
-    )
+    def part(name: str) -> Dataset:
+        images, labels = _bunch()
+        order = permutation(bytes(32), len(labels))
+        held_out, rest = np.split(order, [len(order) // 5])
+        chosen = held_out if name == "test" else rest
+        return Dataset(images[chosen], labels[chosen], prepare)
+
+    return Source(partial(part, "train"), partial(part, "test"), classes=10, scale=DIGITS, shape=(1, 8, 8))
+
+
+def _bunch() -> tuple[U8, I64]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError("the digits come with scikit-learn: pip install 'baffle[demo]'") from None
+    bunch = load_digits()
+    return bunch.images.astype(np.uint8), bunch.target.astype(np.int64)
 
 
 def mnist(folder: Path | None) -> Source:
@@ -53,10 +57,10 @@ def mnist(folder: Path | None) -> Source:
     """
     files = "{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"
     get_it = f"put {files} (4 files, from yann.lecun.com/exdb/mnist or a mirror)"
-    where, _ = find("MNIST", folder, "mnist", get_it, lambda place: _holds_mnist(place) or None)
     prepare = enlarged(28, 32, MNIST)
 
     def part(stem: str, stem_of_writers: str) -> Dataset:
+        where, _ = find("MNIST", folder, "mnist", get_it, lambda place: _holds_mnist(place) or None)
         images = read_idx(with_or_without_gz(where / f"{stem}-images-idx3-ubyte"), (28, 28))
         labels_path = with_or_without_gz(where / f"{stem}-labels-idx1-ubyte")
         labels = within(read_idx(labels_path, ()), 10, labels_path)
@@ -64,24 +68,24 @@ def mnist(folder: Path | None) -> Source:
             raise DataError(f"{where}: {len(images)} {stem} images but {len(labels)} labels; download both files again")
         return Dataset(images, labels, prepare, writer_of=_writers(where, stem_of_writers, labels))
 
-    return Source(part("train", "qmnist-train"), part("t10k", "qmnist-test"), classes=10, scale=MNIST)
+    train, test = partial(part, "train", "qmnist-train"), partial(part, "t10k", "qmnist-test")
+    return Source(train, test, classes=10, scale=MNIST, shape=(1, 32, 32))
 
 
 def usps(folder: Path | None) -> Source:
     """USPS from an npz file, resized from 16×16 to 32×32 and scaled by its mean and deviation."""
     get_it = "put usps.npz (uint8 arrays x_train n×16×16, y_train, x_test, y_test)"
-    _, path = find("USPS", folder, "usps", get_it, lambda place: next(iter(sorted(place.glob("usps*.npz"))), None))
-    square, line = (None, 16, 16), (None,)
-    arrays = read_npz(path, {"x_train": square, "y_train": line, "x_test": square, "y_test": line})
     prepare = enlarged(16, 32, USPS)
 
     def part(name: str) -> Dataset:
+        _, path = find("USPS", folder, "usps", get_it, lambda place: next(iter(sorted(place.glob("usps*.npz"))), None))
+        arrays = read_npz(path, {f"x_{name}": (None, 16, 16), f"y_{name}": (None,)})
         images, labels = arrays[f"x_{name}"], within(arrays[f"y_{name}"], 10, path)
         if len(images) != len(labels):
             raise DataError(f"{path}: {len(images)} {name} images but {len(labels)} labels; download it again")
         return Dataset(images, labels, prepare)
 
-    return Source(part("train"), part("test"), classes=10, scale=USPS)
+    return Source(partial(part, "train"), partial(part, "test"), classes=10, scale=USPS, shape=(1, 32, 32))
 
 
 def _holds_mnist(where: Path) -> bool:

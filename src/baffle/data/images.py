@@ -3,7 +3,7 @@
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -81,20 +81,53 @@ def officehome(folder: Path | None, pixels: int = PUBLISHED_PIXELS) -> Source:
 
 
 def collected(collection: Collection, folder: Path | None, pixels: int) -> Source:
-    """A published set, after a check that all its domains and classes are there."""
+    """A published set. Its files are looked for when samples are first needed."""
 
     def look(where: Path) -> Path | None:
         zips = (path for path in where.glob("*.zip") if _plain(path.name).startswith(_plain(collection.name)))
         roots = (where, *where.glob("*/"), *where.glob("*/*/"))
         return next((root for root in roots if _domains_in(root, collection)), None) or next(iter(sorted(zips)), None)
 
-    _, path = find(collection.title, folder, collection.name, collection.get_it, look)
-    return image_set(path, pixels, collection)
+    @cache
+    def listing() -> Listing:
+        _, path = find(collection.title, folder, collection.name, collection.get_it, look)
+        return _listed(path, collection)
+
+    train, test = (lambda: listing().part(pixels, held_out=False)), (lambda: listing().part(pixels, held_out=True))
+    return Source(train, test, collection.classes, collection.domains, SCALE, (3, pixels, pixels))
 
 
-def image_set(path: Path, pixels: int, collection: Collection | None = None) -> Source:
+def image_set(path: Path, pixels: int) -> Source:
     """Images of pixels × pixels from a folder or a zip of domain/class/name. A fixed fifth of every class of every
     domain is held out. Colours go from -1 to 1."""
+    listing = _listed(path)
+    train, test = (lambda: listing.part(pixels, held_out=False)), (lambda: listing.part(pixels, held_out=True))
+    return Source(train, test, listing.classes, listing.domains, SCALE, (3, pixels, pixels))
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of a set, none of which has been read yet."""
+
+    images: list[Image]
+    domains: tuple[str, ...]
+    domain_of: I64
+    classes: int
+    labels: I64
+    held_out: NDArray[np.bool_]
+
+    def part(self, pixels: int, *, held_out: bool) -> Dataset:
+        """The images that are held out, or the others, each decoded to pixels × pixels."""
+        chosen = np.flatnonzero(self.held_out == held_out)
+        samples = np.empty((len(chosen), 3, pixels, pixels), np.uint8)
+        for i, number in enumerate(chosen):
+            image = self.images[number]
+            samples[i] = _decoded(image.read(), image.place, pixels).transpose(2, 0, 1)
+        return Dataset(samples, self.labels[chosen], _from_minus_one_to_one, domain_of=self.domain_of[chosen])
+
+
+def _listed(path: Path, collection: Collection | None = None) -> Listing:
+    """The images in a folder or a zip, after a check that a published set is complete."""
     images = sorted(_in_zip(path) if path.is_file() else _in_folder(path), key=lambda i: (i.domain, i.kind, i.name))
     if collection:
         known = {_plain(name) for name in collection.domains}
@@ -112,15 +145,7 @@ def image_set(path: Path, pixels: int, collection: Collection | None = None) -> 
     held_out = _held_out(domain_of * len(kinds) + labels)
     if not held_out.any():
         raise DataError(f"{path} holds too few images: expected five or more in some class of some domain")
-
-    def part(chosen: NDArray[np.bool_]) -> Dataset:
-        samples = np.empty((np.count_nonzero(chosen), 3, pixels, pixels), np.uint8)
-        for i, which in enumerate(np.flatnonzero(chosen)):
-            image = images[which]
-            samples[i] = _decoded(image.read(), image.place, pixels).transpose(2, 0, 1)
-        return Dataset(samples, labels[chosen], _from_minus_one_to_one, domain_of=domain_of[chosen])
-
-    return Source(part(~held_out), part(held_out), len(kinds), tuple(domains), SCALE)
+    return Listing(images, tuple(domains), domain_of, len(kinds), labels, held_out)
 
 
 def decode(path: Path) -> U8:

@@ -53,6 +53,7 @@ def load(name: str, folder: Path | None = None, pixels: int = 0) -> Source:
     return source
 
 
-def data_folder(given: Path | None) -> Path | None:
+def data_folder(given: str | Path | None) -> Path | None:
     """The folder of data sets: the given one, or else $BAFFLE_DATA."""
-    return given or (Path(os.environ["BAFFLE_DATA"]) if os.environ.get("BAFFLE_DATA") else None)
+    name = given or os.environ.get("BAFFLE_DATA")
+    return Path(name) if name else None

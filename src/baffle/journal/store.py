@@ -167,11 +167,6 @@ class Journal:
         self.append_seconds += time.perf_counter() - began
         return chain
 
-    def amend(self, metrics: Mapping[str, Any]) -> None:
-        """Write down what was found out about a round after it was recorded, such as an accuracy."""
-        with self._writing():
-            self._db.execute("UPDATE metrics SET record = ? WHERE round = ?", (json.dumps(metrics), metrics["round"]))
-
     def _write_snapshot(self, number: int, state: ServerState) -> None:
         self._db.execute("INSERT INTO snapshots VALUES (?, ?)", (number, pack(state)))
         self._db.execute(

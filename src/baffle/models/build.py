@@ -1,15 +1,13 @@
 """From a plan's [task.model] to a module."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from baffle.core.pixels import PixelScale
 from baffle.errors import PlanError
 from baffle.models.custom import build_custom
-from baffle.models.inputs import UNIT, Inputs
+from baffle.models.inputs import Inputs
 from baffle.models.lenet import build_lenet
 from baffle.models.mobilenet import build_mobilenet
 from baffle.models.softmax import build_softmax
@@ -29,17 +27,10 @@ BUILDERS: dict[type[Section], Builder] = {
 """By the type of a model's settings in a plan. A model that came as ONNX is not built here."""
 
 
-def build(
-    model: Model,
-    shape: tuple[int, ...],
-    classes: int,
-    *,
-    scale: PixelScale | None = UNIT,
-    folder: Path | None = None,
-) -> nn.Module:
-    """The model that a plan describes; see `Inputs`."""
+def build(model: Model, inputs: Inputs) -> nn.Module:
+    """The module that a plan's [task.model] describes."""
     builder = BUILDERS.get(type(model))
     if builder is None:
         known = ", ".join(kind.__name__ for kind in BUILDERS)
         raise PlanError(f"task.model: expected one of {known}, got {type(model).__name__}, which has no builder")
-    return builder(model, Inputs(shape, classes, scale, folder))
+    return builder(model, inputs)

@@ -1,6 +1,5 @@
-"""What a networked client computes with: its samples, and PyTorch or ONNX Runtime."""
+"""What a networked client computes with: its samples, and a model on the plan's runtime or an exported one."""
 
-from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +16,7 @@ from baffle.plan import Onnx, Plan, parse
 from baffle.trajectory import Trajectory, trajectory_of
 
 if TYPE_CHECKING:
-    from baffle.task.load import Runtimes, Task
-
-Share = Callable[[Plan, Source], list[I64]]
+    from baffle.task.load import Runtimes, ShareOut, Task
 
 
 def all_its_own(plan: Plan, source: Source) -> list[I64]:
@@ -38,10 +35,13 @@ def count_samples(number: int, data: Path | None, *, part: bool) -> CountSamples
 
 
 def with_torch(number: int, data: Path | None, *, part: bool) -> Equip:
+    """Workers that run the plan's own model."""
     return partial(_with_torch, number, data, share_out if part else all_its_own)
 
 
 def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equip:
+    """Workers that run a model that was exported before."""
+
     def equip(plan: Plan, k: int) -> Worker:
         from baffle.network.edge import edge_worker
 
@@ -50,7 +50,7 @@ def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equ
     return equip
 
 
-def _with_torch(number: int, data: Path | None, share: Share, plan: Plan, k: int) -> Worker:
+def _with_torch(number: int, data: Path | None, share: "ShareOut", plan: Plan, k: int) -> Worker:
     if isinstance(plan.task.model, Onnx):
         raise ModelError("the plan's model came as ONNX; give a copy of the server's folder of it as --model")
     task, trajectory, runtimes = _loaded(plan.to_toml(), data, share)
@@ -58,7 +58,7 @@ def _with_torch(number: int, data: Path | None, share: Share, plan: Plan, k: int
 
 
 @lru_cache(maxsize=1)
-def _loaded(plan: str, data: Path | None, share: Share) -> "tuple[Task, Trajectory, Runtimes]":
+def _loaded(plan: str, data: Path | None, share: "ShareOut") -> "tuple[Task, Trajectory, Runtimes]":
     """What the clients of one process share. In Flower's simulation it is asked for with every message."""
     from baffle.task.load import Runtimes, load_task
 

@@ -7,11 +7,9 @@ before anybody is told of it.
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from baffle.aggregation.plain import PlainSum
 from baffle.aggregation.server.crash_record import CrashFile
@@ -24,18 +22,17 @@ from baffle.network.joining import Begin, ConnectedClients, Introduction, Nodes
 from baffle.network.keys import Roster
 from baffle.network.member import for_roster, require_same
 from baffle.plan import Plan, Tier, load, parse
-from baffle.runtime.torch.loss import one_thread_each
 from baffle.schedule import policy_of, tiers_of
 from baffle.server.recorder import Summary, Watch
 from baffle.server.run import Running, opened
-from baffle.task.load import Runtimes, Task, load_task
+from baffle.task.load import Runtimes, ServerTask, load_server_task
 from baffle.trajectory import Trajectory, trajectory_of
 
 SETTLED = "network.json"
-"""Stands in the run's folder before its plan does."""
+"""A file in the run's folder, written before its plan is."""
 
 LOOK = 0.25
-"""Seconds between two looks at who is there, while there are too few."""
+"""Seconds between two looks at who is there, while too few are."""
 
 Tell = Callable[[str], None]
 
@@ -59,41 +56,42 @@ def serve(
     tell: Tell = lambda _words: None,
 ) -> Summary:
     """Run a plan with the clients of a network into a folder, or go on with the run that is there. A new run begins
-    when `least` clients are there (0: as many as take part in a round)."""
+    when `least` clients are there (0: as many as take part in a round).
+
+    The server needs no training sample. Without a test set it measures no accuracy, and says so."""
     plan = _for(plan, roster)
-    with one_thread_each():
-        if (out / PLAN).exists():
-            with RunFolder.existing(out) as folder:
-                stored = load(str(folder.plan))
-                require_same(plan, stored)
-                settled, task = _read(out), load_task(stored, data)
-                return _run(
-                    folder, settled, task, ConnectedClients(*_about(nodes, roster, settled, stored, tell)), {}, watch
-                )
-        _forget(out)
-        folder = RunFolder.new(out)
-        settled = Settled(secrets.token_hex(32), ())
-        roll = ConnectedClients(*_about(nodes, roster, settled, plan, tell))
-        found = _gather(roll, least or plan.per_round)
-        plan, tiers = settle(plan, found)
-        task = load_task(plan, data)
-        with folder:
-            settled = Settled(settled.run, tiers)
-            _write(out, settled)
-            folder.write_plan(task.plan.to_toml())
-            roll.plan = task.plan.to_toml()
-            return _run(folder, settled, task, roll, found, watch)
+    if (out / PLAN).exists():
+        with RunFolder.existing(out) as folder:
+            stored = load(str(folder.plan))
+            require_same(plan, stored)
+            settled = _read(out)
+            clients = ConnectedClients(*_about(nodes, roster, settled, stored, tell))
+            task = load_server_task(stored, data, max(stored.ring.n_max, stored.probe.micro_batch))
+            return _run(folder, settled, task, clients, {}, watch)
+    _forget(out)
+    folder = RunFolder.new(out)
+    settled = Settled(secrets.token_hex(32), ())
+    clients = ConnectedClients(*_about(nodes, roster, settled, plan, tell))
+    newcomers = _gather(clients, least or plan.per_round)
+    plan, tiers = settle(plan, newcomers)
+    task = load_server_task(plan, data, max(newcomer.samples for newcomer in newcomers.values()))
+    with folder:
+        settled = Settled(settled.run, tiers)
+        _write(out, settled)
+        folder.write_plan(task.plan.to_toml())
+        clients.plan = task.plan.to_toml()
+        return _run(folder, settled, task, clients, newcomers, watch)
 
 
-def settle(plan: Plan, found: Mapping[int, Introduction]) -> tuple[Plan, tuple[int, ...]]:
-    """The plan with what the clients say of themselves: the largest number of samples, and tiers for those who afford
-    fewer directions than others. Who has not come yet is expected to afford them all."""
+def settle(plan: Plan, newcomers: Mapping[int, Introduction]) -> tuple[Plan, tuple[int, ...]]:
+    """The plan with what the clients say about themselves: the largest number of samples, and tiers for those that
+    afford fewer directions than others. A client that has not come yet is expected to afford them all."""
     ring, federation = plan.ring, plan.federation
-    most = 1 if federation.weighting == "uniform" else max(one.samples for one in found.values())
+    most = 1 if federation.weighting == "uniform" else max(newcomer.samples for newcomer in newcomers.values())
     tiers = tiers_of(plan)
     if plan.outcome_kind == "scalars" and not federation.tiers:
-        for client, one in found.items():
-            tiers[client] = min(one.affords or plan.probe.k, plan.probe.k)
+        for client, newcomer in newcomers.items():
+            tiers[client] = min(newcomer.affords or plan.probe.k, plan.probe.k)
     slower = sorted({k for k in tiers if k < plan.probe.k})
     if slower and not federation.tiers and tiers.count(plan.probe.k) < plan.secure.floor and plan.secure.mode != "off":
         raise PlanError(
@@ -114,72 +112,75 @@ def settle(plan: Plan, found: Mapping[int, Introduction]) -> tuple[Plan, tuple[i
 def _run(
     folder: RunFolder,
     settled: Settled,
-    task: Task,
-    roll: ConnectedClients,
-    found: Mapping[int, Introduction],
+    task: ServerTask,
+    clients: ConnectedClients,
+    newcomers: Mapping[int, Introduction],
     watch: Watch,
 ) -> Summary:
-    tiers = list(settled.tiers)
-    task = replace(task, tiers=tiers, shares=[np.zeros(0, np.int64) for _ in tiers])
     trajectory = trajectory_of(task.plan, len(task.initial_weights()))
-    sums = _aggregation(trajectory, settled, folder, roll)
-    about = Begin(bytes.fromhex(settled.run), task.plan.to_toml(), tuple(tiers))
+    aggregation = _aggregation(trajectory, settled, folder, clients)
+    about = Begin(bytes.fromhex(settled.run), task.plan.to_toml(), settled.tiers)
+    samples: dict[int, int] = {}
     waiting = False
-    with opened(folder, task, trajectory, Runtimes(task, 1), watch) as running:
-        _welcome(running, task, roll, found, about)
+    with (
+        task.model.one_thread_each(),
+        opened(folder, task, trajectory, Runtimes(task, 1), settled.tiers, samples, watch) as running,
+    ):
+        if running.unevaluated:
+            clients.tell(f"accuracy is not measured: {running.unevaluated}")
+        _welcome(running, samples, clients, newcomers, about)
         while not running.over:
-            for client in _welcome(running, task, roll, roll.meet_new_nodes(), about):
-                if isinstance(sums, SecureSum):
-                    sums.forget(client)
-            if len(roll.ready) < _enough(task.plan):
+            for client in _welcome(running, samples, clients, clients.meet_new_nodes(), about):
+                aggregation.forget(client)
+            if len(clients.ready) < _enough(task.plan):
                 if not waiting:
-                    roll.tell(f"{len(roll.ready)} clients are here, {_enough(task.plan)} are needed: waiting")
+                    clients.tell(f"{len(clients.ready)} clients are here, {_enough(task.plan)} are needed: waiting")
                 waiting = True
                 time.sleep(LOOK)
                 continue
             waiting = False
-            running.play(roll, sums)
-        _part(running, task, roll, about)
+            running.play(clients, aggregation)
+        _part(running, samples, clients, about)
         return running.finish()
 
 
 def _welcome(
-    running: Running, task: Task, roll: ConnectedClients, found: Mapping[int, Introduction], about: Begin
+    running: Running,
+    samples: dict[int, int],
+    clients: ConnectedClients,
+    newcomers: Mapping[int, Introduction],
+    about: Begin,
 ) -> set[int]:
-    """Tell newcomers about the run, and believe them what they hold. Those who take part."""
-    if not found:
+    """Tell newcomers about the run and note which round each already holds. Gives those that take part."""
+    if not newcomers:
         return set()
-    begun = roll.start_run(list(found), about, running.trajectory.digest)
-    for client in sorted(begun):
-        held = found[client].held - 1
+    started = clients.start_run(list(newcomers), about, running.trajectory.digest)
+    for client in sorted(started):
+        held = newcomers[client].held - 1
         running.downlink.holds(client, held if 0 <= held <= running.present.round else None)
-        task.shares[client] = np.zeros(found[client].samples, np.int64)
-        roll.tell(f"client {client} takes part")
-    return begun
+        samples[client] = newcomers[client].samples
+        clients.tell(f"client {client} takes part")
+    return started
 
 
-def _part(running: Running, task: Task, roll: ConnectedClients, about: Begin) -> None:
-    """Bring everybody to the last weights. Who was here is waited for, as long as for an answer; after a restart that
-    is everybody."""
-    expected, hold = roll.ever_ready or set(roll.directory), set[int]()
-    give_up = time.monotonic() + task.plan.run.deadline_seconds
+def _part(running: Running, samples: dict[int, int], clients: ConnectedClients, about: Begin) -> None:
+    """Bring everybody to the last weights. Clients that were here are waited for, as long as for an answer; after a
+    restart that is everybody."""
+    expected, holders = clients.ever_ready or set(clients.directory), set[int]()
+    give_up = time.monotonic() + running.trajectory.plan.run.deadline_seconds
     present = running.present
     while True:
-        _welcome(running, task, roll, roll.meet_new_nodes(), about)
-        clients = sorted(roll.ready - hold)
-        catch_ups = running.downlink.catch_ups(clients, present)
-        hold |= roll.end_run(
-            {
-                client: RoundRequest(
-                    present.round, 0, running.trajectory.digest, present.state.weights_hash(), catch_ups[client]
-                )
-                for client in clients
-            }
+        _welcome(running, samples, clients, clients.meet_new_nodes(), about)
+        behind = sorted(clients.ready - holders)
+        catch_ups = running.downlink.catch_ups(behind, present)
+        digest, weights_hash = running.trajectory.digest, present.state.weights_hash()
+        holders |= clients.end_run(
+            {client: RoundRequest(present.round, 0, digest, weights_hash, catch_ups[client]) for client in behind}
         )
-        if expected <= hold or time.monotonic() > give_up:
+        if expected <= holders or time.monotonic() > give_up:
             break
         time.sleep(LOOK)
-    roll.tell(f"{len(hold)} of {len(roll.directory)} clients hold the last weights")
+    clients.tell(f"{len(holders)} of {len(clients.directory)} clients hold the last weights")
 
 
 def _enough(plan: Plan) -> int:
@@ -187,25 +188,26 @@ def _enough(plan: Plan) -> int:
     return plan.secure.floor if plan.secure.mode != "off" else 1
 
 
-def _aggregation(trajectory: Trajectory, settled: Settled, folder: RunFolder, roll: ConnectedClients) -> Aggregation:
+def _aggregation(trajectory: Trajectory, settled: Settled, folder: RunFolder, clients: ConnectedClients) -> Aggregation:
     if trajectory.plan.secure.mode == "off":
         return PlainSum(trajectory.ring, trajectory.length)
-    policy, memory = policy_of(trajectory, dict(enumerate(settled.tiers))), CrashFile(folder.path / "kept")
-    return SecureSum(trajectory.ring, trajectory.length, bytes.fromhex(settled.run), roll.directory, policy, memory)
+    policy = policy_of(trajectory, dict(enumerate(settled.tiers)))
+    run, crash_file = bytes.fromhex(settled.run), CrashFile(folder.path / "kept")
+    return SecureSum(trajectory.ring, trajectory.length, run, clients.directory, policy, crash_file)
 
 
-def _gather(roll: ConnectedClients, least: int) -> dict[int, Introduction]:
-    """Wait until enough clients have said who they are."""
-    found: dict[int, Introduction] = {}
-    told = -1
+def _gather(clients: ConnectedClients, least: int) -> dict[int, Introduction]:
+    """Wait until enough clients have introduced themselves."""
+    newcomers: dict[int, Introduction] = {}
+    reported = -1
     while True:
-        found |= roll.meet_new_nodes()
-        found = {client: one for client, one in found.items() if client in roll.met}
-        if len(found) != told:
-            told = len(found)
-            roll.tell(f"{told} of {least} clients are here")
-        if told >= least:
-            return found
+        newcomers |= clients.meet_new_nodes()
+        newcomers = {client: newcomer for client, newcomer in newcomers.items() if client in clients.met}
+        if len(newcomers) != reported:
+            reported = len(newcomers)
+            clients.tell(f"{reported} of {least} clients are here")
+        if reported >= least:
+            return newcomers
         time.sleep(LOOK)
 
 
@@ -232,7 +234,7 @@ def _read(out: Path) -> Settled:
 
 
 def _forget(out: Path) -> None:
-    """Remove what a server left that was killed before it wrote its plan: nobody was told of that run."""
+    """Remove what a server left behind that was killed before it wrote its plan. Nobody was told of that run."""
     try:
         (out / SETTLED).unlink(missing_ok=True)
     except OSError as fault:

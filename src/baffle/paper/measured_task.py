@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 
 from baffle.core.arrays import F32
+from baffle.core.ports import GradientRuntime
 from baffle.core.seeds import batch_indices
 from baffle.core.update import adam
+from baffle.errors import PlanError
 from baffle.paper.settings import PRESET
 from baffle.paper.target import Scale
 from baffle.plan import load
@@ -25,10 +27,18 @@ def measured_task(scale: Scale, data: Path | None, *settings: str) -> Task:
     return load_task(load(PRESET[scale], ["federation.level=batch", *settings]), data)
 
 
+def gradient_runtime(task: Task, precision: str = "") -> GradientRuntime:
+    """A runtime that can backpropagate."""
+    runtime = task.runtime(precision)
+    if not isinstance(runtime, GradientRuntime):
+        raise PlanError("task.model: this measurement backpropagates, and the model's runtime can only run inference")
+    return runtime
+
+
 def trained(task: Task, steps: int) -> F32:
     """The weights after this many steps of backpropagation, which stand for a run that is well under way."""
     weights = task.initial_weights()
-    runtime = task.runtime()
+    runtime = gradient_runtime(task)
     step = adam(RATE, 0.9, 0.99)
     state = step.init(weights)
     n = len(task.source.train)

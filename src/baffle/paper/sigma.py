@@ -14,18 +14,22 @@ from baffle.core.arrays import F32, F64
 from baffle.core.directions import GAUSSIAN, Directions, Support, dense
 from baffle.core.ports import Batch
 from baffle.core.probe import SCHEMES, Loss, losses_along
-from baffle.paper.measured_task import accuracy_of, measured_task, trained
+from baffle.paper.measured_task import accuracy_of, gradient_runtime, measured_task, trained
 from baffle.paper.scalars import alignment
 from baffle.paper.target import Cell, Finished, Result, Scale, Tell
 from baffle.plan import Plan
 from baffle.runtime.torch.loss import one_thread_each
-from baffle.task.load import DTYPES, Task
+from baffle.runtime.torch.model import DTYPES
+from baffle.task.load import Task
 
 PAPERS = 1e-4
 """The paper's σ."""
 
 WORKS = 0.9
 """A σ works if it reaches at least this share of the best cosine in float32."""
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+"""What probes are computed in."""
 
 SIGMAS = (1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 COLOURS = {"float32": "#3f88c5", "bfloat16": "#d1495b", "float16": "#0b6e4f"}
@@ -106,20 +110,21 @@ def measured(task: Task, weights: F32, size: Size, tell: Tell) -> dict[tuple[str
     supports = dense(n, size.k)
     batch = task.source.train.batch(np.arange(size.samples))
     z = directions.draw(range(size.k), 0, n).astype(np.float64) * GAUSSIAN.unit
-    gradient = task.runtime(torch.float64).gradient_on(batch)(weights)[1].astype(np.float64)
+    gradient = gradient_runtime(task, "float64").gradient_on(batch)(weights)[1].astype(np.float64)
     length = float(np.linalg.norm(gradient))
     best = alignment(z @ gradient, directions, supports, gradient)
-    exact = Remembered(task.runtime(torch.float64).on(batch))
+    exact = Remembered(task.runtime("float64").on(batch))
 
     def share(loss: Remembered, at: F32, scheme: str, sigma: float) -> float:
         scalars = SCHEMES[scheme](loss, at, directions, supports, sigma).scalars
         return alignment(scalars, directions, supports, gradient) / best
 
-    curves: dict[tuple[str, str], list[Point]] = {(scheme, name): [] for scheme in SCHEMES for name in DTYPES}
-    for name, dtype in DTYPES.items():
+    curves: dict[tuple[str, str], list[Point]] = {(scheme, name): [] for scheme in SCHEMES for name in PRECISIONS}
+    for name in PRECISIONS:
+        dtype = DTYPES[name]
         tell(name)
-        loss = Remembered(task.runtime(dtype).on(batch))
-        error = rounding(task, weights, z, batch, dtype)
+        loss = Remembered(task.runtime(name).on(batch))
+        error = rounding(task, weights, z, batch, name)
         kept = rounded(weights.astype(np.float64), dtype).astype(np.float32)
         for sigma in SIGMAS:
             for scheme, apart in (("forward", sigma), ("central", 2 * sigma)):
@@ -171,11 +176,11 @@ def rounded_move(weights: F32, z: F64, sigma: float, dtype: torch.dtype, scheme:
     return move
 
 
-def rounding(task: Task, weights: F32, z: F64, batch: Batch, dtype: torch.dtype) -> float:
+def rounding(task: Task, weights: F32, z: F64, batch: Batch, precision: str) -> float:
     """How far the arithmetic of a forward pass scatters the loss, measured at weights that need no rounding."""
-    near = [rounded(weights + 1e-3 * row, dtype).astype(np.float32) for row in z[:8]]
-    loss = task.runtime(dtype).on(batch)
-    exact = task.runtime(torch.float64).on(batch)
+    near = [rounded(weights + 1e-3 * row, DTYPES[precision]).astype(np.float32) for row in z[:8]]
+    loss = task.runtime(precision).on(batch)
+    exact = task.runtime("float64").on(batch)
     return float(np.std([loss(at) - exact(at) for at in near], ddof=1))
 
 

@@ -119,13 +119,14 @@ def measure(case: Case) -> int:
     import torch
 
     from baffle.models.build import build
+    from baffle.models.inputs import Inputs
     from baffle.runtime.torch.fast_forward import give_back_freed_memory
     from baffle.runtime.torch.footprint import grown
     from baffle.runtime.torch.loss import TorchLoss, weights_of
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    module = build(case.model, (3, case.pixels, case.pixels), CLASSES)
+    module = build(case.model, Inputs((3, case.pixels, case.pixels), CLASSES))
     weights = weights_of(module)
     runtime = TorchLoss(module, micro_batch=case.micro_batch)
     give_back_freed_memory()

@@ -7,7 +7,7 @@ run goes, and may change when it is resumed.
 
 import sys
 from hashlib import sha256
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -27,7 +27,13 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A table of a plan; an unknown key in it is an error."""
 
 
-class LeNet(Section, frozen=True, tag_field="name", tag="lenet"):
+class ModelSettings(Section, frozen=True):
+    """A model that a plan can name, and the runtime that runs it (see runtime/registry.py)."""
+
+    runtime: ClassVar[str] = "torch"
+
+
+class LeNet(ModelSettings, frozen=True, tag_field="name", tag="lenet"):
     """The paper's LeNet. `head`: average over positions, or flatten them."""
 
     channels: tuple[Count, Count] = (16, 64)
@@ -36,7 +42,7 @@ class LeNet(Section, frozen=True, tag_field="name", tag="lenet"):
     norm: Norm = "none"
 
 
-class WRN(Section, frozen=True, tag_field="name", tag="wrn"):
+class WRN(ModelSettings, frozen=True, tag_field="name", tag="wrn"):
     """A wide residual network of depth ten; with `widen = 2` the paper's WRN-10-2."""
 
     widen: Count = 2
@@ -44,7 +50,7 @@ class WRN(Section, frozen=True, tag_field="name", tag="wrn"):
     norm: Norm = "group"
 
 
-class MobileNet(Section, frozen=True, tag_field="name", tag="mobilenet"):
+class MobileNet(ModelSettings, frozen=True, tag_field="name", tag="mobilenet"):
     """MobileNetV2. `weights`: trained on ImageNet, from a file, or random. `trained`: a new last
     layer behind a frozen front, or everything. ImageNet's weights were trained with relu6 and hold their BatchNorm."""
 
@@ -54,19 +60,21 @@ class MobileNet(Section, frozen=True, tag_field="name", tag="mobilenet"):
     norm: Norm = "none"
 
 
-class Softmax(Section, frozen=True, tag_field="name", tag="softmax"):
+class Softmax(ModelSettings, frozen=True, tag_field="name", tag="softmax"):
     """Softmax regression: one linear layer."""
 
 
-class Custom(Section, frozen=True, tag_field="name", tag="custom"):
+class Custom(ModelSettings, frozen=True, tag_field="name", tag="custom"):
     """A model of your own: `factory = "package.module:function"` gives an nn.Module."""
 
     factory: str
 
 
-class Onnx(Section, frozen=True, tag_field="name", tag="onnx"):
+class Onnx(ModelSettings, frozen=True, tag_field="name", tag="onnx"):
     """A model that came as ONNX, in the folder `run.model` that `baffle export --onnx` made. `graph`, the SHA-256 of
     its graph, is filled in when the run starts."""
+
+    runtime: ClassVar[str] = "onnx"
 
     graph: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
 

@@ -1,32 +1,68 @@
-"""How good weights are on a test set. All that is told of them comes from one forward pass over it."""
+"""How good weights are on a test set. All of it comes from one forward pass over that set."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from baffle.core.arrays import F32, I64
 from baffle.core.ranks import ranks
-from baffle.data.sources import Source
+from baffle.core.state import Rule, ServerState
+from baffle.data.sources import Dataset, Source
+from baffle.errors import DataError
+from baffle.task.load import Runtimes, ServerTask
 
 TOP = 5
-"""A label among so many best answers counts for top-5 accuracy, where there are more classes than that."""
+"""A label among this many best answers counts for top-5 accuracy, if there are more classes than that."""
+
+EVALUATED = ("test_accuracy", "test_accuracy_last", "test_top5", "test_domains")
+"""Accuracy of the averaged weights (if there is an average), and of the weights. Of the averaged ones also top-5, if
+there are more than five classes, and for each domain, if there are any."""
+
+
+class Evaluation:
+    """Evaluates states on a task's test set. Without one it evaluates nothing, and `missing` says why."""
+
+    def __init__(self, task: ServerTask, runtimes: Runtimes, rule: Rule) -> None:
+        self._source, self._runtimes, self._rule = task.source, runtimes, rule
+        self.missing = ""
+        try:
+            self._test: Dataset | None = task.source.test
+        except DataError as fault:
+            self._test, self.missing = None, str(fault)
+
+    def evaluate(self, state: ServerState) -> dict[str, Any]:
+        """Accuracies, under the names in EVALUATED."""
+        if self._test is None:
+            return {}
+        smooth = self._rule.smooth_weights(state)
+        candidates = [smooth] if smooth is state.weights else [smooth, state.weights]
+        with ThreadPoolExecutor(len(candidates)) as pool:
+            results = list(pool.map(self._accuracies, candidates))
+        return results[0] | {"test_accuracy_last": results[-1]["test_accuracy"]}
+
+    def _accuracies(self, weights: F32) -> dict[str, Any]:
+        assert self._test is not None
+        with self._runtimes.borrow() as runtime:
+            outputs = runtime.outputs(weights, self._test.batch(np.arange(len(self._test))))
+        return accuracies(self._source, outputs)
 
 
 def accuracies(source: Source, outputs: F32) -> dict[str, Any]:
-    """Accuracy of a model's outputs on the test set; top-5 where there are more than five classes; and both for each
-    domain of which there are test samples."""
-    found, domain_of = ranks(outputs, source.test.labels), source.test.domain_of
-    whole = {f"test_{name}": value for name, value in _shares(found, source.classes).items()}
+    """Accuracy of a model's outputs on the test set; top-5 if there are more than five classes; and both for each
+    domain that has test samples."""
+    labels_ranks, domain_of = ranks(outputs, source.test.labels), source.test.domain_of
+    whole = {f"test_{name}": value for name, value in _shares(labels_ranks, source.classes).items()}
     if domain_of is None or not source.domains:
         return whole
     domains = {
-        name: _shares(found[domain_of == number], source.classes)
+        name: _shares(labels_ranks[domain_of == number], source.classes)
         for number, name in enumerate(source.domains)
         if (domain_of == number).any()
     }
     return whole | {"test_domains": domains}
 
 
-def _shares(found: I64, classes: int) -> dict[str, float]:
+def _shares(labels_ranks: I64, classes: int) -> dict[str, float]:
     tops = {"accuracy": 1} | ({"top5": TOP} if classes > TOP else {})
-    return {name: round(float(np.mean(found < top)), 6) for name, top in tops.items()}
+    return {name: round(float(np.mean(labels_ranks < top)), 6) for name, top in tops.items()}

@@ -3,33 +3,25 @@
 import resource
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgspec
-import numpy as np
 
 from baffle.client.worker import forwards_of
-from baffle.core.arrays import F32
 from baffle.core.ports import MISSING
 from baffle.core.state import ServerState
 from baffle.errors import BaffleError, JournalError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import Present
 from baffle.journal.store import Journal
-from baffle.server.evaluation import accuracies
+from baffle.server.evaluation import EVALUATED, Evaluation
 from baffle.server.round import Played
-from baffle.task.load import Runtimes, Task
 from baffle.trajectory import Trajectory
 
 MOST_SKIPPED = 10
 """A run stops after so many skipped rounds in a row: something is wrong that more rounds will not mend."""
-
-EVALUATED = ("test_accuracy", "test_accuracy_last", "test_top5", "test_domains")
-"""Accuracy of the averaged weights (where there is an average), and of the weights. Of the averaged ones also top-5,
-where there are more than five classes, and for each domain, where there are some."""
 
 SOON = 1.0
 """Seconds after which a watcher of a long round hears something."""
@@ -72,23 +64,25 @@ class RoundMetrics(msgspec.Struct):
 
 
 class Recorder:
-    """Keeps the metrics of one run in its journal and folder, and tells a watcher."""
+    """Completes each round's metrics, keeps them in the run's folder, and reports progress.
+
+    `samples` holds the number of samples of every client that is known by now, `tiers` how many directions each client
+    evaluates.
+    """
 
     def __init__(
         self,
         folder: RunFolder,
         journal: Journal,
-        task: Task,
         trajectory: Trajectory,
-        runtimes: Runtimes,
+        evaluation: Evaluation,
+        tiers: Sequence[int],
+        samples: Mapping[int, int],
         watch: Watch,
-        present: Present,
     ) -> None:
-        self._folder, self._journal, self._task, self._trajectory = folder, journal, task, trajectory
-        self._runtimes, self._watch = runtimes, watch
-        self._test = task.source.test.batch(np.arange(len(task.source.test)))
+        self._folder, self._journal, self._trajectory = folder, journal, trajectory
+        self._evaluation, self._tiers, self._samples, self._watch = evaluation, tiers, samples, watch
         self._records: list[Record] = [_sound(record) for record in journal.metrics()]
-        self._look_again(present)
         folder.write_metrics(self._records)
         self._began = time.perf_counter()
         self._seconds_before = max((float(record.get("seconds", 0)) for record in self._records), default=0.0)
@@ -98,24 +92,25 @@ class Recorder:
         self._progress = Progress(self._rounds_before, trajectory.plan.rounds)
 
     def tick(self, done: int, of: int) -> None:
-        """So many replies of the present round have come."""
+        """Report that this many replies of the present round have come."""
         if done < of and time.perf_counter() - self._told > SOON:
             self._tell(replace(self._progress, rounds_done=self._progress.rounds_done + done / of))
 
+    def measure(self, rounds: int, state: ServerState) -> Record:
+        """What the metrics of the last of `rounds` rounds hold beyond its totals: accuracy when it is due, and time."""
+        due = rounds % self._trajectory.plan.run.evaluate_every == 0 or rounds == self._trajectory.plan.rounds
+        accuracies = self._evaluation.evaluate(state) if due else {}
+        return accuracies | {"seconds": round(self._seconds(), 3)}
+
     def record(self, played: Played) -> None:
-        """Evaluate where it is time to, and tell of the round."""
-        done = played.present.round
-        record: Record = {"round": done - 1, **played.metrics}
-        if self._is_looked_at(done):
-            record |= self._evaluate(played.present.state)
+        """Add a round that the journal holds to the folder's metrics, and report it."""
         began = time.perf_counter()
-        record["seconds"] = round(self._seconds(), 3)
-        self._journal.amend(record)
+        record: Record = {"round": played.present.round - 1, **played.metrics}
         self._folder.add_metrics(record)
         self._records.append(record)
         self._progress = replace(
             self._progress,
-            rounds_done=done,
+            rounds_done=played.present.round,
             loss=record["loss"],
             accuracy=record.get("test_accuracy", self._progress.accuracy),
             uplink_bytes=self._progress.uplink_bytes + record["uplink_bytes"],
@@ -163,37 +158,16 @@ class Recorder:
         self._folder.write_summary(summary)
         return summary
 
-    def _is_looked_at(self, done: int) -> bool:
-        plan = self._trajectory.plan
-        return done % plan.run.evaluate_every == 0 or done == plan.rounds
-
-    def _look_again(self, present: Present) -> None:
-        """A process that was killed right after its last round has not written down how good the weights were."""
-        last = self._records[-1] if self._records else {}
-        if last.get("round") == present.round - 1 and self._is_looked_at(present.round) and EVALUATED[0] not in last:
-            last |= self._evaluate(present.state)
-            self._journal.amend(last)
-
     def _last_evaluation(self, present: Present) -> Record:
         last = self._records[-1] if self._records else {}
         known = last.get("round") == present.round - 1 and EVALUATED[0] in last
-        return {name: last[name] for name in EVALUATED if name in last} if known else self._evaluate(present.state)
-
-    def _evaluate(self, state: ServerState) -> Record:
-        """Accuracy on the test set."""
-        smooth = self._trajectory.rule.smooth_weights(state)
-        candidates = [smooth] if smooth is state.weights else [smooth, state.weights]
-        with ThreadPoolExecutor(len(candidates)) as pool:
-            found = list(pool.map(self._accuracies, candidates))
-        record = found[0] | {"test_accuracy_last": found[-1]["test_accuracy"]}
-        return {name: record[name] for name in EVALUATED if name in record}
-
-    def _accuracies(self, weights: F32) -> Record:
-        with self._runtimes.borrow() as runtime:
-            return accuracies(self._task.source, runtime.outputs(weights, self._test))
+        if known:
+            return {name: last[name] for name in EVALUATED if name in last}
+        return self._evaluation.evaluate(present.state)
 
     def _forwards(self, client: int) -> int:
-        return forwards_of(self._trajectory, self._task.tiers[client], len(self._task.shares[client]))
+        """Forward passes of a client in one round. One that has not come back since a restart counts as one sample."""
+        return forwards_of(self._trajectory, self._tiers[client], self._samples.get(client, 1))
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._began

@@ -1,7 +1,7 @@
-"""One round, top to bottom: open, exchange, close, apply, append. Start reading here."""
+"""One round, top to bottom: open, collect, close, apply, append. Start reading here."""
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,15 @@ from baffle.server.downlink import Downlink
 from baffle.trajectory import Trajectory
 
 MOST_REFUSALS = 20
-"""Of so many a round's metrics keep the words."""
+"""A round's metrics keep the wording of at most this many refusals."""
+
+Evaluate = Callable[[int, ServerState], Mapping[str, Any]]
+"""How many rounds are done, and the state after them → what else the last round's metrics should hold."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """A round that is over: the present after it, and what is worth telling."""
+    """A round that is over: the present after it, its metrics, and how each client ended it."""
 
     present: Present
     metrics: Mapping[str, Any]
@@ -38,64 +41,74 @@ def play_round(
     aggregation: Aggregation,
     journal: Journal,
     downlink: Downlink,
+    evaluate: Evaluate = lambda _rounds, _state: {},
 ) -> Played:
-    """From the present to the next one. `apply` is pure: the journal holds the round before anybody builds on it."""
+    """From the present to the next one. The chain's hash covers the state, so a round is applied before it is appended;
+    nobody is told of it before the journal holds it."""
     groups = choose_groups(trajectory, present.round)
     requests = open_round(trajectory, present, groups, downlink)
+
     collected = aggregation.collect(requests, transport)
-    outcome, state = close_round(trajectory, present, collected.sums)
-    metrics = tell(outcome, collected, downlink.newcomers([*collected.events, *collected.downlink]))
-    downlink.delivered([client for client, event in collected.events.items() if event == CONTRIBUTED], present)
+
+    outcome = close_round(trajectory, present, collected.sums)
+    state = apply(trajectory.rule, present.state, outcome)
+    if not within(trajectory.plan.update.norm_max, present.state.weights, state.weights):
+        outcome, state = skipped(present), present.state
+
+    metrics = measure(outcome, collected, downlink.newcomers([*collected.events, *collected.downlink]))
+    metrics |= evaluate(present.round + 1, state)
     snapshot = (present.round + 1) % trajectory.plan.run.snapshot_every == 0
     chain = journal.append(
         present.chain, outcome, state, snapshot=snapshot, metrics=metrics, participation=collected.events
     )
+
+    downlink.delivered([client for client, event in collected.events.items() if event == CONTRIBUTED], present)
     return Played(present.after(outcome, state, chain), metrics, collected.events)
 
 
 def open_round(
     trajectory: Trajectory, present: Present, groups: list[list[int]], downlink: Downlink
 ) -> list[dict[int, RoundRequest]]:
-    """For each client of each group the round's request, with what that client has missed. Who is to be told the same
-    shares one."""
+    """For each group, each client's request, with what that client has missed. Clients that need the same catch-up
+    share one request."""
     weights_hash = present.state.weights_hash()
     catch_ups = downlink.catch_ups([client for group in groups for client in group], present)
-    made: dict[tuple[int, int], RoundRequest] = {}
+    requests: dict[tuple[int, int], RoundRequest] = {}
 
     def request(client: int, group: int) -> RoundRequest:
         catch_up, key = catch_ups[client], trajectory.key_number(present.round, group)
         fresh = RoundRequest(present.round, key, trajectory.digest, weights_hash, catch_up, present.skipped)
-        return made.setdefault((id(catch_up), key), fresh)
+        return requests.setdefault((id(catch_up), key), fresh)
 
     return [{client: request(client, number) for client in group} for number, group in enumerate(groups)]
 
 
-def close_round(trajectory: Trajectory, present: Present, sums: Sequence[Sum | None]) -> tuple[Outcome, ServerState]:
-    """What the journal keeps of a round, and what follows from it. Without a sum, or with an update beyond its cap, the
-    round is skipped, and the run goes on."""
+def close_round(trajectory: Trajectory, present: Present, sums: Sequence[Sum | None]) -> Outcome:
+    """What the journal keeps of a round. Without a sum the round is skipped, and the run goes on."""
     groups = tuple(
         Group(trajectory.key_number(present.round, number), total.totals.astype("<i4").tobytes(), total.weight)
         for number, total in enumerate(sums)
         if total
     )
-    if groups:
-        outcome = Outcome(present.round, trajectory.plan.outcome_kind, groups)
-        state = apply(trajectory.rule, present.state, outcome)
-        if within(trajectory.plan.update.norm_max, present.state.weights, state.weights):
-            return outcome, state
-    return Outcome(present.round, "skipped", ()), present.state
+    return Outcome(present.round, trajectory.plan.outcome_kind, groups) if groups else skipped(present)
+
+
+def skipped(present: Present) -> Outcome:
+    """The outcome of a round that changes nothing."""
+    return Outcome(present.round, "skipped", ())
 
 
 def within(cap: float, before: F32, after: F32) -> bool:
+    """Whether an update stays within `update.norm_max` (0: however far it goes)."""
     return not cap or float(np.linalg.norm(after.astype(np.float64) - before)) <= cap
 
 
-def tell(outcome: Outcome, collected: Collected, joined: Set[int]) -> dict[str, Any]:
-    """A round in numbers. What a client needs once, to join, is counted apart from what it needs every round; those who
-    are told of the next round already count too."""
+def measure(outcome: Outcome, collected: Collected, joined: Set[int]) -> dict[str, Any]:
+    """A round in numbers. The bytes that a client needs once, to join, are counted apart from those of every round.
+    Clients that hear of the next round already are counted too."""
     sums = [total for total in collected.sums if total] if outcome.groups else []
     weight, down = sum(total.weight for total in sums), collected.downlink
-    told: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "loss": math.fsum(total.loss * total.weight for total in sums) / weight if sums else None,
         "contributors": sum(total.contributors for total in sums),
         "clipped": sum(total.clipped for total in sums),
@@ -108,9 +121,9 @@ def tell(outcome: Outcome, collected: Collected, joined: Set[int]) -> dict[str, 
         "refusals": len(collected.refusals),
     }
     if collected.silent:
-        told["silent"] = collected.silent
+        metrics["silent"] = collected.silent
     if collected.refusals:
-        told["refused"] = [f"client {client}: {why}" for client, why in collected.refusals[:MOST_REFUSALS]]
+        metrics["refused"] = [f"client {client}: {why}" for client, why in collected.refusals[:MOST_REFUSALS]]
     if any(collected.sums) and not outcome.groups:
-        told["refused_update"] = True
-    return told
+        metrics["refused_update"] = True
+    return metrics

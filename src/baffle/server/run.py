@@ -1,10 +1,8 @@
 """A run from where its journal ends to its last round, whoever its clients are and however they are reached."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-import torch
 
 from baffle.core.arrays import F32
 from baffle.core.ports import Aggregation, Transport
@@ -12,30 +10,42 @@ from baffle.errors import JournalError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import Present, catch_up
 from baffle.journal.store import Journal
+from baffle.runtime.model import FLOAT32
 from baffle.server.downlink import Downlink
+from baffle.server.evaluation import Evaluation
 from baffle.server.recorder import Recorder, Summary, Watch
 from baffle.server.round import play_round
-from baffle.task.load import Runtimes, Task, versions
+from baffle.task.load import Runtimes, ServerTask, versions
 from baffle.trajectory import Trajectory
 
 
 @dataclass
 class Running:
-    """A run that is under way: where it stands, its journal, and who is told."""
+    """A run that is under way: its present, its journal, and who is told."""
 
     trajectory: Trajectory
     journal: Journal
     recorder: Recorder
     downlink: Downlink
     present: Present
+    unevaluated: str
+    """Why accuracies are not measured; empty if they are."""
 
     @property
     def over(self) -> bool:
         return self.present.round >= self.trajectory.plan.rounds
 
-    def play(self, transport: Transport, sums: Aggregation) -> None:
+    def play(self, transport: Transport, aggregation: Aggregation) -> None:
         """One round."""
-        played = play_round(self.trajectory, self.present, transport, sums, self.journal, self.downlink)
+        played = play_round(
+            self.trajectory,
+            self.present,
+            transport,
+            aggregation,
+            self.journal,
+            self.downlink,
+            self.recorder.measure,
+        )
         self.recorder.record(played)
         self.present = played.present
 
@@ -45,24 +55,32 @@ class Running:
 
 @contextmanager
 def opened(
-    folder: RunFolder, task: Task, trajectory: Trajectory, runtimes: Runtimes, watch: Watch
+    folder: RunFolder,
+    task: ServerTask,
+    trajectory: Trajectory,
+    runtimes: Runtimes,
+    tiers: Sequence[int],
+    samples: Mapping[int, int],
+    watch: Watch,
 ) -> Iterator[Running]:
-    """The run in a folder, brought to where its journal ends."""
+    """The run in a folder, brought to where its journal ends. `samples` may grow while the run goes on."""
     plan = task.plan
-    with _open_journal(folder, trajectory, task.initial_weights()) as journal:
+    with _open_journal(folder, task, trajectory, task.initial_weights()) as journal:
         present = catch_up(journal, trajectory)
         if present.round < plan.rounds:
             folder.remove_summary()
-        evaluating = runtimes if task.dtype == torch.float32 else Runtimes(task, 1, torch.float32)
-        recorder = Recorder(folder, journal, task, trajectory, evaluating, watch, present)
-        yield Running(trajectory, journal, recorder, Downlink(plan.run.downlink, journal), present)
+        evaluating = runtimes if task.precision == FLOAT32 else Runtimes(task, 1, FLOAT32)
+        evaluation = Evaluation(task, evaluating, trajectory.rule)
+        recorder = Recorder(folder, journal, trajectory, evaluation, tiers, samples, watch)
+        downlink = Downlink(plan.run.downlink, journal)
+        yield Running(trajectory, journal, recorder, downlink, present, evaluation.missing)
 
 
-def _open_journal(folder: RunFolder, trajectory: Trajectory, initial: F32) -> Journal:
-    """The run's journal; a new one where there is none, or where a process was killed while making it."""
+def _open_journal(folder: RunFolder, task: ServerTask, trajectory: Trajectory, initial: F32) -> Journal:
+    """The run's journal; a new one if there is none, or if a process was killed while making it."""
     plan = trajectory.plan
     if not Journal.begun(folder.journal):
-        return Journal.create(folder.journal, plan, trajectory.rule.start(initial), versions())
+        return Journal.create(folder.journal, plan, trajectory.rule.start(initial), versions(task.model))
     journal = Journal.open(folder.journal, commit_seconds=plan.run.commit_seconds)
     if journal.plan().trajectory_digest() != trajectory.digest:
         raise JournalError(f"{folder.journal} belongs to another plan than {folder.plan}; put the right file back")

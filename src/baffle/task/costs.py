@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from baffle.aggregation.client.session import KEYS_AT_ONCE
 from baffle.aggregation.client_policy import ClientPolicy
@@ -32,8 +30,8 @@ from baffle.client.worker import forwards_of
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.state import pack
 from baffle.plan import Plan
-from baffle.runtime.torch.footprint import RESERVE
 from baffle.task.load import Task
+from baffle.task.memory import RESERVE
 from baffle.task.precision import Precision, judge, measure
 from baffle.trajectory import Trajectory, trajectory_of
 
@@ -54,7 +52,7 @@ class Costs:
     secure_bytes: int  # of these two, what the secure sum adds
     join_bytes: int
     weights_bytes: int
-    memory_bytes: int
+    memory_bytes: int | None  # none if the runtime does not say
     alignment: float | None  # expected cosine of estimate and gradient; none for backpropagation
     precision: Precision | None  # none where float64 cannot be compared with
     advice: list[str]
@@ -148,34 +146,20 @@ def _request_bytes(catch_up: CatchUp) -> int:
     return len(encode(RoundRequest(0, 0, bytes(32), bytes(32), catch_up)))
 
 
-def _memory(task: Task, trajectory: Trajectory) -> int:
+def _memory(task: Task, trajectory: Trajectory) -> int | None:
     """Arrays that a client holds at once, without its runtime's own code: weights, directions, activations.
 
     Weights stand in the replica and in the runtime, where a probe moves them; a replaying client keeps the optimizer's
-    state too. A whole forward pass has an upper bound; where only parts of one are run, the activations of a
-    micro-batch are kept, as in a backpropagation.
+    state too. A whole forward pass has an upper bound. If only parts of one are run, the activations of a micro-batch
+    are kept, as in a backpropagation. None if the runtime does not say how much it takes.
     """
     plan, n = task.plan, trajectory.n
-    probing = plan.estimator == "probe"
     replica = trajectory.rule.start(np.zeros(n, np.float32)).vectors() if plan.run.downlink == "scalars" else ()
     copies = 4 * n * 2 + sum(vector.nbytes for vector in replica)
-    if probing and task.runs_whole():
-        return copies + task.footprint().bytes(min(plan.probe.micro_batch, len(task.source.train)))
-    return copies + RESERVE + 4 * n + sum(_layer_bytes(task))
-
-
-def _layer_bytes(task: Task) -> list[int]:
-    """For each layer, the bytes of its input and output on one micro-batch."""
-    sizes: list[int] = []
-
-    def note(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        sizes.append(sum(t.numel() * t.element_size() for t in (*inputs, output)))
-
-    module = task.module().eval()
-    hooks = [layer.register_forward_hook(note) for layer in module.modules() if not list(layer.children())]
-    count = min(task.plan.probe.micro_batch, len(task.source.train))
-    with torch.inference_mode():
-        module(torch.from_numpy(task.source.train.batch(np.arange(count)).x))
-    for hook in hooks:
-        hook.remove()
-    return sizes
+    count = min(plan.probe.micro_batch, len(task.source.train))
+    batch = task.source.train.batch(np.arange(count))
+    if plan.estimator == "probe" and task.server.runs_whole():
+        known = task.model.pass_bytes(plan.probe, task.source.example(1)) is not None
+        return copies + task.server.footprint().bytes(count) if known else None
+    activations = task.model.activation_bytes(batch)
+    return None if activations is None else copies + RESERVE + 4 * n + activations

@@ -8,46 +8,19 @@ import tempfile
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from hashlib import sha256
-from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import nn
 
 from baffle.core.arrays import F32, I64
 from baffle.data.sources import Dataset, Source
 from baffle.errors import DataError
-from baffle.runtime.torch.fast_forward import Quick
-from baffle.runtime.torch.stages import pipeline_of
+from baffle.runtime.model import Front
 
 PIECE = 16
 """Samples that go through the front together: few enough for a convolutional front to stay in cache."""
 
-
-class Halves(NamedTuple):
-    """A model in two: a front without trained weights, and the head behind it, which has them all."""
-
-    front: nn.Module
-    head: nn.Module
-
-
-def halves(module: nn.Module, sample: F32) -> Halves | None:
-    """A model's frozen front and its head; none where nothing worth keeping is frozen.
-
-    The front must hold parameters, or keeping its output would save nothing, and treat every sample alone.
-    """
-    if all(parameter.requires_grad for parameter in module.parameters()):
-        return None
-    pipeline = pipeline_of(module.eval(), torch.from_numpy(sample))
-    if pipeline is None:
-        return None
-    first = next((i for i, stage in enumerate(pipeline.stages) if stage.start < stage.stop), 0)
-    front = nn.Sequential(*(stage.module for stage in pipeline.stages[:first]))
-    if not all(stage.separate for stage in pipeline.stages[:first]) or not list(front.parameters()):
-        return None
-    head = nn.Sequential(*(stage.module for stage in pipeline.stages[first:]))
-    return Halves(front, head)
+TRAINING = 0.8
+"""The part of the memory for features that training samples may fill; test samples may fill the rest."""
 
 
 class Features:
@@ -81,21 +54,21 @@ class Features:
         return self._front(self._data.batch(which).x)
 
 
-def source_of_features(source: Source, front: nn.Module, budget: int, device: str = "cpu") -> Source:
-    """The same data set, as the head of a model sees it."""
-    quick, alone = Quick(front.to(device).eval(), plain=device != "cpu"), threading.Lock()
-    share = len(source.test) / (len(source.train) + len(source.test))
-
-    @torch.inference_mode()
-    def features(x: F32) -> F32:
-        with alone:
-            return np.asarray(quick(quick.arranged(torch.from_numpy(x).to(device))).cpu().numpy())
+def source_of_features(source: Source, front: Front, budget: int) -> Source:
+    """The same data set, as the head of a model sees it. Either part is read when it is first needed."""
 
     def seen(data: Dataset, part: float) -> Dataset:
-        kept = Features(data, features, round(budget * part))
+        kept = Features(data, front.features, round(budget * part))
         return replace(data, samples=np.arange(len(data)), prepare=kept.rows, augment=None)
 
-    return replace(source, train=seen(source.train, 1 - share), test=seen(source.test, share))
+    shape = front.features(source.example(1).x).shape[1:]
+    return Source(
+        lambda: seen(source.train, TRAINING),
+        lambda: seen(source.test, 1 - TRAINING),
+        source.classes,
+        source.domains,
+        shape=shape,
+    )
 
 
 class Backbones:
@@ -105,20 +78,12 @@ class Backbones:
     def __init__(self) -> None:
         self._newest: tuple[Hashable, Source] | None = None
 
-    def source(self, data: Hashable, front: nn.Module, make: Callable[[], Source]) -> Source:
-        """What `make` gives, or gave for the same data (as its name tells) and the same front."""
-        key = data, repr(front), _digest(front)
+    def source(self, key: Hashable, make: Callable[[], Source]) -> Source:
+        """What `make` gives, or gave for the same key."""
         if self._newest is None or self._newest[0] != key:
             self._newest = None
             self._newest = key, make()
         return self._newest[1]
-
-
-def _digest(front: nn.Module) -> bytes:
-    digest = sha256()
-    for name, tensor in front.state_dict().items():
-        digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
-    return digest.digest()
 
 
 def _room(shape: tuple[int, ...], budget: int) -> F32:

@@ -3,18 +3,21 @@
 import math
 from dataclasses import dataclass
 
-from baffle.core.arrays import F32
+import msgspec
+
 from baffle.core.directions import NUMBERS_AT_ONCE
 from baffle.core.ports import Batch
 from baffle.errors import PlanError
-from baffle.runtime.torch.footprint import RESERVE, tensor_bytes
-from baffle.runtime.torch.loss import one_thread_each
-from baffle.task.micro_batch import Runtimes
+from baffle.plan import ProbeSettings
+from baffle.runtime.model import RunnableModel
 
 MEGABYTE = 1 << 20
 
 TRIED = 8
 """Samples that are counted; more of them take at most proportionally more."""
+
+RESERVE = 4 << 20
+"""Bytes beside tensors and directions: what a library compiles and keeps for new shapes, Python's objects, rounding."""
 
 BYTES_A_NUMBER = 16
 """Of a direction while it is drawn: stream, index, number, and its product with σ."""
@@ -25,10 +28,10 @@ class Footprint:
     """Upper bounds for whole forward passes along K directions. They are counted, not timed, so every machine with the
     same libraries finds the same ones."""
 
-    runtime: Runtimes
-    weights: F32
+    model: RunnableModel
+    probe: ProbeSettings
+    n_weights: int
     sample: Batch  # of one
-    k: int
 
     def bytes(self, size: int) -> int:
         """What probes with micro-batches of `size` take at most."""
@@ -58,12 +61,13 @@ class Footprint:
         return min(size, most)
 
     def _tensors(self, count: int) -> int:
-        """Bytes of tensors in a forward pass of so many samples."""
+        """Bytes of tensors in a forward pass of `count` samples."""
         batch = Batch(self.sample.x.repeat(count, 0), self.sample.y.repeat(count, 0))
-        loss = self.runtime(count)
-        with one_thread_each():
-            return max(1, tensor_bytes(lambda: loss.on(batch)(self.weights)))
+        size = self.model.pass_bytes(msgspec.structs.replace(self.probe, micro_batch=count), batch)
+        if size is None:
+            raise PlanError("probe.memory_mb: this runtime does not say how much memory it takes; leave it out")
+        return max(1, size)
 
     @property
     def _fixed(self) -> int:
-        return RESERVE + BYTES_A_NUMBER * min(len(self.weights) * self.k, NUMBERS_AT_ONCE)
+        return RESERVE + BYTES_A_NUMBER * min(self.n_weights * self.probe.k, NUMBERS_AT_ONCE)

@@ -7,8 +7,7 @@ from functools import partial
 import numpy as np
 
 from baffle.core.arrays import F32
-from baffle.core.ports import Batch
-from baffle.runtime.torch.loss import TorchLoss
+from baffle.core.ports import Batch, Runtime
 
 RULE = 64
 """Few enough for most models to stay in cache."""
@@ -22,7 +21,7 @@ SECONDS = 0.5
 GAIN = 0.9
 """Only a size that takes less than this part of the rule's time replaces it, so that noise seldom does."""
 
-Runtimes = Callable[[int], TorchLoss]
+Runtimes = Callable[[int], Runtime]
 """A runtime for a size of micro-batches."""
 
 

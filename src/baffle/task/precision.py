@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-import torch
 
 from baffle.core.arrays import F32
 from baffle.core.directions import DISTRIBUTIONS, Directions
 from baffle.core.probe import SCHEMES
 from baffle.errors import NotFiniteError, PlanError
-from baffle.plan import Onnx
+from baffle.runtime.model import FLOAT64
 from baffle.task.load import Task
 from baffle.trajectory import trajectory_of
 
@@ -23,6 +22,9 @@ NOISE_REFUSED, NOISE_WARNED, NOISE_WANTED = 0.5, 0.05, 0.01
 
 SIGMAS_IN_HALF = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 """What is tried where half precision needs a larger σ."""
+
+HALVES = ("bfloat16", "float16")
+"""Precisions in which a small step vanishes when it is added to a weight."""
 
 QUANTUM_REFUSED = 0.01
 """A median client's step of the ring as a share of a typical scalar."""
@@ -40,13 +42,13 @@ class Precision:
 
 
 def measure(task: Task) -> Precision | None:
-    """Probe one client's batch as the plan says and, along the same directions, with float64 losses. None for a model
-    that came as ONNX: its graph has one precision.
+    """Probe one client's batch as the plan says and, along the same directions, with float64 losses. None for a runtime
+    that has no float64 to compare with.
 
     Rounding in float32 falls as 1/σ, so the σ that is wanted follows. In half precision a small step also vanishes when
     it is added to the weights, so larger ones are tried.
     """
-    if isinstance(task.plan.task.model, Onnx):
+    if FLOAT64 not in task.model.precisions:
         return None
     plan, weights = task.plan, task.initial_weights()
     trajectory = trajectory_of(plan, len(weights))
@@ -55,7 +57,7 @@ def measure(task: Task) -> Precision | None:
     directions = Directions(bytes(32), DISTRIBUTIONS[plan.probe.distribution])
     tried = [trajectory.supports[i * plan.probe.k // DIRECTIONS] for i in range(DIRECTIONS)]
 
-    exact, rounded = (task.runtime(dtype).on(batch) for dtype in (torch.float64, task.dtype))
+    exact, rounded = task.runtime(FLOAT64).on(batch), task.runtime().on(batch)
 
     def noise_at(sigma: float) -> tuple[float, float]:
         """The root mean square of a scalar, and the share of it that is rounding."""
@@ -67,7 +69,7 @@ def measure(task: Task) -> Precision | None:
 
     typical, noise = noise_at(plan.probe.sigma)
     wanted, goal = plan.probe.sigma * noise / NOISE_WANTED, NOISE_WANTED
-    if task.dtype.itemsize < 4:
+    if task.server.precision in HALVES:
         goal, larger = NOISE_WARNED, [sigma for sigma in SIGMAS_IN_HALF if sigma > plan.probe.sigma]
         enough = (sigma for sigma in larger if noise_at(sigma)[1] <= goal)
         wanted = next(enough, math.inf) if noise > goal else plan.probe.sigma

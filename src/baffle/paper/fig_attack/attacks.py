@@ -25,7 +25,7 @@ from baffle.paper.fig_attack.inference import (
 )
 from baffle.paper.fig_attack.overheard import Group, Overheard, overhear
 from baffle.paper.fig_attack.separation import auc
-from baffle.paper.measured_task import measured_task
+from baffle.paper.measured_task import gradient_runtime, measured_task
 from baffle.paper.scalars import exact_scalars
 from baffle.paper.target import Scale
 from baffle.task.load import Task
@@ -155,7 +155,7 @@ class Server:
 
     def _measured(self, batch: Batch) -> F64:
         """The scalars that each sample would cause alone, one column for each sample."""
-        runtime = self.task.runtime()
+        runtime = gradient_runtime(self.task)
         singles = (Batch(batch.x[i : i + 1], batch.y[i : i + 1]) for i in range(len(batch.y)))
         gradients = np.stack([runtime.gradient_on(single)(self.weights)[1] for single in singles]).astype(np.float64)
         directions = self.heard.trajectory.directions(self.heard.request.key)

@@ -13,9 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from baffle.errors import BaffleError
 
-RESERVE = 4 << 20
-"""Beside tensors and directions: what oneDNN compiles and keeps for new shapes, Python's objects, rounding to pages."""
-
 
 class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of the tensors that are made while it is on and still in use; `peak` is the most at one time.

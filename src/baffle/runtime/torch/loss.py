@@ -5,15 +5,16 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from baffle.core.arrays import F32
-from baffle.core.ports import Batch
+from baffle.core.ports import Batch, Runtime
 from baffle.core.probe import Loss
 from baffle.core.ranks import ranks
+from baffle.runtime.model import one_blas_thread
 from baffle.runtime.torch.fast_forward import Quick
+from baffle.runtime.torch.modes import training
 from baffle.runtime.torch.stages import Pipeline, pipeline_of
 from baffle.runtime.torch.structured import Structured
 from baffle.runtime.torch.tensors import MicroBatch
@@ -99,19 +100,21 @@ class TorchLoss:
         total = sum(self._summed(self._quick(x), y) for x, y in micro_batches)
         return float(total) / sum(len(y) for _, y in micro_batches)
 
-    def gradient_on(self, batch: Batch) -> Callable[[F32], tuple[float, F32]]:
-        """Loss and gradient by backpropagation, for the baseline."""
+    def gradient_on(self, batch: Batch, seed: int = 0) -> Callable[[F32], tuple[float, F32]]:
+        """Loss and gradient by backpropagation, for the baseline. The module is in training mode, as people train, and
+        the seed determines what dropout drops."""
         micro_batches = self._micro_batches(batch)
 
         def loss_and_gradient(weights: F32) -> tuple[float, F32]:
             with torch.no_grad():
                 self._scratch.copy_(torch.from_numpy(weights))
             total, gradient = 0.0, torch.zeros_like(self._scratch)
-            for x, y in micro_batches:
-                loss = self._summed(self._module(x), y) / len(batch.y)
-                parts = torch.autograd.grad(loss, self._parameters)
-                gradient += torch.cat([part.reshape(-1) for part in parts])
-                total += float(loss.detach())
+            with training(self._module, seed):
+                for x, y in micro_batches:
+                    loss = self._summed(self._module(x), y) / len(batch.y)
+                    parts = torch.autograd.grad(loss, self._parameters)
+                    gradient += torch.cat([part.reshape(-1) for part in parts])
+                    total += float(loss.detach())
             return total, gradient.to("cpu", torch.float32).numpy()
 
         return loss_and_gradient
@@ -156,18 +159,18 @@ class BatchLoss:
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Parallelism is over clients: every worker runs its operators on one thread, so sums have one order. NumPy's too:
-    threads of its BLAS that wait for each other between small products took nine times as long as one alone."""
+    """PyTorch's operators and NumPy's BLAS run on one thread each, so that sums have one order. Parallelism is over
+    clients."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with threadpool_limits(limits=1, user_api="blas"):
+        with one_blas_thread():
             yield
     finally:
         torch.set_num_threads(before)
 
 
-def accuracy(runtime: TorchLoss, weights: F32, batch: Batch) -> float:
+def accuracy(runtime: Runtime, weights: F32, batch: Batch) -> float:
     return float(np.mean(ranks(runtime.outputs(weights, batch), batch.y) == 0))
 
 

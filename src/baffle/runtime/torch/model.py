@@ -1,0 +1,125 @@
+"""A plan's model on PyTorch."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from baffle.core.arrays import F32
+from baffle.core.ports import Batch
+from baffle.core.seeds import Seeds
+from baffle.core.supports import Layout
+from baffle.errors import PlanError
+from baffle.models.build import build
+from baffle.models.inputs import Inputs
+from baffle.plan import Plan, ProbeSettings, Softmax
+from baffle.runtime.model import RunnableModel, Split
+from baffle.runtime.torch.fast_forward import give_back_freed_memory
+from baffle.runtime.torch.footprint import tensor_bytes
+from baffle.runtime.torch.frozen_front import TorchFront, halves
+from baffle.runtime.torch.layouts import propose
+from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
+from baffle.runtime.torch.modes import advice_on_modes
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def load(plan: Plan, inputs: Inputs) -> "TorchModel":
+    _require_device(plan.run.device)
+    return TorchModel(plan, partial(initial_module, plan, inputs))
+
+
+def initial_module(plan: Plan, inputs: Inputs) -> nn.Module:
+    """The whole model with its initial weights, whatever of it is frozen."""
+    key = Seeds(plan.seed, b"").key("init")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(key[:8], "big") >> 1)
+        return build(plan.task.model, inputs)
+
+
+class TorchModel(RunnableModel):
+    """Modules that are made alike, as often as they are needed: each thread's runtime has one of its own.
+
+    `linear` is for a head alone and for softmax regression: many probes of these are one matrix product.
+    """
+
+    packages = ("torch",)
+    precisions = frozenset(DTYPES)
+
+    def __init__(self, plan: Plan, module: Callable[[], nn.Module], *, linear: bool = False) -> None:
+        self.settings = plan.task.model
+        self.module = module
+        self._plan = plan
+        self._device = plan.run.device
+        self._linear = linear or isinstance(plan.task.model, Softmax)
+
+    def initial_weights(self) -> F32:
+        return weights_of(self.module())
+
+    def runtime(self, probe: ProbeSettings, precision: str) -> TorchLoss:
+        if probe.memory_mb:
+            give_back_freed_memory()
+        return TorchLoss(
+            self.module(),
+            micro_batch=probe.micro_batch,
+            dtype=DTYPES[precision],
+            device=self._device,
+            structured=not self.runs_whole(probe, precision),
+        )
+
+    def advice(self) -> list[str]:
+        return advice_on_modes(self.module())
+
+    def runs_whole(self, probe: ProbeSettings, precision: str) -> bool:
+        """A linear model in half precision runs whole: a matrix product would use weights that nobody has rounded."""
+        return probe.supports == "dense" and not (self._linear and DTYPES[precision].itemsize >= 4)
+
+    def split(self, sample: Batch) -> Split | None:
+        parts = halves(self.module(), sample.x)
+        if parts is None:
+            return None
+        head = TorchModel(self._plan, partial(deepcopy, parts.head), linear=True)
+        return Split(TorchFront(parts.front, self._device), head)
+
+    def layout(self, probe: ProbeSettings, batch: Batch) -> Layout:
+        assert probe.supports != "dense"
+        with self.one_thread_each():
+            return propose(self.module(), batch, probe.supports, probe.k)
+
+    def pass_bytes(self, probe: ProbeSettings, batch: Batch) -> int:
+        runtime, weights = self.runtime(probe, probe.precision), self.initial_weights()
+        with self.one_thread_each():
+            return tensor_bytes(lambda: runtime.on(batch)(weights))
+
+    def activation_bytes(self, batch: Batch) -> int:
+        """Each layer counts its input and its output."""
+        sizes: list[int] = []
+
+        def note(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, output)))
+
+        module = self.module().eval()
+        hooks = [layer.register_forward_hook(note) for layer in module.modules() if not list(layer.children())]
+        with torch.inference_mode():
+            module(torch.from_numpy(batch.x))
+        for hook in hooks:
+            hook.remove()
+        return sum(sizes)
+
+    def one_thread_each(self) -> AbstractContextManager[None]:
+        return one_thread_each()
+
+
+def _require_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as fault:  # what torch raises for a device that is not there
+        raise PlanError(f"run.device: {name!r} cannot be used: {str(fault).splitlines()[0]}") from None
