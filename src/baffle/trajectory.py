@@ -17,6 +17,12 @@ from baffle.core.update import Transform, adam, average, clip, compose, momentum
 from baffle.errors import MessageError, PlanError
 from baffle.plan import Plan, UpdateSettings
 
+REBUILDERS = 256
+"""No more threads than this rebuild a gradient: the plan in a journal can ask for any number."""
+
+LARGEST_EXPONENT = 200
+"""The ring's scale is at most 2 to this power, or its inverse. Beyond it, no scalar is a float32 any more."""
+
 
 @dataclass(frozen=True)
 class Trajectory:
@@ -53,6 +59,7 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE) -> Trajector
     seeds, touched, ring = Seeds(plan.seed, digest), _supports(plan, n), _ring(plan)
     length = n if plan.outcome_kind == "vector" else len(touched)
     threads = plan.run.workers or os.cpu_count() or 1
+    rebuilders = min(threads, REBUILDERS)
 
     def gradient(outcome: Outcome) -> F32:
         groups, how = _checked_groups(outcome, plan, length), plan.secure.combine
@@ -66,7 +73,7 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE) -> Trajector
             return gradient_from_vector(totals.numbers, totals.weight, ring)
         drawn = _directions(plan, seeds, key_number)
         means = totals.numbers, totals.weight
-        return gradient_from_scalars(*means, drawn, touched, n, ring, block=block, threads=threads)
+        return gradient_from_scalars(*means, drawn, touched, n, ring, block=block, threads=rebuilders)
 
     # At epoch level the clients have stepped already: what they send is minus their weight change, and one plain
     # step of rate 1 along it is federated averaging.
@@ -125,6 +132,18 @@ def optimizer(settings: UpdateSettings) -> Transform:
 
 
 def _ring(plan: Plan) -> Ring:
+    if not plan.ring.n_max:
+        raise PlanError("ring.n_max is 0: a run fills it in when it starts, in its own plan.toml")
+    ring = _unchecked_ring(plan)
+    if abs(ring.exponent) > LARGEST_EXPONENT:
+        raise PlanError(
+            f"ring: bounds of {ring.clip:g} and {ring.n_max} samples lead to a scale of 2^{ring.exponent}, expected at "
+            f"most 2^±{LARGEST_EXPONENT}; leave ring.d_max, ring.update_max and ring.n_max out"
+        )
+    return ring
+
+
+def _unchecked_ring(plan: Plan) -> Ring:
     if plan.federation.seeds == "own":
         # An entry of an estimate is a mean of scalars times numbers of about 1: what bounds a scalar bounds it too.
         return Ring(plan.per_round, plan.ring.n_max, plan.ring.d_max)

@@ -11,8 +11,9 @@ import pytest
 from baffle.core.messages import Group, Outcome, encode
 from baffle.core.state import apply
 from baffle.errors import ChainError, JournalError, RunFolderError
+from baffle.journal.database import FORMAT
 from baffle.journal.replay import Present, beginning
-from baffle.journal.store import FORMAT, Journal, chain_next, chain_start
+from baffle.journal.store import Journal, chain_next, chain_start
 from baffle.plan import Plan, change
 from baffle.trajectory import Trajectory, trajectory_of
 

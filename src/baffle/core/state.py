@@ -91,7 +91,7 @@ def unpack(rule: Rule, data: bytes) -> ServerState:
         shape = rule.start(weights)
         if [len(v) for v in vectors] != [len(v) for v in shape.vectors()]:
             raise ValueError("vectors of other lengths")
-    except (msgspec.MsgspecError, ValueError) as fault:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as fault:
         raise JournalError(f"a snapshot cannot be read ({fault}); it is damaged or belongs to another plan") from None
     split = len(shape.optimizer)
     return ServerState(weights, tuple(rest[:split]), tuple(rest[split:]))

@@ -44,7 +44,11 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: Path) -> "RunFolder":
-        if not (path / PLAN).is_file():
+        try:
+            has_plan = (path / PLAN).is_file()
+        except OSError as fault:
+            raise RunFolderError(f"{path / PLAN} cannot be read: {fault.strerror or fault}") from None
+        if not has_plan:
             raise RunFolderError(f"{path} holds no run: expected a folder with plan.toml that `baffle run --out` made")
         return cls(path)
 

@@ -19,21 +19,11 @@ from baffle.core.messages import Outcome, decode, encode
 from baffle.core.ports import CONTRIBUTED
 from baffle.core.state import Rule, ServerState, pack, unpack
 from baffle.errors import ChainError, JournalError, RunFolderError
+from baffle.journal.database import FORMAT, SCHEMA, connect, reading, require_journal, require_sound
 from baffle.plan import Plan, parse
 
-FORMAT = "baffle-journal/1"
 TAG = b"baffle/chain/1"
 KEPT_SNAPSHOTS = 2
-READERS_SECONDS = 60.0
-"""How long a run waits for somebody who reads its journal."""
-
-SCHEMA = """
-CREATE TABLE run (format TEXT, plan TEXT, trajectory_digest BLOB, n_weights INTEGER, versions TEXT);
-CREATE TABLE rounds (round INTEGER PRIMARY KEY, outcome BLOB NOT NULL, chain BLOB NOT NULL);
-CREATE TABLE metrics (round INTEGER PRIMARY KEY, record TEXT NOT NULL);
-CREATE TABLE snapshots (round INTEGER PRIMARY KEY, state BLOB NOT NULL);
-CREATE TABLE participation (round INTEGER, client INTEGER, event TEXT, PRIMARY KEY (round, client)) WITHOUT ROWID;
-"""
 
 
 @dataclass(frozen=True)
@@ -73,7 +63,7 @@ class Journal:
     @classmethod
     def create(cls, path: Path, plan: Plan, initial: ServerState, versions: Mapping[str, str]) -> "Journal":
         """A new journal with its plan and snapshot 0, or nothing at all: one transaction."""
-        journal = cls(_connect(path), path, plan.run.commit_seconds)
+        journal = cls(connect(path), path, plan.run.commit_seconds)
         with journal._writing():
             journal._db.executescript(f"BEGIN; {SCHEMA}")
             journal._db.execute(
@@ -87,10 +77,8 @@ class Journal:
     @classmethod
     def open(cls, path: Path, *, commit_seconds: float | None = None) -> "Journal":
         """An existing journal; without `commit_seconds`, for reading only."""
-        if not path.is_file():
-            raise JournalError(f"{path} is missing: expected the folder of a run that `baffle run --out` made")
-        _require_format(path)
-        return cls(_connect(path, read_only=commit_seconds is None), path, commit_seconds or 0.0)
+        require_journal(path)
+        return cls(connect(path, read_only=commit_seconds is None), path, commit_seconds or 0.0)
 
     @classmethod
     def begun(cls, path: Path) -> bool:
@@ -118,14 +106,16 @@ class Journal:
 
     def close(self) -> None:
         """Commit and leave one plain file behind, without its write-ahead log."""
-        self.commit()
-        with suppress(sqlite3.OperationalError):  # somebody is reading: the log stays until they are done
-            self._db.execute("PRAGMA journal_mode = DELETE")
-        self._db.close()
+        with closing(self._db):
+            self.commit()
+            with suppress(sqlite3.Error):  # while another process reads, the log has to stay
+                self._db.execute("PRAGMA journal_mode = DELETE")
 
     def plan(self) -> Plan:
-        with self._reading():
+        with reading(self._path):
             text, stored = self._db.execute("SELECT plan, trajectory_digest FROM run").fetchone()
+        if not isinstance(text, str):
+            raise JournalError(f"the plan in {self._path} is not text; the journal is damaged")
         plan = parse(text, source=f"the plan in {self._path}")
         if plan.trajectory_digest() != stored:
             raise ChainError(f"{self._path}: the plan was changed after the run began (before round 0)", 0)
@@ -177,79 +167,98 @@ class Journal:
 
     def contributions(self) -> dict[int, int]:
         """How many rounds each client contributed to."""
-        with self._reading():
+        with reading(self._path):
             rows = self._db.execute(
                 "SELECT client, count(*) FROM participation WHERE event = ? GROUP BY client", (CONTRIBUTED,)
             )
-            return dict(rows)
+            rounds = dict(rows.fetchall())
+        clients = range(self.plan().federation.clients)
+        if not all(client in clients for client in rounds):
+            raise JournalError(f"{self._path} counts rounds of clients that the run does not have; it is damaged")
+        return rounds
 
     def count(self, event: str) -> int:
         """How often that became of a client."""
-        with self._reading():
+        with reading(self._path):
             return int(self._db.execute("SELECT count(*) FROM participation WHERE event = ?", (event,)).fetchone()[0])
 
     def length(self) -> int:
-        with self._reading():
+        with reading(self._path):
             return int(self._db.execute("SELECT count(*) FROM rounds").fetchone()[0])
 
     def entries(self, first: int = 0) -> Iterator[Entry]:
         """Rounds in order, from `first` on."""
-        with self._reading():
+        with reading(self._path):
             for row in self._db.execute(
                 "SELECT round, outcome, chain FROM rounds WHERE round >= ? ORDER BY round", (first,)
             ):
-                yield Entry(*row)
+                yield self._checked(Entry(*row))
 
     def entry(self, round_number: int) -> Entry:
-        with self._reading():
+        with reading(self._path):
             row = self._db.execute(
                 "SELECT round, outcome, chain FROM rounds WHERE round = ?", (round_number,)
             ).fetchone()
         if row is None:
             raise ChainError(f"{self._path}: round {round_number} is missing", round_number)
-        return Entry(*row)
+        return self._checked(Entry(*row))
+
+    def _checked(self, entry: Entry) -> Entry:
+        """SQLite stores any type in any column."""
+        if not (isinstance(entry.outcome_bytes, bytes) and isinstance(entry.chain, bytes)):
+            raise ChainError(f"{self._path}: the outcome or hash of round {entry.round} is not bytes", entry.round)
+        return entry
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        with self._reading():
+        with reading(self._path):
             for (record,) in self._db.execute("SELECT record FROM metrics ORDER BY round"):
                 try:
-                    yield json.loads(record)
-                except (TypeError, ValueError) as fault:
+                    metrics = json.loads(record)
+                except (TypeError, ValueError, RecursionError) as fault:
                     raise JournalError(f"{self._path}: metrics cannot be read: {fault}") from None
+                if not isinstance(metrics, dict):
+                    raise JournalError(f"{self._path}: metrics are {type(metrics).__name__}, expected a table")
+                yield metrics
 
     def snapshot_numbers(self) -> list[int]:
-        with self._reading():
-            return [row[0] for row in self._db.execute("SELECT round FROM snapshots ORDER BY round")]
+        with reading(self._path):
+            numbers = [row[0] for row in self._db.execute("SELECT round FROM snapshots ORDER BY round")]
+        if numbers and numbers[0] < 0:
+            raise JournalError(f"{self._path} has a snapshot {numbers[0]}, expected 0 or more; it is damaged")
+        return numbers
 
     def snapshot(self, rule: Rule, number: int) -> ServerState:
         """The state after `number` rounds."""
-        with self._reading():
+        with reading(self._path):
             row = self._db.execute("SELECT state FROM snapshots WHERE round = ?", (number,)).fetchone()
         if row is None:
-            raise JournalError(f"{self._path} has no snapshot {number}; it has {self.snapshot_numbers()}")
+            raise JournalError(f"{self._path} has no snapshot {number}; it has {self.snapshot_numbers()[:9]}")
+        if not isinstance(row[0], bytes):
+            raise JournalError(f"{self._path}: snapshot {number} is not bytes; it is damaged")
         state = unpack(rule, row[0])
         if len(state.weights) != self.n_weights():
             raise JournalError(f"snapshot {number} holds {len(state.weights)} weights, the run has {self.n_weights()}")
         return state
 
     def n_weights(self) -> int:
-        with self._reading():
-            return int(self._db.execute("SELECT n_weights FROM run").fetchone()[0])
+        with reading(self._path):
+            (number,) = self._db.execute("SELECT n_weights FROM run").fetchone()
+        if not isinstance(number, int) or number < 0:
+            raise JournalError(f"{self._path}: the number of weights is {str(number)[:80]!r}; the journal is damaged")
+        return number
+
+    def require_sound(self) -> None:
+        """Check the file's pages, all of them, before they are read."""
+        require_sound(self._db, self._path)
 
     @contextmanager
     def one_view(self) -> Iterator[None]:
-        """Everything read inside is of one moment, while a run may go on."""
-        with self._reading():
+        """Everything read inside is as of one moment, even while the run goes on."""
+        with reading(self._path):
             self._db.execute("BEGIN")
         yield
-        self._db.rollback()
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.DatabaseError as fault:
-            raise JournalError(f"{self._path} cannot be read: {fault}; it is damaged or not a journal") from None
+        with reading(self._path):
+            self._db.rollback()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -264,28 +273,3 @@ class Journal:
                 f"{self._path} cannot be written: {fault}; free some space or mend the disk, "
                 f"then go on with: baffle run --resume {self._path.parent}"
             ) from None
-
-
-def _require_format(path: Path) -> None:
-    """Refuse a file that this version cannot read, before anything in it is changed."""
-    try:
-        with closing(_connect(path, read_only=True)) as db:
-            row = db.execute("SELECT format FROM run").fetchone()
-    except sqlite3.DatabaseError as fault:
-        raise JournalError(f"{path} cannot be read: {fault}; it is damaged or not a journal") from None
-    if row is None or row[0] != FORMAT:
-        raise JournalError(
-            f"{path} has format {row[0] if row else None!r}, expected {FORMAT!r}: made by another version of baffle"
-        )
-
-
-def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    try:
-        if read_only:
-            return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-        db = sqlite3.connect(path, timeout=READERS_SECONDS, isolation_level="DEFERRED")
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-    except sqlite3.Error as fault:
-        raise RunFolderError(f"{path} cannot be opened: {fault}") from None
-    return db

@@ -91,8 +91,10 @@ def _check_secure(plan: Plan) -> None:
     if not plan.secure.threshold:
         return
     policy = ClientPolicy(agreement=plan.secure.mode == "malicious-server")
-    few, many = (policy.graph(tuple(range(size)), bytes(32)) for size in (smallest, largest))
-    least, most = policy.least_threshold(many, largest), few.k + 1
+    many = policy.graph(tuple(range(largest)), bytes(32))
+    few = many if smallest == largest else policy.graph(tuple(range(smallest)), bytes(32))
+    least = policy.least_threshold(many, largest)
+    most = few.k + 1
     if not least <= plan.secure.threshold <= most:
         raise PlanError(
             f"secure.threshold: expected {least} to {most}, or 0 for the least of these, with {largest} clients in a "
@@ -113,7 +115,9 @@ def _check_probe(plan: Plan) -> None:
         raise PlanError('probe.layout: dense directions have none; leave it out, or set probe.supports = "units"')
     if sum(row[-1] for row in probe.layout) != probe.k:
         raise PlanError(f"probe.layout: its counts must add up to probe.k = {probe.k}")
-    if not all(start < stop and first <= last for start, stop, first, last, _ in probe.layout):
+    if not all(
+        start < stop and (stop <= first < last or first == last) for start, stop, first, last, _ in probe.layout
+    ):
         raise PlanError("probe.layout: every row must be [start, stop, start and stop of its tail or 0, 0, count]")
 
 

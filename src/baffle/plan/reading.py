@@ -10,8 +10,18 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from baffle.errors import PlanError
+from baffle.files import read_file
 from baffle.plan.checks import check
 from baffle.plan.sections import Model, Plan, Section
+
+PLAN_BYTES = 64 << 20
+"""No plan file is longer: room for a layout of a million rows."""
+
+DOTS = 2000
+"""A plan holds fewer dots than this. The time to read a dotted key grows with the square of its length."""
+
+SHOWN_CHARACTERS = 200
+"""An error message shows no more than this of a value."""
 
 
 def presets() -> list[str]:
@@ -32,16 +42,18 @@ def load(source: str = "digits", settings: Iterable[str] = ()) -> Plan:
                 f"name a .toml file or one of: {', '.join(presets())}"
             )
         try:
-            text = path.read_text()
+            text = read_file(path, PLAN_BYTES).decode()
         except (OSError, UnicodeDecodeError) as fault:
             raise PlanError(f"the plan {source} cannot be read: {fault}") from None
     return parse(text, settings, source)
 
 
 def parse(text: str, settings: Iterable[str] = (), source: str = "plan") -> Plan:
+    if text.count(".") > DOTS:
+        raise PlanError(f"{source} is not a plan: it holds {text.count('.'):,} dots, expected at most {DOTS:,}")
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as fault:
+    except (ValueError, RecursionError) as fault:
         raise PlanError(f"{source} is not valid TOML: {fault}") from None
     for setting in settings:
         _lay_over(raw, setting)
@@ -76,7 +88,7 @@ def _lay_over(raw: dict[str, Any], setting: str) -> None:
             raise PlanError(f"{path.strip()}: {name} is a value, not a table; expected section.key=value")
     try:
         table[key] = tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         table[key] = text.strip()
 
 
@@ -86,7 +98,9 @@ def _refuse_unknown_keys(raw: Mapping[str, Any], struct: type[Section], path: st
     for key, value in raw.items():
         if key not in allowed:
             known = ", ".join(allowed)
-            raise PlanError(f"unknown key {path}{key}{_nearest(key, allowed, path)}; known here: {known}")
+            raise PlanError(
+                f"unknown key {path}{key[:SHOWN_CHARACTERS]}{_nearest(key, allowed, path)}; known here: {known}"
+            )
         tables = value if isinstance(value, list) else [value]
         for table in tables:
             if isinstance(table, Mapping) and (inner := _struct_for(fields.get(key), table)):
@@ -96,7 +110,7 @@ def _refuse_unknown_keys(raw: Mapping[str, Any], struct: type[Section], path: st
 def _struct_for(kind: Any, value: Mapping[str, Any]) -> Any:
     """The struct that a table of a plan becomes, or none where the table is no struct."""
     if kind == Model:
-        return {struct.__struct_config__.tag: struct for struct in get_args(Model)}.get(value.get("name"))
+        return {struct.__struct_config__.tag: struct for struct in get_args(Model)}.get(str(value.get("name")))
     kind = get_args(kind)[0] if get_args(kind) else kind
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
@@ -111,7 +125,16 @@ def _explain(fault: str, raw: Mapping[str, Any]) -> str:
     if expected.startswith("Invalid") and (choices := _choices(keys, raw)):
         expected = f"expected one of {', '.join(map(repr, choices))}"
     wanted = expected.partition(", got ")[0]
-    return f"{'.'.join(keys) or 'plan'}: {wanted[:1].lower()}{wanted[1:]}, got {value!r}"
+    return f"{'.'.join(keys) or 'plan'}: {wanted[:1].lower()}{wanted[1:]}, got {_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    """A value of a plan as an error message shows it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of more digits than Python prints, or lists in lists in lists
+        return f"a value of type {type(value).__name__} that is too large to show"
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
 def _choices(keys: list[str], raw: Mapping[str, Any]) -> tuple[Any, ...]:

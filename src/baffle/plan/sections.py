@@ -12,8 +12,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-Count = Annotated[int, Meta(ge=1)]
-OptionalCount = Annotated[int, Meta(ge=0)]
+LARGEST = 2**63 - 1
+"""TOML, SQLite and the messages between client and server have no larger integers."""
+
+Count = Annotated[int, Meta(ge=1, le=LARGEST)]
+OptionalCount = Annotated[int, Meta(ge=0, le=LARGEST)]
 Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 NonNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Part = Annotated[float, Meta(gt=0, le=1)]
@@ -165,7 +168,7 @@ class SecureSettings(Section, frozen=True):
     group directions of its own. The groups, unlike the rest of this section, determine the weights."""
 
     mode: Literal["on", "malicious-server", "off"] = "on"
-    floor: Annotated[int, Meta(ge=2)] = 3
+    floor: Annotated[int, Meta(ge=2, le=LARGEST)] = 3
     threshold: OptionalCount = 0
     groups: Count = 1
     group_seeds: Literal["shared", "own"] = "shared"
@@ -190,7 +193,7 @@ class RunSettings(Section, frozen=True):
 
 class Plan(Section, frozen=True):
     name: str = "run"
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    seed: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
     rounds: Count = 400
     estimator: Literal["probe", "backprop"] = "probe"
     task: TaskSettings = TaskSettings()

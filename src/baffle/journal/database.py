@@ -1,0 +1,96 @@
+"""The SQLite file of a journal: how it is opened, and what it must look like before any of it is believed."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from baffle.errors import JournalError, RunFolderError
+
+FORMAT = "baffle-journal/1"
+READERS_SECONDS = 60.0
+"""How long a run waits for another process that is reading its journal."""
+
+SCHEMA = """
+CREATE TABLE run (format TEXT, plan TEXT, trajectory_digest BLOB, n_weights INTEGER, versions TEXT);
+CREATE TABLE rounds (round INTEGER PRIMARY KEY, outcome BLOB NOT NULL, chain BLOB NOT NULL);
+CREATE TABLE metrics (round INTEGER PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE snapshots (round INTEGER PRIMARY KEY, state BLOB NOT NULL);
+CREATE TABLE participation (round INTEGER, client INTEGER, event TEXT, PRIMARY KEY (round, client)) WITHOUT ROWID;
+"""
+
+TABLES = frozenset(statement.strip() for statement in SCHEMA.split(";") if statement.strip())
+STATISTICS = ("sqlite_stat1", "sqlite_stat4")
+"""Tables that SQLite's own `ANALYZE` adds."""
+
+SIDECARS = ("-wal", "-shm", "-journal")
+"""Endings of the files that SQLite keeps beside a database."""
+
+
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    try:
+        if read_only:
+            return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        db = sqlite3.connect(path, timeout=READERS_SECONDS, isolation_level="DEFERRED")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+    except sqlite3.Error as fault:
+        raise RunFolderError(f"{path} cannot be opened: {fault}") from None
+    return db
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Report whatever SQLite finds wrong as a damaged journal. A damaged length can also ask for too much memory."""
+    try:
+        yield
+    except (sqlite3.Error, MemoryError) as fault:
+        reason = str(fault) or "out of memory"
+        raise JournalError(f"{path} cannot be read: {reason}; it is damaged or not a journal") from None
+
+
+def require_journal(path: Path) -> None:
+    """Refuse a file that this version cannot read, before anything in it is changed."""
+    _require_plain_files(path)
+    with reading(path), closing(connect(path, read_only=True)) as db:
+        _require_schema(db, path)
+        formats = [row[0] for row in db.execute("SELECT format FROM run LIMIT 2")]
+    if formats != [FORMAT]:
+        got = repr(formats[0])[:80] if len(formats) == 1 else "several" if formats else "None"
+        raise JournalError(f"{path} has format {got}, expected {FORMAT!r}: made by another version of baffle")
+
+
+def require_sound(db: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file whose pages do not form proper trees.
+
+    A forged file can refer to one page again and again, so that a few kilobytes hold more rows than anybody can read.
+    """
+    with reading(path):
+        (fault,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if fault != "ok":
+        raise JournalError(f"{path} is damaged: {' '.join(str(fault).split())}")
+
+
+def _require_plain_files(path: Path) -> None:
+    """Opening a pipe or a device as one of SQLite's files could block for ever."""
+    try:
+        if not path.is_file():
+            raise JournalError(f"{path} is missing: expected the folder of a run that `baffle run --out` made")
+        real = path.resolve()
+        for sidecar in (real.with_name(real.name + ending) for ending in SIDECARS):
+            if sidecar.is_symlink() or (sidecar.exists() and not sidecar.is_file()):
+                raise JournalError(f"{sidecar} is not a plain file; expected one that SQLite wrote, or none")
+    except OSError as fault:
+        raise JournalError(f"{path} cannot be read: {fault.strerror or fault}") from None
+
+
+def _require_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Refuse views, triggers and computed columns, which could do anything: a journal has five plain tables."""
+    stored = {name: sql for name, sql in db.execute("SELECT name, sql FROM sqlite_master") if name not in STATISTICS}
+    tables = {sql.split()[2]: sql for sql in TABLES}
+    if stored == tables:
+        return
+    raise JournalError(
+        f"{path} does not hold the tables of a journal ({', '.join(sorted(tables))}) and nothing else, but "
+        f"{', '.join(sorted(map(str, stored)))[:200] or 'none'}; it is damaged, of another version, or not a journal"
+    )
