@@ -143,8 +143,11 @@ def test_a_damaged_snapshot_is_refused(data: bytes) -> None:
         unpack(FULL, data)
 
 
-def test_this_thread_keeps_denormals() -> None:
-    require_denormals()
+def test_a_thread_that_keeps_denormals_is_accepted_and_keeps_them_in_the_weights() -> None:
+    """No library that is imported here may have switched them off for the main thread."""
+    bits = np.array([0x00000001, 0x80000001, 0x00000600, 0x00400000, 0x007FFFFF], np.uint32)  # ±2⁻¹⁴⁹ to almost 2⁻¹²⁶
+    after = apply(PLAIN, PLAIN.start(bits.view(np.float32)), vector_of([0.0] * N))
+    assert after.weights.view(np.uint32).tolist() == bits.tolist()
 
 
 def test_a_thread_that_flushes_denormals_is_refused_unless_there_is_nothing_to_compute() -> None:
