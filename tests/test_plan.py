@@ -317,11 +317,14 @@ def test_a_secure_sum_needs_as_many_clients_a_round_as_its_floor(
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        (["secure.groups=11"], r"secure\.groups: 11 groups of 10 clients"),
-        (["secure.groups=11", "secure.mode=off"], r"secure\.groups: 11 groups of 10 clients"),
-        (["secure.groups=4", "federation.participation=0.3", "secure.mode=off"], r"secure\.groups: 4 groups of 3"),
-        (["secure.groups=4"], r"secure\.floor.*3 clients at least, here are 2"),
-        (["secure.groups=2", "secure.floor=6"], r"secure\.floor.*6 clients at least, here are 5"),
+        (["secure.groups=11"], r"secure\.groups: expected at most 10, .* got 11"),
+        (["secure.groups=11", "secure.mode=off"], r"secure\.groups: expected at most 10, .* got 11"),
+        (
+            ["secure.groups=4", "federation.participation=0.3", "secure.mode=off"],
+            r"secure\.groups: expected at most 3, ",
+        ),
+        (["secure.groups=4"], r"secure\.floor: expected at least 3 clients .*, got 2"),
+        (["secure.groups=2", "secure.floor=6"], r"secure\.floor: expected at least 6 clients .*, got 5"),
         (["secure.groups=2", "secure.threshold=2"], r"secure\.threshold: expected 3 to 5"),
         (["secure.groups=2", "secure.threshold=6"], r"secure\.threshold: expected 3 to 5"),
         (["secure.groups=3", "secure.threshold=4"], r"secure\.threshold: expected 3 to 3"),

@@ -1,17 +1,17 @@
-"""What can go wrong, as one tree:
+"""All errors of this package, as one tree:
 
     BaffleError
     ├── PlanError        a setting is unknown, of the wrong type, or out of range
-    ├── DataError        a data set is missing or a file of it is damaged
+    ├── DataError        a data set is missing, or one of its files is damaged
     ├── ModelError       an exported model is damaged, of another plan, or cannot be run
     ├── RunFolderError   a run folder cannot be used: it holds another run, is in use, or cannot be written
     ├── JournalError     a journal is damaged, or belongs to another plan or version
     │   └── ChainError   a round of the journal does not follow from the one before
     ├── MessageError     a message between client and server is malformed or does not fit the round
-    │   ├── RefusalError one side of a secure sum will not do what the other asks
-    │   └── AbortError   too few clients answered to end a secure sum; nothing was learnt
+    │   ├── RefusalError one side of a secure sum refuses what the other asks
+    │   └── AbortError   too few clients answered to finish a secure sum; nothing was learnt
     ├── TransportError   a server cannot be reached, or does not answer as expected
-    │   ├── AwayError    nobody answers now: worth trying again
+    │   ├── AwayError    nobody answers at the moment; trying again may help
     │   └── KeyRefusedError  a server does not accept a client's key
     ├── PageError        a page of the paper's tables and figures cannot be read or written
     ├── KeysError        a key, a certificate or a roster is missing or is not what it should be
@@ -22,7 +22,7 @@ Every message says what was expected, what came, and what to do.
 
 
 class BaffleError(Exception):
-    """Anything that this package reports instead of a result."""
+    """Any error that this package raises on purpose."""
 
 
 class PlanError(BaffleError):
@@ -30,7 +30,7 @@ class PlanError(BaffleError):
 
 
 class DataError(BaffleError):
-    """A data set is missing, or a file of it is damaged."""
+    """A data set is missing, or one of its files is damaged."""
 
 
 class ModelError(BaffleError):
@@ -58,11 +58,11 @@ class MessageError(BaffleError):
 
 
 class RefusalError(MessageError):
-    """One side of a secure sum will not do what the other asks."""
+    """One side of a secure sum refuses what the other asks."""
 
 
 class AbortError(MessageError):
-    """Too few clients answered to end a secure sum; nothing was learnt."""
+    """Too few clients answered to finish a secure sum; nothing was learnt."""
 
 
 class TransportError(BaffleError):
@@ -70,7 +70,7 @@ class TransportError(BaffleError):
 
 
 class AwayError(TransportError):
-    """Nobody answers now: worth trying again."""
+    """Nobody answers at the moment; trying again may help."""
 
 
 class KeyRefusedError(TransportError):

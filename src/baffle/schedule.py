@@ -1,4 +1,4 @@
-"""Who takes part in a round, summed with whom, with how many directions: all of it follows from the plan."""
+"""Which clients take part in a round, in which groups, and with how many directions. It all follows from the plan."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -13,7 +13,7 @@ from baffle.trajectory import Trajectory
 
 
 def choose_clients(trajectory: Trajectory, round_number: int) -> list[int]:
-    """Who takes part: the same for everybody who knows the plan."""
+    """The clients of a round. Everybody who knows the plan computes the same ones."""
     everyone = trajectory.plan.federation.clients
     if trajectory.plan.per_round == everyone:
         return list(range(everyone))
@@ -22,8 +22,9 @@ def choose_clients(trajectory: Trajectory, round_number: int) -> list[int]:
 
 
 def choose_groups(trajectory: Trajectory, round_number: int) -> list[list[int]]:
-    """Who is summed with whom: the same for everybody who knows the plan, and drawn anew in every round."""
-    chosen, count = choose_clients(trajectory, round_number), trajectory.plan.secure.groups
+    """The clients of a round, divided into groups that are summed together. The groups are drawn anew every round."""
+    chosen = choose_clients(trajectory, round_number)
+    count = trajectory.plan.secure.groups
     if count == 1:
         return [chosen]
     order = permutation(trajectory.seeds.key("groups", round_number), len(chosen)).tolist()
@@ -31,20 +32,22 @@ def choose_groups(trajectory: Trajectory, round_number: int) -> list[list[int]]:
 
 
 def tiers_of(plan: Plan) -> list[int]:
-    """K for each client: shares of the clients, in random order, go to the slower tiers."""
+    """K for each client. The clients are shuffled, and each slower tier gets its share of them."""
     clients = plan.federation.clients
     order = permutation(Seeds(plan.seed, b"").key("tiers"), clients)
-    k, start, upto = np.full(clients, plan.probe.k), 0, Fraction(0)
+    k = np.full(clients, plan.probe.k)
+    start = 0
+    share_so_far = Fraction(0)
     for tier in plan.federation.tiers:
-        upto += Fraction(tier.share)
-        stop = round(upto * clients)
+        share_so_far += Fraction(tier.share)
+        stop = round(share_so_far * clients)
         k[order[start:stop]] = tier.k
         start = stop
-    return [int(one) for one in k]
+    return [int(directions) for directions in k]
 
 
 def policy_of(trajectory: Trajectory, tiers: Mapping[int, int]) -> ClientPolicy:
-    """What the clients of a run insist on in its secure sums."""
+    """What the clients of a run insist on before they join a secure sum."""
     plan = trajectory.plan
 
     @lru_cache(maxsize=4)  # simulated clients ask for the same round, one after the other

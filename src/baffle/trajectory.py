@@ -1,4 +1,4 @@
-"""From a plan to the values that core works with: what client, server and auditor must agree on."""
+"""From a plan to the values that core computes with, on which client, server and auditor must agree."""
 
 import os
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ LARGEST_EXPONENT = 200
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One plan for one number of weights: its seeds, supports, ring and update rule."""
+    """A plan applied to a model of n weights: seeds, supports, ring and update rule."""
 
     plan: Plan
     n: int
@@ -36,15 +36,15 @@ class Trajectory:
     supports: tuple[Support, ...]
     ring: Ring
     rule: Rule
-    block: int  # numbers of directions that are drawn at a time; no bit depends on it, nor on
-    threads: int  # to work with
+    block: int  # how many numbers of directions are drawn at a time; no bit depends on it
+    threads: int  # how many threads to use; no bit depends on it
 
     def weight_of(self, samples: int) -> int:
-        """N_c: what a client of so many samples counts for."""
+        """N_c: the weight of a client with this many samples."""
         return 1 if self.plan.federation.weighting == "uniform" else min(samples, self.plan.ring.n_max)
 
     def key_number(self, round_number: int, group: int) -> int:
-        """Numbers the key of the directions of a round, or of one of its groups where each has its own."""
+        """The number of the key for a round's directions, or for one group's if every group has its own."""
         return round_number * self.plan.secure.groups + group if self.plan.own_seeds else round_number
 
     def directions(self, key_number: int) -> Directions:
@@ -53,16 +53,19 @@ class Trajectory:
 
 
 def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE) -> Trajectory:
-    """What a resolved plan means for a model of n weights. Gradients are rebuilt from blocks of so many numbers;
-    smaller ones take less memory."""
+    """Apply a resolved plan to a model of n weights. A gradient is rebuilt from `block` numbers at a time; a smaller
+    block takes less memory."""
     digest = plan.trajectory_digest()
-    seeds, touched, ring = Seeds(plan.seed, digest), _supports(plan, n), _ring(plan)
+    seeds = Seeds(plan.seed, digest)
+    touched = _supports(plan, n)
+    ring = _ring(plan)
     length = n if plan.outcome_kind == "vector" else len(touched)
     threads = plan.run.workers or os.cpu_count() or 1
     rebuilders = min(threads, REBUILDERS)
 
     def gradient(outcome: Outcome) -> F32:
-        groups, how = _checked_groups(outcome, plan, length), plan.secure.combine
+        groups = _checked_groups(outcome, plan, length)
+        how = plan.secure.combine
         if not plan.own_seeds:
             groups = [(groups[0][0], combine_totals([totals for _, totals in groups], how))]
         gradients = [_gradient(key, totals) for key, totals in groups]
@@ -72,22 +75,25 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE) -> Trajector
         if plan.outcome_kind == "vector":
             return gradient_from_vector(totals.numbers, totals.weight, ring)
         drawn = _directions(plan, seeds, key_number)
-        means = totals.numbers, totals.weight
-        return gradient_from_scalars(*means, drawn, touched, n, ring, block=block, threads=rebuilders)
+        return gradient_from_scalars(
+            totals.numbers, totals.weight, drawn, touched, n, ring, block=block, threads=rebuilders
+        )
 
-    # At epoch level the clients have stepped already: what they send is minus their weight change, and one plain
-    # step of rate 1 along it is federated averaging.
+    # At epoch level the clients have already taken their steps. They send minus their weight change, and one plain
+    # step of rate 1 along its mean is federated averaging.
     step = optimizer(plan.update) if plan.federation.level == "batch" else sgd(1.0)
     smooth = average(plan.update.ema) if plan.update.ema else no_average()
     return Trajectory(plan, n, length, digest, seeds, touched, ring, Rule(gradient, step, smooth), block, threads)
 
 
 def _supports(plan: Plan, n: int) -> tuple[Support, ...]:
-    """What each direction touches."""
+    """The support of each direction."""
     if plan.probe.supports == "dense" or plan.estimator == "backprop":
         return dense(n, plan.probe.k)
     if not plan.probe.layout:
-        raise PlanError("probe.layout is empty: a run lays its supports out when it starts, in its own plan.toml")
+        raise PlanError(
+            "probe.layout is empty: expected the one that a run writes into its own plan.toml when it starts"
+        )
     layout = layout_of(plan.probe.layout)
     if max(max(entry.support.stop, entry.support.tail[1]) for entry in layout) > n:
         raise PlanError(f"probe.layout reaches beyond the model's {n} weights; leave it out to have one made")
@@ -100,7 +106,7 @@ def _directions(plan: Plan, seeds: Seeds, key_number: int) -> Directions:
 
 
 def _checked_groups(outcome: Outcome, plan: Plan, length: int) -> list[tuple[int, Totals]]:
-    """The sums of an outcome that fits the plan, each with the number of its key."""
+    """The groups' totals, each with the number of its key; an outcome that does not fit the plan is refused."""
     most = plan.secure.groups
     if outcome.kind != plan.outcome_kind or not 1 <= len(outcome.groups) <= most:
         raise MessageError(
@@ -120,7 +126,7 @@ def _checked_groups(outcome: Outcome, plan: Plan, length: int) -> list[tuple[int
 
 
 def optimizer(settings: UpdateSettings) -> Transform:
-    """The chain that the plan's [update] names."""
+    """The optimizer that the plan's [update] describes."""
     steps: dict[str, Transform] = {
         "adam": adam(settings.rate, *settings.betas),
         "momentum": momentum(settings.rate, settings.momentum),
@@ -133,7 +139,7 @@ def optimizer(settings: UpdateSettings) -> Transform:
 
 def _ring(plan: Plan) -> Ring:
     if not plan.ring.n_max:
-        raise PlanError("ring.n_max is 0: a run fills it in when it starts, in its own plan.toml")
+        raise PlanError("ring.n_max is 0: expected the number that a run writes into its own plan.toml when it starts")
     ring = _unchecked_ring(plan)
     if abs(ring.exponent) > LARGEST_EXPONENT:
         raise PlanError(
@@ -145,7 +151,7 @@ def _ring(plan: Plan) -> Ring:
 
 def _unchecked_ring(plan: Plan) -> Ring:
     if plan.federation.seeds == "own":
-        # An entry of an estimate is a mean of scalars times numbers of about 1: what bounds a scalar bounds it too.
+        # An entry of an estimate is a mean of scalars times numbers of about 1, so the scalars' bound serves too.
         return Ring(plan.per_round, plan.ring.n_max, plan.ring.d_max)
     if plan.outcome_kind == "vector":
         return Ring(plan.per_round, plan.ring.n_max, plan.ring.update_max)

@@ -76,7 +76,7 @@ def test_every_prefix_of_the_directions_covers_the_model(tiny: MakePlan) -> None
 
 
 def test_a_plan_without_a_layout_cannot_be_replayed(tiny: MakePlan) -> None:
-    with pytest.raises(PlanError, match="lays its supports out"):
+    with pytest.raises(PlanError, match="layout is empty"):
         trajectory_of(tiny(LENET, "probe.supports=units"), 100)
 
 

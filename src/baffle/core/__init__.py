@@ -1,1 +1,1 @@
-"""The exact half of the system: pure functions of arrays and bytes, with no I/O, clock or global state."""
+"""The exact arithmetic: pure functions of arrays and bytes, with no I/O, clock or global state."""

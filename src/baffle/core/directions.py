@@ -5,8 +5,8 @@ that it touches. Number i of stream k belongs to weight i of the support, so any
 drawn alone. The paper's δ_k (eq. 4) is σ · unit · z_k.
 
 Directions on the sphere of radius √n, as FedZO has them, are Gaussian ones stretched to that length: u_k is
-s_k · unit · z_k with s_k = √n / ‖unit · z_k‖. A client moves along u_k and sends (u_k · ∇L) · s_k, so that whoever
-rebuilds multiplies integers z_k by integer totals as ever: Σ (u_k · ∇L) · u_k comes out, without a norm.
+s_k · unit · z_k with s_k = √n / ‖unit · z_k‖. A client moves along u_k and sends (u_k · ∇L) · s_k. The server still
+multiplies integers z_k by integer totals and gets Σ (u_k · ∇L) · u_k without computing a norm.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +23,12 @@ from baffle.core.arrays import F64, I64, U8, Integers
 from baffle.core.seeds import BLOCK, Scratch, keystream
 
 NUMBERS_AT_ONCE = 1 << 17
-"""How many numbers a loop over directions draws at a time: enough to be quick, few enough to stay in cache."""
+"""A loop over directions draws this many numbers at a time: enough to be quick, few enough to stay in cache."""
 
 
 class Support(NamedTuple):
-    """The part of the flat weight vector that a direction touches: a slice, and a second one behind it, because the
-    filters of some units and their biases lie apart."""
+    """The part of the flat weight vector that a direction touches: one slice, or two where the filters of a unit and
+    their biases lie apart. The second, `tail`, lies behind the first."""
 
     start: int
     stop: int
@@ -39,7 +39,8 @@ class Support(NamedTuple):
         return self.stop - self.start + self.tail[1] - self.tail[0]
 
     def parts(self, first: int = 0, last: int | None = None) -> list[tuple[slice, slice]]:
-        """Where numbers `first` to `last` of a direction belong: slices of the weights, each with its slice of them."""
+        """Which weights numbers `first` to `last` of a direction belong to: pairs of a slice of the weights and the
+        matching slice of those numbers."""
         last = self.size if last is None else last
         ends = ((self.start, 0, self.stop - self.start), (self.tail[0], self.stop - self.start, self.size))
         return [
@@ -49,7 +50,7 @@ class Support(NamedTuple):
         ]
 
     def below(self, weight: int) -> int:
-        """How many of its weights come before `weight`: a range of weights meets a range of its numbers."""
+        """How many weights of this support come before `weight`. It turns a range of weights into one of numbers."""
         return max(0, min(weight, self.stop) - self.start) + max(0, min(weight, self.tail[1]) - self.tail[0])
 
 
@@ -85,7 +86,7 @@ def _gaussian(stream: U8, scratch: Scratch) -> Integers:
 
 @cache
 def rademacher_table() -> NDArray[np.uint64]:
-    """For each byte of the stream its eight numbers, an int8 each, held together in a uint64."""
+    """The eight numbers of each possible byte of the stream, as int8, packed into one uint64."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     table: NDArray[np.uint64] = (2 * bits.view(np.int8) - 1).view(np.uint64)[:, 0]
     table.flags.writeable = False
@@ -98,9 +99,9 @@ def _rademacher(stream: U8, scratch: Scratch) -> Integers:
 
 def _look_up(table: NDArray[Any], codes: NDArray[Any], scratch: Scratch) -> NDArray[Any]:
     index = scratch.array("index", codes.shape, np.intp)
-    np.copyto(index, codes)  # as `take` would, into fresh memory
-    found = scratch.array("found", codes.shape, table.dtype)
-    return table.take(index, out=found, mode="wrap")  # every code is inside the table; "wrap" spares the check for it
+    np.copyto(index, codes)  # `take` would do the same, but into fresh memory
+    numbers = scratch.array("numbers", codes.shape, table.dtype)
+    return table.take(index, out=numbers, mode="wrap")  # every code is in the table; "wrap" skips checking that
 
 
 GAUSSIAN = Distribution("gaussian", bits=16, unit_bits=12, bound=17715, decode=_gaussian)
@@ -117,7 +118,7 @@ class Directions:
     distribution: Distribution
 
     def draw(self, numbers: Sequence[int], start: int, stop: int, scratch: Scratch | None = None) -> Integers:
-        """Numbers `start` to `stop` of each direction in `numbers`, a row each; in `scratch`, if there is one."""
+        """Numbers `start` to `stop` of each direction in `numbers`, a row each. The result lies in `scratch`."""
         scratch = scratch or Scratch()
         per_block = 8 * BLOCK // self.distribution.bits
         first = start // per_block
@@ -126,15 +127,15 @@ class Directions:
         return self.distribution.decode(stream, scratch)[:, skip : skip + stop - start]
 
     def stretch(self, numbers: Sequence[int], size: int) -> F64:
-        """s_k for directions of so many weights: how much longer than z_k, in its units, each of them is."""
+        """s_k for directions over `size` weights: the factor from unit · z_k to the direction itself."""
         if not self.distribution.on_sphere:
             return np.ones(len(numbers))
         return np.array([_stretch(self, number, size) for number in numbers])
 
 
-@lru_cache(maxsize=1 << 14)  # a probe asks twice, and clients that share a key ask for the same
+@lru_cache(maxsize=1 << 14)  # a probe asks twice, and clients that share a key ask again
 def _stretch(directions: Directions, number: int, size: int) -> float:
-    """√n / ‖unit · z‖ from an exact sum of squares, so the same everywhere. A direction of zeros stays as it is."""
+    """√n / ‖unit · z‖ from an exact sum of squares, so the same everywhere. A direction of zeros is not stretched."""
     square = 0
     for start in range(0, size, NUMBERS_AT_ONCE):
         (z,) = directions.draw([number], start, min(start + NUMBERS_AT_ONCE, size)).astype(np.float64)
@@ -158,7 +159,8 @@ def grouped(supports: Sequence[Support]) -> dict[Support, list[int]]:
 def blocks(
     supports: Sequence[Support], block: int = NUMBERS_AT_ONCE, *, most: int | None = None
 ) -> Iterator[tuple[Sequence[int], Support]]:
-    """Directions with one support, as many together as have `block` numbers, one at least; or at most `most`."""
+    """Directions that share a support, in batches of at most `block` numbers but at least one direction. If `most` is
+    given, a batch has that many directions instead."""
     for support, numbers in grouped(supports).items():
         rows = most or max(1, block // max(1, support.size))
         for start in range(0, len(numbers), rows):

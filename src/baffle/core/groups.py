@@ -1,4 +1,4 @@
-"""From the sums of several groups to one: by their mean, or by a median that no single group can move far.
+"""Combine the sums of several groups: by their mean, or by a median that no single group can move far.
 
 Everything here is elementwise and in a fixed order, so it gives the same bits on every machine.
 """
@@ -23,10 +23,10 @@ class Totals(NamedTuple):
 
 
 def combine_totals(groups: Sequence[Totals], how: Combine) -> Totals:
-    """One sum from groups that answered about the same directions. The mean of all is the sum of all, exactly."""
-    weight = sum(group.weight for group in groups)
+    """One sum from groups that probed the same directions. Their mean is exactly the sum of all their totals."""
     if len(groups) == 1:
         return groups[0]
+    weight = sum(group.weight for group in groups)
     if how == "median":
         middle = _median(np.stack([group.numbers / group.weight for group in groups]))
         rounded: I32 = np.rint(np.clip(middle * weight, -GUARD, GUARD)).astype(np.int32)
@@ -38,7 +38,7 @@ def combine_totals(groups: Sequence[Totals], how: Combine) -> Totals:
 
 
 def combine_gradients(gradients: Sequence[F32], weights: Sequence[int], how: Combine) -> F32:
-    """One gradient from groups that each had directions of their own."""
+    """One gradient from groups that each probed their own directions."""
     if len(gradients) == 1:
         return gradients[0]
     if how == "median":
@@ -50,8 +50,9 @@ def combine_gradients(gradients: Sequence[F32], weights: Sequence[int], how: Com
 
 
 def _median(rows: F64) -> F64:
-    """Of each column, the middle number, or the mean of the two in the middle."""
+    """The middle number of each column, or the mean of the two in the middle."""
     rows.sort(axis=0)
-    low, high = (len(rows) - 1) // 2, len(rows) // 2
+    low = (len(rows) - 1) // 2
+    high = len(rows) // 2
     middle: F64 = (rows[low] + rows[high]) / 2
     return middle

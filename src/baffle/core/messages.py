@@ -1,4 +1,4 @@
-"""What goes over the wire and into the journal: frozen structs as msgpack.
+"""The messages on the wire and in the journal: frozen structs, encoded as msgpack.
 
 Integers and byte strings are written in their widest msgpack form, so that a message's size depends on how much it
 carries and not on the values: 4 bytes a scalar plus a constant, in every round. Any msgpack reader reads them.
@@ -25,7 +25,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Group(Message, frozen=True, tag="group"):
-    """One sum of a round: the number of the key of its directions, the totals, and ΣN_c."""
+    """One sum of a round: the number of its directions' key, the totals, and ΣN_c."""
 
     key: Number
     totals: bytes
@@ -56,8 +56,8 @@ class CatchUp(Message, frozen=True, tag="catch-up"):
 
 
 class RoundRequest(Message, frozen=True, tag="request"):
-    """From server to client: probe these weights along the directions of this key. `skipped` names the rounds that were
-    about the same weights and closed without a sum: without them, a client is not asked about any weights twice."""
+    """From server to client: probe these weights along the directions of this key. `skipped` lists the earlier rounds
+    that asked about the same weights and ended without a sum. Only they let a client answer about weights again."""
 
     round: Number
     key: Number
@@ -78,7 +78,7 @@ class Contribution(Message, frozen=True, tag="contribution"):
 
 
 class Abstention(Message, frozen=True, tag="abstention"):
-    """From client to server: nothing this round, and why."""
+    """From client to server: the client has nothing to contribute in this round, and why."""
 
     round: Number
     reason: str
@@ -94,7 +94,7 @@ def encode(message: Message) -> bytes:
 
 
 def tag_of(data: bytes) -> str:
-    """The name of an encoded message's type, unread otherwise; empty where there is none."""
+    """The name of an encoded message's type, without reading the rest; empty if it has none."""
     tag = data[2 : 2 + (data[1] & 0x1F)] if data[1:2] and data[0] >> 4 == 0x9 and data[1] >> 5 == 0b101 else b""
     return tag.decode("ascii", errors="ignore")
 
@@ -109,7 +109,7 @@ def decode_reply(data: bytes) -> Reply:
 
 
 def contribution_to(request: RoundRequest, data: bytes) -> RingVector:
-    """The vector in a reply to a request, or why there is none."""
+    """The vector in a reply to a request; the error for a reply without one says why."""
     reply = decode_reply(data)
     if reply.round != request.round:
         raise MessageError(f"a reply to round {reply.round}, expected round {request.round}")
@@ -119,7 +119,7 @@ def contribution_to(request: RoundRequest, data: bytes) -> RingVector:
 
 
 def read(data: bytes, kind: Any, name: str) -> Any:
-    """Read one message of a type, or of a union of types, which `name` stands for in an error."""
+    """Read one message of a type, or of a union of types. An error calls the type `name`."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as fault:

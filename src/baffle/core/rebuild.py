@@ -3,8 +3,8 @@
 A float64 product of at most 128 directions with totals below 2³¹ stays below 2⁵³, where float64 counts every integer;
 so a BLAS may add in any order, with any number of threads, and get the same bits. Products are added as int64.
 
-The weights are taken in pieces, and of each piece no more numbers are drawn at a time than fit in cache: beside its
-result, a thread needs about 4 MB however many weights and directions there are.
+The weights are handled in pieces, and no more numbers are drawn at a time than fit in cache. Beside its result, a
+thread needs about 4 MB, however many weights and directions there are.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from baffle.core.ring import Ring
 from baffle.core.seeds import Scratch
 
 EXACT_DIRECTIONS = 128
-"""As many directions as one float64 product may hold: 128 · 2³¹ · 17,715 < 2⁵³."""
+"""One float64 product holds at most this many directions: 128 · 2³¹ · 17,715 < 2⁵³."""
 
 WEIGHTS_AT_ONCE = 1 << 16
 """The largest piece of the weights that a thread works on at a time."""
@@ -34,8 +34,8 @@ def rebuild(
     block: int = NUMBERS_AT_ONCE,
     threads: int = 1,
 ) -> I64:
-    """G = Σ_k T_k · z_k. Neither `chunk`, directions in a product, nor `block`, numbers drawn at a time, nor `threads`
-    can change a bit of it."""
+    """G = Σ_k T_k · z_k. No bit of it depends on `chunk` (directions in a product), `block` (numbers drawn at a time)
+    or `threads`."""
     gradient = np.zeros(n, dtype=np.int64)
     add = _adder(totals, directions, supports, chunk, block)
 
@@ -76,16 +76,18 @@ def gradient_from_scalars(
 def _adder(
     totals: I32, directions: Directions, supports: Sequence[Support], chunk: int, block: int
 ) -> Callable[[int, I64, Scratch], None]:
-    """A function that adds every T_k · z_k to a piece of the sum that begins at some weight."""
+    """A function that adds every T_k · z_k to one piece of the sum, given the weight at which the piece begins."""
     if len(totals) != len(supports):
         raise ValueError(f"expected a total per direction ({len(supports)}), got {len(totals)}")
     if not 1 <= chunk <= EXACT_DIRECTIONS:
         raise ValueError(f"a chunk is 1 to {EXACT_DIRECTIONS} directions, got {chunk}")
-    chunks, factors = list(blocks(supports, most=chunk)), totals.astype(np.float64)
+    chunks = list(blocks(supports, most=chunk))
+    factors = totals.astype(np.float64)
 
     def add(begin: int, piece: I64, scratch: Scratch) -> None:
         for numbers, support in chunks:
-            last, wide = support.below(begin + len(piece)), max(1, block // len(numbers))
+            last = support.below(begin + len(piece))
+            wide = max(1, block // len(numbers))
             for start in range(support.below(begin), last, wide):
                 stop = min(start + wide, last)
                 drawn = directions.draw(numbers, start, stop, scratch)
@@ -99,7 +101,7 @@ def _adder(
 
 
 def _in_pieces(work: Callable[[int, int, Scratch], None], n: int, threads: int, most: int) -> None:
-    """Do the weights from 0 to n piece by piece, with so many threads, but no more than there are blocks to draw."""
+    """Call `work` for pieces of the weights from 0 to n, on at most `threads` threads and at most `most`."""
     threads = max(1, min(threads, most))
     count = max(-(-n // WEIGHTS_AT_ONCE), threads)
     left = iter([(n * i // count, n * (i + 1) // count) for i in range(count)])

@@ -32,7 +32,7 @@ RingVector = NDArray[np.uint32]
 
 
 class Sum(NamedTuple):
-    """What the server learns from one round: sums over the contributing clients, and nothing else."""
+    """All that the server learns from one round: sums over the contributing clients."""
 
     totals: I32
     weight: int  # ΣN_c
@@ -43,7 +43,7 @@ class Sum(NamedTuple):
 
 @dataclass(frozen=True)
 class Ring:
-    """How clients and server agree on a scale that no sum can overflow. Derived on every side, never sent.
+    """The scale that clients and server share, such that no sum overflows. Each side derives it; it is never sent.
 
     `clients` take part in a round, `n_max` caps a client's sample weight, and `clip` bounds a value. `tier_factor`
     (K / K_min) makes room for clients that answer fewer directions with a larger weight each.
@@ -71,8 +71,8 @@ class Ring:
         """One client's contribution: `values`, zeros up to `length`, and the extra coordinates.
 
         A client that evaluated only a prefix of the directions counts each of them more, which keeps the estimate
-        unbiased whatever the shares of slow and fast clients are. `clipped_before` counts values that were clipped on
-        the way to these.
+        unbiased for any mix of slow and fast clients. `clipped_before` counts values that were clipped earlier, while
+        these were computed.
         """
         if not 0 < weight <= self.n_max:
             raise MessageError(f"a sample weight must be 1 to {self.n_max}, got {weight}")
@@ -90,7 +90,7 @@ class Ring:
         return vector.astype(np.uint32)  # modulo 2³²
 
     def decode(self, total: RingVector, contributors: int) -> Sum:
-        """Read the sum of so many contributions, and refuse one that honest clients cannot have made."""
+        """Read the sum of `contributors` vectors. A sum that honest clients cannot have produced is refused."""
         if contributors < 1 or len(total) < EXTRAS:
             raise MessageError(f"{len(total)} elements from {contributors} contributors are not a sum")
         signed = total.view(np.int32)
@@ -113,9 +113,9 @@ class Ring:
 
 def add(vectors: Iterable[RingVector]) -> RingVector:
     """The sum in the ring, of at least one vector."""
-    several = iter(vectors)
-    total = next(several).astype(np.uint32)
-    for vector in several:
+    remaining = iter(vectors)
+    total = next(remaining).astype(np.uint32)
+    for vector in remaining:
         total += vector
     return total
 

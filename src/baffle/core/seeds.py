@@ -1,6 +1,6 @@
-"""Keys for every random choice of a run, derived by hashing from its root seed, and the stream that a key gives.
+"""Keys for every random choice of a run, derived from its root seed by hashing, and the stream of numbers of a key.
 
-Whoever knows the root seed can repeat all of it. Nothing that must stay secret may come from here.
+Anybody who knows the root seed can repeat all of it, so nothing that must stay secret may come from here.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,14 +48,15 @@ class Seeds:
 
 
 class Scratch:
-    """Memory that is used over and over: fresh memory can cost more than what is written to it."""
+    """Memory that is reused, because getting fresh memory can take longer than writing to it."""
 
     def __init__(self) -> None:
         self._kept = dict[str, NDArray[Any]]()
 
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """An array that lasts until the next of its name, with whatever was written there before."""
-        size, kept = prod(shape), self._kept.get(name)
+        """An array, not cleared, that is valid until the next one with the same name is asked for."""
+        size = prod(shape)
+        kept = self._kept.get(name)
         if kept is None or kept.size < size or kept.dtype != dtype:
             kept = self._kept[name] = np.empty(size, dtype)
         return kept[:size].reshape(shape)
@@ -65,14 +66,14 @@ def keystream(key: bytes, lanes: Sequence[int], first: int, blocks: int, scratch
     """AES-256 in counter mode: for each lane (a row of the result), `blocks` blocks from block number `first` on.
 
     The counter block is the lane and the block number, both big-endian uint64. The counters are written out and
-    encrypted block by block, so that one call serves many short lanes. The result lies in `scratch`, if there is one.
+    encrypted block by block, so that one call serves many short lanes. The result lies in `scratch`.
     """
     scratch = scratch or Scratch()
     counters = scratch.array("counters", (len(lanes), blocks, 2), BIG_ENDIAN)
     stream = scratch.array("stream", (counters.nbytes + BLOCK - 1,), np.uint8)
     written = 0
     if counters.size:
-        # Turned big-endian before they are spread out: bytes are swapped once a lane or block, not for each pair.
+        # Made big-endian before they are spread out, so that bytes are swapped once a lane or block, not once a pair.
         counters[:, :, 0] = np.array(lanes, dtype=np.uint64).astype(BIG_ENDIAN)[:, None]
         counters[:, :, 1] = np.arange(first, first + blocks, dtype=np.uint64).astype(BIG_ENDIAN)
         # ECB of distinct counter blocks is the key stream of CTR mode; nothing is encrypted with it.
@@ -82,18 +83,19 @@ def keystream(key: bytes, lanes: Sequence[int], first: int, blocks: int, scratch
 
 
 def permutation(key: bytes, n: int) -> I64:
-    """A random order of n things: their positions, sorted by one random uint64 each."""
+    """A random order of the numbers 0 to n − 1: each draws a random uint64, and they are sorted by it."""
     tickets = keystream(key, range(1), 0, -(-n // 2)).view("<u8")[0, :n]
     return np.argsort(tickets, kind="stable")
 
 
 def batch_indices(key_of: Callable[[int], bytes], n: int, size: int, turn: int) -> I64:
-    """The samples of batch number `turn`, for someone who goes through n samples in random order, again and again.
+    """The samples of batch number `turn` in repeated laps through n samples, each lap in a new random order.
 
-    `key_of(lap)` gives the key for one lap, so any batch is found without going through those before it. Every sample
-    is used once before any is used twice.
+    `key_of(lap)` gives the key of one lap, so any batch can be computed without those before it. Every sample is used
+    once before any is used twice.
     """
-    start, stop = turn * size, (turn + 1) * size
+    start = turn * size
+    stop = start + size
     laps = range(start // n, -(-stop // n))
     order = np.concatenate([permutation(key_of(lap), n) for lap in laps])
     return order[start - laps.start * n : stop - laps.start * n]

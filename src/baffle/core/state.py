@@ -21,7 +21,7 @@ FLOAT = np.dtype("<f4")
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything that one round hands to the next."""
+    """Everything that one round passes on to the next."""
 
     weights: F32
     optimizer: State
@@ -60,7 +60,7 @@ def apply(rule: Rule, state: ServerState, outcome: Outcome) -> ServerState:
         return state
     require_denormals()
     gradient = rule.gradient(outcome)
-    with np.errstate(over="ignore", invalid="ignore"):  # weights that left float32 show as a loss that is not finite
+    with np.errstate(over="ignore", invalid="ignore"):  # weights beyond float32 show as a loss that is not finite
         optimizer, step = rule.optimizer.update(state.optimizer, gradient, state.weights)
         weights = state.weights + step
         average, _ = rule.average.update(state.average, gradient, weights)
@@ -72,7 +72,7 @@ def require_denormals() -> None:
     tiny = np.full(1, 2.0**-140, dtype=np.float32)
     if (tiny * np.float32(0.5))[0] == 0:
         raise BaffleError(
-            "this thread flushes denormal numbers to zero, so its weights would differ from everybody else's; "
+            "this thread flushes denormal numbers to zero, so its weights would differ from everyone else's; "
             "call torch.set_flush_denormal(False) in it"
         )
 
@@ -84,9 +84,8 @@ def pack(state: ServerState) -> bytes:
 def unpack(rule: Rule, data: bytes) -> ServerState:
     """Read a packed state; its form follows from the rule."""
     try:
-        vectors = [
-            np.frombuffer(v, dtype=FLOAT).astype(np.float32) for v in msgspec.msgpack.decode(data, type=list[bytes])
-        ]
+        parts = msgspec.msgpack.decode(data, type=list[bytes])
+        vectors = [np.frombuffer(part, dtype=FLOAT).astype(np.float32) for part in parts]
         weights, *rest = vectors
         shape = rule.start(weights)
         if [len(v) for v in vectors] != [len(v) for v in shape.vectors()]:

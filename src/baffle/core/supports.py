@@ -1,8 +1,8 @@
 """Which part of the weights each direction touches, when not every direction touches all.
 
 A layout says how many directions each support has. The directions are numbered so that those of every support are
-spread evenly: a client that evaluates only the first k of them covers all supports in proportion. Whoever computes
-with directions of one support together collects them first.
+spread evenly: a client that evaluates only the first k of them covers all supports in proportion. Code that handles
+the directions of one support together collects them first (`grouped`).
 """
 
 import math
@@ -27,7 +27,7 @@ Row = tuple[int, int, int, int, int]
 
 
 def supports(layout: Layout) -> tuple[Support, ...]:
-    """The support of every direction. Direction i of an entry's n stands at (i + ½)/n of the way."""
+    """The support of every direction, in order. Direction i of an entry's n is placed (i + ½)/n of the way along."""
     counts = np.array([entry.directions for entry in layout], dtype=np.int64)
     owners = np.repeat(np.arange(len(layout)), counts)
     turns = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -36,15 +36,16 @@ def supports(layout: Layout) -> tuple[Support, ...]:
 
 
 def allocate(sizes: Sequence[int], costs: Sequence[float], k: int) -> list[int]:
-    """K_s ∝ √(n_s / c_s): k directions shared out among supports of n_s weights whose scalars cost c_s each.
+    """Share k directions out among supports: K_s ∝ √(n_s / c_s), for n_s weights and a cost of c_s for each scalar.
 
-    Every support gets one at least; the others go by largest remainder, to the earlier support if two are equal.
+    Every support gets at least one. The rest go by largest remainder, and to the earlier support in a tie.
     """
     if k < len(sizes):
         raise ValueError(f"expected a direction for each of {len(sizes)} supports, got {k} directions")
     wanted = [math.sqrt(size / cost) for size, cost in zip(sizes, costs, strict=True)]
-    counts, open_numbers = [1] * len(sizes), list(range(len(sizes)))
-    # Supports whose share is below one are settled at one; the rest share what is left.
+    counts = [1] * len(sizes)
+    open_numbers = list(range(len(sizes)))
+    # A support whose share is below one is settled at one; the others share what is left.
     while open_numbers:
         left = k - (len(sizes) - len(open_numbers))
         total = math.fsum(wanted[number] for number in open_numbers)

@@ -1,4 +1,4 @@
-"""Optimizers as pairs of pure functions, composed instead of flagged.
+"""Optimizers as pairs of pure functions that are composed, not switched by flags.
 
 Every operation is an elementwise IEEE float32 operation in a fixed order (sum, product, quotient, square root, and a
 maximum, which has no order), so that a replay on another machine gives the same bits. Running products stand in for
@@ -14,7 +14,7 @@ import numpy as np
 from baffle.core.arrays import F32
 
 WEIGHTS_AT_ONCE = 1 << 14
-"""How many weights an update of many steps goes through at a time."""
+"""An update of several operations handles this many weights at a time, so that they stay in cache."""
 
 State: TypeAlias = tuple[F32, ...]
 
@@ -22,7 +22,7 @@ Init: TypeAlias = Callable[[F32], State]
 """Weights → the state before the first step."""
 
 Update: TypeAlias = Callable[[State, F32, F32], tuple[State, F32]]
-"""State, gradient, weights → the next state, and the gradient transformed (at the end of a chain: the step)."""
+"""State, gradient, weights → the next state and the transformed gradient; the last transform's is the step."""
 
 
 class Transform(NamedTuple):
@@ -31,7 +31,7 @@ class Transform(NamedTuple):
 
 
 def compose(*transforms: Transform) -> Transform:
-    """One after the other; the state is all their states in a row."""
+    """Transforms applied one after the other. The state is all their states in a row."""
 
     def init(weights: F32) -> State:
         return tuple(part for transform in transforms for part in transform.init(weights))
@@ -48,7 +48,7 @@ def compose(*transforms: Transform) -> Transform:
 
 
 def _in_pieces(update: Update) -> Update:
-    """The same update, for one that treats each weight by itself: so many weights at a time as stay in cache."""
+    """The same update, a cache's worth of weights at a time; it must treat each weight independently."""
 
     def pieced(state: State, gradient: F32, weights: F32) -> tuple[State, F32]:
         n = len(weights)
@@ -123,8 +123,7 @@ def adam(rate: float, beta1: float = 0.9, beta2: float = 0.99, epsilon: float = 
 def average(decay: float) -> Transform:
     """Exponential moving average of the weights with warm-up: decay min(d, (1 + t) / (10 + t)).
 
-    It stands beside the optimizer and only watches: its state holds the average and the number of steps, and what it
-    gives back is the average.
+    It does not influence the optimizer. Its state holds the average and the number of steps; it returns the average.
     """
     most, one, ten = np.float32(decay), np.float32(1), np.float32(10)
 

@@ -1,4 +1,4 @@
-"""A run's folder: `plan.toml`, `journal.sqlite`, `metrics.jsonl` and `summary.json`, used by one process at a time."""
+"""A run's folder: `plan.toml`, `journal.sqlite`, `metrics.jsonl`, `summary.json`. One process uses it at a time."""
 
 import fcntl
 import json
@@ -13,11 +13,11 @@ from baffle.errors import RunFolderError
 from baffle.files import replace
 
 PLAN = "plan.toml"
-"""The first file of a run; a process killed while it writes it leaves only `.plan.toml.new`."""
+"""The first file that a run writes. A process killed while writing it leaves only `.plan.toml.new`."""
 
 
 class RunFolder:
-    """Holds a lock on the folder while it is open. Files are replaced whole or not at all."""
+    """The files of a run. While it is open, the folder is locked. Files are replaced whole or not at all."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,7 +29,7 @@ class RunFolder:
 
     @classmethod
     def new(cls, path: Path) -> "RunFolder":
-        """A folder for a new run: it must be missing or empty. It is made when it is entered."""
+        """A folder for a new run, which must be missing or empty. It is created on entering."""
         try:
             taken = sorted({entry.name for entry in path.iterdir()} - {f".{PLAN}.new"}) if path.exists() else []
         except OSError as fault:

@@ -76,13 +76,13 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, *, commit_seconds: float | None = None) -> "Journal":
-        """An existing journal; without `commit_seconds`, for reading only."""
+        """An existing journal. Without `commit_seconds` it is opened read-only."""
         require_journal(path)
         return cls(connect(path, read_only=commit_seconds is None), path, commit_seconds or 0.0)
 
     @classmethod
     def begun(cls, path: Path) -> bool:
-        """Whether the journal was created in full; a process killed while it did so leaves an empty file or none."""
+        """Whether the journal was created in full. A process killed while creating it leaves an empty file or none."""
         if not path.is_file():
             return False
         try:
@@ -122,7 +122,7 @@ class Journal:
         return plan
 
     def extend(self, plan: Plan) -> None:
-        """Write down a plan that differs in how far or how the run goes, not in its trajectory."""
+        """Store a plan that changes how far or how the run goes, but not its trajectory."""
         with self._writing():
             self._db.execute("UPDATE run SET plan = ?", (plan.to_toml(),))
             self._db.commit()
@@ -137,9 +137,9 @@ class Journal:
         metrics: Mapping[str, Any] | None = None,
         participation: Mapping[int, str] | None = None,
     ) -> bytes:
-        """Record a round, before anybody builds on it; gives the hash that leads to it.
+        """Record a round before anything builds on it, and return its hash.
 
-        Its metrics and who took part stand outside the chain, but are as durable as the round.
+        Its metrics and participation are outside the chain, but as durable as the round.
         """
         began = time.perf_counter()
         data = encode(outcome)
@@ -178,7 +178,7 @@ class Journal:
         return rounds
 
     def count(self, event: str) -> int:
-        """How often that became of a client."""
+        """How often clients ended a round in this way."""
         with reading(self._path):
             return int(self._db.execute("SELECT count(*) FROM participation WHERE event = ?", (event,)).fetchone()[0])
 
@@ -265,9 +265,8 @@ class Journal:
         try:
             yield
         except sqlite3.DatabaseError as fault:
-            with suppress(
-                sqlite3.DatabaseError
-            ):  # rounds that are not durable can be computed again; half of one cannot
+            # Rounds that are not yet durable can be computed again, but half a round must not stay.
+            with suppress(sqlite3.DatabaseError):
                 self._db.rollback()
             raise RunFolderError(
                 f"{self._path} cannot be written: {fault}; free some space or mend the disk, "

@@ -1,4 +1,4 @@
-"""What a plan must not say although each of its values may stand alone."""
+"""Checks across settings: combinations that make no sense although each value alone is valid."""
 
 import math
 
@@ -8,7 +8,7 @@ from baffle.plan.sections import FederationSettings, MobileNet, Model, Onnx, Pla
 
 
 def check(plan: Plan) -> None:
-    """Raise a PlanError about the first thing that does not fit together."""
+    """Raise a PlanError for the first settings that do not fit together."""
     _check_model(plan.task.model)
     _check_onnx(plan)
     _check_seeds(plan)
@@ -29,17 +29,18 @@ def _check_model(model: Model) -> None:
 
 
 def _check_onnx(plan: Plan) -> None:
-    """ONNX Runtime runs all of a graph, in its own precision, forward."""
+    """ONNX Runtime runs a graph forward, as a whole and in the graph's own precision."""
     if not isinstance(plan.task.model, Onnx):
         if plan.run.model:
             raise PlanError('run.model is the folder of a model that came as ONNX: expected task.model.name = "onnx"')
         return
-    probe, remedy = plan.probe, "leave it out, or take a model that BAFFLE builds"
+    probe = plan.probe
+    remedy = "leave it out, or use a model that BAFFLE builds"
     if plan.estimator == "backprop":
         raise PlanError(f'estimator: a model that came as ONNX has no gradient, expected "probe"; {remedy}')
-    for name, said, only in (("supports", probe.supports, "dense"), ("precision", probe.precision, "float32")):
-        if said != only:
-            raise PlanError(f'probe.{name}: a model that came as ONNX takes "{only}", got {said!r}; {remedy}')
+    for name, setting, only in (("supports", probe.supports, "dense"), ("precision", probe.precision, "float32")):
+        if setting != only:
+            raise PlanError(f'probe.{name}: a model that came as ONNX takes "{only}", got {setting!r}; {remedy}')
     if probe.memory_mb:
         raise PlanError(f"probe.memory_mb: the memory of a model that came as ONNX is not known; {remedy}")
 
@@ -79,14 +80,16 @@ def _check_steps(federation: FederationSettings) -> None:
 def _check_secure(plan: Plan) -> None:
     smallest, largest = plan.group_sizes
     if smallest < 1:
-        raise PlanError(f"secure.groups: {plan.secure.groups} groups of {plan.per_round} clients a round")
+        raise PlanError(
+            f"secure.groups: expected at most {plan.per_round}, the clients of a round, got {plan.secure.groups}"
+        )
     if plan.secure.mode == "off":
         return
     if smallest < plan.secure.floor:
         raise PlanError(
-            f"secure.floor: a secure sum is over {plan.secure.floor} clients at least, here are {smallest} in one; "
-            'have fewer secure.groups or more federation.participation, or set secure.mode = "off" and show each '
-            "client to the server"
+            f"secure.floor: expected at least {plan.secure.floor} clients in a secure sum, got {smallest}; "
+            'use fewer secure.groups or more federation.participation, or set secure.mode = "off" and show each '
+            "client's values to the server"
         )
     if not plan.secure.threshold:
         return

@@ -1,4 +1,4 @@
-"""Plans from TOML: presets, files, settings laid over them; and words for what is wrong in one."""
+"""Read plans from presets and TOML files, override settings, and explain what is wrong in a plan."""
 
 import difflib
 import tomllib
@@ -31,7 +31,7 @@ def presets() -> list[str]:
 
 
 def load(source: str = "digits", settings: Iterable[str] = ()) -> Plan:
-    """A plan from a TOML file or a preset's name, with dotted settings such as "probe.k=50" laid over it."""
+    """A plan from a TOML file or a preset's name. Dotted settings such as "probe.k=50" override it."""
     if source in presets():
         text = (_preset_folder() / f"{source}.toml").read_text()
     else:
@@ -61,7 +61,7 @@ def parse(text: str, settings: Iterable[str] = (), source: str = "plan") -> Plan
 
 
 def change(plan: Plan, settings: Iterable[str]) -> Plan:
-    """The plan with dotted settings laid over it."""
+    """The plan with some settings overridden."""
     return parse(plan.to_toml(), settings)
 
 
@@ -108,7 +108,7 @@ def _refuse_unknown_keys(raw: Mapping[str, Any], struct: type[Section], path: st
 
 
 def _struct_for(kind: Any, value: Mapping[str, Any]) -> Any:
-    """The struct that a table of a plan becomes, or none where the table is no struct."""
+    """The struct that a table of a plan becomes, or none if it does not become one."""
     if kind == Model:
         return {struct.__struct_config__.tag: struct for struct in get_args(Model)}.get(str(value.get("name")))
     kind = get_args(kind)[0] if get_args(kind) else kind
@@ -138,7 +138,7 @@ def _shown(value: Any) -> str:
 
 
 def _choices(keys: list[str], raw: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What may stand at a place of a plan that takes one of a few words."""
+    """The values allowed at a place in a plan that takes one of a few words; empty for any other place."""
     kind: Any = Plan
     for key in keys:
         if kind == Model:

@@ -68,7 +68,7 @@ class Softmax(ModelSettings, frozen=True, tag_field="name", tag="softmax"):
 
 
 class Custom(ModelSettings, frozen=True, tag_field="name", tag="custom"):
-    """A model of your own: `factory = "package.module:function"` gives an nn.Module."""
+    """Your own model: `factory = "package.module:function"` returns an nn.Module."""
 
     factory: str
 
@@ -86,8 +86,8 @@ Model = LeNet | WRN | MobileNet | Softmax | Custom | Onnx
 
 
 class TaskSettings(Section, frozen=True):
-    """`data` is a data set that BAFFLE knows, or "package.module:function" for one of your own. `pixels = 0`: the size
-    that is usual for it. `augment`: training images are shifted and mirrored at random, where the set knows how to."""
+    """`data` is a data set that BAFFLE knows, or "package.module:function" for your own. `pixels = 0`: its usual
+    image size. `augment`: training images are shifted and mirrored at random, if the data set supports it."""
 
     data: str = "digits"
     pixels: Annotated[int, Meta(ge=0, le=1024)] = 0
@@ -96,17 +96,17 @@ class TaskSettings(Section, frozen=True):
 
 
 class Tier(Section, frozen=True):
-    """Slower clients: a share of them evaluates only the first k directions."""
+    """Slower clients: this share of all clients evaluates only the first k directions."""
 
     k: Count
     share: Part
 
 
 class FederationSettings(Section, frozen=True):
-    """Who takes part and how. A "dirichlet" partition has its `alpha` and gives each client `floor_samples` at least.
+    """Who takes part and how. A "dirichlet" partition uses `alpha` and gives each client at least `floor_samples`.
     `batch = 0`: a client probes on all its samples at once. `seeds = "own"`: at batch level every client draws its own
     directions and sends the gradient that it estimates. At epoch level a client goes through its samples `epochs`
-    times, or takes so many `steps`. `dropout`: the chance that a simulated client does not answer in a round."""
+    times, or takes `steps` steps. `dropout`: the chance that a simulated client does not answer in a round."""
 
     clients: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
     participation: Part = 1.0
@@ -126,8 +126,8 @@ class FederationSettings(Section, frozen=True):
 class ProbeSettings(Section, frozen=True):
     """The estimator's settings. `precision` is that of the forward passes: the moved weights are rounded to it.
     `micro_batch = 0` and an empty `layout` are chosen when the run starts and written into its own plan. Probes take at
-    most `memory_mb` beside the model and the batch (0: what they take), because micro-batches are made small enough. A
-    layout says how many directions each support has: start, stop, start and stop of its tail, count."""
+    most `memory_mb` beside the model and the batch (0: no limit): micro-batches are made small enough. A layout's row
+    gives a support and its number of directions: start, stop, start and stop of its tail, count."""
 
     k: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
     sigma: Positive = 1e-3
@@ -142,7 +142,7 @@ class ProbeSettings(Section, frozen=True):
 
 class UpdateSettings(Section, frozen=True):
     """The optimizer's settings. `clip = 0` and `ema = 0` turn these off. A round that would move the weights further
-    than `norm_max` (0: however far) is refused."""
+    than `norm_max` is refused (0: no limit)."""
 
     optimizer: Literal["adam", "momentum", "sgd"] = "adam"
     rate: Positive = 0.01
@@ -155,7 +155,7 @@ class UpdateSettings(Section, frozen=True):
 
 
 class RingSettings(Section, frozen=True):
-    """What the ring must hold. `n_max = 0`: the largest client's number of samples."""
+    """Bounds on the values in the ring. `n_max = 0`: the largest client's number of samples."""
 
     d_max: Positive = 100.0
     update_max: Positive = 4.0
@@ -163,9 +163,9 @@ class RingSettings(Section, frozen=True):
 
 
 class SecureSettings(Section, frozen=True):
-    """The secure sum. A sum is over `floor` clients at least; `threshold = 0`: the least safe one. With `groups` the
-    clients of a round are divided into so many sums, which `combine` puts together; `group_seeds = "own"` gives each
-    group directions of its own. The groups, unlike the rest of this section, determine the weights."""
+    """The secure sum. A sum is over at least `floor` clients. `threshold = 0`: the lowest safe one. The clients of a
+    round are divided into `groups` sums, which `combine` puts together; `group_seeds = "own"` gives each group its own
+    directions. The settings of groups, unlike the rest of this section, determine the weights."""
 
     mode: Literal["on", "malicious-server", "off"] = "on"
     floor: Annotated[int, Meta(ge=2, le=LARGEST)] = 3
@@ -176,7 +176,7 @@ class SecureSettings(Section, frozen=True):
 
 
 class RunSettings(Section, frozen=True):
-    """How a run is carried out; none of it is part of the trajectory. `model` is where a model that came as ONNX is.
+    """How a run is executed. None of it affects the trajectory. `model` is the folder of a model that came as ONNX.
     `workers = 0`: a thread per core. Features of a frozen backbone are kept in memory up to `features_mb`, and in a
     temporary file beyond. In a network, a client that has not answered after `deadline_seconds` is not waited for."""
 
@@ -226,39 +226,40 @@ class Plan(Section, frozen=True):
         return "scalars" if self.estimator == "probe" and shared else "vector"
 
     def trajectory_digest(self) -> bytes:
-        """Names what determines the weights."""
-        said, secure = _said(self), _said(self.secure)
+        """Identifies everything that determines the weights."""
+        plan = _changed_settings(self)
+        secure = _changed_settings(self.secure)
         parts = ("seed", "estimator", "task", "federation", "probe", "update", "ring")
         groups = ("groups", "group_seeds", "combine")
-        determines = {part: said[part] for part in parts if part in said}
+        determines = {part: plan[part] for part in parts if part in plan}
         determines["secure"] = {name: secure[name] for name in groups if name in secure}
         return _digest("baffle/trajectory/2", determines)
 
     def model_digest(self) -> bytes:
-        """Names the model, whatever else is done with it."""
-        return _digest("baffle/model/1", _said(self.task.model))
+        """Identifies the model, independently of the rest of the plan."""
+        return _digest("baffle/model/1", _changed_settings(self.task.model))
 
     def digest(self) -> bytes:
-        return _digest("baffle/plan/2", _said(self))
+        return _digest("baffle/plan/2", _changed_settings(self))
 
     def to_toml(self) -> str:
         return msgspec.toml.encode(self).decode()
 
 
-def _said(value: Any) -> Any:
-    """What a section says beyond its defaults, so that a setting added later changes no older plan's digest."""
+def _changed_settings(value: Any) -> Any:
+    """A section's settings that differ from their defaults. A setting added later thus changes no older digest."""
     if isinstance(value, (tuple, list)):
-        return [_said(one) for one in value]
+        return [_changed_settings(item) for item in value]
     if not isinstance(value, Section):
         return value
     settings = {field.encode_name: getattr(value, field.name) for field in _unlike_default(value)}
     config = value.__struct_config__
     tag = {config.tag_field: config.tag} if config.tag_field else {}
-    return tag | {name: _said(setting) for name, setting in settings.items()}
+    return tag | {name: _changed_settings(setting) for name, setting in settings.items()}
 
 
 def _unlike_default(section: Section) -> list[msgspec.structs.FieldInfo]:
-    return [one for one in msgspec.structs.fields(section) if getattr(section, one.name) != one.default]
+    return [field for field in msgspec.structs.fields(section) if getattr(section, field.name) != field.default]
 
 
 def _digest(tag: str, value: Any) -> bytes:
