@@ -359,8 +359,8 @@ def test_groups_and_thresholds_that_fit_are_taken(settings: list[str]) -> None:
     ("clients", "groups", "expected"), [(10, 1, (10, 10)), (10, 3, (3, 4)), (10, 2, (5, 5)), (11, 4, (2, 3))]
 )
 def test_group_sizes(clients: int, groups: int, expected: tuple[int, int]) -> None:
-    made = Plan(federation=FederationSettings(clients=clients), secure=SecureSettings(groups=groups))
-    assert made.group_sizes == expected
+    plan = Plan(federation=FederationSettings(clients=clients), secure=SecureSettings(groups=groups))
+    assert plan.group_sizes == expected
 
 
 def test_only_scalars_have_directions_of_their_own() -> None:
@@ -500,7 +500,7 @@ _models = st.one_of(
 
 
 def _sound(plan: Plan) -> Plan:
-    """The same plan, without a secure sum where it has too few clients for one."""
+    """The same plan, without a secure sum if it has too few clients for one."""
     if plan.per_round >= plan.secure.floor:
         return plan
     return msgspec.structs.replace(plan, secure=msgspec.structs.replace(plan.secure, mode="off"))

@@ -67,8 +67,8 @@ def _step(update: UpdateSettings, gradient: F32, weights: F32) -> F32:
 
 def test_the_gradient_is_clipped_before_weights_decay_and_before_the_step() -> None:
     gradient, weights = np.array([4, -2], np.float32), np.array([10, 20], np.float32)
-    found = _step(UpdateSettings(optimizer="sgd", rate=0.5, clip=1.0, weight_decay=0.25), gradient, weights)
-    np.testing.assert_array_equal(found, [-0.5 * (1 + 2.5), -0.5 * (-0.5 + 5)])
+    step = _step(UpdateSettings(optimizer="sgd", rate=0.5, clip=1.0, weight_decay=0.25), gradient, weights)
+    np.testing.assert_array_equal(step, [-0.5 * (1 + 2.5), -0.5 * (-0.5 + 5)])
 
 
 def test_zero_turns_clip_and_decay_off() -> None:
@@ -186,12 +186,15 @@ def _rows(trajectory: Trajectory, count: int) -> list[list[int]]:
 def test_shared_directions_and_a_mean_give_the_gradient_of_one_sum(
     tiny: Callable[..., Plan], estimator: list[str]
 ) -> None:
-    one = trajectory_of(tiny(*estimator, "federation.clients=9"), N)
+    ungrouped = trajectory_of(tiny(*estimator, "federation.clients=9"), N)
     many = trajectory_of(tiny(*estimator, "federation.clients=9", "secure.groups=3"), N)
     rows, weights = _rows(many, 3), [5, 20, 7]
     whole = np.sum(rows, axis=0).tolist()
     if estimator is not SCALARS:
-        gradients = [one.rule.gradient(_grouped(one, [whole], [32])), many.rule.gradient(_grouped(many, rows, weights))]
+        gradients = [
+            ungrouped.rule.gradient(_grouped(ungrouped, [whole], [32])),
+            many.rule.gradient(_grouped(many, rows, weights)),
+        ]
         assert np.array_equal(gradients[0], gradients[1])
         return
     # Directions follow from the digest, which covers the groups: one group of three may hold the whole sum.
@@ -211,21 +214,21 @@ def test_groups_with_own_seeds_have_directions_of_their_own(tiny: Callable[..., 
 def test_identical_groups_give_the_gradient_of_one(tiny: Callable[..., Plan], name: str) -> None:
     trajectory = trajectory_of(tiny(*GROUPS[name]), N)
     (row,) = _rows(trajectory, 1)
-    found = trajectory.rule.gradient(_grouped(trajectory, [row] * 3, [6] * 3))
+    gradient = trajectory.rule.gradient(_grouped(trajectory, [row] * 3, [6] * 3))
     alone = [
         trajectory.rule.gradient(Outcome(2, trajectory.plan.outcome_kind, (group,)))
         for group in _grouped(trajectory, [row] * 3, [6] * 3).groups
     ]
     if trajectory.plan.own_seeds:
         combined = np.median if trajectory.plan.secure.combine == "median" else np.mean
-        np.testing.assert_allclose(found, combined(np.stack(alone).astype(np.float64), axis=0), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(gradient, combined(np.stack(alone).astype(np.float64), axis=0), rtol=1e-5, atol=1e-7)
     else:
-        assert np.array_equal(found, alone[0])
+        assert np.array_equal(gradient, alone[0])
 
 
 @pytest.mark.parametrize("name", ["shared median", "own median", "epoch median"])
 def test_one_group_of_three_moves_no_median_gradient_beyond_the_others(tiny: Callable[..., Plan], name: str) -> None:
-    """In the plane of scalars where directions are shared, in that of weights where they are not."""
+    """The median is over scalars if groups share directions, and over weights if they do not."""
     trajectory = trajectory_of(tiny(*GROUPS[name]), N)
     (row,) = _rows(trajectory, 1)
     liar = [(-1) ** place * 2**28 for place in range(trajectory.length)]
@@ -233,10 +236,10 @@ def test_one_group_of_three_moves_no_median_gradient_beyond_the_others(tiny: Cal
         trajectory.rule.gradient(Outcome(2, trajectory.plan.outcome_kind, (group,)))
         for group in _grouped(trajectory, [row, row], [6, 6]).groups
     ]
-    found = trajectory.rule.gradient(_grouped(trajectory, [row, row, liar], [6, 6, 1]))
+    gradient = trajectory.rule.gradient(_grouped(trajectory, [row, row, liar], [6, 6, 1]))
     low, high = np.min(honest, axis=0), np.max(honest, axis=0)
-    assert (found >= low - 1e-5).all()
-    assert (found <= high + 1e-5).all()
+    assert (gradient >= low - 1e-5).all()
+    assert (gradient <= high + 1e-5).all()
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -246,14 +249,14 @@ def test_groups_that_do_not_fit_the_plan_are_refused(tiny: Callable[..., Plan], 
     state = trajectory.rule.start(np.ones(N, np.float32))
     apply(trajectory.rule, state, good)
     apply(trajectory.rule, state, Outcome(2, good.kind, good.groups[1:]))
-    one, *rest = good.groups
-    other_key = rest[0].key if trajectory.plan.own_seeds else one.key + 1
+    first, *rest = good.groups
+    other_key = rest[0].key if trajectory.plan.own_seeds else first.key + 1
     for groups in (
         (),
-        (*good.groups, one),
-        (Group(other_key, one.totals, one.weight), *rest),
-        (Group(one.key, one.totals, 0), *rest),
-        (Group(one.key, one.totals[:-4], 1), *rest),
+        (*good.groups, first),
+        (Group(other_key, first.totals, first.weight), *rest),
+        (Group(first.key, first.totals, 0), *rest),
+        (Group(first.key, first.totals[:-4], 1), *rest),
     ):
         with pytest.raises(MessageError, match="round 2"):
             apply(trajectory.rule, state, Outcome(2, good.kind, groups))

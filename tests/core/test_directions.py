@@ -112,7 +112,7 @@ def test_blocks_name_every_direction_once_with_its_support(supports: list[Suppor
     named = [(k, support) for numbers, support in pieces for k in numbers]
     assert sorted(named) == list(enumerate(supports))
     first_seen = {support: place for place, support in reversed(list(enumerate(supports)))}
-    assert named == sorted(named, key=lambda one: (first_seen[one[1]], one[0]))
+    assert named == sorted(named, key=lambda pair: (first_seen[pair[1]], pair[0]))
     assert all(1 <= len(numbers) <= (most or len(supports)) for numbers, _ in pieces)
 
 
@@ -144,9 +144,9 @@ def test_a_range_of_weights_meets_a_range_of_a_supports_numbers(supports: list[S
         weights = [*range(support.start, support.stop), *range(*support.tail)]
         first, last = map(support.below, ends)
         assert weights[first:last] == [i for i in weights if ends[0] <= i < ends[1]]
-        found = support.parts(first, last)
-        assert [i for part, _ in found for i in range(part.start, part.stop)] == weights[first:last]
-        assert [i for _, here in found for i in range(here.start, here.stop)] == list(range(last - first))
+        pairs = support.parts(first, last)
+        assert [i for part, _ in pairs for i in range(part.start, part.stop)] == weights[first:last]
+        assert [i for _, here in pairs for i in range(here.start, here.stop)] == list(range(last - first))
 
 
 @BOTH

@@ -1,4 +1,4 @@
-"""Sums of groups put together: the mean of all is the sum of all, and no single group moves a median far."""
+"""Combining the sums of groups: their mean is the sum of all, and no single group moves a median far."""
 
 from collections.abc import Sequence
 
@@ -37,18 +37,20 @@ def averages(groups: Sequence[Totals]) -> np.ndarray[tuple[int, int], np.dtype[n
 
 @given(st.lists(totals, min_size=1, max_size=9))
 def test_the_mean_of_all_is_the_sum_of_all(groups: list[Totals]) -> None:
-    found = combine_totals(groups, "mean")
-    assert found.weight == sum(group.weight for group in groups)
-    assert found.numbers.dtype == np.int32
-    assert found.numbers.tolist() == [sum(column) for column in zip(*(g.numbers.tolist() for g in groups), strict=True)]
+    combined = combine_totals(groups, "mean")
+    assert combined.weight == sum(group.weight for group in groups)
+    assert combined.numbers.dtype == np.int32
+    assert combined.numbers.tolist() == [
+        sum(column) for column in zip(*(g.numbers.tolist() for g in groups), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("how", ["mean", "median"])
 @given(totals)
 def test_one_group_is_itself(how: str, group: Totals) -> None:
-    found = combine_totals([group], how)  # type: ignore[arg-type]
-    assert found.weight == group.weight
-    assert np.array_equal(found.numbers, group.numbers)
+    combined = combine_totals([group], how)  # type: ignore[arg-type]
+    assert combined.weight == group.weight
+    assert np.array_equal(combined.numbers, group.numbers)
     gradient = group.numbers.astype(np.float32)
     assert np.array_equal(combine_gradients([gradient], [3], how), gradient)  # type: ignore[arg-type]
 
@@ -67,16 +69,16 @@ def test_the_order_of_groups_changes_no_bit_of_totals(how: str, groups: list[Tot
 def test_the_order_of_groups_changes_no_bit_of_a_median_gradient(groups: list[tuple[F32, int]], random: object) -> None:
     order = list(groups)
     random.shuffle(order)  # type: ignore[attr-defined]
-    found = [combine_gradients([g for g, _ in some], [w for _, w in some], "median") for some in (groups, order)]
-    assert np.array_equal(found[0], found[1])
-    assert found[0].dtype == np.float32
+    combined = [combine_gradients([g for g, _ in some], [w for _, w in some], "median") for some in (groups, order)]
+    assert np.array_equal(combined[0], combined[1])
+    assert combined[0].dtype == np.float32
 
 
 @given(totals, ODD)
 def test_the_median_of_identical_groups_is_their_mean(group: Totals, count: int) -> None:
-    found = combine_totals([group] * count, "median")
-    assert found.weight == count * group.weight
-    assert np.array_equal(found.numbers, group.numbers * count)
+    combined = combine_totals([group] * count, "median")
+    assert combined.weight == count * group.weight
+    assert np.array_equal(combined.numbers, group.numbers * count)
 
 
 @given(gradients, ODD)
@@ -89,9 +91,9 @@ def test_the_median_of_identical_gradients_is_the_gradient(gradient: F32, count:
 def test_one_group_moves_no_median_beyond_the_others(honest: list[Totals], liar: Totals, place: int) -> None:
     """Whatever the liar sends: each number per weight stays between the smallest and the largest of the others."""
     groups = [*honest[:place], liar, *honest[place:]]
-    found = combine_totals(groups, "median")
-    rows, rounding = averages(honest), 1 / found.weight
-    average = found.numbers / found.weight
+    combined = combine_totals(groups, "median")
+    rows, rounding = averages(honest), 1 / combined.weight
+    average = combined.numbers / combined.weight
     assert (average >= rows.min(axis=0) - rounding).all()
     assert (average <= rows.max(axis=0) + rounding).all()
 
@@ -100,10 +102,10 @@ def test_one_group_moves_no_median_beyond_the_others(honest: list[Totals], liar:
 def test_a_group_at_the_rings_edge_moves_no_median_beyond_the_others(
     honest: list[Totals], edge: int, weight: int
 ) -> None:
-    found = combine_totals([*honest, Totals(np.full(LENGTH, edge, np.int32), weight)], "median")
-    rows, rounding = averages(honest), 1 / found.weight
-    assert (found.numbers / found.weight >= rows.min(axis=0) - rounding).all()
-    assert (found.numbers / found.weight <= rows.max(axis=0) + rounding).all()
+    combined = combine_totals([*honest, Totals(np.full(LENGTH, edge, np.int32), weight)], "median")
+    rows, rounding = averages(honest), 1 / combined.weight
+    assert (combined.numbers / combined.weight >= rows.min(axis=0) - rounding).all()
+    assert (combined.numbers / combined.weight <= rows.max(axis=0) + rounding).all()
 
 
 @given(
@@ -113,10 +115,10 @@ def test_a_group_at_the_rings_edge_moves_no_median_beyond_the_others(
 )
 def test_one_gradient_moves_no_median_beyond_the_others(honest: list[F32], value: float, place: int) -> None:
     liar = np.full(LENGTH, value, np.float32)
-    found = combine_gradients([*honest[:place], liar, *honest[place:]], [1] * (len(honest) + 1), "median")
+    combined = combine_gradients([*honest[:place], liar, *honest[place:]], [1] * (len(honest) + 1), "median")
     rows = np.stack(honest)
-    assert (found >= rows.min(axis=0)).all()
-    assert (found <= rows.max(axis=0)).all()
+    assert (combined >= rows.min(axis=0)).all()
+    assert (combined <= rows.max(axis=0)).all()
 
 
 @given(st.lists(honest_totals, min_size=3, max_size=7))
@@ -124,9 +126,9 @@ def test_one_gradient_moves_no_median_beyond_the_others(honest: list[F32], value
 def test_fewer_than_half_of_the_groups_move_no_median_beyond_the_others(groups: list[Totals]) -> None:
     liars = [Totals(np.full(LENGTH, GUARD, np.int32), 1)] * ((len(groups) - 1) // 2)
     honest = groups[len(liars) :]
-    found = combine_totals([*liars, *honest], "median")
+    combined = combine_totals([*liars, *honest], "median")
     rows = averages(honest)
-    assert (found.numbers / found.weight <= rows.max(axis=0) + 1 / found.weight).all()
+    assert (combined.numbers / combined.weight <= rows.max(axis=0) + 1 / combined.weight).all()
 
 
 def test_a_mean_is_moved_by_one_group() -> None:

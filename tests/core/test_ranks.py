@@ -1,4 +1,4 @@
-"""Where the right answer stands among a model's answers."""
+"""The rank of the right answer among a model's answers."""
 
 import numpy as np
 from hypothesis import given
@@ -14,11 +14,11 @@ def test_a_label_is_among_the_best_answers_exactly_where_its_rank_is_below_their
     rng = np.random.default_rng(seed)
     outputs = rng.integers(-3, 4, (samples, classes)).astype(np.float32)  # few values, so that many are equal
     labels = rng.integers(0, classes, samples)
-    found = ranks(outputs, labels)
-    assert ((found == 0) == (outputs.argmax(1) == labels)).all()
+    places = ranks(outputs, labels)
+    assert ((places == 0) == (outputs.argmax(1) == labels)).all()
     best_first = np.argsort(-outputs, axis=1, kind="stable")
     for top in range(1, classes + 1):
-        assert ((found < top) == (best_first[:, :top] == labels[:, None]).any(1)).all()
+        assert ((places < top) == (best_first[:, :top] == labels[:, None]).any(1)).all()
 
 
 def test_an_output_that_is_not_a_number_is_never_right() -> None:

@@ -13,17 +13,17 @@ KEY = bytes(range(32))
 def test_totals_weigh_their_directions() -> None:
     directions = Directions(KEY, GAUSSIAN)
     z = directions.draw(range(3), 0, 4).astype(int)
-    found = rebuild(np.array([2, 0, -5], np.int32), directions, dense(4, 3), 4)
-    assert found.dtype == np.int64
-    assert found.tolist() == (2 * z[0] - 5 * z[2]).tolist()
+    rebuilt = rebuild(np.array([2, 0, -5], np.int32), directions, dense(4, 3), 4)
+    assert rebuilt.dtype == np.int64
+    assert rebuilt.tolist() == (2 * z[0] - 5 * z[2]).tolist()
 
 
 def test_a_direction_changes_only_its_support() -> None:
     directions = Directions(KEY, RADEMACHER)
     supports = [Support(0, 2), Support(1, 4)]
     (a, b), (c, d, e) = (directions.draw(range(k, k + 1), 0, s.size)[0].tolist() for k, s in enumerate(supports))
-    found = rebuild(np.array([10, 7], np.int32), directions, supports, 5)
-    assert found.tolist() == [10 * a, 10 * b + 7 * c, 7 * d, 7 * e, 0]
+    rebuilt = rebuild(np.array([10, 7], np.int32), directions, supports, 5)
+    assert rebuilt.tolist() == [10 * a, 10 * b + 7 * c, 7 * d, 7 * e, 0]
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
@@ -52,9 +52,9 @@ def test_the_gradient_is_the_mean_of_scalars_times_directions(distribution: Dist
     ring, directions = Ring(clients=4, n_max=50, clip=8.0), Directions(KEY, distribution)
     scalars = np.array([0.5, -2.0, 0.25])
     total = ring.decode(ring.encode(scalars, 3, 40, 0.0), 1)
-    found = gradient_from_scalars(total.totals, total.weight, directions, dense(6, 3), 6, ring)
-    assert found.dtype == np.float32
-    assert found == pytest.approx(scalars @ (directions.draw(range(3), 0, 6) * distribution.unit) / 3, rel=1e-6)
+    rebuilt = gradient_from_scalars(total.totals, total.weight, directions, dense(6, 3), 6, ring)
+    assert rebuilt.dtype == np.float32
+    assert rebuilt == pytest.approx(scalars @ (directions.draw(range(3), 0, 6) * distribution.unit) / 3, rel=1e-6)
 
 
 def test_the_gradient_is_rounded_once() -> None:
@@ -70,13 +70,13 @@ def test_each_weight_is_divided_by_the_directions_that_touch_it() -> None:
     supports = [Support(0, 4), Support(0, 4), Support(2, 5)]
     totals = np.full(3, ring.scale, np.int32)
     exact = rebuild(totals, directions, supports, 6)
-    found = gradient_from_scalars(totals, 1, directions, supports, 6, ring)
-    assert found.tolist() == (exact / ring.scale / np.array([2, 2, 3, 3, 1, 1])).astype(np.float32).tolist()
-    assert found[5] == 0
+    rebuilt = gradient_from_scalars(totals, 1, directions, supports, 6, ring)
+    assert rebuilt.tolist() == (exact / ring.scale / np.array([2, 2, 3, 3, 1, 1])).astype(np.float32).tolist()
+    assert rebuilt[5] == 0
 
 
 def test_a_vector_is_the_weighted_mean_rounded_once() -> None:
     ring, totals = Ring(clients=2, n_max=30, clip=1.0), [3, -(2**31), 2**31 - 1, 0, *range(2**24, 2**24 + 40)]
-    found = gradient_from_vector(np.array(totals, np.int32), 25, ring)
-    assert found.dtype == np.float32
-    assert found.tolist() == [float(np.float32(total / (25 * 2**ring.exponent))) for total in totals]
+    rebuilt = gradient_from_vector(np.array(totals, np.int32), 25, ring)
+    assert rebuilt.dtype == np.float32
+    assert rebuilt.tolist() == [float(np.float32(total / (25 * 2**ring.exponent))) for total in totals]

@@ -92,9 +92,9 @@ def test_values_clipped_on_the_way_are_counted_too_up_to_the_length() -> None:
     assert RING.decode(RING.encode(np.array([9.0, 0.0, 0.0]), 3, 1, 0.0, clipped_before=40), 1).clipped == 3
 
 
-@pytest.mark.parametrize(("loss", "told"), [(1e9, LOSS_MAX), (-1e9, -LOSS_MAX), (-0.25, -0.25)])
-def test_the_reported_loss_is_bounded(loss: float, told: float) -> None:
-    assert RING.decode(RING.encode(np.zeros(2), 2, 100, loss), 1).loss == told
+@pytest.mark.parametrize(("loss", "reported"), [(1e9, LOSS_MAX), (-1e9, -LOSS_MAX), (-0.25, -0.25)])
+def test_the_reported_loss_is_bounded(loss: float, reported: float) -> None:
+    assert RING.decode(RING.encode(np.zeros(2), 2, 100, loss), 1).loss == reported
 
 
 @pytest.mark.parametrize("weight", [0, -1, 101])

@@ -70,8 +70,8 @@ def train_torch(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> 
     for gradient in gradients():
         weights.grad = torch.from_numpy(gradient)
         optimizer.step()
-    found: F32 = weights.detach().numpy()
-    return found
+    trained: F32 = weights.detach().numpy()
+    return trained
 
 
 def textbook_adam(rate: float, beta1: float, beta2: float, epsilon: float) -> F64:
@@ -90,8 +90,8 @@ def textbook_adam(rate: float, beta1: float, beta2: float, epsilon: float) -> F6
     ("rate", "beta1", "beta2", "epsilon"), [(0.01, 0.9, 0.99, 1e-8), (0.1, 0.5, 0.999, 1e-3), (0.01, 0.0, 0.9, 1e-8)]
 )
 def test_adam_is_the_textbooks(rate: float, beta1: float, beta2: float, epsilon: float) -> None:
-    found = train(adam(rate, beta1, beta2, epsilon))
-    assert found == pytest.approx(textbook_adam(rate, beta1, beta2, epsilon), abs=3e-5 * rate * STEPS, rel=1e-6)
+    trained = train(adam(rate, beta1, beta2, epsilon))
+    assert trained == pytest.approx(textbook_adam(rate, beta1, beta2, epsilon), abs=3e-5 * rate * STEPS, rel=1e-6)
 
 
 def test_adam_is_pytorchs() -> None:
@@ -128,9 +128,9 @@ def test_weight_decay_adds_a_share_of_the_weights() -> None:
 
 def test_clip_rescales_the_whole_gradient_and_keeps_its_direction() -> None:
     gradient = np.array([0.6, -1.5, 0.01, 0], np.float32)
-    _, found = clip(0.3).update((), gradient, gradient)
-    assert np.abs(found).max() == pytest.approx(0.3)
-    assert found == pytest.approx(gradient / 5)
+    _, clipped = clip(0.3).update((), gradient, gradient)
+    assert np.abs(clipped).max() == pytest.approx(0.3)
+    assert clipped == pytest.approx(gradient / 5)
 
 
 @pytest.mark.parametrize("gradient", [[0.29, -0.3, 0.0], [0.0, 0.0], [1e-45], []])

@@ -1,4 +1,4 @@
-"""A run's folder: who may use it, and how its files are written."""
+"""A run's folder: which folders are accepted, the lock, and how files are written."""
 
 import json
 import os

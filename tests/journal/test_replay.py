@@ -1,4 +1,4 @@
-"""Going on with a run: the newest sound snapshot, and replay from there."""
+"""Resuming starts at the newest sound snapshot and replays the rest; verifying replays everything."""
 
 import json
 import sqlite3
@@ -50,7 +50,7 @@ def _caught_up(run: Path) -> Present:
 
 
 def _folded(run: Path) -> Present:
-    """From the initial weights over all rounds."""
+    """Replay all rounds from the initial weights, without snapshots."""
     with _opened(run) as (journal, trajectory):
         present = beginning(trajectory, journal.snapshot(trajectory.rule, 0))
         for entry in journal.entries():
@@ -58,8 +58,8 @@ def _folded(run: Path) -> Present:
         return present
 
 
-def _same(one: Present, other: Present) -> bool:
-    return (one.round, one.chain, one.state.digest()) == (other.round, other.chain, other.state.digest())
+def _same(present: Present, other: Present) -> bool:
+    return (present.round, present.chain, present.state.digest()) == (other.round, other.chain, other.state.digest())
 
 
 def test_the_present_is_the_fold_over_all_rounds(finished_run: Path) -> None:
@@ -121,15 +121,15 @@ def test_a_run_of_no_rounds_is_at_its_beginning(finished_run: Path) -> None:
 
 
 def test_verify_tells_what_it_found(finished_run: Path) -> None:
-    told: list[tuple[int, int]] = []
-    found = verify(finished_run, lambda done, of: told.append((done, of)))
+    calls: list[tuple[int, int]] = []
+    verified = verify(finished_run, lambda done, of: calls.append((done, of)))
     present = _folded(finished_run)
-    assert (found.rounds, found.skipped, found.n_weights) == (6, 0, 650)
-    assert found.weights_sha256 == present.state.weights_hash().hex()
-    assert found.chain == present.chain.hex()
+    assert (verified.rounds, verified.skipped, verified.n_weights) == (6, 0, 650)
+    assert verified.weights_sha256 == present.state.weights_hash().hex()
+    assert verified.chain == present.chain.hex()
     with _opened(finished_run) as (_, trajectory):
-        assert found.trajectory_digest == trajectory.digest.hex()
-    assert told == [(number, 6) for number in range(1, 7)]
+        assert verified.trajectory_digest == trajectory.digest.hex()
+    assert calls == [(number, 6) for number in range(1, 7)]
 
 
 def test_verify_counts_skipped_rounds(tiny: Callable[..., Plan], tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ def test_verify_counts_skipped_rounds(tiny: Callable[..., Plan], tmp_path: Path)
         state = apply(trajectory.rule, present.state, outcome)
         present = Present(number + 1, state, journal.append(present.chain, outcome, state, snapshot=number == 1))
     journal.close()
-    found = verify(tmp_path)
-    assert (found.rounds, found.skipped) == (3, 3)
-    assert found.weights_sha256 == trajectory.rule.start(np.ones(5, np.float32)).weights_hash().hex()
+    verified = verify(tmp_path)
+    assert (verified.rounds, verified.skipped) == (3, 3)
+    assert verified.weights_sha256 == trajectory.rule.start(np.ones(5, np.float32)).weights_hash().hex()
 
 
 def test_a_run_that_goes_on_can_be_verified_meanwhile(tiny: Callable[..., Plan], tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_a_run_that_goes_on_can_be_verified_meanwhile(tiny: Callable[..., Plan],
 
     for _ in range(5):
         one_more()
-    found = verify(tmp_path, lambda _done, _of: one_more())
-    assert found.rounds >= 5
+    verified = verify(tmp_path, lambda _done, _of: one_more())
+    assert verified.rounds >= 5
     journal.close()
 
 
@@ -198,7 +198,7 @@ def test_a_folder_without_run_or_journal_is_refused(finished_run: Path, tmp_path
 def test_the_present_knows_which_rounds_led_nowhere_since_the_weights_changed(
     tiny: Callable[..., Plan], tmp_path: Path
 ) -> None:
-    """Whether it is found by replay from the start or from any snapshot on the way."""
+    """The same rounds, whether replay begins at the start or at any snapshot."""
     trajectory = trajectory_of(tiny("ring.n_max=20"), 7)
     present = beginning(trajectory, trajectory.rule.start(np.ones(7, np.float32)))
     expected: tuple[int, ...] = ()
@@ -213,5 +213,5 @@ def test_the_present_knows_which_rounds_led_nowhere_since_the_weights_changed(
             chain = journal.append(present.chain, outcome, state, snapshot=True, metrics={}, participation={})
             present = present.after(outcome, state, chain)
             assert present.skipped == expected
-            found = catch_up(journal, trajectory)
-            assert (found.round, found.skipped, found.chain) == (number + 1, expected, chain)
+            caught_up = catch_up(journal, trajectory)
+            assert (caught_up.round, caught_up.skipped, caught_up.chain) == (number + 1, expected, chain)

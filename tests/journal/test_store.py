@@ -32,10 +32,10 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def journal(trajectory: Trajectory, path: Path) -> Iterator[Journal]:
-    """A new journal whose rounds are committed when somebody says so."""
-    made = Journal.create(path, _slow(trajectory.plan), trajectory.rule.start(np.ones(N, np.float32)), {"numpy": "2"})
-    yield made
-    made.close()
+    """A new journal that commits rounds only when `commit` is called."""
+    new = Journal.create(path, _slow(trajectory.plan), trajectory.rule.start(np.ones(N, np.float32)), {"numpy": "2"})
+    yield new
+    new.close()
 
 
 def _slow(plan: Plan) -> Plan:

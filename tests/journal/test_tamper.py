@@ -251,13 +251,13 @@ def test_a_byte_changed_anywhere_in_the_file_is_refused_or_harmless(finished_run
         place, mask = dice.randrange(len(sound)), 1 << dice.randrange(8)
         file.write_bytes(_with_byte_changed(sound, place, mask))
         try:
-            found = verify(finished_run)
+            verified = verify(finished_run)
         except BaffleError:
             refusals += 1
         except Exception as fault:
             pytest.fail(f"byte {place} ^ {mask}: {fault!r}")
         else:
-            assert found == expected, f"byte {place} ^ {mask}"
+            assert verified == expected, f"byte {place} ^ {mask}"
     assert refusals > 100
 
 

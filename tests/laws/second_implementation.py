@@ -1,4 +1,4 @@
-"""Directions, version 1, a second time: the standard library alone, AES-256 and HKDF written out by hand.
+"""A second implementation of directions, version 1: only the standard library, with AES-256 and HKDF written by hand.
 
 Run it to print the test vectors, as they stand in direction_vectors.json.
 """
@@ -61,7 +61,7 @@ def xor(a: bytes, b: bytes) -> bytes:
 
 
 def shift_rows(state: bytes) -> bytes:
-    """Byte i of a block stands in row i mod 4 and column ⌊i/4⌋; row r turns left by r columns."""
+    """Byte i of a block is in row i mod 4 and column ⌊i/4⌋; row r is rotated left by r columns."""
     return bytes(state[(i + 4 * (i % 4)) % 16] for i in range(16))
 
 
@@ -117,7 +117,7 @@ def rademacher(key: bytes, k: int, start: int, stop: int) -> list[int]:
 
 
 def stretch(key: bytes, k: int, n: int) -> float:
-    """On the sphere, how much longer than its integers, in units of 2⁻¹², a direction of n weights is."""
+    """On the sphere, the factor from a direction's integers, in units of 2⁻¹², to the direction of n weights."""
     square = sum(z * z for z in gaussian(key, k, 0, n))
     return math.sqrt((n << 24) / square) if square else 1.0
 
@@ -148,7 +148,7 @@ NUMBERS = [0, 1, 255, 65537, 2**40, 2**64 - 1]
 
 
 def vectors() -> dict[str, list[dict[str, Any]]]:
-    """Integers that a reader of JSON may lose digits of are written as text."""
+    """Integers that lose digits in some JSON readers are written as text."""
     keys = [key_of(root, salt, purpose, *numbers) for root, salt, purpose, numbers in KEYS]
     return {
         "tables": [

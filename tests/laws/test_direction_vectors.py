@@ -102,8 +102,8 @@ def test_directions_are_the_published_ones(draw: Draw) -> None:
 def test_stretches_onto_the_sphere_are_the_published_ones_to_the_last_bit() -> None:
     for vector in VECTORS["stretches"]:
         key, k, n = bytes.fromhex(vector["key"]), int(vector["k"]), int(vector["n"])
-        (found,) = Directions(key, SPHERE).stretch([k], n)
-        assert float(found).hex() == second.stretch(key, k, n).hex() == vector["stretch"]
+        (stretch,) = Directions(key, SPHERE).stretch([k], n)
+        assert float(stretch).hex() == second.stretch(key, k, n).hex() == vector["stretch"]
 
 
 @settings(deadline=None, max_examples=100)

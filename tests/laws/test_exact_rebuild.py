@@ -93,8 +93,8 @@ def test_the_rebuilt_sum_is_the_integers_own_sum(
     directions = Directions(KEY, distribution)
     totals = some_totals(extreme, k, directions)
     expected = rebuild_in_python(totals, directions, dense(n, k), n)
-    found = rebuild(totals, directions, dense(n, k), n, chunk=chunk, block=block, threads=threads)
-    assert found.tolist() == expected
+    rebuilt = rebuild(totals, directions, dense(n, k), n, chunk=chunk, block=block, threads=threads)
+    assert rebuilt.tolist() == expected
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
@@ -140,8 +140,8 @@ def test_overlapping_supports_are_exact_too(
     directions = Directions(KEY, distribution)
     totals = some_totals(extreme, len(supports), directions)
     expected = rebuild_in_python(totals, directions, supports, 30)
-    found = rebuild(totals, directions, supports, 30, chunk=chunk, block=block, threads=threads)
-    assert found.tolist() == expected
+    rebuilt = rebuild(totals, directions, supports, 30, chunk=chunk, block=block, threads=threads)
+    assert rebuilt.tolist() == expected
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
@@ -163,8 +163,8 @@ def test_pieces_of_the_weights_and_blocks_of_numbers_leave_no_seam(distribution:
     gradient = (expected / (covered * ring.scale * scale)).astype(np.float32)
     for threads in (1, 2, 5):
         for block in (NUMBERS_AT_ONCE, 99_991):
-            found = rebuild(totals, directions, supports, n, block=block, threads=threads)
-            assert np.array_equal(found, expected)
+            rebuilt = rebuild(totals, directions, supports, n, block=block, threads=threads)
+            assert np.array_equal(rebuilt, expected)
             divided = gradient_from_scalars(totals, 9, directions, supports, n, ring, block=block, threads=threads)
             assert divided.tobytes() == gradient.tobytes()
 
@@ -219,17 +219,18 @@ def test_the_order_of_clients_changes_no_bit(seed: int, order: list[int]) -> Non
     k, n, generator = 150, 40, np.random.default_rng(seed)
     ring, directions = Ring(clients=7, n_max=90, clip=5.0), Directions(KEY, GAUSSIAN)
     vectors = [ring.encode(generator.normal(size=k) * 3, k, int(generator.integers(1, 91)), 1.0) for _ in order]
-    one = ring.decode(add(vectors), 7)
-    other = ring.decode(add([vectors[i] for i in order]), 7)
-    assert one[1:] == other[1:]
+    in_order = ring.decode(add(vectors), 7)
+    shuffled = ring.decode(add([vectors[i] for i in order]), 7)
+    assert in_order[1:] == shuffled[1:]
     gradients = [
-        gradient_from_scalars(total.totals, total.weight, directions, dense(n, k), n, ring) for total in (one, other)
+        gradient_from_scalars(total.totals, total.weight, directions, dense(n, k), n, ring)
+        for total in (in_order, shuffled)
     ]
     assert gradients[0].tobytes() == gradients[1].tobytes()
 
 
 def single(x: float) -> float:
-    """The nearest float32. A sum, product, quotient or root in float64, then rounded so, is the float32 operation."""
+    """The nearest float32. A sum, product, quotient or root computed in float64 and then rounded is the float32 one."""
     (rounded,) = struct.unpack("<f", struct.pack("<f", x))
     return float(rounded)
 
@@ -267,7 +268,7 @@ def start() -> F32:
 
 
 def journal(seed: int | None = None) -> list[Outcome]:
-    """A journal with some skipped rounds and one of tiny totals; with a seed, its clients come in another order."""
+    """A journal with some skipped rounds and one of tiny totals. A seed shuffles the order of its clients."""
     rounds, order = list[Outcome](), np.random.default_rng(seed)
     for number in range(ROUNDS):
         values = np.random.default_rng(number)
@@ -357,6 +358,6 @@ def test_no_setting_of_blas_or_numpy_changes_the_digest() -> None:
 
 
 def _optional_features() -> list[str]:
-    """What NumPy was built to use here beyond its baseline."""
-    found = np.show_config(mode="dicts")
-    return list(found["SIMD Extensions"].get("found", [])) if found else []
+    """The instruction sets that NumPy uses here beyond its baseline."""
+    config = np.show_config(mode="dicts")
+    return list(config["SIMD Extensions"].get("found", [])) if config else []

@@ -1,4 +1,4 @@
-"""Sums in the ring: free of order, close to the real sum, and read only when they can be true."""
+"""Sums in the ring: independent of order, close to the real sum, and refused if they cannot be true."""
 
 from fractions import Fraction
 
@@ -59,11 +59,11 @@ def test_the_decoded_sum_is_the_weighted_sum_within_one_rounding_per_client(
     total = ring.decode(add(encoded(case)), len(values))
     assert total.weight == sum(weights)
     assert total.contributors == len(values)
-    for i, found in enumerate(total.totals.tolist()):
+    for i, number in enumerate(total.totals.tolist()):
         wanted = sum(
             w * Fraction(min(max(float(v[i]), -ring.clip), ring.clip)) for v, w in zip(values, weights, strict=True)
         )
-        assert abs(Fraction(found) - wanted * Fraction(ring.scale)) <= Fraction(len(values), 2) * Fraction(1001, 1000)
+        assert abs(Fraction(number) - wanted * Fraction(ring.scale)) <= Fraction(len(values), 2) * Fraction(1001, 1000)
     mean = sum(w * loss for w, loss in zip(weights, losses, strict=True)) / sum(weights)
     assert total.loss == pytest.approx(mean, abs=64 * ring.clients * ring.n_max / 2**28)
 

@@ -78,9 +78,9 @@ def test_the_server_rebuilds_the_estimate_along_stretched_directions_from_intege
 
     probed = scheme(loss, np.zeros(n, np.float32), directions, dense(n, k), 0.5)
     total = ring.decode(ring.encode(probed.scalars, k, 1, probed.base), 1)
-    found = gradient_from_scalars(total.totals, 1, directions, dense(n, k), n, ring)
+    gradient = gradient_from_scalars(total.totals, 1, directions, dense(n, k), n, ring)
     u: F64 = directions.draw(range(k), 0, n) * SPHERE.unit * directions.stretch(range(k), n)[:, None]
-    np.testing.assert_allclose(found, (u @ slope) @ u / k, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(gradient, (u @ slope) @ u / k, rtol=1e-3, atol=1e-4)
     plain = Directions(directions.key, GAUSSIAN)
     exact = rebuild(total.totals, plain, dense(n, k), n)
     assert rebuild(total.totals, directions, dense(n, k), n, chunk=3, block=7, threads=2).tobytes() == exact.tobytes()

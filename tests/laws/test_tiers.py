@@ -25,7 +25,7 @@ RING = Ring(clients=3, n_max=900, clip=100.0, tier_factor=Fraction(K, min(TIERS)
 
 
 def scalars_of(client: int, directions: Directions) -> F64:
-    """What a client of linear loss measures on its prefix of the directions."""
+    """What a client with a linear loss measures on its first directions."""
 
     def loss(weights: F32) -> float:
         return float(weights.astype(np.float64) @ SLOPES[client])
@@ -76,7 +76,7 @@ def test_with_one_tier_both_ways_of_weighting_agree() -> None:
 
 @st.composite
 def rings(draw: st.DrawFn) -> tuple[Ring, int, list[int]]:
-    """A ring, its K, and the tiers that it makes room for."""
+    """A ring, its K, and tiers that fit into it."""
     clients = draw(st.integers(1, 30) | st.integers(1, 10**6))
     n_max = draw(st.integers(1, (GUARD - 1) // clients))
     clip = draw(st.floats(1e-6, 1e6) | st.sampled_from([1.0, 100.0, 2.0**-10, math.nextafter(2.0, 0)]))
@@ -122,5 +122,5 @@ def test_the_sum_of_a_roster_at_its_bounds_is_read(case: tuple[Ring, int, list[i
     assert total.weight == ring.clients * ring.n_max
     assert total.clipped == 0
     exact = [sum(Fraction(k, tier) for tier in each if i < tier) * ring.n_max * Fraction(ring.clip) for i in range(k)]
-    for found, wanted in zip(total.totals.tolist(), exact, strict=True):
-        assert abs(found - sign * wanted * Fraction(ring.scale)) <= ring.clients
+    for number, wanted in zip(total.totals.tolist(), exact, strict=True):
+        assert abs(number - sign * wanted * Fraction(ring.scale)) <= ring.clients
