@@ -54,7 +54,7 @@ def test_digits_hold_out_a_fixed_fifth() -> None:
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataError, match=r"scikit-learn: pip install 'baffle\[demo\]'"):
-        digits()
+        digits().train.batch(np.arange(1))
 
 
 def test_digits_share_no_sample_between_training_and_test() -> None:
