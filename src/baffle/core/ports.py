@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from baffle.core.arrays import F32, I64
+from baffle.core.arrays import F32, I64, Samples
 from baffle.core.messages import RoundRequest
 from baffle.core.probe import Loss
 from baffle.core.ring import Sum
@@ -12,7 +12,7 @@ from baffle.core.ring import Sum
 class Batch(NamedTuple):
     """Samples and their labels."""
 
-    x: F32
+    x: Samples
     y: I64
 
 

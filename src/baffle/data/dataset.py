@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baffle.core.arrays import F32, I64
+from baffle.core.arrays import I64, Samples
 from baffle.core.pixels import PixelScale
 from baffle.core.ports import Batch
 from baffle.errors import DataError
 
-Prepare = Callable[[NDArray[Any]], F32]
+Prepare = Callable[[NDArray[Any]], Samples]
 """Stored samples → model input."""
 
 Augment = Callable[[NDArray[Any], bytes], NDArray[Any]]
@@ -118,14 +118,14 @@ class Source:
         return data.batch(np.arange(min(count, len(data))))
 
     def example(self, count: int) -> Batch:
-        """Samples of the right shape and type to try a model on. They are made up, so that nobody needs data to find
-        out what a model can do."""
-        labels = np.zeros(count, np.int64)
-        kind = np.dtype(np.float32) if self._shape is not None else self.first(1).x.dtype
-        if kind.kind != "f":
-            return Batch(np.zeros((count, *self.shape), kind), labels)
+        """Samples of the right shape and type to try a model on. Floats are made up, so that nobody needs data to find
+        out what a model can do; integers are samples, because only those are sure to be valid ids."""
+        if self._shape is None and self.first(1).x.dtype.kind != "f":
+            few = self.first(count)
+            rows = np.arange(count) % len(few.y)
+            return Batch(few.x[rows], few.y[rows])
         random = np.random.default_rng(0)
-        return Batch(random.standard_normal((count, *self.shape), np.float32), labels)
+        return Batch(random.standard_normal((count, *self.shape), np.float32), np.zeros(count, np.int64))
 
     def _part(self, name: str) -> Dataset:
         part = self._parts[name]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from baffle.core.arrays import F32, I64
+from baffle.core.arrays import F32, I64, Samples
 from baffle.data.sources import Dataset, Source
 from baffle.errors import DataError
 from baffle.runtime.model import Front
@@ -29,7 +29,7 @@ class Features:
     They are kept in memory if they take at most `budget` bytes, and else in a file that vanishes with the process.
     """
 
-    def __init__(self, data: Dataset, front: Callable[[F32], F32], budget: int) -> None:
+    def __init__(self, data: Dataset, front: Callable[[Any], F32], budget: int) -> None:
         self._data, self._front = data, front
         first = self._computed(0)
         shape = (len(data), *first.shape[1:])

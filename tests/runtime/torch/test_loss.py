@@ -9,9 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from baffle.core.arrays import F32
+from baffle.core.directions import GAUSSIAN, Directions, Support
 from baffle.core.ports import Batch
 from baffle.models.lenet import lenet
 from baffle.runtime.torch.loss import TorchLoss, accuracy, weights_of
+from baffle.runtime.torch.stages import pipeline_of
+from baffle.runtime.torch.structured import Structured
+from tests.support import tokens
 
 
 def _batch(n: int = 20, seed: int = 0) -> Batch:
@@ -242,3 +246,52 @@ def test_in_half_precision_a_step_below_half_a_unit_of_the_weight_vanishes(dtype
     large[:64] += np.float32(1.1 * ulp)
     assert loss(small) == loss(weights) != loss(large)
     assert loss(weights) == pytest.approx(np.log(10), abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stored", [np.int64, np.int32])
+def test_token_ids_are_not_rounded(dtype: torch.dtype, stored: type) -> None:
+    tokens.seen.clear()
+    module = tokens.model()
+    weights = weights_of(module)
+    runtime = TorchLoss(module, dtype=dtype)
+    kinds = set[torch.dtype]()
+    module[0].register_forward_pre_hook(lambda _, x: kinds.add(x[0].dtype))  # type: ignore[index]
+    batch = Batch(np.array([tokens.ROUNDED], stored), np.zeros(1, np.int64))
+    runtime.on(batch)(weights)
+    runtime.gradient_on(batch)(weights)
+    runtime.outputs(weights, batch)
+    assert tokens.seen == set(tokens.ROUNDED)
+    assert kinds == {torch.from_numpy(batch.x).dtype}
+
+
+def test_a_pipeline_is_tried_on_ids_that_its_embedding_knows() -> None:
+    """Random numbers are no indices. The losses along a direction are those of whole forward passes."""
+    torch.manual_seed(0)
+    module = tokens.model()
+    weights = weights_of(module)
+    batch = Batch(tokens.tokens(6), np.arange(6) % tokens.CLASSES)
+    structured = TorchLoss(module, structured=True).on(batch)
+    assert isinstance(structured, Structured)
+    directions, head = Directions(bytes(32), GAUSSIAN), Support(8000, len(weights))
+    moved = weights.copy()
+    moved[8000:] += np.float32(0.1 * GAUSSIAN.unit) * directions.draw([0], 0, head.size)[0]
+    (along,) = structured.along(weights, directions, [head], 0.1)
+    assert along == pytest.approx(TorchLoss(tokens.model()).on(batch)(moved), abs=1e-6)
+    assert along != pytest.approx(structured(weights), abs=1e-4)
+
+
+class Centred(nn.Module):
+    """Takes the mean over the batch away from each sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+@pytest.mark.parametrize(("rows", "separate"), [(1, False), (2, True), (3, True), (9, True)])
+def test_integer_samples_show_whether_a_stage_keeps_samples_apart(rows: int, separate: bool) -> None:
+    """One sample cannot show it, so then no stage counts as separate."""
+    ids = torch.arange(rows * tokens.LENGTH).view(rows, tokens.LENGTH)
+    pipeline = pipeline_of(nn.Sequential(nn.Embedding(50, 8), Centred(), nn.Flatten(), nn.Linear(40, 3)), ids)
+    assert pipeline is not None
+    assert [stage.separate for stage in pipeline.stages] == [separate, False, separate, separate]

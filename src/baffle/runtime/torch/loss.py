@@ -137,7 +137,9 @@ class TorchLoss:
         return self._pipelines[x.shape[1:]]
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        x = torch.from_numpy(batch.x).to(self._device, self._dtype)
+        """Integer samples keep their type: rounded to bfloat16, token 801 would become 800."""
+        integers = np.issubdtype(batch.x.dtype, np.integer)
+        x = torch.from_numpy(batch.x).to(self._device, None if integers else self._dtype)
         y = torch.from_numpy(batch.y).to(self._device)
         size = self._micro_batch_size or len(y)
         return list(zip(torch.split(x, size), torch.split(y, size), strict=True))

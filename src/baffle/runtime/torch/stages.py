@@ -2,7 +2,7 @@
 
 A direction that touches one stage leaves everything before it as it was; one that touches some output units of a layer
 leaves the other units as they were, as far as the modules that follow keep channels apart. What is true of a module is
-found out here, once, on a few random samples.
+found out here, once, on a few samples: random ones, or given ones where samples are integers.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from baffle.core.directions import Support
 from baffle.errors import PlanError
 
 SAMPLES = 4
-"""How many random samples a pipeline is tried on."""
+"""How many samples a pipeline is tried on."""
 
 ELEMENTWISE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign),
@@ -133,7 +133,7 @@ def unit_support(layer: Layer, start: int, stop: int, *, biased: bool = True) ->
 def pipeline_of(module: nn.Module, sample: Tensor) -> Pipeline | None:
     """The pipeline that a module says it is, by a method `stages()` or by being an nn.Sequential; none otherwise.
 
-    `sample` has the shape of a batch; its values do not matter.
+    `sample` is a batch. Of floats only the shape matters; integers must be values that the module accepts.
     """
     named = getattr(module, "stages", None)
     said = named() if callable(named) and not isinstance(named, nn.Module) else None
@@ -149,15 +149,15 @@ def pipeline_of(module: nn.Module, sample: Tensor) -> Pipeline | None:
             "task.model: stages() must hold every trained weight in exactly one stage, those of a stage side by side "
             "in parameters(); correct it or remove it"
         )
-    random = torch.Generator().manual_seed(0)
-    x = torch.randn((SAMPLES, *sample.shape[1:]), generator=random).to(sample)
+    x = _tried(sample)
+    differ = not torch.equal(x[:1].expand_as(x), x)
     expected, shapes, stages, layers = module(x.clone()), [x.shape[1:]], list[Stage](), list[Layer]()
     for part, (start, stop) in zip(modules, slices, strict=True):
         given = x.clone()
         output = part(given)
         overwrites = not torch.equal(given, x)
         layers += _layers(len(stages), part, x, output, starts)
-        stages.append(Stage(part, start, stop, _is_separate(part, x, output), overwrites))
+        stages.append(Stage(part, start, stop, differ and _is_separate(part, x, output), overwrites))
         x = output.clone()
         shapes.append(x.shape[1:])
     if x.shape != expected.shape or not torch.equal(x, expected):
@@ -168,6 +168,15 @@ def pipeline_of(module: nn.Module, sample: Tensor) -> Pipeline | None:
             "correct it or remove it"
         )
     return Pipeline(tuple(stages), tuple(shapes), tuple(layers))
+
+
+def _tried(sample: Tensor) -> Tensor:
+    """What to try a module on. Integers may be indices, and which of them a module accepts only the data tell, so they
+    are the batch's own: from its whole length, those of one half apart from those of the other as far as can be."""
+    if sample.is_floating_point():
+        random = torch.Generator().manual_seed(0)
+        return torch.randn((SAMPLES, *sample.shape[1:]), generator=random).to(sample)
+    return sample[torch.arange(SAMPLES) * len(sample) // SAMPLES]
 
 
 def _flat(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:

@@ -1,0 +1,47 @@
+"""A data set of token ids and a model that embeds them. The embedding records the ids that reach it."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from baffle import Dataset, Source
+from baffle.core.arrays import I64
+
+ROUNDED = (801, 887, 993)
+"""Ids that bfloat16 rounds, to 800, 888 and 992."""
+
+LENGTH, VOCABULARY, CLASSES = 5, 1000, 4
+
+seen = set[int]()
+"""Ids that reached an embedding."""
+
+
+class Recording(nn.Embedding):
+    """An embedding that notes what it is asked for, except while it is being exported."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting():
+            seen.update(x.flatten().tolist())
+        return super().forward(x)
+
+
+class Mean(nn.Module):
+    """The mean over a sample's tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(Recording(VOCABULARY, 8), Mean(), nn.Linear(8, CLASSES))
+
+
+def tokens(count: int) -> I64:
+    """Samples that consist of the ids which bfloat16 rounds."""
+    return np.random.default_rng(0).choice(ROUNDED, (count, LENGTH)).astype(np.int64)
+
+
+def data() -> Source:
+    x = tokens(60)
+    y: I64 = np.arange(60) % CLASSES
+    return Source(Dataset(x[:40], y[:40], lambda x: x), Dataset(x[40:], y[40:], lambda x: x), classes=CLASSES)
