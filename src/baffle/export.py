@@ -1,4 +1,4 @@
-"""Models for devices without PyTorch: from a plan, from a run, or from an ONNX file of another origin."""
+"""Export models for devices without PyTorch: from a plan, from a run, or from an ONNX file of another origin."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -25,6 +25,7 @@ from baffle.runtime.onnx.model_folder import (
     MODEL,
     PLAN,
     WEIGHTS,
+    InputType,
     Manifest,
     Tensor,
     write_manifest,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Stand(NamedTuple):
-    """Where a run stands."""
+    """Where a run stands: its rounds, its weights, and their average if the run keeps one."""
 
     rounds: int
     weights: F32
@@ -45,7 +46,7 @@ class Stand(NamedTuple):
 
 
 def export_plan(source: str, out: Path, settings: Iterable[str] = (), *, data: Path | None = None) -> Manifest:
-    """The model of a plan with its initial weights, and the plan as it was resolved."""
+    """Export the model of a plan with its initial weights, together with the resolved plan."""
     from baffle.task.load import load_task
 
     _require_free(out)
@@ -55,7 +56,7 @@ def export_plan(source: str, out: Path, settings: Iterable[str] = (), *, data: P
 
 
 def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
-    """The model of a run with its present weights, and their average beside them where the run has one."""
+    """Export the model of a run with its present weights, and with their average if the run keeps one."""
     _require_free(out)
     folder = RunFolder.existing(run)
     with Journal.open(folder.journal) as journal, journal.one_view():
@@ -66,17 +67,19 @@ def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
     return _write(out, _graph(plan, data), Stand(present.round, present.state.weights, average), plan)
 
 
-def export_module(module: "nn.Module", shape: tuple[int, ...], out: Path) -> Manifest:
-    """Any module on samples of a shape, with its own weights."""
+def export_module(
+    module: "nn.Module", shape: tuple[int, ...], out: Path, *, input_dtype: InputType = "float32"
+) -> Manifest:
+    """Export any module with its own weights, for samples of this shape and type."""
     from baffle.runtime.onnx.from_module import graph_of
 
     _require_free(out)
-    graph = graph_of(module, shape)
+    graph = graph_of(module, shape, np.dtype(input_dtype))
     return _write(out, graph, Stand(0, _flat(graph), None), None)
 
 
 def export_onnx(model: Path, out: Path, freeze: Sequence[str] = ()) -> Manifest:
-    """A classifier that came as ONNX, with the weights that it came with."""
+    """Export a classifier that came as ONNX, with the weights that it came with."""
     _require_free(out)
     graph = graph_from_file(model, freeze)
     return _write(out, graph, Stand(0, _flat(graph), None), None)
@@ -91,7 +94,7 @@ def _graph(plan: Plan, data: Path | None) -> OnnxGraph:
     where = data_folder(data)
     source = load_data(plan.task.data, where, plan.task.pixels)
     inputs = Inputs(source.shape, source.classes, source.pixel_scale, where)
-    return graph_of(initial_module(plan, inputs), source.shape)
+    return graph_of(initial_module(plan, inputs), source.shape, source.example(1).x.dtype)
 
 
 def _flat(graph: OnnxGraph) -> F32:
@@ -104,6 +107,7 @@ def _write(out: Path, graph: OnnxGraph, stand: Stand, plan: Plan | None) -> Mani
         weights=tuple(Tensor(name, values.shape) for name, values in graph.weights.items()),
         n_weights=sum(values.size for values in graph.weights.values()),
         input_shape=graph.input_shape,
+        input_dtype=graph.input_dtype,
         classes=graph.classes,
         opset=graph.opset,
         rounds=stand.rounds,
@@ -132,8 +136,9 @@ def _require_free(out: Path) -> None:
         raise ModelError(f"{out} exists and is not an empty folder; give another --out")
 
 
-def _try_out(out: Path, manifest: Manifest, weights: F32) -> None:
-    """Run the graph with one sample and with three: whatever a device could not do is said here."""
-    runtime = OnnxLoss(out)
+def _try_out(folder: Path, manifest: Manifest, weights: F32) -> None:
+    """Run the graph with one sample and with three, so that an export that a device cannot run fails here."""
+    runtime = OnnxLoss(folder)
     for count in (1, 3):
-        runtime.on(Batch(np.zeros((count, *manifest.input_shape), np.float32), np.zeros(count, np.int64)))(weights)
+        samples = np.zeros((count, *manifest.input_shape), np.dtype(manifest.input_dtype))
+        runtime.on(Batch(samples, np.zeros(count, np.int64)))(weights)

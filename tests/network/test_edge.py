@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from baffle.client.client import Client
 from baffle.client.replica import Replica
@@ -27,6 +28,7 @@ from baffle.server.round import play_round
 from baffle.simulation import aggregation
 from baffle.task.load import load_task
 from baffle.trajectory import trajectory_of
+from tests.support import tokens
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +56,9 @@ def test_a_plan_is_exported_with_its_initial_weights(exported: Path, plan: Plan)
 def test_a_run_is_exported_with_its_present_weights_and_their_average(
     finished_run: Path, exported: Path, tmp_path: Path
 ) -> None:
-    manifest, found = export_run(finished_run, tmp_path / "model"), verify(finished_run)
-    assert (manifest.weights_sha256, manifest.rounds) == (found.weights_sha256, found.rounds)
+    manifest = export_run(finished_run, tmp_path / "model")
+    verified = verify(finished_run)
+    assert (manifest.weights_sha256, manifest.rounds) == (verified.weights_sha256, verified.rounds)
     assert manifest.model_sha256 == read_manifest(exported).model_sha256
     with Journal.open(finished_run / "journal.sqlite") as journal:
         trajectory = trajectory_of(journal.plan(), journal.n_weights())
@@ -113,6 +116,26 @@ def test_an_edge_client_says_what_its_torch_twin_says(exported: Path, plan: Plan
     assert len(edge_worker(plan, exported, 1, 4).indices) == len(task.source.train)
 
 
+def test_token_ids_reach_an_edge_client_unrounded(tiny_toml: Path, tmp_path: Path) -> None:
+    """Same scalars as a client on PyTorch in float32, whatever the plan's precision."""
+    settings = [
+        f'task.data="{tokens.__name__}:data"',
+        f'task.model={{name="custom", factory="{tokens.__name__}:model"}}',
+        'probe.precision="bfloat16"',
+    ]
+    assert export_plan(str(tiny_toml), tmp_path / "model", settings).input_dtype == "int64"
+    plan = load(str(tmp_path / "model" / PLAN))
+    task = load_task(plan)
+    worker = edge_worker(plan, tmp_path / "model", 1, plan.probe.k, part=True)
+    batch = worker.data.batch(worker.indices)
+    np.testing.assert_array_equal(batch.x, task.source.train.batch(task.shares[1]).x)
+    assert set(batch.x.flatten().tolist()) == set(tokens.ROUNDED)
+    weights = task.initial_weights()
+    with worker.borrow() as runtime:
+        loss = runtime.on(batch)(weights)
+    assert loss == pytest.approx(task.runtime(torch.float32).on(batch)(weights), abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
@@ -165,7 +188,7 @@ def test_whole_rounds_need_neither_torch_nor_what_exports() -> None:
         text=True,
         check=True,
     )
-    found = json.loads(done.stdout)
-    assert found["foreign"] == []
-    assert found["contributions"] == 6
-    assert found["memory_mb"]["imports"] < found["memory_mb"]["loaded"] <= found["memory_mb"]["peak"] <= 90
+    measured = json.loads(done.stdout)
+    assert measured["foreign"] == []
+    assert measured["contributions"] == 6
+    assert measured["memory_mb"]["imports"] < measured["memory_mb"]["loaded"] <= measured["memory_mb"]["peak"] <= 90

@@ -82,6 +82,7 @@ class Source:
         self.domains = domains
         self.scale = scale
         self._shape = shape
+        self._states_shape = shape is not None
 
     @property
     def train(self) -> Dataset:
@@ -101,7 +102,7 @@ class Source:
     def pixel_scale(self) -> PixelScale | None:
         """How its pixels are scaled; none if that is not stated and the first samples do not lie in [0, 1], as those of
         vectors mostly do not."""
-        if self._shape is not None and self.scale is not None:
+        if self._states_shape and self.scale is not None:
             return self.scale
         scale = self.scale or PixelScale()
         values = self.first(LOOKED_AT).x
@@ -120,7 +121,7 @@ class Source:
     def example(self, count: int) -> Batch:
         """Samples of the right shape and type to try a model on. Floats are made up, so that nobody needs data to find
         out what a model can do; integers are samples, because only those are sure to be valid ids."""
-        if self._shape is None and self.first(1).x.dtype.kind != "f":
+        if not self._states_shape and self.first(1).x.dtype.kind != "f":
             few = self.first(count)
             rows = np.arange(count) % len(few.y)
             return Batch(few.x[rows], few.y[rows])

@@ -27,6 +27,7 @@ from baffle.models.wrn import wrn
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import WEIGHTS, read_manifest, read_weights
 from baffle.runtime.torch.loss import TorchLoss, weights_of
+from tests.support import tokens
 
 SMALL = (1, 8, 8)
 
@@ -80,8 +81,8 @@ def test_any_batch_micro_batch_and_point_gives_torchs_loss(
 ) -> None:
     module, folder = small
     batch, point = _batch(SMALL, n, seed), _moved(weights_of(module), seed, by)
-    found = OnnxLoss(folder, micro_batch=micro).on(batch)(point)
-    assert found == pytest.approx(TorchLoss(deepcopy(module)).on(batch)(point), abs=1e-5, rel=1e-5)
+    loss = OnnxLoss(folder, micro_batch=micro).on(batch)(point)
+    assert loss == pytest.approx(TorchLoss(deepcopy(module)).on(batch)(point), abs=1e-5, rel=1e-5)
 
 
 @pytest.mark.parametrize("scheme", ["forward", "central"])
@@ -118,6 +119,65 @@ def test_samples_of_another_shape_are_refused(small: tuple[nn.Module, Path]) -> 
         OnnxLoss(small[1]).on(_batch((1, 9, 9), 2))
 
 
+@pytest.fixture(scope="module")
+def embedding(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
+    torch.manual_seed(0)
+    module, folder = tokens.model(), tmp_path_factory.mktemp("embedding") / "model"
+    export_module(module, (tokens.LENGTH,), folder, input_dtype="int64")
+    return module, folder
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.int16])
+def test_token_ids_give_torchs_loss(embedding: tuple[nn.Module, Path], dtype: type) -> None:
+    module, folder = embedding
+    ids = tokens.tokens(6)
+    labels = np.arange(6) % tokens.CLASSES
+    ours = OnnxLoss(folder, micro_batch=4).on(Batch(ids.astype(dtype), labels))
+    theirs = TorchLoss(deepcopy(module)).on(Batch(ids, labels))
+    for weights in (weights_of(module), _moved(weights_of(module), 0, 0.3)):
+        assert ours(weights) == pytest.approx(theirs(weights), abs=1e-6)
+
+
+def test_samples_of_another_kind_are_refused(embedding: tuple[nn.Module, Path], small: tuple[nn.Module, Path]) -> None:
+    ids = Batch(tokens.tokens(2), np.zeros(2, np.int64))
+    with pytest.raises(ModelError, match="takes int64 samples, got float32"):
+        OnnxLoss(embedding[1]).on(Batch(ids.x.astype(np.float32), ids.y))
+    with pytest.raises(ModelError, match="takes float32 samples, got int64"):
+        OnnxLoss(small[1]).on(Batch(np.zeros((2, *SMALL), np.int64), ids.y))
+
+
+def test_a_manifest_without_an_input_type_is_one_of_floats(small: tuple[nn.Module, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(small[1], tmp_path / "model"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest.pop("input_dtype") == "float32"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert read_manifest(folder).input_dtype == "float32"
+    assert np.isfinite(OnnxLoss(folder).on(_batch(SMALL, 2))(weights_of(small[0])))
+
+
+@pytest.mark.parametrize(("kind", "name"), [(TensorProto.INT64, "int64"), (TensorProto.INT32, "int32")])
+def test_a_foreign_classifier_of_integers_is_taken(tmp_path: Path, kind: int, name: str) -> None:
+    table = np.random.default_rng(0).normal(0, 1, (1000, 4)).astype(np.float32)
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("ReduceMean", ["rows"], ["logits"], axes=[1], keepdims=0),
+    ]
+    inputs = [helper.make_tensor_value_info("ids", kind, ["n", 3])]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 4])]
+    graph = helper.make_graph(nodes, "foreign", inputs, outputs, [numpy_helper.from_array(table, "table")])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "their.onnx"
+    )
+    manifest = export_onnx(tmp_path / "their.onnx", tmp_path / "model")
+    assert (manifest.input_dtype, manifest.input_shape, manifest.classes) == (name, (3,), 4)
+    ids = np.array([tokens.ROUNDED])
+    logits = OnnxLoss(tmp_path / "model").outputs(table.reshape(-1), Batch(ids, np.zeros(1, np.int64)))
+    np.testing.assert_allclose(logits, table[ids].mean(1), atol=1e-6)
+    if name == "int32":
+        with pytest.raises(ModelError, match="takes int32 samples, got int64"):
+            OnnxLoss(tmp_path / "model").on(Batch(ids + 2**32, np.zeros(1, np.int64)))
+
+
 @pytest.mark.parametrize(
     ("file", "says"),
     [("model.onnx", "not the graph"), ("manifest.json", "no exported model"), (WEIGHTS, "does not hold")],
@@ -144,10 +204,10 @@ def test_safetensors_are_what_the_format_says(small: tuple[nn.Module, Path]) -> 
 
 
 def _foreign(path: Path, kind: int = TensorProto.FLOAT, *, softmax: bool = False, opset: int = 17) -> dict[str, F32]:
-    """Another tool's classifier: a normalisation with statistics, a clip, a reshape, a layer; names that clash."""
+    """Another tool's classifier: a normalisation with statistics, a clip, a reshape and a layer. Its names clash."""
     random = np.random.default_rng(0)
     exact = np.float16 if kind == TensorProto.FLOAT16 else np.float32
-    made = {
+    numbers = {
         "x": random.normal(0, 0.3, (4, 2, 3, 3)),
         "loss": random.normal(1, 0.1, 4),
         "shift": random.normal(0, 0.1, 4),
@@ -157,7 +217,7 @@ def _foreign(path: Path, kind: int = TensorProto.FLOAT, *, softmax: bool = False
         "logits": random.normal(0, 0.3, 5),
         "limit": np.array(3.0),
     }
-    tensors = {name: values.astype(exact) for name, values in made.items()}
+    tensors = {name: values.astype(exact) for name, values in numbers.items()}
     nodes = [
         helper.make_node("Conv", ["image", "x"], ["conv"], pads=[1, 1, 1, 1]),
         helper.make_node("BatchNormalization", ["conv", "loss", "shift", "mean", "variance"], ["normal"]),
@@ -181,8 +241,8 @@ def _foreign(path: Path, kind: int = TensorProto.FLOAT, *, softmax: bool = False
     return {name: values.astype(np.float32) for name, values in tensors.items()}
 
 
-def _loss_by_hand(made: dict[str, F32], batch: Batch) -> float:
-    t = {name: torch.from_numpy(values) for name, values in made.items()}
+def _loss_by_hand(tensors: dict[str, F32], batch: Batch) -> float:
+    t = {name: torch.from_numpy(values) for name, values in tensors.items()}
     x = nn.functional.conv2d(torch.from_numpy(batch.x), t["x"], padding=1)
     x = nn.functional.batch_norm(x, t["mean"], t["variance"], t["loss"], t["shift"])
     output = x.clamp(max=float(t["limit"])).flatten(1) @ t["dense"] + t["logits"]
@@ -196,17 +256,17 @@ def _loss_by_hand(made: dict[str, F32], batch: Batch) -> float:
 def test_a_foreign_classifier_is_taken_with_its_weights_as_inputs(
     tmp_path: Path, softmax: bool, kind: int, close: float
 ) -> None:
-    made = _foreign(tmp_path / "foreign.onnx", kind, softmax=softmax)
+    tensors = _foreign(tmp_path / "foreign.onnx", kind, softmax=softmax)
     manifest = export_onnx(tmp_path / "foreign.onnx", tmp_path / "model")
     assert [tensor.name for tensor in manifest.weights] == ["x", "loss", "shift", "dense", "logits"]
     assert (manifest.input_shape, manifest.classes, manifest.trajectory) == ((2, 4, 4), 5, "")
     weights = read_weights(tmp_path / "model" / WEIGHTS, manifest)
     runtime, batch = OnnxLoss(tmp_path / "model", micro_batch=4), _batch((2, 4, 4), 7)
     batch = Batch(batch.x, batch.y % 5)
-    assert runtime.on(batch)(weights) == pytest.approx(_loss_by_hand(made, batch), abs=close)
+    assert runtime.on(batch)(weights) == pytest.approx(_loss_by_hand(tensors, batch), abs=close)
     moved = _moved(weights, 0)
-    there = _loss_by_hand(made | manifest.split(moved), batch)
-    assert abs(there - _loss_by_hand(made, batch)) > 10 * close
+    there = _loss_by_hand(tensors | manifest.split(moved), batch)
+    assert abs(there - _loss_by_hand(tensors, batch)) > 10 * close
     assert runtime.on(batch)(moved) == pytest.approx(there, abs=close)
 
 

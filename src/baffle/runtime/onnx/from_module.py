@@ -1,10 +1,12 @@
-"""From a module to an ONNX graph: its trainable weights are inputs from the start, so that none can be folded away."""
+"""From a module to an ONNX graph. The trained weights are inputs from the start, so the exporter cannot fold them."""
 
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -13,10 +15,13 @@ from baffle.errors import ModelError
 from baffle.runtime.onnx.graph import OnnxGraph, finished
 
 SAMPLES = 2
-"""A module is traced with so many: with one, its batch could be taken for a fixed size."""
+"""Samples that a module is traced with. With a single one, the exporter could take the batch for a fixed size."""
 
 TAG = "weight:"
-"""Before the names of weights, while the exporter makes up names of its own."""
+"""Prefix of the weights' names in the exporter's graph, which has names of its own."""
+
+INTEGERS = {"int64": torch.int64, "int32": torch.int32}
+"""Types of integer samples that a graph can take."""
 
 
 class Stateless(nn.Module):
@@ -32,15 +37,20 @@ class Stateless(nn.Module):
         return output
 
 
-def graph_of(module: nn.Module, shape: tuple[int, ...]) -> OnnxGraph:
-    """The graph of a module on samples of a shape, with the module's own weights. What is frozen stays inside it."""
+def graph_of(module: nn.Module, shape: tuple[int, ...], dtype: np.dtype[Any]) -> OnnxGraph:
+    """The graph of a module on samples of this shape and type, with the module's own weights. Frozen parts stay inside
+    the graph."""
+    integers = np.issubdtype(dtype, np.integer)
+    if integers and dtype.name not in INTEGERS:
+        raise ModelError(f"expected samples that are floats, int64 or int32, got {dtype}; convert them in the data set")
+    traced_on = INTEGERS[dtype.name] if integers else torch.float32
     whole = Stateless(module).eval()
     weights = {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}
     try:
         with _quietly():
             program = torch.onnx.export(
                 whole,
-                (torch.zeros(SAMPLES, *shape), *weights.values()),
+                (torch.zeros(SAMPLES, *shape, dtype=traced_on), *weights.values()),
                 dynamo=True,
                 verbose=False,
                 input_names=["x", *(TAG + name for name in weights)],
@@ -56,7 +66,7 @@ def graph_of(module: nn.Module, shape: tuple[int, ...]) -> OnnxGraph:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """The exporter talks about packages that it does not need, and about itself."""
+    """Silence the exporter's warnings about itself and about packages that it does not need."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

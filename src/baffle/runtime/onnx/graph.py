@@ -1,7 +1,7 @@
 """ONNX graphs as clients run them: weights are inputs, the mean loss is an output.
 
-A model from elsewhere keeps its operators. Its float initializers become inputs, but for those that are settings of an
-operator rather than weights, and those that shall stay frozen.
+A model from elsewhere keeps its operators. Its float initializers become inputs, except for those that are settings of
+an operator rather than weights, and those that are to stay frozen.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,14 +17,33 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from baffle.core.arrays import F32
 from baffle.errors import ModelError
-from baffle.runtime.onnx.model_folder import LOGITS, LOSS, MODEL, WEIGHT, WEIGHTS, X, Y, read_manifest, read_weights
+from baffle.runtime.onnx.model_folder import (
+    LOGITS,
+    LOSS,
+    MODEL,
+    WEIGHT,
+    WEIGHTS,
+    InputType,
+    X,
+    Y,
+    read_manifest,
+    read_weights,
+)
 
 PREFIX = "inner/"
-"""Before every name that a model came with, so that none of them is also the name of something added."""
+"""Prefix of every name that a model came with, so that none of them is also the name of something added."""
 
 LOSSES, DOUBLES = "losses", "losses/float64"
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
+
+INPUT_TYPES: Mapping[int, tuple[InputType, int]] = {
+    TensorProto.FLOAT: ("float32", TensorProto.FLOAT),
+    TensorProto.FLOAT16: ("float32", TensorProto.FLOAT),
+    TensorProto.INT64: ("int64", TensorProto.INT64),
+    TensorProto.INT32: ("int32", TensorProto.INT32),
+}
+"""For each type of input that a model may have: the type of the samples that the finished graph takes."""
 
 SETTINGS: Mapping[str, Collection[int]] = {
     "BatchNormalization": (3, 4),
@@ -36,19 +55,20 @@ SETTINGS: Mapping[str, Collection[int]] = {
     "Resize": (1, 2),
     "Upsample": (1,),
 }
-"""Inputs of operators that are no weights although they are floats: running statistics, limits, scales."""
+"""Inputs of operators that are floats but not weights: running statistics, limits, scales."""
 
 OPSET = 13
-"""The first one in which all that is added here has its present form."""
+"""The first opset in which all operators that are added here have their present form."""
 
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """A finished graph, the weights it was found with, and the shapes of what goes in and comes out."""
+    """A finished graph, the weights that it came with, and what its samples and outputs look like."""
 
     model: ModelProto
     weights: Mapping[str, F32]
     input_shape: tuple[int, ...]
+    input_dtype: InputType
     classes: int
 
     @property
@@ -60,10 +80,15 @@ class OnnxGraph:
 
 
 def graph_from_folder(folder: Path) -> OnnxGraph:
-    """The graph of a model that was exported before, as it is."""
+    """The graph of a model that was exported before, unchanged."""
     manifest = read_manifest(folder)
-    weights = manifest.split(read_weights(folder / WEIGHTS, manifest))
-    return OnnxGraph(onnx.load(folder / MODEL), weights, manifest.input_shape, manifest.classes)
+    return OnnxGraph(
+        onnx.load(folder / MODEL),
+        manifest.split(read_weights(folder / WEIGHTS, manifest)),
+        manifest.input_shape,
+        manifest.input_dtype,
+        manifest.classes,
+    )
 
 
 def graph_from_file(path: Path, freeze: Sequence[str] = ()) -> OnnxGraph:
@@ -73,39 +98,44 @@ def graph_from_file(path: Path, freeze: Sequence[str] = ()) -> OnnxGraph:
     except Exception as fault:  # a damaged file can raise anything that parsing can
         reason = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
         raise ModelError(f"{path} is no ONNX model that can be read: {reason}") from None
-    found = {one.name: one for one in model.graph.initializer}
-    for unused in freeze:
-        if not any(fnmatch(name, unused) for name in found):
-            raise ModelError(f"--freeze {unused}: no weight of {path} has such a name; there are {_few(list(found))}")
-    settings = set(_settings(model.graph))
+    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+    for pattern in freeze:
+        if not any(fnmatch(name, pattern) for name in initializers):
+            names = _few(list(initializers))
+            raise ModelError(f"--freeze {pattern}: no weight of {path} has such a name; there are {names}")
+    kept = set(_settings(model.graph))
+    kept |= {name for name in initializers if any(fnmatch(name, pattern) for pattern in freeze)}
     weights = {
-        name: numpy_helper.to_array(one).astype(np.float32)
-        for name, one in found.items()
-        if one.data_type in FLOATS and one.dims and name not in settings and not any(fnmatch(name, f) for f in freeze)
+        name: numpy_helper.to_array(tensor).astype(np.float32)
+        for name, tensor in initializers.items()
+        if tensor.data_type in FLOATS and tensor.dims and name not in kept
     }
     return finished(model, weights)
 
 
 def finished(model: ModelProto, weights: Mapping[str, F32], tag: str = "") -> OnnxGraph:
-    """A classifier with these weights as inputs, after its samples and labels, and its mean loss as an output. In the
-    model their names have `tag` before them. Losses are averaged in float64: a probe is a small difference of means."""
+    """A classifier whose inputs are samples, labels and these weights, and whose first output is the mean loss. In the
+    model, the weights' names have the prefix `tag`. Losses are averaged in float64, since a probe is a small difference
+    of means."""
     if _opset(model) < OPSET:
         raise ModelError(f"the model has opset {_opset(model)}, expected {OPSET} or newer; export it anew with that")
     if not weights:
         raise ModelError("the model has no weights to train; expected float initializers that are not frozen")
     model = onnx.compose.add_prefix(_without_remarks(model), PREFIX)
-    graph, inside = model.graph, {PREFIX + tag + name: name for name in weights}
-    initializers = {one.name: one for one in graph.initializer}
-    samples = _only([one for one in graph.input if one.name not in inside and one.name not in initializers], "input")
-    given, shape = _only(list(graph.output), "output"), _input_shape(samples)
+    graph = model.graph
+    inside = {PREFIX + tag + name: name for name in weights}
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    samples = _only([value for value in graph.input if value.name not in {*inside, *initializers}], "input")
+    shape = _input_shape(samples)
+    input_dtype, input_type = INPUT_TYPES[samples.type.tensor_type.elem_type]
     halves = {
         name: f"{PREFIX}{WEIGHT}{name}"
-        for found, name in inside.items()
-        if found in initializers and initializers[found].data_type == TensorProto.FLOAT16
+        for inner, name in inside.items()
+        if inner in initializers and initializers[inner].data_type == TensorProto.FLOAT16
     }
-    _keep(graph.initializer, [one for one in graph.initializer if one.name not in inside])
-    _rename_uses(graph, {found: halves.get(name, WEIGHT + name) for found, name in inside.items()})
-    logits, ending = _before_softmax(graph, given.name)
+    _keep(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in inside])
+    _rename_uses(graph, {inner: halves.get(name, WEIGHT + name) for inner, name in inside.items()})
+    logits, ending = _before_softmax(graph, _only(list(graph.output), "output").name)
     _keep(
         graph.node,
         [
@@ -122,34 +152,34 @@ def finished(model: ModelProto, weights: Mapping[str, F32], tag: str = "") -> On
         ],
     )
     inputs: list[tuple[str, int, Sequence[str | int | None]]]
-    inputs = [(X, TensorProto.FLOAT, ("batch", *shape)), (Y, TensorProto.INT64, ("batch",))]
+    inputs = [(X, input_type, ("batch", *shape)), (Y, TensorProto.INT64, ("batch",))]
     inputs += [(WEIGHT + name, TensorProto.FLOAT, values.shape) for name, values in weights.items()]
-    _keep(graph.input, [helper.make_tensor_value_info(*one) for one in inputs])
+    _keep(graph.input, [helper.make_tensor_value_info(*described) for described in inputs])
     loss = helper.make_tensor_value_info(LOSS, TensorProto.DOUBLE, ())
     _keep(graph.output, [loss, helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", None))])
-    return OnnxGraph(model, weights, shape, _classes(model))
+    return OnnxGraph(model, weights, shape, input_dtype, _classes(model))
 
 
 def _without_remarks(model: ModelProto) -> ModelProto:
-    """The same model without what does not change its output: notes, sources, who made it."""
+    """The same model without all that has no effect on its output: notes, sources, the name of the tool."""
     bare = ModelProto()
     bare.CopyFrom(model)
-    for field in ("doc_string", "metadata_props", "producer_name", "producer_version", "domain", "model_version"):
-        bare.ClearField(field)
-    for field in ("doc_string", "metadata_props", "value_info"):
-        bare.graph.ClearField(field)
+    for remark in ("doc_string", "metadata_props", "producer_name", "producer_version", "domain", "model_version"):
+        bare.ClearField(remark)
+    for remark in ("doc_string", "metadata_props", "value_info"):
+        bare.graph.ClearField(remark)
     for node in _nodes(bare.graph):
         node.ClearField("doc_string")
         node.ClearField("metadata_props")
-    for one in (*bare.graph.initializer, *bare.graph.input, *bare.graph.output):
-        one.ClearField("doc_string")
-        one.ClearField("metadata_props")
+    for value in (*bare.graph.initializer, *bare.graph.input, *bare.graph.output):
+        value.ClearField("doc_string")
+        value.ClearField("metadata_props")
     bare.graph.name = "model"
     return bare
 
 
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """All nodes, those of branches and loops too."""
+    """All nodes, including those inside branches and loops."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -158,7 +188,7 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
 
 
 def _settings(graph: GraphProto) -> Iterator[str]:
-    """Names of what sets an operator and is no weight."""
+    """Names of the values that set an operator and so are not weights."""
     for node in _nodes(graph):
         places = SETTINGS.get(node.op_type, ())
         yield from (name for place, name in enumerate(node.input) if place in places)
@@ -171,31 +201,31 @@ def _rename_uses(graph: GraphProto, names: Mapping[str, str]) -> None:
 
 
 def _before_softmax(graph: GraphProto, output: str) -> tuple[str, str | None]:
-    """What holds the logits, and the output to leave out: that of a last softmax, which the loss has in it already."""
+    """The name of the logits, and the output to leave out: that of a final softmax, which is part of the loss."""
     last = next((node for node in graph.node if output in node.output), None)
     return (last.input[0], output) if last is not None and last.op_type == "Softmax" else (output, None)
 
 
-def _only(found: Sequence[ValueInfoProto], what: str) -> ValueInfoProto:
-    if len(found) != 1:
-        names = _few([one.name.removeprefix(PREFIX) for one in found])
-        raise ModelError(f"expected a model with one {what}, got {len(found)} ({names}); cut it down to one")
-    return found[0]
+def _only(values: Sequence[ValueInfoProto], what: str) -> ValueInfoProto:
+    if len(values) != 1:
+        names = _few([value.name.removeprefix(PREFIX) for value in values])
+        raise ModelError(f"expected a model with one {what}, got {len(values)} ({names}); cut it down to one")
+    return values[0]
 
 
 def _input_shape(samples: ValueInfoProto) -> tuple[int, ...]:
     sizes = [dim.dim_value for dim in samples.type.tensor_type.shape.dim][1:]
-    if samples.type.tensor_type.elem_type not in FLOATS or not sizes or not all(size > 0 for size in sizes):
+    if samples.type.tensor_type.elem_type not in INPUT_TYPES or not sizes or not all(size > 0 for size in sizes):
         raise ModelError(
-            f"the input {samples.name.removeprefix(PREFIX)} must be floats of shape (batch, …) where only the batch is "
-            f"open, got {helper.printable_type(samples.type)}; export the model with its sizes fixed"
+            f"the input {samples.name.removeprefix(PREFIX)} must be floats, int64 or int32, of shape (batch, …) where "
+            f"only the batch is open, got {helper.printable_type(samples.type)}; export the model so"
         )
     return tuple(sizes)
 
 
 def _classes(model: ModelProto) -> int:
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    dims = next(one for one in inferred.graph.output if one.name == LOGITS).type.tensor_type.shape.dim
+    dims = next(value for value in inferred.graph.output if value.name == LOGITS).type.tensor_type.shape.dim
     if len(dims) != 2 or dims[1].dim_value < 1:
         sizes = [dim.dim_value or "?" for dim in dims]
         raise ModelError(f"the output must be logits of shape (batch, classes), got {sizes}; export the model so")
@@ -203,14 +233,14 @@ def _classes(model: ModelProto) -> int:
 
 
 def _opset(model: ModelProto) -> int:
-    return next((int(one.version) for one in model.opset_import if one.domain in ("", "ai.onnx")), 0)
+    return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
 
 
-def _keep(field: Any, kept: Sequence[Any]) -> None:
+def _keep(repeated: Any, kept: Sequence[Any]) -> None:
     """Make a repeated field hold these."""
     copies = deepcopy(list(kept))
-    del field[:]
-    field.extend(copies)
+    del repeated[:]
+    repeated.extend(copies)
 
 
 def _few(names: Sequence[str]) -> str:

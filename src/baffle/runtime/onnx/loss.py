@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from baffle.core.arrays import F32, F64, I64
+from baffle.core.arrays import F32, F64, I64, Samples
 from baffle.core.ports import Batch
 from baffle.core.probe import Loss
 from baffle.errors import ModelError
@@ -17,18 +17,18 @@ from baffle.runtime.onnx.model_folder import LOGITS, LOSS, MODEL, WEIGHT, X, Y, 
 
 
 class BoundMicroBatch(NamedTuple):
-    """A micro-batch, bound to the session. It holds the arrays whose memory is bound."""
+    """A micro-batch, bound to the session. It keeps the arrays alive whose memory is bound."""
 
     binding: Any
-    samples: F32
+    samples: Samples
     labels: I64
 
 
 class OnnxLoss:
     """The loss of an exported model as a function of its weights.
 
-    Weights, samples and the loss are bound to memory that this object owns, so that a forward pass copies none of
-    them. Samples go through in micro-batches; the graph averages their losses in float64. Use one object per thread.
+    Weights, samples and the loss are bound to memory that this object owns, so a forward pass copies none of them.
+    Samples go through in micro-batches; the graph averages their losses in float64. Use one object per thread.
     """
 
     def __init__(self, folder: Path, *, micro_batch: int = 0) -> None:
@@ -60,7 +60,7 @@ class OnnxLoss:
         return total / sum(len(micro_batch.labels) for micro_batch in micro_batches)
 
     def outputs(self, weights: F32, batch: Batch) -> F32:
-        """What the model says, a row per sample."""
+        """The model's logits, a row per sample."""
         self._scratch[:] = weights
         rows = list[F32]()
         with _translated("a forward pass"):
@@ -75,11 +75,21 @@ class OnnxLoss:
                 f"the model takes samples of shape {self.manifest.input_shape}, got {batch.x.shape[1:]}; "
                 "was it exported for other data?"
             )
-        x, y = np.ascontiguousarray(batch.x, np.float32), np.ascontiguousarray(batch.y, np.int64)
+        x, y = self._samples(batch.x), np.ascontiguousarray(batch.y, np.int64)
         size = self._micro_batch_size or len(y)
         return [self._bound(x[i : i + size], y[i : i + size], output) for i in range(0, len(y), size)]
 
-    def _bound(self, x: F32, y: I64, output: str) -> BoundMicroBatch:
+    def _samples(self, x: Samples) -> Samples:
+        """Samples in the type of the graph's input. Integers may be token ids, so no conversion may change one."""
+        wanted = np.dtype(self.manifest.input_dtype)
+        integers = np.issubdtype(x.dtype, np.integer)
+        if integers == (wanted.kind == "i"):
+            converted: Samples = np.ascontiguousarray(x, wanted)
+            if not integers or np.array_equal(converted, x):
+                return converted
+        raise ModelError(f"the model takes {wanted} samples, got {x.dtype}; was it exported for other data?")
+
+    def _bound(self, x: Samples, y: I64, output: str) -> BoundMicroBatch:
         binding = self._session.io_binding()
         inputs: dict[str, NDArray[Any]] = {WEIGHT + name: view for name, view in self._views.items()}
         for name, array in (inputs | {X: x, Y: y}).items():

@@ -29,6 +29,7 @@ X, Y, LOSS, LOGITS = "x", "y", "loss", "logits"
 WEIGHT = "weight/"
 """Before a tensor's name, where it is an input of the graph."""
 
+InputType = Literal["float32", "int64", "int32"]
 Size = Annotated[int, Meta(ge=0)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -53,6 +54,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     n_weights: Annotated[int, Meta(ge=1)]
     dtype: Literal["float32"] = "float32"
     input_shape: tuple[Size, ...]
+    input_dtype: InputType = "float32"
     classes: Annotated[int, Meta(ge=1)]
     loss: Literal["cross-entropy"] = "cross-entropy"
     opset: int
