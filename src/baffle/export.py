@@ -27,6 +27,7 @@ from baffle.runtime.onnx.model_folder import (
     WEIGHTS,
     InputType,
     Manifest,
+    Stored,
     Tensor,
     write_manifest,
     write_tensors,
@@ -104,7 +105,7 @@ def _flat(graph: OnnxGraph) -> F32:
 def _write(out: Path, graph: OnnxGraph, stand: Stand, plan: Plan | None) -> Manifest:
     model = graph.to_bytes()
     manifest = Manifest(
-        weights=tuple(Tensor(name, values.shape) for name, values in graph.weights.items()),
+        weights=tuple(Tensor(name, values.shape, graph.tied.get(name, ())) for name, values in graph.weights.items()),
         n_weights=sum(values.size for values in graph.weights.values()),
         input_shape=graph.input_shape,
         input_dtype=graph.input_dtype,
@@ -119,9 +120,9 @@ def _write(out: Path, graph: OnnxGraph, stand: Stand, plan: Plan | None) -> Mani
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / MODEL).write_bytes(model)
-        write_tensors(out / WEIGHTS, manifest.split(stand.weights))
+        write_tensors(out / WEIGHTS, _state(graph, manifest, stand.weights))
         if stand.average is not None:
-            write_tensors(out / AVERAGE, manifest.split(stand.average))
+            write_tensors(out / AVERAGE, _state(graph, manifest, stand.average))
         if plan:
             (out / PLAN).write_text(plan.to_toml())
         write_manifest(out, manifest)
@@ -129,6 +130,13 @@ def _write(out: Path, graph: OnnxGraph, stand: Stand, plan: Plan | None) -> Mani
         raise ModelError(f"{out} cannot be written: {fault.strerror or fault}; give another --out") from None
     _try_out(out, manifest, stand.weights)
     return manifest
+
+
+def _state(graph: OnnxGraph, manifest: Manifest, weights: F32) -> dict[str, Stored]:
+    """The state dict of the model with these trained weights, under every name that it has for them."""
+    trained = {name: Stored("F32", values) for name, values in manifest.split(weights).items()}
+    tied = {other: trained[tensor.name] for tensor in manifest.weights for other in tensor.also}
+    return trained | tied | dict(graph.frozen)
 
 
 def _require_free(out: Path) -> None:

@@ -36,6 +36,13 @@ def model() -> nn.Module:
     return nn.Sequential(Recording(VOCABULARY, 8), Mean(), nn.Linear(8, CLASSES))
 
 
+def frozen_model() -> nn.Module:
+    """The same, where only the last layer is trained."""
+    module = model()
+    module.get_submodule("0").requires_grad_(False)
+    return module
+
+
 def tokens(count: int) -> I64:
     """Samples that consist of the ids which bfloat16 rounds."""
     return np.random.default_rng(0).choice(ROUNDED, (count, LENGTH)).astype(np.int64)

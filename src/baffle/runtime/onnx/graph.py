@@ -6,7 +6,7 @@ an operator rather than weights, and those that are to stay frozen.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ from baffle.runtime.onnx.model_folder import (
     WEIGHT,
     WEIGHTS,
     InputType,
+    Stored,
     X,
     Y,
     read_manifest,
+    read_stored,
     read_weights,
 )
 
@@ -63,13 +65,19 @@ OPSET = 13
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """A finished graph, the weights that it came with, and what its samples and outputs look like."""
+    """A finished graph, the weights that it came with, and what its samples and outputs look like.
+
+    A graph that came from a module also has the rest of the module's state dict: `frozen` holds what is not trained,
+    `tied` the further names of trained weights, by their names in `weights`.
+    """
 
     model: ModelProto
     weights: Mapping[str, F32]
     input_shape: tuple[int, ...]
     input_dtype: InputType
     classes: int
+    frozen: Mapping[str, Stored] = field(default_factory=dict)
+    tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def opset(self) -> int:
@@ -82,12 +90,16 @@ class OnnxGraph:
 def graph_from_folder(folder: Path) -> OnnxGraph:
     """The graph of a model that was exported before, unchanged."""
     manifest = read_manifest(folder)
+    trained = {name for tensor in manifest.weights for name in (tensor.name, *tensor.also)}
+    stored = read_stored(folder / WEIGHTS)
     return OnnxGraph(
         onnx.load(folder / MODEL),
         manifest.split(read_weights(folder / WEIGHTS, manifest)),
         manifest.input_shape,
         manifest.input_dtype,
         manifest.classes,
+        frozen={name: tensor for name, tensor in stored.items() if name not in trained},
+        tied={tensor.name: tensor.also for tensor in manifest.weights if tensor.also},
     )
 
 

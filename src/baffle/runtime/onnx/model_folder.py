@@ -1,15 +1,16 @@
-"""A model as it leaves for devices without PyTorch: a folder with its graph, its weights and a manifest of both."""
+"""A model for devices without PyTorch: a folder with its graph, its weights and a manifest that describes both."""
 
 import hashlib
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from baffle.core.arrays import F32
 from baffle.core.state import FLOAT
@@ -24,21 +25,47 @@ MODEL, WEIGHTS, AVERAGE, MANIFEST, PLAN = (
 )
 
 X, Y, LOSS, LOGITS = "x", "y", "loss", "logits"
-"""What a graph calls samples and labels, their mean loss and what the model says of each."""
+"""A graph's names for samples, labels, their mean loss and the model's output."""
 
 WEIGHT = "weight/"
-"""Before a tensor's name, where it is an input of the graph."""
+"""Prefix of a tensor's name where it is an input of the graph."""
+
+KINDS: Mapping[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": FLOAT,
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "F8_E4M3": np.dtype("u1"),
+    "F8_E5M2": np.dtype("u1"),
+    "C64": np.dtype("<c8"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+"""The types of a safetensors file, and how NumPy holds them. It has no bfloat16 and no 8-bit floats: of those it holds
+the raw bits, as unsigned integers."""
+
+METADATA = "__metadata__"
+"""The one entry of a safetensors header that is not a tensor."""
 
 InputType = Literal["float32", "int64", "int32"]
-Size = Annotated[int, Meta(ge=0)]
+Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class Tensor(msgspec.Struct, frozen=True):
-    """A weight tensor. It is the graph's input `WEIGHT + name`."""
+class Tensor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A trained weight tensor. It is the graph's input `WEIGHT + name`. A module that uses one tensor in several places
+    has more names for it in its state dict; these are in `also`."""
 
     name: str
     shape: tuple[Size, ...]
+    also: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -46,8 +73,9 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a graph is: its weights in the order of the flat vector, its samples, its files. `trajectory` names the plan
-    that the weights belong to, and `architecture` the model in it; both are empty where there was none."""
+    """Describes a graph: its trained weights in the order of the flat vector, its samples, its files. `trajectory` is
+    the digest of the plan that the weights belong to, `architecture` that of the plan's model; without a plan both are
+    empty."""
 
     format: Literal["baffle/model/1"] = "baffle/model/1"
     weights: tuple[Tensor, ...]
@@ -68,11 +96,27 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Each tensor as a view into the flat vector."""
         if len(weights) != self.n_weights:
             raise ModelError(f"expected {self.n_weights} weights, got {len(weights)}; they belong to another model")
-        views, start = dict[str, F32](), 0
+        views = dict[str, F32]()
+        start = 0
         for tensor in self.weights:
             views[tensor.name] = weights[start : start + tensor.size].reshape(tensor.shape)
             start += tensor.size
         return views
+
+
+class Stored(NamedTuple):
+    """A tensor as a safetensors file holds it: `kind` is one of `KINDS`."""
+
+    kind: str
+    values: NDArray[Any]
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a safetensors header says of a tensor."""
+
+    dtype: str
+    shape: Annotated[tuple[Size, ...], Meta(max_length=64)]
+    data_offsets: tuple[Size, Size]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -80,52 +124,111 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an exported model, once it is sure that the graph beside it is the one it tells of."""
+    """The manifest of an exported model, once the graph beside it has the SHA-256 that the manifest says."""
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
         with (folder / MODEL).open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as fault:
+            model_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError, RecursionError) as fault:
         raise ModelError(
             f"{folder} holds no exported model ({fault}); expected a folder that `baffle export` made"
         ) from None
-    if found != manifest.model_sha256:
-        raise ModelError(f"{folder / MODEL} is not the graph that {MANIFEST} tells of; export or copy both again")
+    if model_sha256 != manifest.model_sha256:
+        raise ModelError(f"{folder / MODEL} is not the graph that {MANIFEST} describes; export or copy both again")
     if sum(tensor.size for tensor in manifest.weights) != manifest.n_weights:
         raise ModelError(f"{folder / MANIFEST}: shapes do not add up to {manifest.n_weights} weights; export it again")
     return manifest
 
 
-def write_tensors(path: Path, tensors: Mapping[str, F32]) -> None:
-    """A file in the safetensors format: the length of a JSON header, the header, then all numbers."""
-    header, end = dict[str, object](), 0
-    for name, values in tensors.items():
-        start, end = end, end + values.size * FLOAT.itemsize
-        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [start, end]}
+def write_tensors(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """A file in the safetensors format: the length of a JSON header, the header, then all numbers. Wide types come
+    first, so that each tensor starts at a multiple of its items' size, as readers that map the file need."""
+    ordered = sorted(tensors.items(), key=lambda named: -KINDS[named[1].kind].itemsize)
+    header = dict[str, object]()
+    end = 0
+    for name, (kind, values) in ordered:
+        start, end = end, end + values.size * KINDS[kind].itemsize
+        header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for values in tensors.values():
-            file.write(values.astype(FLOAT).tobytes())
+        for _, (kind, values) in ordered:
+            file.write(values.astype(KINDS[kind]).tobytes())
+
+
+def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
+    """All tensors of a safetensors file, by name. NumPy has no bfloat16: such a tensor comes as its raw bits in uint16,
+    which `torch.from_numpy(bits).view(torch.bfloat16)` makes numbers again; 8-bit floats come as uint8 likewise."""
+    return {name: stored.values for name, stored in read_stored(path).items()}
+
+
+def read_stored(path: Path) -> dict[str, Stored]:
+    """All tensors of a safetensors file with their types in it."""
+    try:
+        return _parsed(path)
+    except (OSError, ValueError, RecursionError) as fault:
+        raise ModelError(f"{path} is not a sound safetensors file ({fault}); export or copy it again") from None
 
 
 def read_weights(path: Path, manifest: Manifest) -> F32:
-    """The flat weight vector from a file of these tensors."""
+    """The flat vector of the trained weights, from a file that holds them among other tensors."""
     try:
-        raw = path.read_bytes()
-        start = 8 + int.from_bytes(raw[:8], "little")
-        header, body = json.loads(raw[8:start]), raw[start:]
-        parts = list[F32]()
+        tensors = _parsed(path)
         for tensor in manifest.weights:
-            entry = header[tensor.name]
-            if (entry["dtype"], tuple(entry["shape"])) != ("F32", tensor.shape):
-                raise ValueError(f"{tensor.name} is {entry['dtype']} of shape {entry['shape']}")
-            first, last = entry["data_offsets"]
-            part = np.frombuffer(body[first:last], FLOAT)
-            if len(part) != tensor.size:
-                raise ValueError(f"{tensor.name} has {len(part)} numbers")
-            parts.append(part.astype(np.float32))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
+            if tensor.name not in tensors:
+                raise ValueError(f"{tensor.name} is missing")
+            kind, values = tensors[tensor.name]
+            if (kind, values.shape) != ("F32", tensor.shape):
+                raise ValueError(f"{tensor.name} is {kind} of shape {values.shape}")
+    except (OSError, ValueError, RecursionError) as fault:
         raise ModelError(f"{path} does not hold this model's weights ({fault}); export or copy it again") from None
-    return np.concatenate(parts)
+    return np.concatenate([tensors[tensor.name].values.reshape(-1) for tensor in manifest.weights]).astype(np.float32)
+
+
+def _parsed(path: Path) -> dict[str, Stored]:
+    """The tensors as views into one buffer. Nothing is allocated by a number in the header before it was held against
+    the size of the file."""
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        length = int.from_bytes(file.read(8), "little")
+        if length > size - 8:
+            raise ValueError(f"expected a header of {length} bytes, the file has {size}")
+        entries = _entries(file.read(length))
+        body = np.empty(size - 8 - length, np.uint8)
+        if file.readinto(body.data) != len(body):
+            raise ValueError("it was cut short while it was read")
+    _require_cover(entries, len(body))
+    return {name: Stored(entry.dtype, _values(name, entry, body)) for name, entry in entries.items()}
+
+
+def _entries(header: bytes) -> dict[str, Entry]:
+    texts = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+    msgspec.json.decode(texts.pop(METADATA, b"{}"), type=dict[str, str])
+    entries = {name: msgspec.json.decode(text, type=Entry) for name, text in texts.items()}
+    for name, entry in entries.items():
+        if entry.dtype not in KINDS:
+            raise ValueError(f"{name} has the unknown type {entry.dtype}")
+        start, stop = entry.data_offsets
+        if stop - start != math.prod(entry.shape) * KINDS[entry.dtype].itemsize:
+            raise ValueError(f"{name} has {stop - start} bytes, too few or too many for its shape")
+    return entries
+
+
+def _require_cover(entries: Mapping[str, Entry], size: int) -> None:
+    """Tensors lie one after the other, without gaps, up to the end of the file."""
+    end = 0
+    for start, stop in sorted(entry.data_offsets for entry in entries.values()):
+        if start != end:
+            raise ValueError(f"a tensor begins at byte {start}, expected {end}")
+        end = stop
+    if end != size:
+        raise ValueError(f"tensors end at byte {end}, expected {size}")
+
+
+def _values(name: str, entry: Entry, body: NDArray[np.uint8]) -> NDArray[Any]:
+    start, stop = entry.data_offsets
+    raw = body[start:stop]
+    if entry.dtype == "BOOL" and raw.size and raw.max() > 1:
+        raise ValueError(f"{name} holds bytes that are neither true nor false")
+    return raw.view(KINDS[entry.dtype]).reshape(entry.shape)

@@ -1,0 +1,139 @@
+"""Files of tensors: all that is written comes back, and damage of any kind is a ModelError."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from baffle.errors import ModelError
+from baffle.runtime.onnx.model_folder import KINDS, Stored, read_stored, read_tensors, write_tensors
+
+BODY = bytes(range(24))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tensors") / "file.safetensors"
+
+
+def _write(path: Path, header: bytes, body: bytes = BODY) -> None:
+    path.write_bytes(len(header).to_bytes(8, "little") + header + body)
+
+
+def _entry(dtype: Any = "F32", shape: Any = (6,), offsets: Any = (0, 24)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8"), max_size=5),
+        st.tuples(st.sampled_from(sorted(KINDS)), st.lists(st.integers(0, 4), max_size=3)),
+        max_size=6,
+    ),
+    st.integers(0, 99),
+)
+def test_all_tensors_come_back_each_at_a_multiple_of_its_items(
+    path: Path, tensors: dict[str, tuple[str, list[int]]], seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    stored = dict[str, Stored]()
+    for name, (kind, shape) in tensors.items():
+        bits = random.integers(0, 2, (*shape, KINDS[kind].itemsize), np.uint8)
+        stored[name] = Stored(kind, np.frombuffer(bits.tobytes(), KINDS[kind]).reshape(shape))
+    write_tensors(path, stored)
+    again = read_stored(path)
+    assert {name: tensor.kind for name, tensor in again.items()} == {name: t.kind for name, t in stored.items()}
+    for name, values in read_tensors(path).items():
+        assert values.dtype == stored[name].values.dtype
+        assert values.shape == stored[name].values.shape
+        assert values.tobytes() == stored[name].values.tobytes()
+        assert values.flags.aligned
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        ({"a": _entry(shape=[2], offsets=[0, 8]), "b": _entry(shape=[5], offsets=[4, 24])}, "begins at byte 4"),
+        ({"a": _entry(shape=[2], offsets=[0, 8]), "b": _entry(shape=[3], offsets=[12, 24])}, "begins at byte 12"),
+        ({"a": _entry(shape=[5], offsets=[0, 20])}, "end at byte 20"),
+        ({"a": _entry(shape=[2**40], offsets=[0, 2**42])}, "end at byte"),
+        ({"a": _entry(shape=[2**40])}, "too few"),
+        ({"a": _entry(shape=[2**62, 2**62, 0])}, "too many"),
+        ({"a": _entry(shape=[-6])}, ">= 0"),
+        ({"a": _entry(offsets=[-24, 0])}, ">= 0"),
+        ({"a": _entry(offsets=[24, 0])}, "too few"),
+        ({"a": _entry(offsets=[0, 24, 48])}, "length 2"),
+        ({"a": _entry(offsets=[0, 2**80])}, "out of range|<="),
+        ({"a": _entry(shape=[1] * 65)}, "length <= 64"),
+        ({"a": _entry(shape="6")}, "array"),
+        ({"a": _entry(dtype="F31")}, "unknown type F31"),
+        ({"a": _entry(dtype=["F32"])}, "str"),
+        ({"a": _entry("BOOL", [24])}, "neither true nor false"),
+        ({"a": _entry() | {"more": 1}}, "unknown field"),
+        ({"a": {}}, "missing"),
+        ({"a": 5}, "object"),
+        ({"a": _entry(), "__metadata__": {"a": 1}}, "str"),
+        ([], "object"),
+    ],
+)
+def test_a_hostile_header_is_refused(path: Path, header: object, says: str) -> None:
+    _write(path, json.dumps(header).encode())
+    with pytest.raises(ModelError, match=rf"file\.safetensors is not a sound safetensors file \(.*{says}"):
+        read_tensors(path)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"1234567",
+        b"\xff" * 8 + b"{}",
+        (3).to_bytes(8, "little") + b"{}",
+        (5).to_bytes(8, "little") + b'{"\xff"',
+        (100_004).to_bytes(8, "little") + b'{"a"' + b"[" * 100_000,
+        (100_005).to_bytes(8, "little") + b'{"a":' + b"[" * 100_000,
+        (500_000).to_bytes(8, "little") + b'{"a":' * 100_000,
+    ],
+    ids=["empty", "no length", "longest header", "cut header", "no UTF-8", "no JSON", "deep arrays", "deep objects"],
+)
+def test_a_file_of_another_form_is_refused(path: Path, raw: bytes) -> None:
+    path.write_bytes(raw)
+    with pytest.raises(ModelError, match="not a sound safetensors file"):
+        read_tensors(path)
+    with pytest.raises(ModelError, match="not a sound safetensors file"):
+        read_tensors(path.parent)
+
+
+def test_metadata_are_no_tensor(path: Path) -> None:
+    _write(path, json.dumps({"__metadata__": {"format": "pt"}, "a": _entry()}).encode())
+    assert list(read_tensors(path)) == ["a"]
+
+
+NUMBERS = st.one_of(st.integers(-30, 30), st.integers(), st.floats(allow_nan=False), st.text(max_size=2), st.none())
+ENTRIES = st.fixed_dictionaries(
+    {
+        "dtype": st.one_of(st.sampled_from(sorted(KINDS)), NUMBERS),
+        "shape": st.one_of(st.lists(NUMBERS, max_size=4), NUMBERS),
+        "data_offsets": st.one_of(st.lists(st.integers(-4, 30), min_size=2, max_size=2), st.lists(NUMBERS, max_size=3)),
+    }
+)
+HEADERS = st.dictionaries(st.sampled_from(["a", "b", "c", "__metadata__"]), st.one_of(ENTRIES, NUMBERS), max_size=4)
+
+
+@settings(max_examples=300)
+@given(st.one_of(HEADERS.map(lambda header: json.dumps(header).encode()), st.binary(max_size=60)), st.integers(-4, 4))
+@example(json.dumps({"a": _entry()}).encode(), 0)
+def test_any_file_is_read_or_refused_and_fills_no_more_than_itself(path: Path, header: bytes, shift: int) -> None:
+    path.write_bytes(max(0, len(header) + shift).to_bytes(8, "little") + header + BODY)
+    try:
+        tensors = read_tensors(path)
+    except ModelError:
+        return
+    assert sum(values.nbytes for values in tensors.values()) <= path.stat().st_size
+    starts = sorted((values.ctypes.data, values.nbytes) for values in tensors.values() if values.nbytes)
+    assert all(start + size <= later for (start, size), (later, _) in itertools.pairwise(starts))

@@ -1,0 +1,179 @@
+"""Exports: token ids arrive unrounded, and the files restore a module whole."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from baffle import export
+from baffle.core.ports import Batch
+from baffle.errors import ModelError
+from baffle.export import export_module, export_plan, export_run
+from baffle.plan import Plan
+from baffle.runtime.onnx.graph import graph_from_folder
+from baffle.runtime.onnx.loss import OnnxLoss
+from baffle.runtime.onnx.model_folder import AVERAGE, WEIGHTS, read_manifest, read_tensors, read_weights
+from baffle.runtime.torch.loss import TorchLoss, weights_of
+from baffle.simulation import simulate
+from tests.support import tokens
+
+
+class Whole(nn.Module):
+    """Everything that a state dict can hold: trained, tied and frozen weights, running statistics, odd types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(6, 8).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(8)
+        self.inner = nn.Linear(8, 8)
+        self.again = nn.Linear(8, 8)
+        self.again.weight = self.inner.weight
+        self.head = nn.Linear(8, 3)
+        self.register_buffer("offset", torch.randn(8).bfloat16())
+        self.register_buffer("on", torch.tensor([True, False, True]))
+        self.register_buffer("third", torch.tensor(1 / 3, dtype=torch.float64))
+        self.register_buffer("passing", torch.ones(2), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(self.offset, Tensor)
+        x = self.norm(self.frozen(x)) + self.offset.float()
+        output: Tensor = self.head(self.again(torch.relu(self.inner(x))))
+        return output
+
+
+def _trained(seed: int) -> Whole:
+    torch.manual_seed(seed)
+    module = Whole()
+    for _ in range(3):
+        module(torch.randn(16, 6) * 2 + 1)  # moves the running statistics
+    return module.eval()
+
+
+def _restored(path: Path, module: nn.Module) -> nn.Module:
+    """The module with all tensors of a file, and an error if the file has another set of names."""
+    of_torch = {name: torch.from_numpy(values) for name, values in read_tensors(path).items()}
+    state = module.state_dict()
+    for name, values in of_torch.items():
+        if state[name].dtype == torch.bfloat16:
+            of_torch[name] = values.view(torch.bfloat16)
+    assert {name: values.dtype for name, values in of_torch.items()} == {n: v.dtype for n, v in state.items()}
+    module.load_state_dict(of_torch, strict=True)
+    return module.eval()
+
+
+def test_the_weights_file_restores_a_module_whole(tmp_path: Path) -> None:
+    module = _trained(0)
+    manifest = export_module(module, (6,), tmp_path / "model")
+    other = _restored(tmp_path / "model" / WEIGHTS, _trained(1))
+    x = torch.randn(5, 6)
+    assert torch.equal(other(x), module(x))
+    for name, values in module.state_dict().items():
+        assert torch.equal(other.state_dict()[name], values), name
+    assert int(other.get_buffer("norm.num_batches_tracked")) == 3
+    assert [tensor.name for tensor in manifest.weights] == [n for n, p in module.named_parameters() if p.requires_grad]
+    assert "frozen.weight" not in {tensor.name for tensor in manifest.weights}
+    np.testing.assert_array_equal(read_weights(tmp_path / "model" / WEIGHTS, manifest), weights_of(module))
+
+
+def frozen_front() -> nn.Module:
+    """A frozen front with running statistics, and two layers behind it that share a weight."""
+    torch.manual_seed(3)
+    front = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10)).requires_grad_(False)
+    front(torch.randn(20, 64))
+    layers = nn.Linear(10, 10), nn.Linear(10, 10)
+    layers[1].weight = layers[0].weight
+    return nn.Sequential(*front, Pair(*layers))
+
+
+class Pair(nn.Module):
+    """Two layers, one after the other."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.second(self.first(x))
+        return output
+
+
+def test_a_run_behind_a_frozen_backbone_is_exported_whole(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    plan = tiny(f'task.model={{name="custom", factory="{__name__}:frozen_front"}}', "rounds=2")
+    simulate(plan, tmp_path / "run")
+    manifest = export_run(tmp_path / "run", tmp_path / "model")
+    assert [tensor.name for tensor in manifest.weights] == ["3.first.weight", "3.first.bias", "3.second.bias"]
+    batch = Batch(np.random.default_rng(0).random((6, 1, 8, 8), np.float32), np.arange(6))
+    for file in (WEIGHTS, AVERAGE):
+        weights = read_weights(tmp_path / "model" / file, manifest)
+        module = _restored(tmp_path / "model" / file, frozen_front())
+        assert (weights_of(module) == weights).all()
+        assert (weights_of(module) != weights_of(frozen_front())).any()
+        with torch.inference_mode():
+            expected = module(torch.from_numpy(batch.x)).numpy()
+        np.testing.assert_allclose(OnnxLoss(tmp_path / "model").outputs(weights, batch), expected, atol=1e-5)
+
+
+def test_a_model_that_is_exported_again_keeps_its_frozen_parts(tmp_path: Path) -> None:
+    """Weights that were trained meanwhile change under every name that they have."""
+    export_module(_trained(0), (6,), tmp_path / "first")
+    graph = graph_from_folder(tmp_path / "first")
+    weights = np.arange(read_manifest(tmp_path / "first").n_weights, dtype=np.float32)
+    export._write(tmp_path / "again", graph, export.Stand(4, weights, None), None)
+    module = _restored(tmp_path / "again" / WEIGHTS, _trained(1))
+    assert (weights_of(module) == weights).all()
+    assert torch.equal(module.get_parameter("frozen.weight"), _trained(0).frozen.weight)
+
+
+def test_a_buffer_that_no_file_can_hold_is_named(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(6, 3))
+    module.register_buffer("odd", torch.zeros(2, dtype=torch.complex128))
+    with pytest.raises(ModelError, match=r"odd is torch\.complex128.*persistent=False"):
+        export_module(module, (6,), tmp_path / "model")
+
+
+@pytest.mark.parametrize("model", [tokens.model, tokens.frozen_model], ids=["trained", "behind a frozen embedding"])
+def test_token_ids_reach_a_simulated_model_unrounded(
+    model: Callable[[], nn.Module], tiny: Callable[..., Plan], tmp_path: Path
+) -> None:
+    tokens.seen.clear()
+    plan = tiny(
+        f'task.data="{tokens.__name__}:data"',
+        f'task.model={{name="custom", factory="{tokens.__name__}:{model.__name__}"}}',
+        'probe.precision="bfloat16"',
+        "probe.sigma=0.05",
+        "rounds=2",
+    )
+    simulate(plan, tmp_path / "run")
+    assert tokens.seen == set(tokens.ROUNDED)
+    manifest = export_run(tmp_path / "run", tmp_path / "model")
+    assert (manifest.input_dtype, manifest.input_shape) == ("int64", (tokens.LENGTH,))
+    weights = read_weights(tmp_path / "model" / WEIGHTS, manifest)
+    batch = tokens.data().test.batch(np.arange(20))
+    expected = TorchLoss(_restored(tmp_path / "model" / WEIGHTS, model())).on(batch)(weights)
+    assert OnnxLoss(tmp_path / "model", micro_batch=4).on(batch)(weights) == pytest.approx(expected, abs=1e-6)
+
+
+def test_samples_of_small_integers_are_refused_with_a_remedy(
+    tiny_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "tokens", lambda count: np.ones((count, 5), np.uint8))
+    settings = [
+        f'task.data="{tokens.__name__}:data"',
+        f'task.model={{name="custom", factory="{__name__}:float_bytes"}}',
+    ]
+    with pytest.raises(ModelError, match="int64 or int32, got uint8"):
+        export_plan(str(tiny_toml), tmp_path / "model", settings)
+
+
+class FloatBytes(nn.Linear):
+    """A layer on bytes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
+def float_bytes() -> nn.Module:
+    return FloatBytes(tokens.LENGTH, tokens.CLASSES)
