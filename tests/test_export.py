@@ -1,21 +1,25 @@
-"""Exports: token ids arrive unrounded, and the files restore a module whole."""
+"""Exports: token ids arrive unrounded, the files restore a module whole, and a failure leaves nothing behind."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from baffle import export
 from baffle.core.ports import Batch
 from baffle.errors import ModelError
-from baffle.export import export_module, export_plan, export_run
+from baffle.export import export_module, export_onnx, export_plan, export_run
 from baffle.plan import Plan
 from baffle.runtime.onnx.graph import graph_from_folder
 from baffle.runtime.onnx.loss import OnnxLoss
-from baffle.runtime.onnx.model_folder import AVERAGE, WEIGHTS, read_manifest, read_tensors, read_weights
+from baffle.runtime.onnx.model_folder import AVERAGE, MODEL, WEIGHTS, read_manifest, read_tensors, read_weights
 from baffle.runtime.torch.loss import TorchLoss, weights_of
 from baffle.simulation import simulate
 from tests.support import tokens
@@ -154,6 +158,100 @@ def test_token_ids_reach_a_simulated_model_unrounded(
     batch = tokens.data().test.batch(np.arange(20))
     expected = TorchLoss(_restored(tmp_path / "model" / WEIGHTS, model())).on(batch)(weights)
     assert OnnxLoss(tmp_path / "model", micro_batch=4).on(batch)(weights) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A single layer as ONNX, which is exported in no time."""
+    path = tmp_path_factory.mktemp("onnx") / "layer.onnx"
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "layer"], ["y"])],
+        "layer",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+        [numpy_helper.from_array(np.ones((6, 3), np.float32), "layer")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def _fails_in_the_test_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: Path, *_: Any) -> None:
+        assert (folder / MODEL).exists()
+        raise ModelError(f"ONNX Runtime refuses {folder / MODEL}")
+
+    monkeypatch.setattr(export, "_try_out", fail)
+
+
+def _is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt("Ctrl-C")
+
+    monkeypatch.setattr(export, "write_manifest", interrupt)
+
+
+def _has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Path, *_: Any) -> None:
+        path.write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(export, "write_tensors", write)
+
+
+def _cannot_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self.name == MODEL:
+            return rename(self, target)
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+
+
+@pytest.mark.parametrize("existed", [False, True], ids=["new", "an empty folder"])
+@pytest.mark.parametrize(
+    ("breaks", "error", "says"),
+    [
+        (_fails_in_the_test_run, ModelError, f"refuses .*there/model/{MODEL}"),
+        (_is_interrupted, KeyboardInterrupt, "Ctrl-C"),
+        (_has_no_room, ModelError, "No space left on device; give another --out"),
+        (_cannot_be_moved, ModelError, "Permission denied; give another --out"),
+    ],
+)
+def test_an_export_that_fails_leaves_nothing_behind(
+    breaks: Callable[[pytest.MonkeyPatch], None],
+    error: type[BaseException],
+    says: str,
+    existed: bool,
+    classifier: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "not" / "there" / "model"
+    if existed:
+        out.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    breaks(monkeypatch)
+    with pytest.raises(error, match=says):
+        export_onnx(classifier, out)
+    assert sorted(tmp_path.rglob("*")) == before
+    monkeypatch.undo()
+    export_onnx(classifier, out)
+    assert read_manifest(out).n_weights == 18
+
+
+def test_an_empty_folder_stays_the_same_folder(
+    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also as the working directory, which has no name to be renamed to."""
+    tmp_path.chmod(0o750)
+    before = tmp_path.stat()
+    monkeypatch.chdir(tmp_path)
+    export_onnx(classifier, Path())
+    after = tmp_path.stat()
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["manifest.json", MODEL, WEIGHTS]
 
 
 def test_samples_of_small_integers_are_refused_with_a_remedy(

@@ -1,9 +1,12 @@
 """Export models for devices without PyTorch: from a plan, from a run, or from an ONNX file of another origin."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 
@@ -22,6 +25,7 @@ from baffle.runtime.onnx.graph import OnnxGraph, graph_from_file, graph_from_fol
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import (
     AVERAGE,
+    MANIFEST,
     MODEL,
     PLAN,
     WEIGHTS,
@@ -117,18 +121,15 @@ def _write(out: Path, graph: OnnxGraph, stand: Stand, plan: Plan | None) -> Mani
         trajectory=plan.trajectory_digest().hex() if plan else "",
         architecture=plan.model_digest().hex() if plan else "",
     )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / MODEL).write_bytes(model)
-        write_tensors(out / WEIGHTS, _state(graph, manifest, stand.weights))
+    with _all_or_nothing(out) as folder:
+        (folder / MODEL).write_bytes(model)
+        write_tensors(folder / WEIGHTS, _state(graph, manifest, stand.weights))
         if stand.average is not None:
-            write_tensors(out / AVERAGE, _state(graph, manifest, stand.average))
+            write_tensors(folder / AVERAGE, _state(graph, manifest, stand.average))
         if plan:
-            (out / PLAN).write_text(plan.to_toml())
-        write_manifest(out, manifest)
-    except OSError as fault:
-        raise ModelError(f"{out} cannot be written: {fault.strerror or fault}; give another --out") from None
-    _try_out(out, manifest, stand.weights)
+            (folder / PLAN).write_text(plan.to_toml())
+        write_manifest(folder, manifest)
+        _try_out(folder, manifest, stand.weights)
     return manifest
 
 
@@ -137,6 +138,43 @@ def _state(graph: OnnxGraph, manifest: Manifest, weights: F32) -> dict[str, Stor
     trained = {name: Stored("F32", values) for name, values in manifest.split(weights).items()}
     tied = {other: trained[tensor.name] for tensor in manifest.weights for other in tensor.also}
     return trained | tied | dict(graph.frozen)
+
+
+@contextmanager
+def _all_or_nothing(out: Path) -> Iterator[Path]:
+    """A new folder to write an export into. If all goes well it becomes `out`; after any failure nothing is left.
+
+    It stands beside `out`, and is renamed. An `out` that exists keeps its place, owner and rights, and may be a mount
+    or the working directory: there the new folder stands inside, and its files are moved up, the manifest last, because
+    nothing reads a folder without one.
+    """
+    existed = out.is_dir()
+    parent = out if existed else out.parent
+    missing = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+    building = parent / f".export-{uuid4().hex}"
+    moved = list[Path]()
+    try:
+        building.mkdir(parents=True)
+        yield building
+        if not existed:
+            building.rename(out)
+            return
+        for file in sorted(building.iterdir(), key=lambda file: file.name == MANIFEST):
+            moved.append(out / file.name)
+            file.rename(moved[-1])
+        building.rmdir()
+    except BaseException as fault:
+        shutil.rmtree(building, ignore_errors=True)
+        for file in moved:
+            file.unlink(missing_ok=True)
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
+        if isinstance(fault, OSError):
+            raise ModelError(f"{out} cannot be written: {fault.strerror or fault}; give another --out") from None
+        if isinstance(fault, ModelError):
+            raise ModelError(str(fault).replace(str(building), str(out))) from None
+        raise
 
 
 def _require_free(out: Path) -> None:
