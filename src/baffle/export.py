@@ -144,9 +144,9 @@ def _state(graph: OnnxGraph, manifest: Manifest, weights: F32) -> dict[str, Stor
 def _all_or_nothing(out: Path) -> Iterator[Path]:
     """A new folder to write an export into. If all goes well it becomes `out`; after any failure nothing is left.
 
-    It stands beside `out`, and is renamed. An `out` that exists keeps its place, owner and rights, and may be a mount
-    or the working directory: there the new folder stands inside, and its files are moved up, the manifest last, because
-    nothing reads a folder without one.
+    The new folder stands beside `out` and is renamed in the end. An `out` that exists may be a mount or the working
+    directory, and has an owner and permissions, so it is not replaced: there the new folder stands inside it, and its
+    files are moved up. The manifest comes last, because no reader accepts a folder without it.
     """
     existed = out.is_dir()
     parent = out if existed else out.parent

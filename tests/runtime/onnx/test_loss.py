@@ -100,10 +100,10 @@ def test_probes_find_the_scalars_that_torch_finds(small: tuple[nn.Module, Path],
 def test_batches_and_weights_do_not_disturb_each_other(small: tuple[nn.Module, Path]) -> None:
     module, folder = small
     runtime, weights = OnnxLoss(folder), weights_of(module)
-    one, other = runtime.on(_batch(SMALL, 6)), runtime.on(_batch(SMALL, 9, seed=1))
-    first = one(weights)
-    assert other(_moved(weights, 2)) != first
-    assert one(weights) == first
+    small_batch, large_batch = runtime.on(_batch(SMALL, 6)), runtime.on(_batch(SMALL, 9, seed=1))
+    loss = small_batch(weights)
+    assert large_batch(_moved(weights, 2)) != loss
+    assert small_batch(weights) == loss
 
 
 @pytest.mark.slow

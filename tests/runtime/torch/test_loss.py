@@ -46,9 +46,9 @@ def _plain_loss(weights: F32, batch: Batch) -> Tensor:
 def test_weights_are_one_vector_in_the_order_of_parameters() -> None:
     module = _module()
     expected = torch.cat([p.detach().reshape(-1) for p in module.parameters()]).numpy()
-    found = weights_of(module)
-    np.testing.assert_array_equal(found, expected)
-    found[:] = 0
+    weights = weights_of(module)
+    np.testing.assert_array_equal(weights, expected)
+    weights[:] = 0
     assert any(p.abs().sum() > 0 for p in module.parameters())
 
 
@@ -61,9 +61,9 @@ def test_the_loss_is_that_of_the_plain_module() -> None:
 
 
 def test_a_loss_can_be_asked_again_after_other_weights_and_other_batches() -> None:
-    runtime, one, other = TorchLoss(_module()), _batch(), _batch(seed=3)
+    runtime, batch, other = TorchLoss(_module()), _batch(), _batch(seed=3)
     weights, moved = weights_of(_module()), _other_weights(_module())
-    first = runtime.on(one)
+    first = runtime.on(batch)
     expected = first(weights)
     second = runtime.on(other)
     assert second(moved) != expected
@@ -167,10 +167,12 @@ def test_a_mean_criterion_and_one_per_sample_agree(micro_batch: int) -> None:
     def mean(output: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(output, labels)
 
-    one = TorchLoss(_module(), mean, micro_batch=micro_batch)
-    other = TorchLoss(_module(), micro_batch=micro_batch)
-    assert one.on(batch)(weights) == pytest.approx(other.on(batch)(weights), rel=1e-6)
-    np.testing.assert_allclose(one.gradient_on(batch)(weights)[1], other.gradient_on(batch)(weights)[1], atol=1e-6)
+    of_mean = TorchLoss(_module(), mean, micro_batch=micro_batch)
+    of_each = TorchLoss(_module(), micro_batch=micro_batch)
+    assert of_mean.on(batch)(weights) == pytest.approx(of_each.on(batch)(weights), rel=1e-6)
+    np.testing.assert_allclose(
+        of_mean.gradient_on(batch)(weights)[1], of_each.gradient_on(batch)(weights)[1], atol=1e-6
+    )
 
 
 def test_any_criterion_can_be_given() -> None:
@@ -213,8 +215,8 @@ def test_losses_are_summed_in_float64() -> None:
 
     batch = Batch(_batch(101).x, np.arange(101))
     for micro_batch in (0, 1):
-        found = TorchLoss(_module(), criterion, micro_batch=micro_batch).on(batch)(weights_of(_module()))
-        assert found == (1e8 + 100) / 101
+        loss = TorchLoss(_module(), criterion, micro_batch=micro_batch).on(batch)(weights_of(_module()))
+        assert loss == (1e8 + 100) / 101
 
 
 def test_accuracy_counts_right_answers() -> None:

@@ -48,8 +48,8 @@ KINDS: Mapping[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-"""The types of a safetensors file, and how NumPy holds them. It has no bfloat16 and no 8-bit floats: of those it holds
-the raw bits, as unsigned integers."""
+"""The types of a safetensors file, and the NumPy types that hold them. NumPy has no bfloat16 and no 8-bit floats, so
+unsigned integers hold their raw bits."""
 
 METADATA = "__metadata__"
 """The one entry of a safetensors header that is not a tensor."""
@@ -112,7 +112,7 @@ class Stored(NamedTuple):
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a safetensors header says of a tensor."""
+    """A tensor's entry in the header of a safetensors file."""
 
     dtype: str
     shape: Annotated[tuple[Size, ...], Meta(max_length=64)]
@@ -187,8 +187,8 @@ def read_weights(path: Path, manifest: Manifest) -> F32:
 
 
 def _parsed(path: Path) -> dict[str, Stored]:
-    """The tensors as views into one buffer. Nothing is allocated by a number in the header before it was held against
-    the size of the file."""
+    """The tensors as views into one buffer. Numbers in the header are checked against the size of the file before
+    anything is allocated."""
     with path.open("rb") as file:
         size = path.stat().st_size
         length = int.from_bytes(file.read(8), "little")

@@ -171,8 +171,9 @@ def pipeline_of(module: nn.Module, sample: Tensor) -> Pipeline | None:
 
 
 def _tried(sample: Tensor) -> Tensor:
-    """What to try a module on. Integers may be indices, and which of them a module accepts only the data tell, so they
-    are the batch's own: from its whole length, those of one half apart from those of the other as far as can be."""
+    """Samples to try a module on. Integers may be indices into a table, and only those of real samples are sure to be
+    in its range, so rows of the batch are taken, spread over its length: the two halves of the result then differ, even
+    where the batch has only two rows."""
     if sample.is_floating_point():
         random = torch.Generator().manual_seed(0)
         return torch.randn((SAMPLES, *sample.shape[1:]), generator=random).to(sample)
