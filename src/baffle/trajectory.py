@@ -13,7 +13,7 @@ from baffle.core.ring import Ring
 from baffle.core.seeds import Seeds
 from baffle.core.state import Rule
 from baffle.core.supports import layout_of, supports
-from baffle.core.update import Transform, adam, average, clip, compose, momentum, no_average, sgd, weight_decay
+from baffle.core.update import OPTIMIZERS, Transform, average, clip, compose, no_average, sgd, weight_decay
 from baffle.errors import MessageError, PlanError
 from baffle.plan import Plan, UpdateSettings
 
@@ -127,14 +127,10 @@ def _checked_groups(outcome: Outcome, plan: Plan, length: int) -> list[tuple[int
 
 def optimizer(settings: UpdateSettings) -> Transform:
     """The optimizer that the plan's [update] describes."""
-    steps: dict[str, Transform] = {
-        "adam": adam(settings.rate, *settings.betas),
-        "momentum": momentum(settings.rate, settings.momentum),
-        "sgd": sgd(settings.rate),
-    }
+    step = OPTIMIZERS[settings.optimizer](settings.rate, settings.betas, settings.momentum)
     before = [clip(settings.clip)] if settings.clip else []
     before += [weight_decay(settings.weight_decay)] if settings.weight_decay else []
-    return compose(*before, steps[settings.optimizer])
+    return compose(*before, step)
 
 
 def _ring(plan: Plan) -> Ring:

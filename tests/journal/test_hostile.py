@@ -110,7 +110,7 @@ def _catch_up(run: Path) -> None:
     with _time_limit(), suppress(BaffleError), Journal.open(run / "journal.sqlite") as journal, journal.one_view():
         catch_up(journal, trajectory_of(journal.plan(), journal.n_weights()))
         list(journal.metrics())
-        journal.contributions()
+        journal.contributions(journal.plan().federation.clients)
 
 
 def _database(run: Path) -> "closing[sqlite3.Connection]":

@@ -120,6 +120,16 @@ def adam(rate: float, beta1: float = 0.9, beta2: float = 0.99, epsilon: float = 
     return Transform(init, _in_pieces(update))
 
 
+Optimizer: TypeAlias = Callable[[float, tuple[float, float], float], Transform]
+"""Rate, Adam's two betas, momentum → the transform that steps with them."""
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adam": lambda rate, betas, _momentum: adam(rate, *betas),
+    "momentum": lambda rate, _betas, beta: momentum(rate, beta),
+    "sgd": lambda rate, _betas, _momentum: sgd(rate),
+}
+
+
 def average(decay: float) -> Transform:
     """Exponential moving average of the weights with warm-up: decay min(d, (1 + t) / (10 + t)).
 

@@ -165,15 +165,14 @@ class Journal:
             (KEPT_SNAPSHOTS,),
         )
 
-    def contributions(self) -> dict[int, int]:
-        """How many rounds each client contributed to."""
+    def contributions(self, clients: int) -> dict[int, int]:
+        """How many rounds each of the run's clients contributed to."""
         with reading(self._path):
             rows = self._db.execute(
                 "SELECT client, count(*) FROM participation WHERE event = ? GROUP BY client", (CONTRIBUTED,)
             )
             rounds = dict(rows.fetchall())
-        clients = range(self.plan().federation.clients)
-        if not all(client in clients for client in rounds):
+        if not all(client in range(clients) for client in rounds):
             raise JournalError(f"{self._path} counts rounds of clients that the run does not have; it is damaged")
         return rounds
 

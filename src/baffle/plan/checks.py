@@ -1,14 +1,18 @@
 """Checks across settings: combinations that make no sense although each value alone is valid."""
 
 import math
+from collections.abc import Iterable
 
 from baffle.aggregation.client_policy import ClientPolicy
+from baffle.core.directions import DISTRIBUTIONS
+from baffle.core.update import OPTIMIZERS
 from baffle.errors import PlanError
 from baffle.plan.sections import FederationSettings, MobileNet, Model, Onnx, Plan
 
 
 def check(plan: Plan) -> None:
     """Raise a PlanError for the first settings that do not fit together."""
+    _check_names(plan)
     _check_model(plan.task.model)
     _check_onnx(plan)
     _check_seeds(plan)
@@ -16,6 +20,17 @@ def check(plan: Plan) -> None:
     _check_tiers(plan)
     _check_probe(plan)
     _check_secure(plan)
+
+
+def _check_names(plan: Plan) -> None:
+    """Names of what core has a registry of."""
+    names: tuple[tuple[str, str, Iterable[str]], ...] = (
+        ("probe.distribution", plan.probe.distribution, DISTRIBUTIONS),
+        ("update.optimizer", plan.update.optimizer, OPTIMIZERS),
+    )
+    for key, name, known in names:
+        if name not in known:
+            raise PlanError(f"{key}: expected one of {', '.join(map(repr, known))}, got {name!r}")
 
 
 def _check_model(model: Model) -> None:

@@ -132,7 +132,7 @@ class ProbeSettings(Section, frozen=True):
     k: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
     sigma: Positive = 1e-3
     scheme: Literal["forward", "central"] = "forward"
-    distribution: Literal["gaussian", "rademacher", "sphere"] = "gaussian"
+    distribution: str = "gaussian"
     micro_batch: OptionalCount = 0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     memory_mb: OptionalCount = 0
@@ -144,7 +144,7 @@ class UpdateSettings(Section, frozen=True):
     """The optimizer's settings. `clip = 0` and `ema = 0` turn these off. A round that would move the weights further
     than `norm_max` is refused (0: no limit)."""
 
-    optimizer: Literal["adam", "momentum", "sgd"] = "adam"
+    optimizer: str = "adam"
     rate: Positive = 0.01
     betas: tuple[Decay, Decay] = (0.9, 0.99)
     momentum: Decay = 0.9

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from threadpoolctl import threadpool_limits
 
-from baffle.core.arrays import F32
+from baffle.core.arrays import F32, Samples
 from baffle.core.ports import Batch, Runtime
 from baffle.core.supports import Layout
 from baffle.errors import PlanError
@@ -24,7 +24,7 @@ class Front(Protocol):
     @property
     def key(self) -> Hashable: ...
 
-    def features(self, samples: F32) -> F32: ...
+    def features(self, samples: Samples) -> F32: ...
 
 
 @dataclass(frozen=True)

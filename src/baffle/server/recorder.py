@@ -137,7 +137,8 @@ class Recorder:
             "skipped_rounds": sum(1 for r in records if not r["contributors"]),
             "seconds": round(self._seconds(), 2),
             "forwards": sum(
-                self._forwards(client) * rounds for client, rounds in self._journal.contributions().items()
+                self._forwards(client) * rounds
+                for client, rounds in self._journal.contributions(plan.federation.clients).items()
             ),
             "uplink_bytes_per_client_round": _ratio(total("uplink_bytes"), total("replies")),
             "downlink_bytes_per_client_round": _ratio(total("downlink_bytes"), total("requests")),

@@ -8,10 +8,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from baffle.core.arrays import F32, I64, Samples
+from baffle.core.arrays import F32, I64
 from baffle.data.sources import Dataset, Source
 from baffle.errors import DataError
 from baffle.runtime.model import Front

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from baffle.core.arrays import F32
+from baffle.core.arrays import F32, Samples
 from baffle.runtime.torch.fast_forward import Quick
 from baffle.runtime.torch.stages import pipeline_of
 
@@ -20,7 +20,7 @@ class Halves(NamedTuple):
     head: nn.Module
 
 
-def halves(module: nn.Module, sample: F32) -> Halves | None:
+def halves(module: nn.Module, sample: Samples) -> Halves | None:
     """A module's frozen front and its head; none if nothing worth keeping is frozen.
 
     The front must hold parameters, or keeping its output would save nothing, and it must treat every sample alone.
@@ -48,7 +48,7 @@ class TorchFront:
         self._alone = threading.Lock()
 
     @torch.inference_mode()
-    def features(self, samples: F32) -> F32:
+    def features(self, samples: Samples) -> F32:
         with self._alone:
             arranged = self._forward.arranged(torch.from_numpy(samples).to(self._device))
             return np.asarray(self._forward(arranged).cpu().numpy())
