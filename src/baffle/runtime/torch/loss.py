@@ -14,7 +14,7 @@ from baffle.core.probe import Loss
 from baffle.core.ranks import ranks
 from baffle.runtime.model import one_blas_thread
 from baffle.runtime.torch.fast_forward import Quick
-from baffle.runtime.torch.modes import training
+from baffle.runtime.torch.modes import TrainingMode
 from baffle.runtime.torch.stages import Pipeline, pipeline_of
 from baffle.runtime.torch.structured import Structured
 from baffle.runtime.torch.tensors import MicroBatch
@@ -54,6 +54,7 @@ class TorchLoss:
         structured: bool = False,
     ) -> None:
         self._module = module.to(device=device, dtype=dtype).eval()
+        self._training = TrainingMode(self._module)
         self._loss = loss
         self._micro_batch_size = micro_batch
         self._dtype, self._device = dtype, torch.device(device)
@@ -109,7 +110,7 @@ class TorchLoss:
             with torch.no_grad():
                 self._scratch.copy_(torch.from_numpy(weights))
             total, gradient = 0.0, torch.zeros_like(self._scratch)
-            with training(self._module, seed):
+            with self._training.seeded(seed):
                 for x, y in micro_batches:
                     loss = self._summed(self._module(x), y) / len(batch.y)
                     parts = torch.autograd.grad(loss, self._parameters)

@@ -5,6 +5,7 @@ these, as they were when the run began. Backpropagation, the baseline, trains as
 statistics stay as they are there too: they are not among the weights, so nobody would send them on.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+
+_GENERATOR = threading.Lock()
+"""Held by the thread whose module draws from PyTorch's generator."""
 
 
 def drops(module: nn.Module) -> bool:
@@ -38,20 +42,35 @@ def advice_on_modes(module: nn.Module) -> list[str]:
     return advice
 
 
-@contextmanager
-def training(module: nn.Module, seed: int) -> Iterator[None]:
-    """The module as it is trained: dropout as the seed determines, running statistics as they are. It is in evaluation
-    mode again afterwards."""
-    module.train()
-    for layer in module.modules():
-        if keeps_statistics(layer):
-            layer.eval()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            yield
-    finally:
-        module.eval()
+class TrainingMode:
+    """One module as it is trained: dropout as a seed determines, running statistics as they are.
+
+    PyTorch has one random generator for all threads, so modules that draw from it take turns. Whether a module does is
+    found out when it is first trained; others run side by side.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._draws: bool | None = None
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """The module is in training mode inside, and in evaluation mode again afterwards."""
+        self._module.train()
+        for layer in self._module.modules():
+            if keeps_statistics(layer):
+                layer.eval()
+        try:
+            if self._draws is False:
+                yield
+                return
+            with _GENERATOR, torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                before = torch.get_rng_state()
+                yield
+                self._draws = self._draws or not torch.equal(before, torch.get_rng_state())
+        finally:
+            self._module.eval()
 
 
 def _few(names: list[str]) -> str:

@@ -1,0 +1,56 @@
+"""Plans whose model came as ONNX, on a machine without PyTorch: a simulation, a server with its clients, an audit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baffle.export import export_plan
+from tests.support.blocked_imports import without
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+from pathlib import Path
+from baffle.journal.replay import verify
+from baffle.network.equipment import count_samples, with_onnx
+from baffle.network.member import Member
+from baffle.network.serve import serve
+from baffle.plan import load
+from baffle.simulation import resume, simulate
+from tests.support.nodes_in_memory import Nodes, new_keys
+
+plan_file, model, folder = map(Path, sys.argv[1:])
+plan = load(str(plan_file), ['task.model={name="onnx"}', f"run.model={model}", 'secure.mode="on"'])
+
+simulated = simulate(plan, folder / "simulated")
+assert simulated["test_accuracy"] > 0.1, simulated
+assert resume(folder / "simulated", ["rounds=8"])["rounds"] == 8
+
+keys = new_keys(folder, 3)
+members = [
+    Member(key, folder / f"state-{key.number}", count_samples(key.number, None, part=True),
+           with_onnx(key.number, None, model, part=True))
+    for key in keys
+]
+served = serve(plan, folder / "served", Nodes({m.keys.number: m.answer for m in members}), keys[0].roster)
+assert verify(folder / "served").weights_sha256 == served["weights_sha256"]
+assert {"torch", "onnx"}.isdisjoint(sys.modules), "PyTorch was imported"
+print("done")
+"""
+
+
+@pytest.mark.parametrize("blocked", [("torch",), ("torch", "onnx", "onnxscript", "flwr")])
+def test_a_simulation_and_a_server_of_an_onnx_plan_need_no_pytorch(
+    tiny_toml: Path, tmp_path: Path, blocked: tuple[str, ...]
+) -> None:
+    export_plan(str(tiny_toml), tmp_path / "model")
+    done = subprocess.run(
+        [sys.executable, "-c", without(*blocked) + PROGRAM, str(tiny_toml), str(tmp_path / "model"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("done\n", "")
