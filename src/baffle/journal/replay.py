@@ -110,9 +110,9 @@ def _at_snapshot(journal: Journal, trajectory: Trajectory, number: int) -> Prese
     return Present(number, state, entry.chain, tuple(range(first_skipped, number)))
 
 
-def verify(path: Path, progress: Callable[[int, int], None] = lambda _done, _of: None) -> Verified:
+def verify(path: str | Path, progress: Callable[[int, int], None] = lambda _done, _of: None) -> Verified:
     """Replay a run from its initial weights and check every hash, snapshot and file on the way."""
-    folder = RunFolder.existing(path)
+    folder = RunFolder.existing(Path(path))
     # The summary is read before the journal. A run may end between the two, and it writes its journal first.
     claim = _claim(folder)
     try:
