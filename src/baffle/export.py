@@ -66,6 +66,7 @@ def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
     folder = RunFolder.existing(run)
     with Journal.open(folder.journal) as journal, journal.one_view():
         plan = load(str(folder.plan))
+        _require_settled(plan, run)
         trajectory = trajectory_of(plan, journal.n_weights())
         present = catch_up(journal, trajectory)
     average = present.state.average[0] if present.state.average else None
@@ -88,6 +89,15 @@ def export_onnx(model: Path, out: Path, freeze: Sequence[str] = ()) -> Manifest:
     _require_free(out)
     graph = graph_from_file(model, freeze)
     return _write(out, graph, Stand(0, _flat(graph), None), None)
+
+
+def _require_settled(plan: Plan, run: Path) -> None:
+    """Refuse a run whose model was another than this version would build from its plan."""
+    if unsettled := plan.task.model.unsettled():
+        raise ModelError(
+            f"the run in {run} is of version 0.1, whose plans had no task.model.{unsettled[0]}: this version would "
+            "build another model for it; run the plan again"
+        )
 
 
 def _graph(plan: Plan, data: Path | None) -> OnnxGraph:

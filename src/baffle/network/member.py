@@ -29,7 +29,7 @@ from baffle.network.joining import (
     introduce_oneself,
 )
 from baffle.network.keys import ClientKeys, Roster
-from baffle.plan import Custom, Onnx, Plan, parse
+from baffle.plan import Custom, Model, Plan, parse
 from baffle.schedule import policy_of
 from baffle.trajectory import Trajectory, trajectory_of
 
@@ -252,10 +252,9 @@ def for_roster(plan: Plan, roster: Roster) -> Plan:
 def require_same(pinned: Plan, offered: Plan) -> None:
     """The offered plan must be the pinned one, but for what that leaves open and how long and how the run goes."""
     task, ring, probe, federation = pinned.task, pinned.ring, pinned.probe, pinned.federation
-    open_graph = task.model == Onnx() and isinstance(offered.task.model, Onnx)
     settled = msgspec.structs.replace(
         pinned,
-        task=msgspec.structs.replace(task, model=offered.task.model) if open_graph else task,
+        task=msgspec.structs.replace(task, model=_filled_in(task.model, offered.task.model)),
         ring=ring if ring.n_max else msgspec.structs.replace(ring, n_max=offered.ring.n_max),
         probe=msgspec.structs.replace(
             probe,
@@ -268,3 +267,10 @@ def require_same(pinned: Plan, offered: Plan) -> None:
     )
     if settled.trajectory_digest() != offered.trajectory_digest() or settled.secure != offered.secure:
         raise RefusalError("the server's plan is another than the one that this client takes part in")
+
+
+def _filled_in(pinned: Model, offered: Model) -> Model:
+    """The pinned model, with what it leaves to the run taken from the offered one."""
+    if type(pinned) is not type(offered):
+        return pinned
+    return msgspec.structs.replace(pinned, **{name: getattr(offered, name) for name in pinned.unsettled()})

@@ -31,9 +31,15 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ModelSettings(Section, frozen=True):
-    """A model that a plan can name, and the runtime that runs it (see runtime/registry.py)."""
+    """A model that a plan can name, the runtime that runs it (see runtime/registry.py), and the settings that are empty
+    until a run starts and fills them in."""
 
     runtime: ClassVar[str] = "torch"
+    filled_in: ClassVar[tuple[str, ...]] = ()
+
+    def unsettled(self) -> list[str]:
+        """The settings that no run has filled in yet."""
+        return [name for name in self.filled_in if not getattr(self, name)]
 
 
 class LeNet(ModelSettings, frozen=True, tag_field="name", tag="lenet"):
@@ -54,13 +60,17 @@ class WRN(ModelSettings, frozen=True, tag_field="name", tag="wrn"):
 
 
 class MobileNet(ModelSettings, frozen=True, tag_field="name", tag="mobilenet"):
-    """MobileNetV2. `weights`: trained on ImageNet, from a file, or random. `trained`: a new last
-    layer behind a frozen front, or everything. ImageNet's weights were trained with relu6 and hold their BatchNorm."""
+    """MobileNetV2. `weights`: trained on ImageNet, from a file, or random. `trained`: a new last layer behind a frozen
+    front, or everything. ImageNet's weights were trained with relu6 and hold their BatchNorm. `scaling` is filled in
+    when a run starts. Runs of version 0.1 have none: they scaled the pixels of most data sets twice."""
+
+    filled_in: ClassVar[tuple[str, ...]] = ("scaling",)
 
     weights: Literal["imagenet", "random"] = "imagenet"
     trained: Literal["head", "all"] = "head"
     activation: Activation = "relu6"
     norm: Norm = "none"
+    scaling: Literal["", "once"] = ""
 
 
 class Softmax(ModelSettings, frozen=True, tag_field="name", tag="softmax"):
@@ -78,6 +88,7 @@ class Onnx(ModelSettings, frozen=True, tag_field="name", tag="onnx"):
     its graph, is filled in when the run starts."""
 
     runtime: ClassVar[str] = "onnx"
+    filled_in: ClassVar[tuple[str, ...]] = ("graph",)
 
     graph: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
 

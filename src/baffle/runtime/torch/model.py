@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from copy import deepcopy
 from functools import partial
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +16,7 @@ from baffle.core.supports import Layout
 from baffle.errors import PlanError
 from baffle.models.build import build
 from baffle.models.inputs import Inputs
-from baffle.plan import Plan, ProbeSettings, Softmax
+from baffle.plan import MobileNet, Model, Plan, ProbeSettings, Softmax
 from baffle.runtime.model import RunnableModel, Split
 from baffle.runtime.torch.fast_forward import give_back_freed_memory
 from baffle.runtime.torch.footprint import tensor_bytes
@@ -34,7 +35,10 @@ DTYPES = {
 
 def load(plan: Plan, inputs: Inputs) -> "TorchModel":
     _require_device(plan.run.device)
-    return TorchModel(plan, partial(initial_module, plan, inputs))
+    model = plan.task.model
+    if isinstance(model, MobileNet):
+        model = msgspec.structs.replace(model, scaling="once")
+    return TorchModel(plan, model, partial(initial_module, plan, inputs))
 
 
 def initial_module(plan: Plan, inputs: Inputs) -> nn.Module:
@@ -54,8 +58,8 @@ class TorchModel(RunnableModel):
     packages = ("torch",)
     precisions = frozenset(DTYPES)
 
-    def __init__(self, plan: Plan, module: Callable[[], nn.Module], *, linear: bool = False) -> None:
-        self.settings = plan.task.model
+    def __init__(self, plan: Plan, settings: Model, module: Callable[[], nn.Module], *, linear: bool = False) -> None:
+        self.settings = settings
         self.module = module
         self._plan = plan
         self._device = plan.run.device
@@ -86,7 +90,7 @@ class TorchModel(RunnableModel):
         parts = halves(self.module(), sample.x)
         if parts is None:
             return None
-        head = TorchModel(self._plan, partial(deepcopy, parts.head), linear=True)
+        head = TorchModel(self._plan, self.settings, partial(deepcopy, parts.head), linear=True)
         return Split(TorchFront(parts.front, self._device), head)
 
     def layout(self, probe: ProbeSettings, batch: Batch) -> Layout:
