@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baffle.core.directions import Support
-from baffle.core.supports import Entry, Layout, allocate, layout_of, rows_of, supports
+from baffle.core.supports import Layout, LayoutEntry, allocate, layout_of, rows_of, supports
 
 positive = st.floats(1e-6, 1e6)
 families = st.lists(st.tuples(st.integers(1, 10**6), positive), min_size=1, max_size=12)
 layouts = st.lists(st.integers(1, 40), min_size=1, max_size=8).map(
-    lambda counts: tuple(Entry(Support(3 * i, 3 * i + 2, (100 + i, 101 + i)), n) for i, n in enumerate(counts))
+    lambda counts: tuple(LayoutEntry(Support(3 * i, 3 * i + 2, (100 + i, 101 + i)), n) for i, n in enumerate(counts))
 )
 
 

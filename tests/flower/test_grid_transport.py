@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from baffle.errors import TransportError
-from baffle.flower.node import FlowerNode, Message
+from baffle.flower.node import FlowerNode, IncomingMessage
 
 pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, RecordDict
@@ -64,7 +64,7 @@ def test_a_client_that_leaves_is_gone_at_once(clear: Superlink, join: Join) -> N
 def test_a_refusal_a_stranger_and_a_late_reply_do_no_harm(clear: Superlink, join: Join) -> None:
     wait = Event()
 
-    def answer(client: FlowerNode, message: Message) -> None:
+    def answer(client: FlowerNode, message: IncomingMessage) -> None:
         if message.content == b"refuse":
             return client.refuse(message, "I would rather not")
         if message.content == b"late":
@@ -94,7 +94,7 @@ def test_a_refusal_a_stranger_and_a_late_reply_do_no_harm(clear: Superlink, join
 def test_a_reply_that_is_announced_and_never_sent_holds_nobody_up(clear: Superlink, join: Join) -> None:
     """Such a reply comes from a client that is killed between the two, or that lies."""
 
-    def silent(client: FlowerNode, message: Message) -> None:
+    def silent(client: FlowerNode, message: IncomingMessage) -> None:
         call = client._connection.call
 
         def without_objects(name: str, *request: Any) -> Any:
@@ -105,7 +105,7 @@ def test_a_reply_that_is_announced_and_never_sent_holds_nobody_up(clear: Superli
         with patch.object(client._connection, "call", without_objects), suppress(TransportError):
             client.reply(message, message.content)
 
-    def slow(client: FlowerNode, message: Message) -> None:
+    def slow(client: FlowerNode, message: IncomingMessage) -> None:
         time.sleep(1)
         client.reply(message, message.content)
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from baffle.errors import AwayError, TransportError
-from baffle.flower.node import FlowerNode, Message
+from baffle.flower.node import FlowerNode, IncomingMessage
 
 pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, RecordDict
@@ -101,7 +101,7 @@ def forgetful(crashed: list[Crashed], superlinks: tuple[Superlink, Superlink]) -
     echo.leave()
 
 
-def first(client: FlowerNode) -> Message | None:
+def first(client: FlowerNode) -> IncomingMessage | None:
     return next(client.messages(), None)
 
 

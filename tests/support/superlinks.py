@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from baffle.flower.node import FlowerNode, Message
+from baffle.flower.node import FlowerNode, IncomingMessage
 from baffle.flower.superlink import QUIET, answers
 
 if TYPE_CHECKING:
@@ -86,7 +86,9 @@ class Echo:
         self,
         link: Superlink,
         key: ec.EllipticCurvePrivateKey | None = None,
-        answer: Callable[[FlowerNode, Message], None] = lambda client, message: client.reply(message, message.content),
+        answer: Callable[[FlowerNode, IncomingMessage], None] = lambda client, message: client.reply(
+            message, message.content
+        ),
         known: int = 0,
     ) -> None:
         self.told: list[str] = []

@@ -14,14 +14,14 @@ import numpy as np
 from baffle.core.directions import Support
 
 
-class Entry(NamedTuple):
+class LayoutEntry(NamedTuple):
     """A support and the number of its directions."""
 
     support: Support
     directions: int
 
 
-Layout = tuple[Entry, ...]
+Layout = tuple[LayoutEntry, ...]
 Row = tuple[int, int, int, int, int]
 """An entry as plain numbers: start, stop, start and stop of the tail, count."""
 
@@ -69,4 +69,4 @@ def rows_of(layout: Layout) -> list[Row]:
 
 
 def layout_of(rows: Sequence[Row]) -> Layout:
-    return tuple(Entry(Support(start, stop, (first, last)), count) for start, stop, first, last, count in rows)
+    return tuple(LayoutEntry(Support(start, stop, (first, last)), count) for start, stop, first, last, count in rows)

@@ -76,7 +76,7 @@ CIFAR100 = Cifar(
     scale=PixelScale(mean=(0.5071, 0.4867, 0.4408), deviation=(0.2675, 0.2565, 0.2761)),
 )
 
-Part = tuple[U8, I64]
+Images = tuple[U8, I64]
 """Images with channels first, and their labels."""
 
 
@@ -108,7 +108,7 @@ def read(cifar: Cifar, folder: Path | None) -> Source:
     )
 
 
-def _parts(cifar: Cifar, where: Path) -> dict[str, Callable[[], Part]] | None:
+def _parts(cifar: Cifar, where: Path) -> dict[str, Callable[[], Images]] | None:
     """Functions that read the training and the test part, in the first format that the folder holds a file of."""
     for subfolder in ("", *sorted(path.name for path in where.glob(f"{cifar.title.lower()}-*") if path.is_dir())):
         for batches, read_file in ((cifar.binary, _binary), (cifar.pickled, _pickled)):
@@ -127,20 +127,20 @@ def _parts(cifar: Cifar, where: Path) -> dict[str, Callable[[], Part]] | None:
 
 
 def _joined(
-    cifar: Cifar, read_file: Callable[[Cifar, Path, int], Part], where: Path, names: tuple[str, ...], count: int
-) -> Part:
+    cifar: Cifar, read_file: Callable[[Cifar, Path, int], Images], where: Path, names: tuple[str, ...], count: int
+) -> Images:
     parts = [read_file(cifar, where / name, count) for name in names]
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 
-def _binary(cifar: Cifar, path: Path, count: int) -> Part:
+def _binary(cifar: Cifar, path: Path, count: int) -> Images:
     row = cifar.bytes_of_labels + PIXELS
     rows = np.frombuffer(read_whole(path, count * row), np.uint8).reshape(count, row)
     images, labels = rows[:, cifar.bytes_of_labels :], rows[:, cifar.bytes_of_labels - 1]
     return images.reshape(count, 3, SIDE, SIDE), within(labels, cifar.classes, path)
 
 
-def _pickled(cifar: Cifar, path: Path, count: int) -> Part:
+def _pickled(cifar: Cifar, path: Path, count: int) -> Images:
     images, labels = read_batch(path, cifar.labels_key)
     if images.shape != (count, PIXELS) or len(labels) != count:
         raise DataError(
@@ -150,7 +150,7 @@ def _pickled(cifar: Cifar, path: Path, count: int) -> Part:
     return images.reshape(count, 3, SIDE, SIDE), within(np.array(labels), cifar.classes, path)
 
 
-def _sheets(cifar: Cifar, where: Path, name: str, names: tuple[str, ...]) -> Part:
+def _sheets(cifar: Cifar, where: Path, name: str, names: tuple[str, ...]) -> Images:
     rows, columns = SHEET
     count = len(names) * rows * columns
     labels = read_npz(where / "labels.npz", {name: (count,)})[name]

@@ -27,7 +27,7 @@ _PAUSE_PER_PULL = 5  # pause at least this many times as long as the last pull t
 _RAISED = 2  # Flower's code of a reply from an app that failed
 
 
-class Message(NamedTuple):
+class IncomingMessage(NamedTuple):
     """A message for this client: its content, its type ("train.masked"), and what a reply must refer to."""
 
     content: bytes
@@ -60,7 +60,7 @@ class FlowerNode:
         """The number by which the server knows this client; 0 before it has joined."""
         return self._registration.node
 
-    def messages(self) -> Iterator[Message]:
+    def messages(self) -> Iterator[IncomingMessage]:
         """Join, and yield each message as it comes, until `stop`. Pulls often after a message and seldom when it has
         been quiet for long, so that a message waits about a tenth of the silence before it."""
         last_message = time.monotonic()
@@ -76,12 +76,12 @@ class FlowerNode:
                 pause = max(_SHORTEST_PAUSE, (now - last_message) / 10, _PAUSE_PER_PULL * (now - pulled))
                 self._closed.wait(min(_LONGEST_PAUSE, pause))
 
-    def reply(self, message: Message, content: bytes) -> None:
+    def reply(self, message: IncomingMessage, content: bytes) -> None:
         record = wire.record_object(content)
         records = wire.records_object(wire.name_of(record))
         self._push(message, [record, records], None)
 
-    def refuse(self, message: Message, reason: str) -> None:
+    def refuse(self, message: IncomingMessage, reason: str) -> None:
         """Reply that there will be no answer, so that the server need not wait for one."""
         self._push(message, [], make("Error", code=_RAISED, reason=reason))
 
@@ -101,7 +101,7 @@ class FlowerNode:
     ) -> None:
         self.close()
 
-    def _pull(self) -> Message | None:
+    def _pull(self) -> IncomingMessage | None:
         """The next message, if there is one."""
         number = self.number
         node = make("Node", node_id=number)
@@ -124,12 +124,12 @@ class FlowerNode:
             self._connection.call("confirm-message-received", received, "ConfirmMessageReceivedResponse")
         except MessageError as fault:
             self._tell(f"a message that is not for this client: {fault}")
-            self.refuse(Message(b"", metadata.message_type, metadata), str(fault))
+            self.refuse(IncomingMessage(b"", metadata.message_type, metadata), str(fault))
             return None
         except TransportError as fault:
             self._tell(f"a message was lost on its way: {fault}")
             return None
-        return Message(content, metadata.message_type, metadata)
+        return IncomingMessage(content, metadata.message_type, metadata)
 
     def _pull_objects(self, metadata: Wire, names: list[str]) -> list[bytes]:
         """The objects of a message. The server may announce a message before all of its objects are there; a message
@@ -156,7 +156,7 @@ class FlowerNode:
             raise TransportError(f"{self._connection.address} no longer has its content")
         return objects
 
-    def _push(self, message: Message, below: list[bytes], error: Wire | None) -> None:
+    def _push(self, message: IncomingMessage, below: list[bytes], error: Wire | None) -> None:
         """Send a reply. It consists of the objects `below` it, from the lowest up, or of an error."""
         asked = message.metadata
         until = asked.created_at + asked.ttl

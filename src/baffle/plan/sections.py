@@ -19,7 +19,7 @@ Count = Annotated[int, Meta(ge=1, le=LARGEST)]
 OptionalCount = Annotated[int, Meta(ge=0, le=LARGEST)]
 Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 NonNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
-Part = Annotated[float, Meta(gt=0, le=1)]
+Proportion = Annotated[float, Meta(gt=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 Activation = Literal["hardswish", "relu", "relu6", "selu", "gelu"]
@@ -110,7 +110,7 @@ class Tier(Section, frozen=True):
     """Slower clients: this share of all clients evaluates only the first k directions."""
 
     k: Count
-    share: Part
+    share: Proportion
 
 
 class FederationSettings(Section, frozen=True):
@@ -120,7 +120,7 @@ class FederationSettings(Section, frozen=True):
     times, or takes `steps` steps. `dropout`: the chance that a simulated client does not answer in a round."""
 
     clients: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
-    participation: Part = 1.0
+    participation: Proportion = 1.0
     partition: Literal["iid", "dirichlet", "domain", "writer"] = "iid"
     alpha: Positive = 0.3
     floor_samples: Count = 10

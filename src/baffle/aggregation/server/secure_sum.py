@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from baffle.aggregation.client_policy import ClientPolicy, Groups, checked_slot
 from baffle.aggregation.messages import Agreed, Opening, Turn, Turned
-from baffle.aggregation.server.client_keys import ClientKeys
+from baffle.aggregation.server.advertised_keys import AdvertisedKeys
 from baffle.aggregation.server.crash_record import (
     CrashRecord,
     CrashStore,
@@ -39,11 +39,11 @@ class SecureSum:
     directory: Mapping[int, bytes]
     policy: ClientPolicy
     crash_store: CrashStore | None = None
-    _keys: ClientKeys = field(init=False)
+    _keys: AdvertisedKeys = field(init=False)
     _opened: list[ServerSlot] = field(default_factory=list)  # slots that the last round opened for the next
 
     def __post_init__(self) -> None:
-        self._keys = ClientKeys(self.run, self.directory)
+        self._keys = AdvertisedKeys(self.run, self.directory)
 
     def collect(self, groups: Sequence[Mapping[int, RoundRequest]], transport: Transport) -> Collected:
         traffic = Traffic(transport)

@@ -10,7 +10,7 @@ from torch import nn
 from baffle.core.arrays import F32
 from baffle.core.directions import GAUSSIAN, Directions, Support
 from baffle.core.ports import Batch
-from baffle.core.supports import Entry, Layout, allocate
+from baffle.core.supports import Layout, LayoutEntry, allocate
 from baffle.errors import PlanError
 from baffle.runtime.torch.loss import TorchCriterion, TorchLoss, cross_entropy, weights_of
 from baffle.runtime.torch.stages import Pipeline, unit_support
@@ -48,7 +48,7 @@ def propose(module: nn.Module, batch: Batch, mode: Mode, k: int, loss: TorchCrit
         raise PlanError(f"probe.k: expected a direction for each of the {len(supports)} {mode}, got {k}")
     each = [cost for family, cost in zip(families, costs, strict=True) for _ in family]
     counts = _evened(families, allocate([support.size for support in supports], each, k))
-    return tuple(map(Entry, supports, counts))
+    return tuple(map(LayoutEntry, supports, counts))
 
 
 def _worth_it(

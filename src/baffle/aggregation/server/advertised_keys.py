@@ -15,7 +15,7 @@ from baffle.errors import MessageError, RefusalError
 
 
 @dataclass
-class ClientKeys:
+class AdvertisedKeys:
     """Every client's newest list of keys. `directory` holds the public identities that sign them."""
 
     run: bytes
