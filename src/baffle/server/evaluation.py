@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from baffle.core.arrays import F32, I64
+from baffle.core.ports import Batch
 from baffle.core.ranks import ranks
 from baffle.core.state import Rule, ServerState
-from baffle.data.sources import Dataset, Source
+from baffle.data.sources import Source
 from baffle.errors import DataError
 from baffle.task.load import Runtimes, ServerTask
 
@@ -27,7 +28,8 @@ class Evaluation:
         self._source, self._runtimes, self._rule = task.source, runtimes, rule
         self.missing = ""
         try:
-            self._test: Dataset | None = task.source.test
+            test = task.source.test
+            self._test: Batch | None = test.batch(np.arange(len(test)))
         except DataError as fault:
             self._test, self.missing = None, str(fault)
 
@@ -44,8 +46,7 @@ class Evaluation:
     def _accuracies(self, weights: F32) -> dict[str, Any]:
         assert self._test is not None
         with self._runtimes.borrow() as runtime:
-            outputs = runtime.outputs(weights, self._test.batch(np.arange(len(self._test))))
-        return accuracies(self._source, outputs)
+            return accuracies(self._source, runtime.outputs(weights, self._test))
 
 
 def accuracies(source: Source, outputs: F32) -> dict[str, Any]:
