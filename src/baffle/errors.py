@@ -87,3 +87,9 @@ class PageError(BaffleError):
 
 class NotFiniteError(BaffleError):
     """A client's loss is not a finite number, so it has nothing to contribute."""
+
+
+def first_line(fault: BaseException) -> str:
+    """The first line of another library's error message, or the error's type if it has no message."""
+    message = str(fault).strip()
+    return message.splitlines()[0] if message else type(fault).__name__

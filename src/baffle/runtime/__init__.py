@@ -1,1 +1,1 @@
-"""What runs a model: anything that turns weights and a batch into a loss."""
+"""Runtimes: each turns a model's weights and a batch of samples into a loss."""

@@ -1,4 +1,4 @@
-"""A plan's model on one runtime. Tasks, clients and servers ask it; none of them knows which runtime it is."""
+"""A plan's model on one runtime. Tasks, clients and servers use this interface without knowing which runtime it is."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Set
@@ -15,7 +15,7 @@ from baffle.errors import PlanError
 from baffle.plan import Model, ProbeSettings
 
 FLOAT32, FLOAT64 = "float32", "float64"
-"""Precisions of forward passes: the one that every runtime has, and the one that probes are compared with."""
+"""Precisions of forward passes: every runtime has float32; probes are checked against float64."""
 
 
 class Front(Protocol):
@@ -29,23 +29,23 @@ class Front(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """A model in two: a front without trained weights, and the head behind it, which has them all."""
+    """A model cut in two: a front without trained weights, and a head with all of them."""
 
     front: Front
     head: "RunnableModel"
 
 
 class RunnableModel(ABC):
-    """What a runtime must supply: initial weights, and runtimes for threads. The rest it may, if it can."""
+    """What a runtime supplies. Initial weights and runtimes for threads are required; everything else has a default."""
 
     packages: tuple[str, ...] = ()
-    """Libraries whose versions a run writes down."""
+    """Libraries whose versions a run records."""
 
     precisions: Set[str] = frozenset({FLOAT32})
-    """What its forward passes can be computed in."""
+    """The precisions that its forward passes can be computed in."""
 
     settings: Model
-    """The plan's [task.model], with everything filled in that is found out when a model is loaded."""
+    """The plan's [task.model], with the settings filled in that become known when the model is loaded."""
 
     @abstractmethod
     def initial_weights(self) -> F32:
@@ -53,10 +53,10 @@ class RunnableModel(ABC):
 
     @abstractmethod
     def runtime(self, probe: ProbeSettings, precision: str) -> Runtime:
-        """The model for one thread, which computes in a precision."""
+        """The model for one thread, computing in this precision."""
 
     def advice(self) -> list[str]:
-        """What a person should know before this model is trained."""
+        """Remarks for the user before this model is trained."""
         return []
 
     def runs_whole(self, _probe: ProbeSettings, _precision: str) -> bool:
@@ -64,28 +64,28 @@ class RunnableModel(ABC):
         return True
 
     def split(self, _sample: Batch) -> Split | None:
-        """The model's frozen front and its head; none if nothing worth keeping is frozen."""
+        """The model's frozen front and its head; None if no front is frozen whose features are worth keeping."""
         return None
 
     def layout(self, probe: ProbeSettings, _batch: Batch) -> Layout:
-        """How directions are shared out over parts of the model, by what each of them costs on a batch."""
+        """How many directions each part of the model gets, given what a direction costs there on this batch."""
         raise PlanError(f'probe.supports: this runtime runs whole models; expected "dense", got "{probe.supports}"')
 
     def pass_bytes(self, _probe: ProbeSettings, _batch: Batch) -> int | None:
-        """The most memory that tensors take at one time during a whole forward pass; none if it is not known."""
+        """The peak memory of tensors during a whole forward pass; None if unknown."""
         return None
 
     def activation_bytes(self, _batch: Batch) -> int | None:
-        """The memory of all activations of a batch, as a backpropagation keeps them; none if it is not known."""
+        """The memory of all activations of a batch, which backpropagation keeps; None if unknown."""
         return None
 
     def one_thread_each(self) -> AbstractContextManager[None]:
-        """Operators run on one thread each, so that sums have one order. Parallelism is over clients."""
+        """Run each operator on one thread, so that sums are always added in the same order. Clients run in parallel."""
         return one_blas_thread()
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """NumPy's BLAS on one thread: threads that wait for each other between small products took nine times as long."""
+    """Run NumPy's BLAS on one thread. More threads wait for each other between small products: nine times slower."""
     with threadpool_limits(limits=1, user_api="blas"):
         yield

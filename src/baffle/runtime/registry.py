@@ -1,4 +1,4 @@
-"""Runtimes by name. A new one is a module with a `load` like those of the others, and one line here."""
+"""Runtimes by name. To add one, write a module with a `load` function like the others and add a line here."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -11,13 +11,13 @@ RUNTIMES = {
     "onnx": "baffle.runtime.onnx.model",
     "torch": "baffle.runtime.torch.model",
 }
-"""Imported when they are needed, because a machine need not have the libraries of the others."""
+"""Modules, imported on first use: a machine needs only the libraries of the runtime that it uses."""
 
 Load = Callable[[Plan, Inputs], RunnableModel]
-"""A plan, and what its model is built for → the plan's model."""
+"""A plan, and the inputs that its model is built for → the plan's model."""
 
 
 def load_model(plan: Plan, inputs: Inputs) -> RunnableModel:
-    """The plan's model, on the runtime that its settings name."""
+    """The plan's model on the runtime that the plan names."""
     load: Load = import_module(RUNTIMES[plan.task.model.runtime]).load
     return load(plan, inputs)

@@ -1,4 +1,4 @@
-"""ONNX Runtime as a runtime: the losses of PyTorch, at any weights, batch and micro-batch."""
+"""ONNX Runtime as a runtime: its losses are those of PyTorch at any weights, batch and micro-batch size."""
 
 import json
 import shutil
@@ -190,7 +190,7 @@ def test_a_damaged_folder_is_refused(small: tuple[nn.Module, Path], tmp_path: Pa
         read_weights(folder / WEIGHTS, read_manifest(folder))
 
 
-def test_safetensors_are_what_the_format_says(small: tuple[nn.Module, Path]) -> None:
+def test_the_weights_file_follows_the_safetensors_format(small: tuple[nn.Module, Path]) -> None:
     raw = (small[1] / WEIGHTS).read_bytes()
     size = int.from_bytes(raw[:8], "little")
     assert size % 8 == 0
@@ -204,7 +204,8 @@ def test_safetensors_are_what_the_format_says(small: tuple[nn.Module, Path]) -> 
 
 
 def _foreign(path: Path, kind: int = TensorProto.FLOAT, *, softmax: bool = False, opset: int = 17) -> dict[str, F32]:
-    """Another tool's classifier: a normalisation with statistics, a clip, a reshape and a layer. Its names clash."""
+    """Another tool's classifier: a normalisation with statistics, a clip, a reshape and a layer. Some names clash with
+    those that an export adds."""
     random = np.random.default_rng(0)
     exact = np.float16 if kind == TensorProto.FLOAT16 else np.float32
     numbers = {
@@ -270,7 +271,7 @@ def test_a_foreign_classifier_is_taken_with_its_weights_as_inputs(
     assert runtime.on(batch)(moved) == pytest.approx(there, abs=close)
 
 
-def test_what_is_frozen_stays_inside(tmp_path: Path) -> None:
+def test_frozen_weights_stay_inside_the_graph(tmp_path: Path) -> None:
     _foreign(tmp_path / "foreign.onnx")
     manifest = export_onnx(tmp_path / "foreign.onnx", tmp_path / "model", ["x", "s*"])
     assert [tensor.name for tensor in manifest.weights] == ["loss", "dense", "logits"]
@@ -278,10 +279,14 @@ def test_what_is_frozen_stays_inside(tmp_path: Path) -> None:
         export_onnx(tmp_path / "foreign.onnx", tmp_path / "other", ["nothing"])
 
 
-def test_what_cannot_be_taken_is_said(tmp_path: Path) -> None:
+def test_unusable_files_are_refused_with_a_reason(tmp_path: Path) -> None:
     _foreign(tmp_path / "old.onnx", opset=12)
     (tmp_path / "noise.onnx").write_bytes(b"noise")
-    for name, says in (("old.onnx", "opset 12, expected 13"), ("noise.onnx", "no ONNX"), ("none.onnx", "no ONNX")):
+    for name, says in (
+        ("old.onnx", "opset 12, expected 13"),
+        ("noise.onnx", "cannot be read as an ONNX model"),
+        ("none.onnx", "cannot be read as an ONNX model"),
+    ):
         with pytest.raises(ModelError, match=says):
             export_onnx(tmp_path / name, tmp_path / "model")
     (tmp_path / "taken").touch()

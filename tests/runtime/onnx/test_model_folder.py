@@ -1,4 +1,4 @@
-"""Files of tensors: all that is written comes back, and damage of any kind is a ModelError."""
+"""Files of tensors: everything written is read back, and any damage raises a ModelError."""
 
 import itertools
 import json
@@ -109,7 +109,7 @@ def test_a_file_of_another_form_is_refused(path: Path, raw: bytes) -> None:
         read_tensors(path.parent)
 
 
-def test_metadata_are_no_tensor(path: Path) -> None:
+def test_metadata_are_not_a_tensor(path: Path) -> None:
     _write(path, json.dumps({"__metadata__": {"format": "pt"}, "a": _entry()}).encode())
     assert list(read_tensors(path)) == ["a"]
 
@@ -128,7 +128,9 @@ HEADERS = st.dictionaries(st.sampled_from(["a", "b", "c", "__metadata__"]), st.o
 @settings(max_examples=300)
 @given(st.one_of(HEADERS.map(lambda header: json.dumps(header).encode()), st.binary(max_size=60)), st.integers(-4, 4))
 @example(json.dumps({"a": _entry()}).encode(), 0)
-def test_any_file_is_read_or_refused_and_fills_no_more_than_itself(path: Path, header: bytes, shift: int) -> None:
+def test_any_file_is_read_or_refused_and_takes_no_more_memory_than_its_size(
+    path: Path, header: bytes, shift: int
+) -> None:
     path.write_bytes(max(0, len(header) + shift).to_bytes(8, "little") + header + BODY)
     try:
         tensors = read_tensors(path)

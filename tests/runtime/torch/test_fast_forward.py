@@ -1,4 +1,4 @@
-"""The quicker form of a module: its output to rounding, its bits again on every call, and the module left as it was."""
+"""Fast forward passes: the same output up to rounding, the same bits on every call, and an unchanged module."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from baffle.core.ports import Batch
 from baffle.core.probe import InPlaceLoss, Loss, losses_along
 from baffle.models.lenet import lenet
 from baffle.models.wrn import wrn
-from baffle.runtime.torch.fast_forward import Quick
+from baffle.runtime.torch.fast_forward import FastForward
 from baffle.runtime.torch.footprint import tensor_bytes
 from baffle.runtime.torch.loss import TorchLoss, weights_of
 
@@ -23,7 +23,7 @@ SHAPE = (3, 12, 12)
 
 
 class Own(nn.Module):
-    """Layers of all kinds, used in ways that a plain stack of layers does not know."""
+    """Layers of all kinds, combined in ways that a plain stack of layers does not allow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Own(nn.Module):
 
 
 class Viewing(nn.Module):
-    """Relies on the usual order in memory."""
+    """Relies on the usual memory layout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def _batch(n: int = 10, seed: int = 0) -> Batch:
 
 
 def _plain_loss(name: str, batch: Batch, micro_batch: int) -> Callable[[F32], float]:
-    """The module called by hand, with nothing but torch."""
+    """The loss of the module, computed with torch alone."""
     module = _module(name)
     shapes = {key: parameter.shape for key, parameter in module.named_parameters()}
 
@@ -118,12 +118,12 @@ def test_losses_along_directions_are_those_of_plain_forwards(
 
 
 def _copying(loss: Loss) -> Loss:
-    """The same loss without a scratch of its own."""
+    """The same loss without a scratch."""
     return lambda weights: loss(weights)
 
 
 @ALL_MODELS
-def test_the_same_question_has_the_same_answer_to_the_bit(name: str) -> None:
+def test_the_same_losses_have_the_same_bits_on_every_call(name: str) -> None:
     weights, directions = weights_of(_module(name)), Directions(KEY, GAUSSIAN)
     supports = _supports(len(weights))
     runtime = TorchLoss(_module(name), micro_batch=8)
@@ -135,7 +135,7 @@ def test_the_same_question_has_the_same_answer_to_the_bit(name: str) -> None:
 
 
 @ALL_MODELS
-def test_afterwards_the_module_has_exactly_the_weights_and_its_own_layers(name: str) -> None:
+def test_afterwards_the_module_has_its_own_weights_and_layers(name: str) -> None:
     module = _module(name)
     inputs = torch.from_numpy(_batch().x)
     weights = weights_of(module)
@@ -149,23 +149,23 @@ def test_afterwards_the_module_has_exactly_the_weights_and_its_own_layers(name: 
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_types_take_the_simple_way(dtype: torch.dtype) -> None:
+def test_other_types_run_plain_forwards(dtype: torch.dtype) -> None:
     weights, directions = weights_of(_module("lenet")), Directions(KEY, GAUSSIAN)
     supports = _supports(len(weights))
-    found = losses_along(TorchLoss(_module("lenet"), dtype=dtype).on(_batch()), weights, directions, supports, 0.01)
+    losses = losses_along(TorchLoss(_module("lenet"), dtype=dtype).on(_batch()), weights, directions, supports, 0.01)
     expected = losses_along(_plain_loss("lenet", _batch(), 10), weights, directions, supports, 0.01)
-    np.testing.assert_allclose(found, expected, rtol=1e-6 if dtype == torch.float64 else 0.02)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6 if dtype == torch.float64 else 0.02)
 
 
 def test_weights_of_double_precision_are_moved_in_double_precision() -> None:
     weights, directions = weights_of(_module("lenet")).astype(np.float64), Directions(KEY, GAUSSIAN)
     loss = TorchLoss(_module("lenet"), dtype=torch.float64).on(_batch())
     supports = dense(len(weights), 3)
-    found = losses_along(loss, weights, directions, supports, 1e-9)  # type: ignore[arg-type]
-    assert len({loss(weights), *found}) == 4  # type: ignore[arg-type]
+    losses = losses_along(loss, weights, directions, supports, 1e-9)  # type: ignore[arg-type]
+    assert len({loss(weights), *losses}) == 4  # type: ignore[arg-type]
 
 
-def test_a_fault_of_the_module_is_told_and_leaves_it_as_it_was() -> None:
+def test_an_error_in_the_module_is_raised_and_leaves_it_unchanged() -> None:
     module = _module("lenet")
     loss = TorchLoss(module).on(Batch(np.zeros((2, 4, 12, 12), np.float32), np.zeros(2, np.int64)))
     with pytest.raises(RuntimeError, match="channels"):
@@ -179,22 +179,22 @@ def test_pooling_is_exactly_that_of_torch(shape: tuple[int, ...], size: int) -> 
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     x.flatten()[0] = torch.nan
     pool = nn.MaxPool2d(size)
-    torch.testing.assert_close(Quick(pool)(x), pool(x), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(FastForward(pool)(x), pool(x), rtol=0, atol=0, equal_nan=True)
 
 
 def test_pooling_refuses_what_torch_refuses() -> None:
     with pytest.raises(RuntimeError, match="too small"):
-        Quick(nn.MaxPool2d(3))(torch.zeros(1, 1, 2, 60))
+        FastForward(nn.MaxPool2d(3))(torch.zeros(1, 1, 2, 60))
 
 
-def test_a_layer_of_ones_own_is_not_replaced() -> None:
+def test_a_users_own_layer_is_not_replaced() -> None:
     class Doubled(nn.Conv2d):
         def forward(self, input: Tensor) -> Tensor:
             return 2 * super().forward(input)
 
     torch.manual_seed(0)
     layer, x = Doubled(3, 2, 3), torch.randn(2, *SHAPE)
-    assert torch.equal(Quick(layer)(x), layer(x))
+    assert torch.equal(FastForward(layer)(x), layer(x))
 
 
 @pytest.mark.parametrize("layer", [nn.Conv2d(4, 32, 5, padding=2), nn.MaxPool2d(2), nn.Conv2d(4, 32, 5, stride=3)])
@@ -202,7 +202,7 @@ def test_many_samples_go_through_in_pieces_with_the_same_bits(
     layer: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.randn(11, 4, 12, 12, generator=torch.Generator().manual_seed(0))
-    run = Quick(nn.Sequential(layer))
+    run = FastForward(nn.Sequential(layer))
     with torch.inference_mode():
         whole = run(x)
         monkeypatch.setattr("baffle.runtime.torch.fast_forward.AT_ONCE", 3 * whole[0].nbytes)
@@ -211,9 +211,9 @@ def test_many_samples_go_through_in_pieces_with_the_same_bits(
     assert whole.stride() == pieces.stride()
 
 
-def test_activations_work_in_place_where_nobody_else_sees_their_input() -> None:
+def test_activations_work_in_place_only_where_nothing_else_uses_their_input() -> None:
     class Watching(nn.Module):
-        """Uses what its sequence's convolution gave a second time."""
+        """Uses the output of its sequence's convolution a second time."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -221,30 +221,30 @@ def test_activations_work_in_place_where_nobody_else_sees_their_input() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             first = self.inner[0](x)
-            found: Tensor = first + self.inner[2](first) + self.inner(x)
-            return found
+            output: Tensor = first + self.inner[2](first) + self.inner(x)
+            return output
 
     module = Watching()
     seen = list[Tensor]()
     x = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         first = module.inner[0](x)
-        assert torch.allclose(Quick(module)(x), first + 2 * torch.relu(first), atol=1e-5)
+        assert torch.allclose(FastForward(module)(x), first + 2 * torch.relu(first), atol=1e-5)
         module.inner[0].register_forward_hook(lambda _, __, output: seen.append(output))
-        Quick(module)(x)
-        assert all(torch.allclose(one, first, atol=1e-5) for one in seen)
+        FastForward(module)(x)
+        assert all(torch.allclose(output, first, atol=1e-5) for output in seen)
         before = x.clone()
-        Quick(nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 3), nn.Hardswish()))(x)
+        FastForward(nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 3), nn.Hardswish()))(x)
     assert len(seen) == 2
     assert torch.equal(x, before)
     with torch.inference_mode():
         stack = nn.Sequential(nn.Conv2d(3, 64, 1), nn.ReLU6())
-        lone = tensor_bytes(lambda: nn.Sequential(stack[0])(x))
-        assert tensor_bytes(lambda: Quick(stack)(x)) < 1.3 * lone + x.nbytes
+        convolution_bytes = tensor_bytes(lambda: nn.Sequential(stack[0])(x))
+        assert tensor_bytes(lambda: FastForward(stack)(x)) < 1.3 * convolution_bytes + x.nbytes
         assert tensor_bytes(lambda: stack(x)) >= 2 * 2 * 64 * 144 * 4
 
 
-def test_a_batch_of_several_pieces_is_not_copied() -> None:
+def test_a_batch_of_several_micro_batches_is_not_copied() -> None:
     x = np.random.default_rng(0).normal(size=(64, 1, 40, 40)).astype(np.float32)
     batch = Batch(x, np.zeros(64, np.int64))
     module = lenet((1, 40, 40), 10, (1, 1))

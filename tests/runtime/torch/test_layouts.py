@@ -1,4 +1,4 @@
-"""Proposed layouts: every weight covered, every direction used, alike units alike."""
+"""Proposed layouts: every weight is covered, every direction is used, and similar units get equally many."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ N = 3 * 25 + 3 + 4 * 75 + 4 + 40 + 10
 
 @pytest.fixture(autouse=True)
 def _any_gain_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No time that a test measures may decide whether it passes."""
+    """Measured times must not decide whether a test passes."""
     monkeypatch.setattr(layouts, "GAIN", 1e-12)
 
 
@@ -80,9 +80,10 @@ def test_units_that_save_nothing_are_moved_with_their_stage(monkeypatch: pytest.
     assert [entry.support for entry in layout] == [Support(0, 78), Support(78, 382), Support(382, N)]
 
 
-def test_what_the_first_direction_pays_for_all_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cold start once made units look dearer than their layer, and a run fifty times as long as it had to be."""
-    now, tries = 0.0, list[int]()
+def test_the_start_up_cost_of_the_first_direction_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cold start once made units look more expensive than their layer, which made a run fifty times slower."""
+    now = 0.0
+    tries = list[int]()
 
     def along(_: Structured, _weights: F32, _all: Directions, supports: Sequence[Support], _step: float) -> F64:
         nonlocal now
@@ -92,9 +93,9 @@ def test_what_the_first_direction_pays_for_all_does_not_count(monkeypatch: pytes
 
     monkeypatch.setattr(Structured, "along", along)
     monkeypatch.setattr("baffle.runtime.torch.layouts.time.process_time", lambda: now)
-    found = TorchLoss(_module(), structured=True).on(_batch())
-    assert isinstance(found, Structured)
-    cost = layouts._cost(found, np.zeros(N, np.float32), [Support(0, 25)])
+    loss = TorchLoss(_module(), structured=True).on(_batch())
+    assert isinstance(loss, Structured)
+    cost = layouts._cost(loss, np.zeros(N, np.float32), [Support(0, 25)])
     assert tries[-1] == layouts.DIRECTIONS
     assert cost == pytest.approx(0.004 / layouts.DIRECTIONS + 0.0001)
 

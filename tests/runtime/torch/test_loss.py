@@ -1,4 +1,4 @@
-"""PyTorch as a runtime: the same losses and gradients as the module alone, and nothing changed but the weights."""
+"""PyTorch as a runtime: the losses and gradients are those of the module alone, and only the weights change."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def _other_weights(module: nn.Module) -> F32:
 
 
 def _plain_loss(weights: F32, batch: Batch) -> Tensor:
-    """The same network with the weights put in by hand."""
+    """The loss of the same network after setting its weights by hand."""
     module = _module()
     start = 0
     for parameter in module.parameters():
@@ -60,7 +60,7 @@ def test_the_loss_is_that_of_the_plain_module() -> None:
         assert loss(weights) == pytest.approx(float(_plain_loss(weights, batch).detach()), rel=1e-6)
 
 
-def test_a_loss_can_be_asked_again_after_other_weights_and_other_batches() -> None:
+def test_a_loss_does_not_depend_on_earlier_weights_and_batches() -> None:
     runtime, batch, other = TorchLoss(_module()), _batch(), _batch(seed=3)
     weights, moved = weights_of(_module()), _other_weights(_module())
     first = runtime.on(batch)
@@ -88,17 +88,17 @@ def test_parameters_are_views_into_one_buffer() -> None:
 def test_the_callers_weights_are_left_alone() -> None:
     module = _module()
     runtime, weights = TorchLoss(module), _other_weights(module)
-    kept = weights.copy()
+    before = weights.copy()
     runtime.on(_batch())(weights)
     runtime.gradient_on(_batch())(weights)
     runtime.outputs(weights, _batch())
-    np.testing.assert_array_equal(weights, kept)
+    np.testing.assert_array_equal(weights, before)
     weights[:] = 0
     assert weights_of(module).any()
 
 
 class Mixed(nn.Module):
-    """A trained layer between a frozen one and one that keeps running statistics and drops out."""
+    """A trained layer after a frozen one, followed by running statistics and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ def test_accuracy_counts_right_answers() -> None:
     assert accuracy(runtime, weights, Batch(batch.x, labels)) == 0.75
 
 
-def test_backpropagation_gives_no_reason_for_a_warning() -> None:
+def test_backpropagation_causes_no_warning() -> None:
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     try:
@@ -239,7 +239,7 @@ def test_backpropagation_gives_no_reason_for_a_warning() -> None:
 
 @pytest.mark.parametrize(("dtype", "ulp"), [(torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)])
 def test_in_half_precision_a_step_below_half_a_unit_of_the_weight_vanishes(dtype: torch.dtype, ulp: float) -> None:
-    """A weight of one has steps of 2 · `ulp` above it; the loss is taken in float32."""
+    """The next number above 1 is 1 + 2 · `ulp`. The loss itself is computed in float32."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
     loss = TorchLoss(module, dtype=dtype).on(_batch())
     weights = np.ones(640, np.float32)
@@ -268,7 +268,7 @@ def test_token_ids_are_not_rounded(dtype: torch.dtype, stored: type) -> None:
 
 
 def test_a_pipeline_is_tried_on_ids_that_its_embedding_knows() -> None:
-    """Random numbers are no indices. The losses along a direction are those of whole forward passes."""
+    """Random numbers are not indices. The losses along a direction are those of whole forward passes."""
     torch.manual_seed(0)
     module = tokens.model()
     weights = weights_of(module)
@@ -284,7 +284,7 @@ def test_a_pipeline_is_tried_on_ids_that_its_embedding_knows() -> None:
 
 
 class Centred(nn.Module):
-    """Takes the mean over the batch away from each sample."""
+    """Subtracts the mean over the batch from each sample."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(0)
@@ -292,7 +292,7 @@ class Centred(nn.Module):
 
 @pytest.mark.parametrize(("rows", "separate"), [(1, False), (2, True), (3, True), (9, True)])
 def test_integer_samples_show_whether_a_stage_keeps_samples_apart(rows: int, separate: bool) -> None:
-    """One sample cannot show it, so then no stage counts as separate."""
+    """A single sample cannot show it, so then no stage counts as separate."""
     ids = torch.arange(rows * tokens.LENGTH).view(rows, tokens.LENGTH)
     pipeline = pipeline_of(nn.Sequential(nn.Embedding(50, 8), Centred(), nn.Flatten(), nn.Linear(40, 3)), ids)
     assert pipeline is not None

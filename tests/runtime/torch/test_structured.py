@@ -1,4 +1,4 @@
-"""Directions that touch a part of the weights: the same losses as a full forward for each, however they are found."""
+"""Directions that touch a part of the weights: their losses are those of full forward passes."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ CLASSES = 5
 
 
 class Residual(nn.Module):
-    """A block that only its author can cut into stages."""
+    """A residual block, which is one stage."""
 
     def __init__(self, channels: int, norm: nn.Module) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Residual(nn.Module):
 
 
 class Wrapped(nn.Module):
-    """Hides what is in it."""
+    """Hides the module inside it."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -50,15 +50,15 @@ class Wrapped(nn.Module):
 
 
 class Net(nn.Module):
-    """Not an nn.Sequential; says itself what its stages are."""
+    """Not an nn.Sequential; a method names its stages, truthfully or not."""
 
     def __init__(self, *parts: nn.Module, lie: Sequence[nn.Module] | None = None) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
-        self._said = list(parts if lie is None else lie)
+        self._declared = list(parts if lie is None else lie)
 
     def stages(self) -> list[nn.Module]:
-        return self._said
+        return self._declared
 
     def forward(self, x: Tensor) -> Tensor:
         for part in self.parts:
@@ -84,10 +84,11 @@ def norms(channels: int) -> list[nn.Module]:
 
 @st.composite
 def models(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
-    """Stacks of convolutions with all that may stand between them, then linear layers; and the shape of a sample."""
+    """Stacks of convolutions with all kinds of layers between them, then linear layers; and the shape of a sample."""
     torch.manual_seed(draw(st.integers(0, 99)))
     shape = (draw(st.integers(1, 3)), draw(st.sampled_from([6, 8, 9])), 8)
-    x, parts = torch.zeros(2, *shape), list[nn.Module]()
+    x = torch.zeros(2, *shape)
+    parts = list[nn.Module]()
 
     def add(module: nn.Module) -> None:
         nonlocal x
@@ -125,7 +126,7 @@ def models(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, ...]]:
 
 @st.composite
 def parts_of(draw: st.DrawFn, pipeline: Pipeline, n: int) -> Support:
-    """Units of a layer, a stage, all the weights, or any slice of them."""
+    """A range of a layer's units, a stage, all weights, or any slice of them."""
     kinds = ["units", "units", "units", "stage", "dense", "slice"] if pipeline.layers else ["stage", "dense", "slice"]
     match draw(st.sampled_from(kinds)):
         case "units":
@@ -161,7 +162,7 @@ def full_forwards(
     supports: Sequence[Support],
     step: float,
 ) -> tuple[float, F64]:
-    """The base loss and L(W + step·z) for each direction, by nothing but the module itself in float64."""
+    """The base loss and L(W + step·z) for each direction, computed by running the module itself in float64."""
     own = module.double().eval()
     trained = [p for p in own.parameters() if p.requires_grad]
 
@@ -192,10 +193,10 @@ def full_forwards(
 def structured(
     module: nn.Module, batch: Batch, loss: TorchCriterion = cross_entropy, micro_batch: int = 0
 ) -> StructuredLoss:
-    made = TorchLoss(module, loss, micro_batch=micro_batch, structured=True).on(batch)
-    assert isinstance(made, Structured)
-    assert isinstance(made, StructuredLoss)
-    return made
+    on_batch = TorchLoss(module, loss, micro_batch=micro_batch, structured=True).on(batch)
+    assert isinstance(on_batch, Structured)
+    assert isinstance(on_batch, StructuredLoss)
+    return on_batch
 
 
 @settings(deadline=None, max_examples=50)
@@ -262,28 +263,30 @@ def test_scalars_are_closer_to_the_exact_ones_than_those_of_float32_forwards(
     base, ahead = full_forwards(module, [batch], weights, directions, supports, sigma)
     _, behind = full_forwards(module, [batch], weights, directions, supports, -sigma)
     exact = (ahead - base) / sigma if scheme == "forward" else (ahead - behind) / (2 * sigma)
-    error, plain_error = (float(np.sqrt(np.mean((found - exact) ** 2))) for found in (ours, plainly))
+    error, plain_error = (float(np.sqrt(np.mean((scalars - exact) ** 2))) for scalars in (ours, plainly))
     assert error <= plain_error
     assert error < 1e-3 * float(np.sqrt(np.mean(exact**2)))
 
 
-def test_all_that_is_kept_belongs_to_the_weights_and_the_batch_asked_for() -> None:
-    module, one, other = lenet_like(), batch_of((1, 8, 8), 6), batch_of((1, 8, 8), 6, seed=1)
+def test_kept_activations_are_used_only_for_their_own_weights_and_batch() -> None:
+    module = lenet_like()
+    batch = batch_of((1, 8, 8), 6)
+    other = batch_of((1, 8, 8), 6, seed=1)
     weights = weights_of(module)
     moved = (weights + np.float32(0.05)).astype(np.float32)
     runtime, directions = TorchLoss(module, structured=True), Directions(bytes(32), GAUSSIAN)
     pipeline = pipeline_of(module, torch.zeros(1, 1, 8, 8))
     assert pipeline is not None
     supports = [unit_support(pipeline.layers[1], 3, 5), unit_support(pipeline.layers[0], 0, 1)]
-    first, second = runtime.on(one), runtime.on(other)
+    first, second = runtime.on(batch), runtime.on(other)
     expected = [
-        forward_difference(TorchLoss(lenet_like(), structured=True).on(batch), w, directions, supports, SIGMA).scalars
-        for batch, w in ((one, weights), (other, moved), (one, moved))
+        forward_difference(TorchLoss(lenet_like(), structured=True).on(b), w, directions, supports, SIGMA).scalars
+        for b, w in ((batch, weights), (other, moved), (batch, moved))
     ]
     for _ in range(2):
         for loss, w, scalars in zip((first, second, first), (weights, moved, moved), expected, strict=True):
-            found = forward_difference(loss, w, directions, supports, SIGMA).scalars
-            np.testing.assert_array_equal(found, scalars)
+            again = forward_difference(loss, w, directions, supports, SIGMA).scalars
+            np.testing.assert_array_equal(again, scalars)
     changed = weights.copy()
     first(changed)
     changed += np.float32(0.05)
@@ -291,7 +294,7 @@ def test_all_that_is_kept_belongs_to_the_weights_and_the_batch_asked_for() -> No
 
 
 def between(channels: int) -> dict[str, list[nn.Module]]:
-    """What may stand between a convolution and the next."""
+    """Layers that may stand between two convolutions."""
     return {
         "nothing": [],
         "groups": [nn.GroupNorm(channels // 2, channels), nn.Hardswish(), nn.MaxPool2d(2)],
@@ -346,7 +349,7 @@ def test_a_stage_that_overwrites_its_input_does_no_harm(inplace: bool) -> None:
     np.testing.assert_allclose(moved - base, exact - exact_base, rtol=1e-2, atol=1e-6)
 
 
-def test_directions_over_all_weights_take_the_plain_way() -> None:
+def test_directions_over_all_weights_run_the_whole_module() -> None:
     module, batch = lenet_like(), batch_of((1, 8, 8), 4)
     weights, called = weights_of(module), list[int]()
     pipeline = pipeline_of(module, torch.zeros(1, 1, 8, 8))
@@ -363,7 +366,7 @@ def test_directions_over_all_weights_take_the_plain_way() -> None:
     assert len(called) == 4
 
 
-def test_only_what_says_its_stages_has_a_chain() -> None:
+def test_only_a_module_with_known_stages_is_a_pipeline() -> None:
     opaque = Wrapped(nn.Sequential(nn.Flatten(), nn.Linear(12, CLASSES)))
     assert pipeline_of(opaque, torch.zeros(1, 3, 4)) is None
     assert not isinstance(TorchLoss(opaque, structured=True).on(batch_of((3, 4), 2)), Structured)
@@ -376,16 +379,16 @@ def test_only_what_says_its_stages_has_a_chain() -> None:
 
 
 def test_stages_that_are_not_the_module_are_refused() -> None:
-    one, act, two = nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, CLASSES)
-    for lie in ([one, two], [one, nn.ReLU(), two], [act, one, two]):
+    first, act, last = nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, CLASSES)
+    for lie in ([first, last], [first, nn.ReLU(), last], [act, first, last]):
         with pytest.raises(PlanError, match=r"stages\(\) one after the other"):
-            pipeline_of(Net(one, act, two, lie=lie), torch.zeros(1, 4))
-    for lie in ([one, act], [one, act, two, two], [one, act, nn.Linear(4, CLASSES)]):
+            pipeline_of(Net(first, act, last, lie=lie), torch.zeros(1, 4))
+    for lie in ([first, act], [first, act, last, last], [first, act, nn.Linear(4, CLASSES)]):
         with pytest.raises(PlanError, match="every trained weight in exactly one stage"):
-            pipeline_of(Net(one, act, two, lie=lie), torch.zeros(1, 4))
+            pipeline_of(Net(first, act, last, lie=lie), torch.zeros(1, 4))
 
 
-def test_samples_that_see_each_other_are_found() -> None:
+def test_stages_whose_samples_depend_on_each_other_are_found() -> None:
     module = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, affine=False, track_running_stats=False), nn.GroupNorm(1, 2), nn.Flatten()
     )
@@ -409,7 +412,7 @@ def test_layers_that_a_block_adds_to_its_output_are_found() -> None:
     ]
 
 
-def test_frozen_weights_are_not_in_the_way() -> None:
+def test_frozen_weights_are_left_out_of_supports() -> None:
     module = lenet_like()
     module[0].weight.requires_grad_(False)
     module[4].bias.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Convolutions with fewer multiplications: exact in fractions, and in float32 as good as rounding lets them be."""
+"""Convolutions with fewer multiplications: exact in fractions, and accurate to rounding in float32."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from baffle.runtime.torch import winograd
-from baffle.runtime.torch.fast_forward import Quick
+from baffle.runtime.torch.fast_forward import FastForward
 from baffle.runtime.torch.footprint import tensor_bytes
 from baffle.runtime.torch.winograd import SIZE, TILE, VALUES, Rows, convolve, exact_transforms, suits, takes
 
@@ -30,7 +30,7 @@ def test_in_fractions_the_sums_of_products_are_the_correlation(g: list[int], d: 
     assert _apply(sums, [a * b for a, b in products]) == expected
 
 
-def test_what_meets_images_and_products_is_exact_in_float32() -> None:
+def test_the_matrices_for_images_and_products_are_exact_in_float32() -> None:
     sums, _, tiles = exact_transforms()
     assert all(Fraction(torch.tensor(float(x)).item()) == x for row in (*sums, *tiles) for x in row)
 
@@ -73,13 +73,13 @@ def test_it_is_the_direct_convolution_to_rounding(
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
         assert takes(layer, x)
         patch.setattr(winograd, "AT_ONCE", at_once)
-        found = convolve(layer, x)
-        weight, added = layer.weight.double(), layer.bias.double() if layer.bias is not None else None
-        expected = F.conv2d(x.double(), weight, added, padding=padding)
-    assert found.shape == expected.shape
-    assert found.dtype == torch.float32
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    assert (found - expected).abs().max() < 5e-6 * expected.abs().max()
+        output = convolve(layer, x)
+        biases = layer.bias.double() if layer.bias is not None else None
+        expected = F.conv2d(x.double(), layer.weight.double(), biases, padding=padding)
+    assert output.shape == expected.shape
+    assert output.dtype == torch.float32
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    assert (output - expected).abs().max() < 5e-6 * expected.abs().max()
 
 
 @pytest.fixture
@@ -90,7 +90,8 @@ def layer() -> nn.Conv2d:
 
 @torch.inference_mode()
 def test_weights_that_change_between_calls_are_seen(layer: nn.Conv2d) -> None:
-    x, run = torch.randn(3, 8, 12, 12), Quick(nn.Sequential(layer))
+    x = torch.randn(3, 8, 12, 12)
+    run = FastForward(nn.Sequential(layer))
     before = run(x)
     layer.weight.data.mul_(2)
     torch.testing.assert_close(run(x), 2 * before - layer.bias.view(-1, 1, 1))  # type: ignore[union-attr]
@@ -145,5 +146,5 @@ def test_other_images_are_left_to_torch(layer: nn.Conv2d, x: Tensor) -> None:
 
 
 def test_gradients_still_flow(layer: nn.Conv2d) -> None:
-    output = Quick(nn.Sequential(layer))(torch.randn(2, 8, 12, 12))
+    output = FastForward(nn.Sequential(layer))(torch.randn(2, 8, 12, 12))
     assert torch.autograd.grad(output.sum(), layer.weight)[0].abs().sum() > 0

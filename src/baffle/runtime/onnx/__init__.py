@@ -1,1 +1,1 @@
-"""ONNX Runtime as a runtime, and models on their way to it."""
+"""ONNX Runtime as a runtime, and the conversion of models to ONNX."""

@@ -1,4 +1,4 @@
-"""From a module to an ONNX graph. The trained weights are inputs from the start, so the exporter cannot fold them."""
+"""From a PyTorch module to an ONNX graph. Trained weights are traced as inputs, so the exporter cannot fold them."""
 
 import logging
 import warnings
@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from baffle.errors import ModelError
+from baffle.errors import ModelError, first_line
 from baffle.runtime.onnx.graph import OnnxGraph, finished
 from baffle.runtime.onnx.model_folder import Stored
 
 SAMPLES = 2
-"""Samples that a module is traced with. With a single one, the exporter could take the batch for a fixed size."""
+"""Samples that a module is traced with. With only one, the exporter could take the batch size for a constant."""
 
 TAG = "weight:"
-"""Prefix of the weights' names in the exporter's graph, which has names of its own."""
+"""Prefix of the weights' names in the exporter's graph, to keep them apart from names that the exporter invents."""
 
 INTEGERS = {"int64": torch.int64, "int32": torch.int32}
-"""Types of integer samples that a graph can take."""
+"""The integer types of samples that a graph accepts."""
 
 KINDS = {
     torch.float64: "F64",
@@ -43,14 +43,14 @@ KINDS = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""The names of types in a safetensors file."""
+"""The name of each type in a safetensors file."""
 
 BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
-"""Types that NumPy does not have, and those that hold their bits."""
+"""Types that NumPy lacks, each with an unsigned type that holds its bits."""
 
 
 class Stateless(nn.Module):
-    """A module as a function of samples and weights."""
+    """A module as a function of samples and trained weights."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -63,19 +63,18 @@ class Stateless(nn.Module):
 
 
 def graph_of(module: nn.Module, shape: tuple[int, ...], dtype: np.dtype[Any]) -> OnnxGraph:
-    """The graph of a module on samples of this shape and type, with the module's own weights. Frozen parts stay inside
+    """The graph of a module, with its present weights, for samples of this shape and type. Frozen weights stay inside
     the graph."""
     integers = np.issubdtype(dtype, np.integer)
     if integers and dtype.name not in INTEGERS:
-        raise ModelError(f"expected samples that are floats, int64 or int32, got {dtype}; convert them in the data set")
-    traced_on = INTEGERS[dtype.name] if integers else torch.float32
-    whole = Stateless(module).eval()
+        raise ModelError(f"expected float, int64 or int32 samples, got {dtype}; convert them in the data set")
+    sample_dtype = INTEGERS[dtype.name] if integers else torch.float32
     weights = {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}
     try:
         with _quietly():
             program = torch.onnx.export(
-                whole,
-                (torch.zeros(SAMPLES, *shape, dtype=traced_on), *weights.values()),
+                Stateless(module).eval(),
+                (torch.zeros(SAMPLES, *shape, dtype=sample_dtype), *weights.values()),
                 dynamo=True,
                 verbose=False,
                 input_names=["x", *(TAG + name for name in weights)],
@@ -83,7 +82,7 @@ def graph_of(module: nn.Module, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
                 dynamic_shapes=({0: torch.export.Dim("batch")}, tuple({} for _ in weights)),
             )
     except torch.onnx.errors.OnnxExporterError as fault:
-        reason = str(fault.__cause__ or fault).strip().splitlines()[0]
+        reason = first_line(fault.__cause__ or fault)
         raise ModelError(f"task.model cannot be exported to ONNX: {reason}") from fault
     assert program is not None
     graph = finished(program.model_proto, {name: weight.numpy() for name, weight in weights.items()}, TAG)
@@ -91,8 +90,8 @@ def graph_of(module: nn.Module, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
 
 
 def _with_state(graph: OnnxGraph, module: nn.Module) -> OnnxGraph:
-    """The graph with the rest of the module's state dict: frozen parameters, persistent buffers, and further names of
-    trained weights that the module uses in several places."""
+    """The graph with the rest of the module's state dict: frozen parameters, persistent buffers, and the further names
+    of trained weights that the module uses in several places."""
     names = {id(weight): name for name, weight in module.named_parameters() if weight.requires_grad}
     frozen = dict[str, Stored]()
     tied = dict[str, tuple[str, ...]]()
@@ -118,7 +117,7 @@ def _stored(name: str, tensor: Tensor) -> Stored:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Silence the exporter's warnings about itself and about packages that it does not need."""
+    """Silence the exporter's warnings about itself and about optional packages."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

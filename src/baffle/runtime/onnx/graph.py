@@ -1,7 +1,7 @@
 """ONNX graphs as clients run them: weights are inputs, the mean loss is an output.
 
-A model from elsewhere keeps its operators. Its float initializers become inputs, except for those that are settings of
-an operator rather than weights, and those that are to stay frozen.
+A model made by another tool keeps its operators. Its float initializers become inputs, except for those that configure
+an operator and those that stay frozen.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from baffle.core.arrays import F32
-from baffle.errors import ModelError
+from baffle.errors import ModelError, first_line
 from baffle.runtime.onnx.model_folder import (
     LOGITS,
     LOSS,
@@ -33,7 +33,7 @@ from baffle.runtime.onnx.model_folder import (
 )
 
 PREFIX = "inner/"
-"""Prefix of every name that a model came with, so that none of them is also the name of something added."""
+"""Prefix of every name in the original model, so that none clashes with a name that is added here."""
 
 LOSSES, DOUBLES = "losses", "losses/float64"
 
@@ -45,7 +45,7 @@ INPUT_TYPES: Mapping[int, tuple[InputType, int]] = {
     TensorProto.INT64: ("int64", TensorProto.INT64),
     TensorProto.INT32: ("int32", TensorProto.INT32),
 }
-"""For each type of input that a model may have: the type of the samples that the finished graph takes."""
+"""For each input type that a model may have: the type of the samples that the finished graph takes."""
 
 SETTINGS: Mapping[str, Collection[int]] = {
     "BatchNormalization": (3, 4),
@@ -57,18 +57,18 @@ SETTINGS: Mapping[str, Collection[int]] = {
     "Resize": (1, 2),
     "Upsample": (1,),
 }
-"""Inputs of operators that are floats but not weights: running statistics, limits, scales."""
+"""Positions of operator inputs that are floats but not weights: running statistics, limits, scales."""
 
 OPSET = 13
-"""The first opset in which all operators that are added here have their present form."""
+"""The first opset in which every operator added here has its present form."""
 
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """A finished graph, the weights that it came with, and what its samples and outputs look like.
+    """A finished graph, its original weights, and the shapes and types of its samples and outputs.
 
-    A graph that came from a module also has the rest of the module's state dict: `frozen` holds what is not trained,
-    `tied` the further names of trained weights, by their names in `weights`.
+    A graph made from a module also has the rest of the module's state dict: `frozen` holds everything that is not
+    trained; `tied` maps the name of a weight in `weights` to its further names.
     """
 
     model: ModelProto
@@ -88,7 +88,7 @@ class OnnxGraph:
 
 
 def graph_from_folder(folder: Path) -> OnnxGraph:
-    """The graph of a model that was exported before, unchanged."""
+    """The graph in an exported folder, unchanged."""
     manifest = read_manifest(folder)
     trained = {name for tensor in manifest.weights for name in (tensor.name, *tensor.also)}
     stored = read_stored(folder / WEIGHTS)
@@ -104,33 +104,35 @@ def graph_from_folder(folder: Path) -> OnnxGraph:
 
 
 def graph_from_file(path: Path, freeze: Sequence[str] = ()) -> OnnxGraph:
-    """A classifier that came as ONNX. Weights whose names match a pattern in `freeze` stay as they are."""
+    """The graph of a classifier in an ONNX file. Weights whose names match a pattern in `freeze` are not trained."""
     try:
         model = onnx.load(path)
-    except Exception as fault:  # a damaged file can raise anything that parsing can
-        reason = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
-        raise ModelError(f"{path} is no ONNX model that can be read: {reason}") from None
+    except Exception as fault:  # parsing a damaged file can raise almost anything
+        raise ModelError(f"{path} cannot be read as an ONNX model: {first_line(fault)}") from None
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     for pattern in freeze:
         if not any(fnmatch(name, pattern) for name in initializers):
             names = _few(list(initializers))
-            raise ModelError(f"--freeze {pattern}: no weight of {path} has such a name; there are {names}")
-    kept = set(_settings(model.graph))
-    kept |= {name for name in initializers if any(fnmatch(name, pattern) for pattern in freeze)}
+            raise ModelError(f"--freeze {pattern}: no weight of {path} matches; it has {names}")
+    untrained = set(_settings(model.graph))
+    untrained |= {name for name in initializers if any(fnmatch(name, pattern) for pattern in freeze)}
     weights = {
         name: numpy_helper.to_array(tensor).astype(np.float32)
         for name, tensor in initializers.items()
-        if tensor.data_type in FLOATS and tensor.dims and name not in kept
+        if tensor.data_type in FLOATS and tensor.dims and name not in untrained
     }
     return finished(model, weights)
 
 
 def finished(model: ModelProto, weights: Mapping[str, F32], tag: str = "") -> OnnxGraph:
-    """A classifier whose inputs are samples, labels and these weights, and whose first output is the mean loss. In the
-    model, the weights' names have the prefix `tag`. Losses are averaged in float64, since a probe is a small difference
-    of means."""
+    """Turn a classifier into a graph that clients run: its inputs are samples, labels and these weights, its first
+    output is the mean loss.
+
+    In `model`, the weights' names have the prefix `tag`. Losses are averaged in float64, because a probe is a small
+    difference of means.
+    """
     if _opset(model) < OPSET:
-        raise ModelError(f"the model has opset {_opset(model)}, expected {OPSET} or newer; export it anew with that")
+        raise ModelError(f"the model has opset {_opset(model)}, expected {OPSET} or newer; export it again")
     if not weights:
         raise ModelError("the model has no weights to train; expected float initializers that are not frozen")
     model = onnx.compose.add_prefix(_without_remarks(model), PREFIX)
@@ -145,10 +147,10 @@ def finished(model: ModelProto, weights: Mapping[str, F32], tag: str = "") -> On
         for inner, name in inside.items()
         if inner in initializers and initializers[inner].data_type == TensorProto.FLOAT16
     }
-    _keep(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in inside])
+    _fill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in inside])
     _rename_uses(graph, {inner: halves.get(name, WEIGHT + name) for inner, name in inside.items()})
     logits, ending = _before_softmax(graph, _only(list(graph.output), "output").name)
-    _keep(
+    _fill(
         graph.node,
         [
             helper.make_node("Cast", [X], [samples.name], to=samples.type.tensor_type.elem_type),
@@ -166,14 +168,14 @@ def finished(model: ModelProto, weights: Mapping[str, F32], tag: str = "") -> On
     inputs: list[tuple[str, int, Sequence[str | int | None]]]
     inputs = [(X, input_type, ("batch", *shape)), (Y, TensorProto.INT64, ("batch",))]
     inputs += [(WEIGHT + name, TensorProto.FLOAT, values.shape) for name, values in weights.items()]
-    _keep(graph.input, [helper.make_tensor_value_info(*described) for described in inputs])
+    _fill(graph.input, [helper.make_tensor_value_info(*description) for description in inputs])
     loss = helper.make_tensor_value_info(LOSS, TensorProto.DOUBLE, ())
-    _keep(graph.output, [loss, helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", None))])
+    _fill(graph.output, [loss, helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", None))])
     return OnnxGraph(model, weights, shape, input_dtype, _classes(model))
 
 
 def _without_remarks(model: ModelProto) -> ModelProto:
-    """The same model without all that has no effect on its output: notes, sources, the name of the tool."""
+    """The model without everything that has no effect on its output: comments, source locations, the tool's name."""
     bare = ModelProto()
     bare.CopyFrom(model)
     for remark in ("doc_string", "metadata_props", "producer_name", "producer_version", "domain", "model_version"):
@@ -191,7 +193,7 @@ def _without_remarks(model: ModelProto) -> ModelProto:
 
 
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """All nodes, including those inside branches and loops."""
+    """All nodes, including those in branches and loops."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -200,20 +202,20 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
 
 
 def _settings(graph: GraphProto) -> Iterator[str]:
-    """Names of the values that set an operator and so are not weights."""
+    """Names of values that configure an operator, so are not weights."""
     for node in _nodes(graph):
-        places = SETTINGS.get(node.op_type, ())
-        yield from (name for place, name in enumerate(node.input) if place in places)
+        positions = SETTINGS.get(node.op_type, ())
+        yield from (name for position, name in enumerate(node.input) if position in positions)
 
 
 def _rename_uses(graph: GraphProto, names: Mapping[str, str]) -> None:
     for node in _nodes(graph):
-        for place, name in enumerate(node.input):
-            node.input[place] = names.get(name, name)
+        for position, name in enumerate(node.input):
+            node.input[position] = names.get(name, name)
 
 
 def _before_softmax(graph: GraphProto, output: str) -> tuple[str, str | None]:
-    """The name of the logits, and the output to leave out: that of a final softmax, which is part of the loss."""
+    """The name of the logits, and the output to drop: that of a final softmax, because the loss contains a softmax."""
     last = next((node for node in graph.node if output in node.output), None)
     return (last.input[0], output) if last is not None and last.op_type == "Softmax" else (output, None)
 
@@ -221,7 +223,7 @@ def _before_softmax(graph: GraphProto, output: str) -> tuple[str, str | None]:
 def _only(values: Sequence[ValueInfoProto], what: str) -> ValueInfoProto:
     if len(values) != 1:
         names = _few([value.name.removeprefix(PREFIX) for value in values])
-        raise ModelError(f"expected a model with one {what}, got {len(values)} ({names}); cut it down to one")
+        raise ModelError(f"expected a model with one {what}, got {len(values)} ({names}); remove the others")
     return values[0]
 
 
@@ -229,8 +231,8 @@ def _input_shape(samples: ValueInfoProto) -> tuple[int, ...]:
     sizes = [dim.dim_value for dim in samples.type.tensor_type.shape.dim][1:]
     if samples.type.tensor_type.elem_type not in INPUT_TYPES or not sizes or not all(size > 0 for size in sizes):
         raise ModelError(
-            f"the input {samples.name.removeprefix(PREFIX)} must be floats, int64 or int32, of shape (batch, …) where "
-            f"only the batch is open, got {helper.printable_type(samples.type)}; export the model so"
+            f"the input {samples.name.removeprefix(PREFIX)} must be floats, int64 or int32 of shape (batch, …), where "
+            f"only the batch size is open, got {helper.printable_type(samples.type)}; export the model like that"
         )
     return tuple(sizes)
 
@@ -240,7 +242,7 @@ def _classes(model: ModelProto) -> int:
     dims = next(value for value in inferred.graph.output if value.name == LOGITS).type.tensor_type.shape.dim
     if len(dims) != 2 or dims[1].dim_value < 1:
         sizes = [dim.dim_value or "?" for dim in dims]
-        raise ModelError(f"the output must be logits of shape (batch, classes), got {sizes}; export the model so")
+        raise ModelError(f"the output must be logits of shape (batch, classes), got {sizes}; export it like that")
     return int(dims[1].dim_value)
 
 
@@ -248,9 +250,9 @@ def _opset(model: ModelProto) -> int:
     return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
 
 
-def _keep(repeated: Any, kept: Sequence[Any]) -> None:
-    """Make a repeated field hold these."""
-    copies = deepcopy(list(kept))
+def _fill(repeated: Any, values: Sequence[Any]) -> None:
+    """Replace the contents of a repeated field."""
+    copies = deepcopy(list(values))
     del repeated[:]
     repeated.extend(copies)
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime as a runtime: a graph whose weights are inputs, on devices without PyTorch."""
+"""The loss of an exported graph, computed by ONNX Runtime on devices without PyTorch."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from baffle.core.arrays import F32, F64, I64, Samples
 from baffle.core.ports import Batch
 from baffle.core.probe import Loss
-from baffle.errors import ModelError
+from baffle.errors import ModelError, first_line
 from baffle.runtime.onnx.model_folder import LOGITS, LOSS, MODEL, WEIGHT, X, Y, read_manifest
 
 
 class BoundMicroBatch(NamedTuple):
-    """A micro-batch, bound to the session. It keeps the arrays alive whose memory is bound."""
+    """A micro-batch bound to the session. It keeps the arrays alive whose memory is bound."""
 
     binding: Any
     samples: Samples
@@ -28,7 +28,7 @@ class OnnxLoss:
     """The loss of an exported model as a function of its weights.
 
     Weights, samples and the loss are bound to memory that this object owns, so a forward pass copies none of them.
-    Samples go through in micro-batches; the graph averages their losses in float64. Use one object per thread.
+    Samples are run in micro-batches; the graph averages their losses in float64. Use one object per thread.
     """
 
     def __init__(self, folder: Path, *, micro_batch: int = 0) -> None:
@@ -43,7 +43,7 @@ class OnnxLoss:
 
     @property
     def scratch(self) -> F32:
-        """The graph's own weights, to write into."""
+        """The memory that the graph reads its weights from; write into it."""
         return self._scratch
 
     def on(self, batch: Batch) -> Loss:
@@ -60,7 +60,7 @@ class OnnxLoss:
         return total / sum(len(micro_batch.labels) for micro_batch in micro_batches)
 
     def outputs(self, weights: F32, batch: Batch) -> F32:
-        """The model's logits, a row per sample."""
+        """The model's logits, one row per sample."""
         self._scratch[:] = weights
         rows = list[F32]()
         with _translated("a forward pass"):
@@ -75,12 +75,13 @@ class OnnxLoss:
                 f"the model takes samples of shape {self.manifest.input_shape}, got {batch.x.shape[1:]}; "
                 "was it exported for other data?"
             )
-        x, y = self._samples(batch.x), np.ascontiguousarray(batch.y, np.int64)
+        x = self._samples(batch.x)
+        y = np.ascontiguousarray(batch.y, np.int64)
         size = self._micro_batch_size or len(y)
         return [self._bound(x[i : i + size], y[i : i + size], output) for i in range(0, len(y), size)]
 
     def _samples(self, x: Samples) -> Samples:
-        """Samples in the type of the graph's input. Integers may be token ids, so no conversion may change one."""
+        """Samples in the type of the graph's input. Integers may be token ids, so a conversion must not change any."""
         wanted = np.dtype(self.manifest.input_dtype)
         integers = np.issubdtype(x.dtype, np.integer)
         if integers == (wanted.kind == "i"):
@@ -102,10 +103,11 @@ class OnnxLoss:
 
 
 class BatchLoss:
-    """A graph's loss on one batch. `scratch` holds the graph's own weights, so that a probe copies none of them."""
+    """A graph's loss on one batch. Probes change the graph's weights in place, in `scratch`, so nothing is copied."""
 
     def __init__(self, runtime: OnnxLoss, micro_batches: Sequence[BoundMicroBatch]) -> None:
-        self._runtime, self._micro_batches = runtime, micro_batches
+        self._runtime = runtime
+        self._micro_batches = micro_batches
 
     @property
     def scratch(self) -> F32:
@@ -118,8 +120,11 @@ class BatchLoss:
 
 
 def _open(path: Path) -> Any:
-    """One thread, so that sums have one order. The arena stays on: passes are all alike, so with small
-    micro-batches it is small, and without it every pass would ask the system for the same pages again."""
+    """Open a session with one thread, so that sums are always added in the same order.
+
+    The memory arena stays on. All passes are alike, so with small micro-batches the arena is small; without it, every
+    pass would ask the system for the same pages again.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
@@ -131,6 +136,5 @@ def _open(path: Path) -> Any:
 def _translated(what: str) -> Iterator[None]:
     try:
         yield
-    except Exception as fault:  # ONNX Runtime's own have no common ancestor below this
-        reason = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
-        raise ModelError(f"ONNX Runtime {onnxruntime.__version__} refuses {what}: {reason}") from None
+    except Exception as fault:  # ONNX Runtime's errors have no narrower common ancestor
+        raise ModelError(f"ONNX Runtime {onnxruntime.__version__} refuses {what}: {first_line(fault)}") from None

@@ -1,4 +1,4 @@
-"""A plan's model that came as ONNX, on ONNX Runtime."""
+"""A plan's model that is an ONNX graph, on ONNX Runtime."""
 
 from pathlib import Path
 
@@ -12,17 +12,17 @@ from baffle.runtime.onnx.model_folder import WEIGHTS, read_manifest, read_weight
 
 
 def load(plan: Plan, inputs: Inputs) -> "OnnxModel":
-    """The model in the folder `run.model`, if it is the plan's and takes its samples."""
+    """The model in the folder `run.model`. It must be the plan's graph and take the plan's samples."""
     settings = plan.task.model
     assert isinstance(settings, Onnx)
     if not plan.run.model:
         raise PlanError("run.model: expected the folder that `baffle export --onnx` made, got none")
     if plan.run.device != "cpu":
-        raise PlanError(f'run.device: ONNX Runtime is used on "cpu" alone, got {plan.run.device!r}')
+        raise PlanError(f'run.device: ONNX Runtime runs on "cpu" only, got {plan.run.device!r}')
     folder = Path(plan.run.model)
     manifest = read_manifest(folder)
     if settings.graph not in ("", manifest.model_sha256):
-        raise ModelError(f"the graph in {folder} is another than the plan's; set run.model to the right folder")
+        raise ModelError(f"the graph in {folder} is not the plan's; set run.model to the right folder")
     if (manifest.input_shape, manifest.classes) != (inputs.shape, inputs.classes):
         raise ModelError(
             f"the model in {folder} takes samples of shape {manifest.input_shape} and {manifest.classes} classes, but "
@@ -32,7 +32,7 @@ def load(plan: Plan, inputs: Inputs) -> "OnnxModel":
 
 
 class OnnxModel(RunnableModel):
-    """An exported model. It runs whole, forward, and in the precision of its graph."""
+    """An exported model. It runs whole forward passes in the precision of its graph."""
 
     packages = ("onnxruntime",)
 

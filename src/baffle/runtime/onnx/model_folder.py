@@ -1,4 +1,4 @@
-"""A model for devices without PyTorch: a folder with its graph, its weights and a manifest that describes both."""
+"""Exported models for devices without PyTorch: a folder holds the graph, its weights and a manifest of both."""
 
 import hashlib
 import json
@@ -25,10 +25,10 @@ MODEL, WEIGHTS, AVERAGE, MANIFEST, PLAN = (
 )
 
 X, Y, LOSS, LOGITS = "x", "y", "loss", "logits"
-"""A graph's names for samples, labels, their mean loss and the model's output."""
+"""A graph's names for samples, labels, the mean loss and the model's output."""
 
 WEIGHT = "weight/"
-"""Prefix of a tensor's name where it is an input of the graph."""
+"""Prefix of a weight tensor's name as an input of the graph."""
 
 KINDS: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -48,11 +48,11 @@ KINDS: Mapping[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-"""The types of a safetensors file, and the NumPy types that hold them. NumPy has no bfloat16 and no 8-bit floats, so
-unsigned integers hold their raw bits."""
+"""The types of a safetensors file, and the NumPy type that holds each. NumPy has no bfloat16 and no 8-bit floats, so
+unsigned integers hold their bits."""
 
 METADATA = "__metadata__"
-"""The one entry of a safetensors header that is not a tensor."""
+"""The only entry of a safetensors header that is not a tensor."""
 
 InputType = Literal["float32", "int64", "int32"]
 Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -60,8 +60,8 @@ Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Tensor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A trained weight tensor. It is the graph's input `WEIGHT + name`. A module that uses one tensor in several places
-    has more names for it in its state dict; these are in `also`."""
+    """A trained weight tensor, which is the graph's input `WEIGHT + name`. A module that uses the tensor in several
+    places has more names for it in its state dict; `also` holds these."""
 
     name: str
     shape: tuple[Size, ...]
@@ -73,9 +73,9 @@ class Tensor(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a graph: its trained weights in the order of the flat vector, its samples, its files. `trajectory` is
-    the digest of the plan that the weights belong to, `architecture` that of the plan's model; without a plan both are
-    empty."""
+    """Describes a graph: its trained weights in the order of the flat vector, its samples and its files. `trajectory`
+    is the digest of the plan that the weights belong to, `architecture` the digest of the plan's model. Without a plan
+    both are empty."""
 
     format: Literal["baffle/model/1"] = "baffle/model/1"
     weights: tuple[Tensor, ...]
@@ -93,7 +93,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     architecture: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
 
     def split(self, weights: F32) -> dict[str, F32]:
-        """Each tensor as a view into the flat vector."""
+        """A view of the flat vector for each tensor."""
         if len(weights) != self.n_weights:
             raise ModelError(f"expected {self.n_weights} weights, got {len(weights)}; they belong to another model")
         views = dict[str, F32]()
@@ -124,7 +124,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an exported model, once the graph beside it has the SHA-256 that the manifest says."""
+    """The manifest of an exported model, after checking that the graph beside it has the SHA-256 that it states."""
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
         with (folder / MODEL).open("rb") as file:
@@ -141,13 +141,14 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Stored]) -> None:
-    """A file in the safetensors format: the length of a JSON header, the header, then all numbers. Wide types come
-    first, so that each tensor starts at a multiple of its items' size, as readers that map the file need."""
+    """Write a safetensors file: the length of a JSON header, the header, then all numbers. Wide types come first, so
+    that each tensor starts at a multiple of its item size, as readers that map the file into memory need."""
     ordered = sorted(tensors.items(), key=lambda named: -KINDS[named[1].kind].itemsize)
     header = dict[str, object]()
     end = 0
     for name, (kind, values) in ordered:
-        start, end = end, end + values.size * KINDS[kind].itemsize
+        start = end
+        end += values.size * KINDS[kind].itemsize
         header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -158,13 +159,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Stored]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """All tensors of a safetensors file, by name. NumPy has no bfloat16: such a tensor comes as its raw bits in uint16,
-    which `torch.from_numpy(bits).view(torch.bfloat16)` makes numbers again; 8-bit floats come as uint8 likewise."""
+    """All tensors of a safetensors file, by name. NumPy has no bfloat16, so such a tensor comes as uint16 bits, which
+    `torch.from_numpy(bits).view(torch.bfloat16)` turns back into numbers. 8-bit floats come as uint8 in the same
+    way."""
     return {name: stored.values for name, stored in read_stored(path).items()}
 
 
 def read_stored(path: Path) -> dict[str, Stored]:
-    """All tensors of a safetensors file with their types in it."""
+    """All tensors of a safetensors file, by name, with their types in the file."""
     try:
         return _parsed(path)
     except (OSError, ValueError, RecursionError) as fault:
@@ -172,7 +174,7 @@ def read_stored(path: Path) -> dict[str, Stored]:
 
 
 def read_weights(path: Path, manifest: Manifest) -> F32:
-    """The flat vector of the trained weights, from a file that holds them among other tensors."""
+    """The flat vector of the trained weights, from a file that may hold other tensors too."""
     try:
         tensors = _parsed(path)
         for tensor in manifest.weights:
@@ -187,7 +189,7 @@ def read_weights(path: Path, manifest: Manifest) -> F32:
 
 
 def _parsed(path: Path) -> dict[str, Stored]:
-    """The tensors as views into one buffer. Numbers in the header are checked against the size of the file before
+    """The tensors, as views into one buffer. The header's length is checked against the size of the file before
     anything is allocated."""
     with path.open("rb") as file:
         size = path.stat().st_size
@@ -216,7 +218,7 @@ def _entries(header: bytes) -> dict[str, Entry]:
 
 
 def _require_cover(entries: Mapping[str, Entry], size: int) -> None:
-    """Tensors lie one after the other, without gaps, up to the end of the file."""
+    """Require that the tensors follow each other without gaps up to the end of the file."""
     end = 0
     for start, stop in sorted(entry.data_offsets for entry in entries.values()):
         if start != end:

@@ -1,4 +1,4 @@
-"""The front of a module that is not trained: what it says of a sample is the same in every round."""
+"""The frozen front of a module: its features of a sample are the same in every round."""
 
 import threading
 from hashlib import sha256
@@ -9,28 +9,28 @@ import torch
 from torch import nn
 
 from baffle.core.arrays import F32, Samples
-from baffle.runtime.torch.fast_forward import Quick
+from baffle.runtime.torch.fast_forward import FastForward
 from baffle.runtime.torch.stages import pipeline_of
 
 
 class Halves(NamedTuple):
-    """A module in two: a front without trained weights, and the head behind it, which has them all."""
+    """A module cut in two: a front without trained weights, and a head with all of them."""
 
     front: nn.Module
     head: nn.Module
 
 
 def halves(module: nn.Module, sample: Samples) -> Halves | None:
-    """A module's frozen front and its head; none if nothing worth keeping is frozen.
+    """A module's frozen front and its head; None if no front is frozen whose features are worth keeping.
 
-    The front must hold parameters, or keeping its output would save nothing, and it must treat every sample alone.
+    The front must have parameters, or keeping its output would save nothing, and it must treat each sample separately.
     """
     if all(parameter.requires_grad for parameter in module.parameters()):
         return None
     pipeline = pipeline_of(module.eval(), torch.from_numpy(sample))
     if pipeline is None:
         return None
-    first = next((i for i, stage in enumerate(pipeline.stages) if stage.start < stage.stop), 0)
+    first = pipeline.first_trained
     front = nn.Sequential(*(stage.module for stage in pipeline.stages[:first]))
     if not all(stage.separate for stage in pipeline.stages[:first]) or not list(front.parameters()):
         return None
@@ -39,17 +39,17 @@ def halves(module: nn.Module, sample: Samples) -> Halves | None:
 
 
 class TorchFront:
-    """A frozen front that computes features, for one thread at a time."""
+    """Computes the features of a frozen front, for one thread at a time."""
 
     def __init__(self, module: nn.Module, device: str) -> None:
         self.key = (repr(module), _digest(module))
         self._device = device
-        self._forward = Quick(module.to(device).eval(), plain=device != "cpu")
-        self._alone = threading.Lock()
+        self._forward = FastForward(module.to(device).eval(), plain=device != "cpu")
+        self._lock = threading.Lock()
 
     @torch.inference_mode()
     def features(self, samples: Samples) -> F32:
-        with self._alone:
+        with self._lock:
             arranged = self._forward.arranged(torch.from_numpy(samples).to(self._device))
             return np.asarray(self._forward(arranged).cpu().numpy())
 

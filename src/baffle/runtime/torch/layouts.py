@@ -1,4 +1,4 @@
-"""Which supports to give a module's directions, and how many each: measured on the module itself."""
+"""Chooses the supports of a module's directions, and how many directions each gets, by measurements on the module."""
 
 import time
 from collections.abc import Sequence
@@ -19,44 +19,51 @@ from baffle.runtime.torch.structured import Structured
 Mode = Literal["stages", "units"]
 
 SAMPLES = 32
-"""As many samples as costs are measured on: they only have to be right relative to each other."""
+"""Samples that costs are measured on. Only the ratios of the costs matter."""
 
-DIRECTIONS, TURNS, ENOUGH = 64, 3, 0.1
-"""A family of supports is measured so often, with up to so many directions, in about so many seconds."""
+DIRECTIONS = 64
+"""A family of supports is measured with at most this many directions."""
 
+TURNS = 3
+"""How often a family is measured."""
+
+ENOUGH = 0.1
+"""Seconds of processor time for measuring a family, roughly."""
 
 GAIN = 2.0
-"""Units of a stage get directions of their own if these are so much cheaper than directions of the whole stage."""
+"""The units of a stage get their own directions if these are this many times cheaper than directions of the stage."""
 
 
 def propose(module: nn.Module, batch: Batch, mode: Mode, k: int, loss: TorchCriterion = cross_entropy) -> Layout:
-    """k directions for supports that are stages of a module, or output units of its layers."""
-    module, few = deepcopy(module), Batch(batch.x[:SAMPLES], batch.y[:SAMPLES])
-    weights, found = weights_of(module), TorchLoss(module, loss, structured=True).on(few)
-    if not isinstance(found, Structured):
+    """Share out k directions among the stages of a module, or among the output units of its layers."""
+    module = deepcopy(module)
+    weights = weights_of(module)
+    structured = TorchLoss(module, loss, structured=True).on(Batch(batch.x[:SAMPLES], batch.y[:SAMPLES]))
+    if not isinstance(structured, Structured):
         raise PlanError(
             "task.model is not a pipeline of stages, so directions must touch all of it; make it an nn.Sequential "
             "or give it a method stages()"
         )
-    found(weights)
-    families = families_of(found.pipeline, mode)
-    costs = [_cost(found, weights, family) for family in families]
+    structured(weights)
+    families = families_of(structured.pipeline, mode)
+    costs = [_cost(structured, weights, family) for family in families]
     if mode == "units":
-        families, costs = _worth_it(found, weights, families, costs)
+        families, costs = _worth_it(structured, weights, families, costs)
     supports = [support for family in families for support in family]
     if k < len(supports):
         raise PlanError(f"probe.k: expected a direction for each of the {len(supports)} {mode}, got {k}")
-    each = [cost for family, cost in zip(families, costs, strict=True) for _ in family]
-    counts = _evened(families, allocate([support.size for support in supports], each, k))
+    support_costs = [cost for family, cost in zip(families, costs, strict=True) for _ in family]
+    counts = _evened(families, allocate([support.size for support in supports], support_costs, k))
     return tuple(map(LayoutEntry, supports, counts))
 
 
 def _worth_it(
     loss: Structured, weights: F32, families: list[list[Support]], costs: list[float]
 ) -> tuple[list[list[Support]], list[float]]:
-    """Without units that are not cheaper to move than the stage they are in, since a scalar tells as much of either.
-    Such a stage is one support."""
-    kept_families, kept_costs = list[list[Support]](), list[float]()
+    """Replace the units of a stage by the whole stage, as one support, where moving units is not cheaper: a scalar
+    tells equally much about either."""
+    kept_families = list[list[Support]]()
+    kept_costs = list[float]()
     for stage in loss.pipeline.stages:
         own = [
             (family, cost)
@@ -74,8 +81,8 @@ def _worth_it(
 
 
 def families_of(pipeline: Pipeline, mode: Mode) -> list[list[Support]]:
-    """The supports, those that are alike together: units, and what is left of a stage without its units. A last linear
-    layer is one support: its outputs are all needed anyway."""
+    """The supports, in families of similar ones: the units of each layer, and what is left of a stage without its
+    units. A final linear layer is one support, because all its outputs are needed anyway."""
     layers = list(pipeline.layers) if mode == "units" else []
     if layers and isinstance(layers[-1].module, nn.Linear):
         layers.pop()
@@ -84,7 +91,7 @@ def families_of(pipeline: Pipeline, mode: Mode) -> list[list[Support]]:
         own = [layer for layer in layers if layer.stage == number]
         families += [[unit_support(layer, unit, unit + 1) for unit in range(layer.units)] for layer in own]
         taken = [unit_support(layer, 0, layer.units) for layer in own]
-        slices = sorted((where.start, where.stop) for support in taken for where, _ in support.parts())
+        slices = sorted((part.start, part.stop) for support in taken for part, _ in support.parts())
         edge = stage.start
         for start, stop in [*slices, (stage.stop, stage.stop)]:
             if edge < start:
@@ -94,10 +101,10 @@ def families_of(pipeline: Pipeline, mode: Mode) -> list[list[Support]]:
 
 
 def _cost(loss: Structured, weights: F32, family: Sequence[Support]) -> float:
-    """Seconds of processor time for one scalar: the least of a few tries, because other work only adds to it.
+    """Seconds of processor time for one scalar: the least of a few tries, because other work can only add to it.
 
-    Directions are cheaper together than alone, so as many are tried at once as there is time for. What comes first pays
-    for memory that all others use, so it does not count.
+    Directions are cheaper together than alone, so as many are tried at once as time allows. The first call does not
+    count, because it allocates memory that all later calls use.
     """
     directions = Directions(bytes(32), GAUSSIAN)
 
@@ -107,21 +114,24 @@ def _cost(loss: Structured, weights: F32, family: Sequence[Support]) -> float:
         loss.along(weights, directions, trial, 1e-3)
         return max(time.process_time() - start, 1e-7)
 
-    count, _ = 1, seconds(1)
+    seconds(1)
+    count = 1
     while count < DIRECTIONS and seconds(count) < ENOUGH / TURNS / 2:
         count *= 2
     return min(seconds(count) for _ in range(TURNS)) / count
 
 
 def _evened(families: Sequence[Sequence[Support]], counts: Sequence[int]) -> list[int]:
-    """The same count for all of a family, if there is a support alone in its family to take what is left over."""
+    """Give all supports of a family the same count. A support alone in its family takes the rest; without one, keep
+    `counts`."""
     alone = [number for number, family in enumerate(families) if len(family) == 1]
     if not alone:
         return list(counts)
-    given, start = list[int](), 0
+    evened = list[int]()
+    start = 0
     for family in families:
-        given.append(min(counts[start : start + len(family)]))
+        evened.append(min(counts[start : start + len(family)]))
         start += len(family)
-    taker = max(alone, key=lambda number: given[number])
-    given[taker] += sum(counts) - sum(count * len(family) for count, family in zip(given, families, strict=True))
-    return [count for count, family in zip(given, families, strict=True) for _ in family]
+    largest = max(alone, key=lambda number: evened[number])
+    evened[largest] += sum(counts) - sum(count * len(family) for count, family in zip(evened, families, strict=True))
+    return [count for count, family in zip(evened, families, strict=True) for _ in family]

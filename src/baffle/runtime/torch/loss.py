@@ -1,4 +1,4 @@
-"""PyTorch as a runtime: any nn.Module and loss, its weights one flat vector."""
+"""PyTorch as a runtime: any nn.Module with any loss, its trainable weights as one flat vector."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,14 +13,14 @@ from baffle.core.ports import Batch, Runtime
 from baffle.core.probe import Loss
 from baffle.core.ranks import ranks
 from baffle.runtime.model import one_blas_thread
-from baffle.runtime.torch.fast_forward import Quick
+from baffle.runtime.torch.fast_forward import FastForward
 from baffle.runtime.torch.modes import TrainingMode
 from baffle.runtime.torch.stages import Pipeline, pipeline_of
 from baffle.runtime.torch.structured import Structured
-from baffle.runtime.torch.tensors import MicroBatch
+from baffle.runtime.torch.tensors import MicroBatch, trained_parameters
 
 TorchCriterion = Callable[[Tensor, Tensor], Tensor]
-"""Model output and labels → one loss per sample, or their mean."""
+"""Model outputs and labels → one loss per sample, or their mean."""
 
 
 def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
@@ -28,19 +28,18 @@ def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
 
 
 def weights_of(module: nn.Module) -> F32:
-    """The trainable weights, in the order of `parameters()`, as one vector of their own."""
-    parts = [p.detach().cpu().numpy().reshape(-1) for p in _trainable(module)]
+    """A copy of the trainable weights as one vector, in the order of `parameters()`."""
+    parts = [p.detach().cpu().numpy().reshape(-1) for p in trained_parameters(module)]
     return np.concatenate([np.empty(0, np.float32), *parts]).astype(np.float32)
 
 
 class TorchLoss:
     """The loss of a module as a function of its trainable weights.
 
-    The module's trainable parameters become views into one scratch buffer that this object owns, so setting all
-    weights is one copy. Frozen parameters and buffers are left alone; the module runs in evaluation mode. Samples go
-    through in micro-batches, and their losses are summed in float64; losses of half-precision outputs are taken in
-    float32. Where directions touch a part of the weights only, `structured` makes them cheaper. Use one object per
-    thread.
+    The module's trainable parameters become views into one scratch buffer that this object owns, so setting all weights
+    is one copy. Frozen parameters and buffers do not change; the module runs in evaluation mode. Samples are run in
+    micro-batches, and their losses are summed in float64; losses of half-precision outputs are computed in float32.
+    `structured` makes directions cheaper that touch only a part of the weights. Use one object per thread.
     """
 
     def __init__(
@@ -57,12 +56,14 @@ class TorchLoss:
         self._training = TrainingMode(self._module)
         self._loss = loss
         self._micro_batch_size = micro_batch
-        self._dtype, self._device = dtype, torch.device(device)
-        self._parameters = _trainable(module)
+        self._dtype = dtype
+        self._device = torch.device(device)
+        self._parameters = trained_parameters(module)
         self.n_weights = sum(p.numel() for p in self._parameters)
         self._scratch = torch.empty(self.n_weights, dtype=dtype, device=device)
-        self._structured, self._pipelines = structured, dict[torch.Size, Pipeline | None]()
-        self._quick = Quick(self._module, plain=self._device.type != "cpu" or dtype != torch.float32)
+        self._structured = structured
+        self._pipelines = dict[torch.Size, Pipeline | None]()
+        self._forward = FastForward(self._module, plain=self._device.type != "cpu" or dtype != torch.float32)
         start = 0
         for parameter in self._parameters:
             view = self._scratch[start : start + parameter.numel()].view_as(parameter)
@@ -73,9 +74,11 @@ class TorchLoss:
     def on(self, batch: Batch) -> Loss:
         """The loss on one batch, to be called for many weights."""
         micro_batches = self._micro_batches(batch)
-        # What goes through in one piece is arranged once for all directions; a copy of many pieces would outgrow each.
-        alone = [(self._quick.arranged(x), y) for x, y in micro_batches] if len(micro_batches) == 1 else micro_batches
-        plain = self._plain_loss(alone)
+        # A single micro-batch is arranged once for all directions. Several are arranged one by one as they run, because
+        # copies of all of them would take more memory than one.
+        single = len(micro_batches) == 1
+        arranged = [(self._forward.arranged(x), y) for x, y in micro_batches] if single else micro_batches
+        plain = self._plain_loss(arranged)
         pipeline = self._pipeline_for(micro_batches[0][0]) if self._structured else None
         return Structured(pipeline, self._scratch, micro_batches, self._loss, plain) if pipeline else plain
 
@@ -84,8 +87,8 @@ class TorchLoss:
         self._scratch.copy_(torch.from_numpy(weights))
 
     def _plain_loss(self, micro_batches: Sequence[MicroBatch]) -> Loss:
-        """The loss by a whole forward pass. On a CPU, probes write into the module's own weights; NumPy has no view of
-        those on another device or in half precision."""
+        """The loss by whole forward passes. On a CPU, probes write into the module's own weights. NumPy cannot view
+        weights on another device or in half precision, so these are copied."""
         if self._device.type == "cpu" and self._dtype.itemsize >= 4:
             return BatchLoss(self, self._scratch.numpy(), micro_batches)
 
@@ -98,18 +101,19 @@ class TorchLoss:
     @torch.inference_mode()
     def mean_loss(self, micro_batches: Sequence[MicroBatch]) -> float:
         """The loss at the weights that the module has now."""
-        total = sum(self._summed(self._quick(x), y) for x, y in micro_batches)
+        total = sum(self._summed(self._forward(x), y) for x, y in micro_batches)
         return float(total) / sum(len(y) for _, y in micro_batches)
 
     def gradient_on(self, batch: Batch, seed: int = 0) -> Callable[[F32], tuple[float, F32]]:
-        """Loss and gradient by backpropagation, for the baseline. The module is in training mode, as people train, and
-        the seed determines what dropout drops."""
+        """Loss and gradient by backpropagation, for the baseline. The module is in training mode, as usual, and the
+        seed determines what dropout drops."""
         micro_batches = self._micro_batches(batch)
 
         def loss_and_gradient(weights: F32) -> tuple[float, F32]:
             with torch.no_grad():
                 self._scratch.copy_(torch.from_numpy(weights))
-            total, gradient = 0.0, torch.zeros_like(self._scratch)
+            total = 0.0
+            gradient = torch.zeros_like(self._scratch)
             with self._training.seeded(seed):
                 for x, y in micro_batches:
                     loss = self._summed(self._module(x), y) / len(batch.y)
@@ -122,9 +126,9 @@ class TorchLoss:
 
     @torch.inference_mode()
     def outputs(self, weights: F32, batch: Batch) -> F32:
-        """What the model says, a row per sample."""
+        """The model's outputs, one row per sample."""
         self.set_weights(weights)
-        rows = [self._quick(x).to("cpu", torch.float32) for x, _ in self._micro_batches(batch)]
+        rows = [self._forward(x).to("cpu", torch.float32) for x, _ in self._micro_batches(batch)]
         return torch.cat(rows).numpy()
 
     def _summed(self, output: Tensor, y: Tensor) -> Tensor:
@@ -132,13 +136,13 @@ class TorchLoss:
         return losses.sum() if losses.ndim else losses * len(y)
 
     def _pipeline_for(self, x: Tensor) -> Pipeline | None:
-        """The module as a pipeline of stages, if it is one: looked for once for each shape of samples."""
+        """The module as a pipeline of stages, or None. It is determined once for each shape of samples."""
         if x.shape[1:] not in self._pipelines:
             self._pipelines[x.shape[1:]] = pipeline_of(self._module, x)
         return self._pipelines[x.shape[1:]]
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        """Integer samples keep their type: rounded to bfloat16, token 801 would become 800."""
+        """Split a batch. Integer samples keep their type: rounded to bfloat16, token 801 would become 800."""
         integers = np.issubdtype(batch.x.dtype, np.integer)
         x = torch.from_numpy(batch.x).to(self._device, None if integers else self._dtype)
         y = torch.from_numpy(batch.y).to(self._device)
@@ -147,7 +151,7 @@ class TorchLoss:
 
 
 class BatchLoss:
-    """A module's loss on one batch. `scratch` holds the module's own weights, so that a probe copies none of them."""
+    """A module's loss on one batch. Probes change the module's weights in place, in `scratch`, so nothing is copied."""
 
     def __init__(self, runtime: TorchLoss, scratch: F32, micro_batches: Sequence[MicroBatch]) -> None:
         self.scratch = scratch
@@ -162,8 +166,8 @@ class BatchLoss:
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """PyTorch's operators and NumPy's BLAS run on one thread each, so that sums have one order. Parallelism is over
-    clients."""
+    """Run PyTorch's operators and NumPy's BLAS on one thread, so that sums are always added in the same order. Clients
+    run in parallel."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -175,7 +179,3 @@ def one_thread_each() -> Iterator[None]:
 
 def accuracy(runtime: Runtime, weights: F32, batch: Batch) -> float:
     return float(np.mean(ranks(runtime.outputs(weights, batch), batch.y) == 0))
-
-
-def _trainable(module: nn.Module) -> list[nn.Parameter]:
-    return [p for p in module.parameters() if p.requires_grad]

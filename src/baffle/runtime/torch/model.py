@@ -13,7 +13,7 @@ from baffle.core.arrays import F32
 from baffle.core.ports import Batch
 from baffle.core.seeds import Seeds
 from baffle.core.supports import Layout
-from baffle.errors import PlanError
+from baffle.errors import PlanError, first_line
 from baffle.models.build import build
 from baffle.models.inputs import Inputs
 from baffle.plan import MobileNet, Model, Plan, ProbeSettings, Softmax
@@ -42,7 +42,7 @@ def load(plan: Plan, inputs: Inputs) -> "TorchModel":
 
 
 def initial_module(plan: Plan, inputs: Inputs) -> nn.Module:
-    """The whole model with its initial weights, whatever of it is frozen."""
+    """The whole model with its initial weights, including frozen parts."""
     key = Seeds(plan.seed, b"").key("init")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(key[:8], "big") >> 1)
@@ -50,9 +50,9 @@ def initial_module(plan: Plan, inputs: Inputs) -> nn.Module:
 
 
 class TorchModel(RunnableModel):
-    """Modules that are made alike, as often as they are needed: each thread's runtime has one of its own.
+    """A plan's model, built again for each thread's runtime.
 
-    `linear` is for a head alone and for softmax regression: many probes of these are one matrix product.
+    `linear` is set for a head alone and for softmax regression: many probes of such a model are one matrix product.
     """
 
     packages = ("torch",)
@@ -83,7 +83,8 @@ class TorchModel(RunnableModel):
         return advice_on_modes(self.module())
 
     def runs_whole(self, probe: ProbeSettings, precision: str) -> bool:
-        """A linear model in half precision runs whole: a matrix product would use weights that nobody has rounded."""
+        """A linear model in half precision runs whole, because a matrix product would use weights that are not
+        rounded."""
         return probe.supports == "dense" and not (self._linear and DTYPES[precision].itemsize >= 4)
 
     def split(self, sample: Batch) -> Split | None:
@@ -99,12 +100,13 @@ class TorchModel(RunnableModel):
             return propose(self.module(), batch, probe.supports, probe.k)
 
     def pass_bytes(self, probe: ProbeSettings, batch: Batch) -> int:
-        runtime, weights = self.runtime(probe, probe.precision), self.initial_weights()
+        runtime = self.runtime(probe, probe.precision)
+        weights = self.initial_weights()
         with self.one_thread_each():
             return tensor_bytes(lambda: runtime.on(batch)(weights))
 
     def activation_bytes(self, batch: Batch) -> int:
-        """Each layer counts its input and its output."""
+        """Inputs and outputs of all layers."""
         sizes: list[int] = []
 
         def note(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -125,5 +127,5 @@ class TorchModel(RunnableModel):
 def _require_device(name: str) -> None:
     try:
         torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as fault:  # what torch raises for a device that is not there
-        raise PlanError(f"run.device: {name!r} cannot be used: {str(fault).splitlines()[0]}") from None
+    except (RuntimeError, AssertionError) as fault:  # torch raises these for a missing device
+        raise PlanError(f"run.device: {name!r} cannot be used: {first_line(fault)}") from None

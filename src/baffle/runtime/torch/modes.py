@@ -1,8 +1,8 @@
-"""Layers that behave differently in training: in which mode a module runs, and when a person should know.
+"""Layers that behave differently in training: the mode that a module runs in, and advice to the user about it.
 
 Probes and evaluation run a module in evaluation mode: dropout is off, and a BatchNorm with running statistics uses
-these, as they were when the run began. Backpropagation, the baseline, trains as people do, with dropout on. Running
-statistics stay as they are there too: they are not among the weights, so nobody would send them on.
+them as they were when the run began. Backpropagation, the baseline, trains as usual, with dropout on. Running
+statistics do not change there either: they are not among the weights, so they would never be sent to anybody.
 """
 
 import threading
@@ -19,7 +19,7 @@ _GENERATOR = threading.Lock()
 
 
 def drops(module: nn.Module) -> bool:
-    """Whether a layer zeroes some of what it is given in training."""
+    """Whether a layer sets some of its inputs to zero in training."""
     return isinstance(module, _DropoutNd) and module.p > 0
 
 
@@ -29,7 +29,7 @@ def keeps_statistics(module: nn.Module) -> bool:
 
 
 def advice_on_modes(module: nn.Module) -> list[str]:
-    """What a person should know about a model with dropout or running statistics."""
+    """What the user should know about a model with dropout or running statistics."""
     advice = []
     names = dict(module.named_modules())
     if dropping := [name for name, layer in names.items() if drops(layer)]:

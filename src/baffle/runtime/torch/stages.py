@@ -1,8 +1,8 @@
 """A module as a pipeline of stages, and the layers in it whose output units can be moved alone.
 
-A direction that touches one stage leaves everything before it as it was; one that touches some output units of a layer
-leaves the other units as they were, as far as the modules that follow keep channels apart. What is true of a module is
-found out here, once, on a few samples: random ones, or given ones where samples are integers.
+A direction that touches one stage changes nothing before it. A direction that touches a few output units of a layer
+leaves the other units unchanged, as long as the following modules keep channels apart. Whether a module behaves like
+this is determined here, once, by running it on a few samples: random ones, or real ones if samples are integers.
 """
 
 import itertools
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from baffle.core.directions import Support
 from baffle.errors import PlanError
+from baffle.runtime.torch.tensors import trained_parameters
 
 SAMPLES = 4
-"""How many samples a pipeline is tried on."""
+"""The number of samples that a pipeline is tried on."""
 
 ELEMENTWISE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign),
@@ -29,18 +30,18 @@ POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 @dataclass(frozen=True)
 class Stage:
-    """One module of the pipeline, with its slice of the flat weight vector (empty if it has no trained weights)."""
+    """A module of the pipeline, with its slice of the flat weight vector (empty if it has no trained weights)."""
 
     module: nn.Module
     start: int
     stop: int
-    separate: bool  # no sample's output depends on the other samples
-    overwrites: bool  # it works in place, so an input that is still needed must be copied
+    separate: bool  # a sample's output does not depend on the other samples
+    overwrites: bool  # works in place, so an input that is still needed must be copied
 
 
 class Layer(NamedTuple):
-    """A convolution or a linear layer whose output units each have filters, and a bias, of their own. It is a stage, or
-    it stands inside one that adds the layer's output to its own, as a residual block does."""
+    """A convolution or linear layer, in which each output unit has its own filter and bias. It is a stage itself, or is
+    inside a stage that adds the layer's output to its own, like a residual block."""
 
     stage: int
     inside: bool
@@ -48,11 +49,11 @@ class Layer(NamedTuple):
     units: int
     fan: int  # weights of one filter
     filters: int  # where its filters start in the flat weight vector
-    biases: int | None  # where its trained biases do
+    biases: int | None  # where its biases start; None if it has no trained ones
 
 
 class Units(NamedTuple):
-    """A support that is a range of one layer's output units, with their biases or without."""
+    """A support that is a range of one layer's output units, with or without their biases."""
 
     layer: Layer
     start: int
@@ -61,11 +62,11 @@ class Units(NamedTuple):
 
 
 class Route(NamedTuple):
-    """The way of a change from a layer to the output: stages that keep channels apart, then a stage whose response to a
-    change can be computed alone (or not), then the rest of the pipeline."""
+    """The way of a change from a layer to the output: stages that keep channels apart (`tail`), then possibly a stage
+    whose response to the change can be computed alone (`responds`), then the rest of the pipeline."""
 
     tail: range
-    answers: bool
+    responds: bool
     rest: range
 
 
@@ -75,48 +76,54 @@ class Pipeline:
 
     stages: tuple[Stage, ...]
     shapes: tuple[torch.Size, ...]
-    """What each stage is given, for one sample; the last is what the module gives."""
+    """The shape of each stage's input for one sample; the last is the shape of the module's output."""
     layers: tuple[Layer, ...]
 
     def route(self, layer: Layer) -> Route:
-        """How a change of some of a layer's units goes on."""
+        """The way of a change of a few of the layer's units."""
         stop = layer.stage + 1
         while stop < len(self.stages) and widened(self.stages[stop].module, self.shapes[stop], 0, 1) is not None:
             stop += 1
-        answers = stop < len(self.stages) and responds(self.stages[stop].module, self.shapes[stop])
-        return Route(range(layer.stage + 1, stop), answers, range(stop + answers, len(self.stages)))
+        alone = stop < len(self.stages) and responds(self.stages[stop].module, self.shapes[stop])
+        return Route(range(layer.stage + 1, stop), alone, range(stop + alone, len(self.stages)))
 
     def ranges(self, units: Units) -> list[tuple[int, int]]:
         """The channels that a range of units moves: in the layer's own output, and after each stage of its tail."""
-        found = [(units.start, units.stop)]
+        ranges = [(units.start, units.stop)]
         for number in self.route(units.layer).tail:
-            reached = widened(self.stages[number].module, self.shapes[number], *found[-1])
+            reached = widened(self.stages[number].module, self.shapes[number], *ranges[-1])
             assert reached is not None
-            found.append(reached)
-        return found
+            ranges.append(reached)
+        return ranges
 
     def units(self, support: Support) -> Units | None:
-        """The units that a support consists of, if it does."""
+        """The units that a support consists of; None if it is not a range of units."""
         for layer in self.layers:
-            first, end = layer.filters, layer.filters + layer.units * layer.fan
+            first = layer.filters
+            end = first + layer.units * layer.fan
             if not first <= support.start < end:
                 continue
             whole = layer.biases == end and support == Support(first, end + layer.units)
-            start, stop = (support.start - first) // layer.fan, (support.stop - first) // layer.fan
-            start, stop = (0, layer.units) if whole else (start, min(stop, layer.units))
+            start = 0 if whole else (support.start - first) // layer.fan
+            stop = layer.units if whole else min((support.stop - first) // layer.fan, layer.units)
             for biased in (True, False) if layer.biases is not None else (False,):
                 if whole or support == unit_support(layer, start, stop, biased=biased):
                     return Units(layer, start, stop, biased)
         return None
 
+    @property
+    def first_trained(self) -> int:
+        """The first stage with trained weights."""
+        return next((number for number, stage in enumerate(self.stages) if stage.start < stage.stop), 0)
+
     def first_stage(self, support: Support) -> int:
         """The first stage that a support touches."""
-        touched = [where for where, _ in support.parts() if where.start < where.stop]
+        touched = [part for part, _ in support.parts() if part.start < part.stop]
         return min(
             (
                 number
                 for number, stage in enumerate(self.stages)
-                if any(where.start < stage.stop and stage.start < where.stop for where in touched)
+                if any(part.start < stage.stop and stage.start < part.stop for part in touched)
             ),
             default=len(self.stages) - 1,
         )
@@ -131,49 +138,52 @@ def unit_support(layer: Layer, start: int, stop: int, *, biased: bool = True) ->
 
 @torch.no_grad()
 def pipeline_of(module: nn.Module, sample: Tensor) -> Pipeline | None:
-    """The pipeline that a module says it is, by a method `stages()` or by being an nn.Sequential; none otherwise.
+    """The module as a pipeline, if it is an nn.Sequential or names its stages in a method `stages()`; None otherwise.
 
-    `sample` is a batch. Of floats only the shape matters; integers must be values that the module accepts.
+    `sample` is a batch. If it holds floats, only its shape matters; integers must be values that the module accepts.
     """
-    named = getattr(module, "stages", None)
-    said = named() if callable(named) and not isinstance(named, nn.Module) else None
-    if said is None and not _is_sequence(module):
+    method = getattr(module, "stages", None)
+    declared = method() if callable(method) and not isinstance(method, nn.Module) else None
+    if declared is None and not _is_sequence(module):
         return None
-    modules = list(_flat([module] if said is None else said))
+    modules = list(_flat([module] if declared is None else declared))
     starts = _starts(module)
     slices = _slices(starts, modules)
     if slices is None:
-        if said is None:
+        if declared is None:
             return None
         raise PlanError(
-            "task.model: stages() must hold every trained weight in exactly one stage, those of a stage side by side "
-            "in parameters(); correct it or remove it"
+            "task.model: stages() must hold every trained weight in exactly one stage, and the weights of a stage must "
+            "be adjacent in parameters(); correct it or remove it"
         )
-    x = _tried(sample)
+    x = _trial_samples(sample)
     differ = not torch.equal(x[:1].expand_as(x), x)
-    expected, shapes, stages, layers = module(x.clone()), [x.shape[1:]], list[Stage](), list[Layer]()
+    expected = module(x.clone())
+    shapes = [x.shape[1:]]
+    stages = list[Stage]()
+    layers = list[Layer]()
     for part, (start, stop) in zip(modules, slices, strict=True):
-        given = x.clone()
-        output = part(given)
-        overwrites = not torch.equal(given, x)
+        copy = x.clone()
+        output = part(copy)
+        overwrites = not torch.equal(copy, x)
         layers += _layers(len(stages), part, x, output, starts)
         stages.append(Stage(part, start, stop, differ and _is_separate(part, x, output), overwrites))
         x = output.clone()
         shapes.append(x.shape[1:])
     if x.shape != expected.shape or not torch.equal(x, expected):
-        if said is None:
+        if declared is None:
             return None
         raise PlanError(
-            "task.model: stages() one after the other must give exactly what the module gives, and do not; "
+            "task.model: stages() one after the other must give exactly the module's output, but do not; "
             "correct it or remove it"
         )
     return Pipeline(tuple(stages), tuple(shapes), tuple(layers))
 
 
-def _tried(sample: Tensor) -> Tensor:
-    """Samples to try a module on. Integers may be indices into a table, and only those of real samples are sure to be
-    in its range, so rows of the batch are taken, spread over its length: the two halves of the result then differ, even
-    where the batch has only two rows."""
+def _trial_samples(sample: Tensor) -> Tensor:
+    """Samples to try a module on. Integers may be indices into a table, and only real samples are sure to be in its
+    range. So rows of the batch are taken, spread over its length: then the two halves of the result differ even if the
+    batch has only two rows."""
     if sample.is_floating_point():
         random = torch.Generator().manual_seed(0)
         return torch.randn((SAMPLES, *sample.shape[1:]), generator=random).to(sample)
@@ -193,16 +203,17 @@ def _is_sequence(module: nn.Module) -> TypeGuard[nn.Sequential]:
 
 
 def _starts(module: nn.Module) -> dict[int, int]:
-    """Where each trained parameter starts in the flat weight vector, by its identity."""
-    trained = [p for p in module.parameters() if p.requires_grad]
+    """Where each trained parameter starts in the flat weight vector, by the parameter's id."""
+    trained = trained_parameters(module)
     return dict(zip(map(id, trained), itertools.accumulate((p.numel() for p in trained), initial=0), strict=False))
 
 
 def _slices(starts: Mapping[int, int], modules: Sequence[nn.Module]) -> list[tuple[int, int]] | None:
-    """Each stage's slice of the flat weight vector; none if weights are shared, left out or scattered."""
-    slices, seen = list[tuple[int, int]](), list[int]()
+    """Each stage's slice of the flat weight vector; None if weights are shared, left out or scattered."""
+    slices = list[tuple[int, int]]()
+    seen = list[int]()
     for part in modules:
-        own = [p for p in part.parameters() if p.requires_grad]
+        own = trained_parameters(part)
         if not {id(p) for p in own} <= starts.keys():
             return None
         seen += [id(p) for p in own]
@@ -222,24 +233,25 @@ def _is_separate(part: nn.Module, x: Tensor, output: Tensor) -> bool:
 
 
 def _layers(number: int, part: nn.Module, x: Tensor, output: Tensor, starts: Mapping[int, int]) -> Iterator[Layer]:
-    """The stage itself, or the layers inside it whose output it adds to its own."""
+    """The stage itself if it is a layer, and otherwise the layers inside it whose output it adds to its own."""
     for module in part.modules():
         if not isinstance(module, nn.Conv2d | nn.Linear) or id(module.weight) not in starts:
             continue
         if responds(module, x.shape[1:]) if module is part else _is_added(module, part, x, output):
-            units, size = len(module.weight), module.weight.numel()
+            units = len(module.weight)
+            fan = module.weight.numel() // units
             biases = None if module.bias is None else starts.get(id(module.bias))
-            yield Layer(number, module is not part, module, units, size // units, starts[id(module.weight)], biases)
+            yield Layer(number, module is not part, module, units, fan, starts[id(module.weight)], biases)
 
 
 def _is_added(module: nn.Module, part: nn.Module, x: Tensor, output: Tensor) -> bool:
-    """Whether a change of a layer's output is a change of the output of the stage around it, by trying one."""
+    """Whether a change of a layer's output changes the output of the stage around it equally; found by trying one."""
     shift = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
     seen = list[torch.Size]()
 
-    def move(_: nn.Module, given: tuple[Tensor, ...], found: Tensor) -> Tensor:
-        seen.append(given[0].shape)
-        return found + shift if found.shape == shift.shape else found
+    def move(_: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
+        seen.append(inputs[0].shape)
+        return y + shift if y.shape == shift.shape else y
 
     hook = module.register_forward_hook(move)
     try:
@@ -254,7 +266,8 @@ def _is_added(module: nn.Module, part: nn.Module, x: Tensor, output: Tensor) -> 
 
 
 def responds(module: nn.Module, shape: torch.Size) -> bool:
-    """Whether a module's response to a change of some input channels is known: a plain linear layer or convolution."""
+    """Whether a module's response to a change of a few input channels can be computed alone: true of plain linear
+    layers and convolutions."""
     if type(module) is nn.Linear:
         return len(shape) == 1
     return (
@@ -267,14 +280,14 @@ def responds(module: nn.Module, shape: torch.Size) -> bool:
 
 
 def widened(module: nn.Module, shape: torch.Size, start: int, stop: int) -> tuple[int, int] | None:
-    """The range of a module's output channels that depends on a range of its input channels; none if the module is not
-    known to keep channels apart. `shape` is what it is given for one sample."""
+    """The range of a module's output channels that depends on a range of its input channels; None if the module is not
+    known to keep channels apart. `shape` is the shape of its input for one sample."""
     if type(module) in ELEMENTWISE or (type(module) in POOLS and len(shape) == 3):
         return start, stop
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
-        each = math.prod(shape[1:])
-        return start * each, stop * each
+        size = math.prod(shape[1:])
+        return start * size, stop * size
     if type(module) is nn.GroupNorm:
-        each = module.num_channels // module.num_groups
-        return start // each * each, -(-stop // each) * each
+        size = module.num_channels // module.num_groups
+        return start // size * size, -(-stop // size) * size
     return None

@@ -1,8 +1,12 @@
-"""Names for the tensors that this runtime passes around."""
+"""The tensors that this runtime passes around."""
 
 from typing import TypeAlias
 
-from torch import Tensor
+from torch import Tensor, nn
 
 MicroBatch: TypeAlias = tuple[Tensor, Tensor]
-"""Samples that go through the model together, and their labels."""
+"""Samples that run through the model together, and their labels."""
+
+
+def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -1,8 +1,8 @@
 """Convolutions of 5 × 5 filters with fewer multiplications: Winograd's minimal filtering along an image's height.
 
-Four neighbouring rows of output take eight rows of input. Rows and filter are polynomials; their values at eight
-points, one of them infinity, are multiplied instead of the 4 · 5 pairs of coefficients, and sums of these products are
-the output. Along the width and over the channels it stays a matrix product, one for each point: 8 instead of 20.
+Four adjacent rows of output need eight rows of input. Rows and filter are treated as polynomials. Their values at eight
+points, one of them infinity, are multiplied instead of the 4 · 5 pairs of coefficients, and the output is a sum of
+these products. Along the width and over the channels it remains a matrix product, one for each point: 8 instead of 20.
 """
 
 import math
@@ -14,22 +14,22 @@ import torch
 from torch import Tensor, nn
 
 SIZE = 5
-"""Rows and columns of a filter. With 3 × 3, moving the numbers takes longer than multiplying them directly."""
+"""Rows and columns of a filter. For 3 × 3, moving the numbers takes longer than multiplying them directly."""
 
 TILE = 4
-"""Rows of output that share their products. More of them would save more and round worse."""
+"""Rows of output that share their products. More rows would save more multiplications, but round worse."""
 
 POINTS = [Fraction(p) for p in ("0", "1", "-1", "2", "-2", "1/2", "-1/2")]
-"""Where polynomials are evaluated, beside infinity: their powers stay small, and so does the rounding error."""
+"""Where polynomials are evaluated, beside infinity. Small powers keep the rounding error small."""
 
 VALUES = len(POINTS) + 1
 
 LEAST_IN, LEAST_OUT = 8, 32
-"""Channels from which on it is quicker (measured with AVX2, images of 8 × 8 to 32 × 32): 1.2 to 1.6 times."""
+"""From this many channels on, it is faster: 1.2 to 1.6 times (measured with AVX2, images of 8 × 8 to 32 × 32)."""
 
 AT_ONCE = 2 << 20
-"""Bytes of factors and products at one time; they stay in a cache. Where one image or the filters alone take more, the
-direct way needs less memory."""
+"""Bytes of factors and products at one time: few enough to stay in cache. If a single image or the filters alone take
+more, the direct convolution needs less memory and is used instead."""
 
 Matrix = TypeVar("Matrix")
 Rows = list[list[Fraction]]
@@ -46,9 +46,10 @@ class Transforms(NamedTuple, Generic[Matrix]):
 def exact_transforms() -> Transforms[Rows]:
     """The matrices in fractions.
 
-    The product of two polynomials is V⁻¹ of the products of their values, where V has the powers of the points; the
-    correlation is the transpose of that. A row of V⁻ᵀ is the polynomial that vanishes at all points but one, over its
-    value there. The filters are divided by that value: all that meets images and products is then a float exactly.
+    The product of two polynomials is V⁻¹ times the products of their values, where V holds the powers of the points;
+    the correlation is the transpose of that. A row of V⁻ᵀ is the polynomial that vanishes at all points but one,
+    divided by its value there. Here the filters are divided by that value instead, so that the matrices applied to
+    images and products are exact in float32.
     """
     rest = [[q for q in POINTS if q != p] for p in POINTS]
     tiles = [*([*_vanishing(others), Fraction(0)] for others in rest), _vanishing(POINTS)]
@@ -58,13 +59,14 @@ def exact_transforms() -> Transforms[Rows]:
 
 
 def _powers(count: int) -> Rows:
-    """Of every point; at infinity a polynomial is its last coefficient."""
+    """The powers of every point. At infinity, a polynomial's value is its last coefficient."""
     return [*([p**j for j in range(count)] for p in POINTS), [Fraction(j == count - 1) for j in range(count)]]
 
 
 def _vanishing(at: list[Fraction]) -> list[Fraction]:
-    """The coefficients of the product of all x - p, from the constant on."""
-    product, zero = [Fraction(1)], Fraction(0)
+    """The coefficients of the product of all x - p, starting with the constant."""
+    product = [Fraction(1)]
+    zero = Fraction(0)
     for p in at:
         product = [low - p * high for low, high in zip([zero, *product], [*product, zero], strict=True)]
     return product
@@ -77,7 +79,7 @@ def _transforms() -> Transforms[Tensor]:
 
 
 def suits(layer: nn.Conv2d) -> bool:
-    """Whether the layer is one that `convolve` computes, and quicker."""
+    """Whether `convolve` can compute this layer, and is faster."""
     plain = (layer.kernel_size, layer.stride, layer.dilation, layer.groups) == ((SIZE, SIZE), (1, 1), (1, 1), 1)
     enough = layer.in_channels >= LEAST_IN and layer.out_channels >= LEAST_OUT
     enough = enough and 4 * VALUES * SIZE * layer.in_channels * layer.out_channels <= AT_ONCE
@@ -85,7 +87,7 @@ def suits(layer: nn.Conv2d) -> bool:
 
 
 def takes(layer: nn.Conv2d, x: Tensor) -> bool:
-    """Whether these are images for `convolve`: of float32, on a CPU, of some size, and without gradients."""
+    """Whether `convolve` can take these images: float32 on a CPU, not empty, not too large, and without gradients."""
     alike = x.dtype == layer.weight.dtype == torch.float32 and x.device.type == layer.weight.device.type == "cpu"
     if not alike or torch.is_grad_enabled() or x.ndim != 4 or x.shape[1] != layer.in_channels:
         return False
@@ -93,14 +95,14 @@ def takes(layer: nn.Conv2d, x: Tensor) -> bool:
 
 
 def convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """The layer's output, stored channels last, for images in any order in memory."""
+    """The layer's output, stored channels last, for images in any memory layout."""
     pieces = _share(len(x), AT_ONCE // _bytes_each(layer, x))
-    some = -(-len(x) // pieces)
+    size = -(-len(x) // pieces)
     output = x.new_empty(len(x), *_sides(layer, x), layer.out_channels)
-    run = _Run(layer, x[:some], output[:some])
+    run = _Run(layer, x[:size], output[:size])
     for piece in range(pieces):
-        start = min(piece * some, len(x) - some)  # the last piece may do a few images again
-        run(x[start : start + some], output[start : start + some])
+        start = min(piece * size, len(x) - size)  # the last piece may repeat a few images
+        run(x[start : start + size], output[start : start + size])
     return output.permute(0, 3, 1, 2)
 
 
@@ -111,42 +113,45 @@ def _sides(layer: nn.Conv2d, x: Tensor) -> tuple[int, int]:
 
 
 def _bytes_each(layer: nn.Conv2d, x: Tensor) -> int:
-    """Of the factors and products of one image."""
+    """Bytes of the factors and products of one image."""
     rows, columns = _sides(layer, x)
     return 4 * VALUES * -(-rows // TILE) * columns * (SIZE * layer.in_channels + layer.out_channels)
 
 
 def _share(n: int, most: int) -> int:
-    """Into how many pieces of equal size, of up to `most`, n images go with the fewest places left over."""
+    """The number of equal pieces, of at most `most` images each, that leaves the fewest places empty for n images."""
     least = -(-n // max(1, most))
     return min(range(least, 2 * least + 1), key=lambda pieces: pieces * -(-n // pieces))
 
 
 class _Run:
-    """A layer with its filters transformed, and memory for some images at a time that all pieces use in turn."""
+    """A layer with its filters transformed, and memory for one piece of images, which all pieces use in turn."""
 
     def __init__(self, layer: nn.Conv2d, x: Tensor, y: Tensor) -> None:
         (n, into, height, width), (_, rows, columns, out) = x.shape, y.shape
         above, left = (int(p) for p in layer.padding)
-        tiles, row, policy = -(-rows // TILE), (width + 2 * left) * into, SIZE * into
+        tiles = -(-rows // TILE)
+        row = (width + 2 * left) * into
+        terms = SIZE * into
         sums, filters, values = _transforms()
         weights = layer.weight.permute(2, 3, 1, 0).reshape(SIZE, -1)
-        self._weights, self._bias = (filters @ weights).view(VALUES, policy, out), layer.bias
-        # Below each image is a tile of zeros, so that those of all images follow each other at equal distances.
+        self._weights = (filters @ weights).view(VALUES, terms, out)
+        self._bias = layer.bias
+        # A tile of zeros below each image puts the tiles of all images at equal distances.
         padded = x.new_zeros(n, (tiles + 1) * TILE, width + 2 * left, into)
         self._inside = padded[:, above:, left:][:, :height, :width].permute(0, 3, 1, 2)
         self._tiles = padded.view(-1).unfold(0, VALUES * row, TILE * row).view(-1, VALUES, row)
         self._values = values.expand(len(self._tiles), -1, -1)
         at_points = x.new_empty(n, tiles + 1, VALUES, row)
         self._at_points = at_points.view(-1, VALUES, row)[:-1]
-        self._windows = at_points[:, :tiles].unfold(3, policy, into).permute(2, 0, 1, 3, 4)
-        self._factors = x.new_empty(VALUES, n * tiles * columns, policy)
+        self._windows = at_points[:, :tiles].unfold(3, terms, into).permute(2, 0, 1, 3, 4)
+        self._factors = x.new_empty(VALUES, n * tiles * columns, terms)
         self._spread = self._factors.view(self._windows.shape)
         self._products = x.new_empty(VALUES, n * tiles * columns, out)
-        self._at_one = self._products[1]  # every row has the products at the point 1 once
+        self._at_one = self._products[1]  # each output row contains the products at the point 1 exactly once
         self._by_tile = self._products.view(VALUES, n * tiles, -1).transpose(0, 1)
         self._sums = sums.expand(n * tiles, -1, -1)
-        # Where the last tile stands out, it needs a place.
+        # If the last tile reaches beyond the output, whole tiles need memory of their own.
         self._whole = x.new_empty(n, tiles * TILE, columns, out) if rows % TILE else None
 
     def __call__(self, x: Tensor, y: Tensor) -> None:
