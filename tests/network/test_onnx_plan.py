@@ -90,7 +90,7 @@ def test_a_run_names_its_graph_and_goes_on_with_no_other(
     toml = tmp_path / "run" / "plan.toml"
     text = toml.read_text().replace("rounds = 3", "rounds = 6")
     toml.write_text(text.replace(str(model), str(tmp_path / "other")))
-    with pytest.raises(ModelError, match="another than the plan's"):
+    with pytest.raises(ModelError, match="is not the plan's"):
         resume(tmp_path / "run")
     toml.write_text(text)
     assert resume(tmp_path / "run")["weights_sha256"] == whole["weights_sha256"]
