@@ -1,5 +1,5 @@
-"""A process that is one client: it resolves the plan on its command line, probes one batch, and tells the size of its
-micro-batches and by how many bytes that raised its high-water mark."""
+"""A process that is one client: it resolves the plan on its command line, probes one batch, and prints the size of its
+micro-batches and by how many bytes probing raised its high-water mark."""
 
 import json
 import sys
@@ -33,8 +33,8 @@ def main() -> None:
     taken = grown(
         lambda: forward_difference(runtime.on(batch), weights, trajectory.directions(0), trajectory.supports, 1e-3)
     )
-    found = {"micro_batch": size, "taken": taken, "bound": task.server.footprint().bytes(size)}
-    sys.stdout.write(json.dumps(found))
+    report = {"micro_batch": size, "taken": taken, "bound": task.server.footprint().bytes(size)}
+    sys.stdout.write(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is predicted before a run is what the run then reports."""
+"""Costs predicted before a run are those that the run reports."""
 
 import math
 from collections.abc import Callable
@@ -32,15 +32,16 @@ def _costs(plan: Plan) -> Costs:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_bytes_and_forwards_come_as_predicted(tiny: Callable[..., Plan], tmp_path: Path, name: str) -> None:
+def test_bytes_and_forwards_are_as_predicted(tiny: Callable[..., Plan], tmp_path: Path, name: str) -> None:
     plan = tiny(*VARIANTS[name])
-    predicted, found = _costs(plan), simulate(plan, tmp_path / "run")
-    assert found["uplink_bytes_per_client_round"] == predicted.uplink_bytes
-    assert found["downlink_bytes_per_client_round"] == predicted.downlink_bytes
-    assert found["forwards"] == predicted.forwards_in_all
-    assert found["n_weights"] == predicted.n_weights
+    predicted = _costs(plan)
+    summary = simulate(plan, tmp_path / "run")
+    assert summary["uplink_bytes_per_client_round"] == predicted.uplink_bytes
+    assert summary["downlink_bytes_per_client_round"] == predicted.downlink_bytes
+    assert summary["forwards"] == predicted.forwards_in_all
+    assert summary["n_weights"] == predicted.n_weights
     if plan.run.downlink == "scalars":
-        assert found["join_bytes_per_client"] == predicted.join_bytes
+        assert summary["join_bytes_per_client"] == predicted.join_bytes
 
 
 @pytest.mark.slow
@@ -53,16 +54,17 @@ def test_bytes_and_forwards_come_as_predicted(tiny: Callable[..., Plan], tmp_pat
         (8, "on", 2),
     ],
 )
-def test_the_bytes_of_a_secure_sum_come_about_as_predicted(
+def test_the_bytes_of_a_secure_sum_are_about_as_predicted(
     tiny: Callable[..., Plan], tmp_path: Path, clients: int, mode: str, groups: int
 ) -> None:
     settings = [f"federation.clients={clients}", f"rounds={KEYS_AT_ONCE}", "run.evaluate_every=99"]
     settings += [f"secure.groups={groups}"]
     plain, plan = _costs(tiny(*settings)), tiny(*settings, f"secure.mode={mode}")
-    predicted, found = _costs(plan), simulate(plan, tmp_path / "run")
-    assert found["uplink_bytes_per_client_round"] == pytest.approx(predicted.uplink_bytes, rel=0.01)
-    assert 0.7 * predicted.downlink_bytes < found["downlink_bytes_per_client_round"] <= predicted.downlink_bytes
-    assert found["forwards"] == predicted.forwards_in_all == plain.forwards_in_all
+    predicted = _costs(plan)
+    summary = simulate(plan, tmp_path / "run")
+    assert summary["uplink_bytes_per_client_round"] == pytest.approx(predicted.uplink_bytes, rel=0.01)
+    assert 0.7 * predicted.downlink_bytes < summary["downlink_bytes_per_client_round"] <= predicted.downlink_bytes
+    assert summary["forwards"] == predicted.forwards_in_all == plain.forwards_in_all
     added = predicted.uplink_bytes - plain.uplink_bytes + predicted.downlink_bytes - plain.downlink_bytes
     assert predicted.secure_bytes == added > 0
     assert plain.secure_bytes == 0
@@ -93,9 +95,9 @@ def test_expected_alignment(tiny: Callable[..., Plan]) -> None:
 
 
 def test_clients_and_samples(tiny: Callable[..., Plan]) -> None:
-    found = _costs(tiny("federation.clients=10", "federation.participation=0.3"))
-    assert (found.clients_per_round, found.samples_per_client) == (3, 144)
-    assert found.forwards_in_all == 6 * 3 * 5
+    predicted = _costs(tiny("federation.clients=10", "federation.participation=0.3"))
+    assert (predicted.clients_per_round, predicted.samples_per_client) == (3, 144)
+    assert predicted.forwards_in_all == 6 * 3 * 5
 
 
 def test_memory_grows_with_model_and_batch(tiny: Callable[..., Plan]) -> None:

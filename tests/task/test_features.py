@@ -1,4 +1,4 @@
-"""A frozen backbone: its features are computed once, with the same bits whoever asks for them."""
+"""Frozen backbones: features are computed once, with the same bits in whatever order they are asked for."""
 
 import copy
 import tempfile
@@ -33,7 +33,7 @@ def backbone() -> nn.Sequential:
 
 
 def frozen() -> nn.Module:
-    """For plans: a frozen front and a trained head."""
+    """A frozen front and a trained head, as a factory for plans."""
     return nn.Sequential(backbone(), nn.Linear(96, 10))
 
 
@@ -45,18 +45,18 @@ def data_of(count: int) -> Dataset:
     return Dataset(samples(count), np.zeros(count, np.int64), np.asarray)
 
 
-def test_a_model_falls_into_front_and_head() -> None:
+def test_a_model_is_split_into_front_and_head() -> None:
     module = frozen()
-    found = halves(module, samples(2))
-    assert found is not None
+    parts = halves(module, samples(2))
+    assert parts is not None
     x = torch.from_numpy(samples(5))
     with torch.no_grad():
-        assert torch.equal(found.head(found.front(x)), module(x))
-    assert not any(parameter.requires_grad for parameter in found.front.parameters())
-    assert [p.shape for p in found.head.parameters()] == [(10, 96), (10,)]
+        assert torch.equal(parts.head(parts.front(x)), module(x))
+    assert not any(parameter.requires_grad for parameter in parts.front.parameters())
+    assert [p.shape for p in parts.head.parameters()] == [(10, 96), (10,)]
 
 
-def _meeting() -> nn.Module:
+def _batch_statistics() -> nn.Module:
     front = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten())
     for parameter in front.parameters():
         parameter.requires_grad = False
@@ -68,7 +68,7 @@ def _meeting() -> nn.Module:
     [
         nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
         nn.Sequential(nn.Conv2d(1, 1, 1), backbone(), nn.Linear(96, 10)),
-        _meeting(),
+        _batch_statistics(),
     ],
     ids=["all is trained", "the front is trained", "a feature depends on the batch"],
 )
@@ -78,32 +78,32 @@ def test_nothing_is_kept_where_it_would_be_wrong_or_useless(module: nn.Module) -
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 300), st.lists(st.lists(st.integers(0, 299), min_size=1, max_size=40), min_size=1, max_size=6))
-def test_features_have_the_same_bits_whoever_asks_first(count: int, asked: list[list[int]]) -> None:
+def test_features_have_the_same_bits_in_whatever_order_they_are_asked_for(count: int, asked: list[list[int]]) -> None:
     front = backbone()
 
     def forward(x: F32) -> F32:
         with torch.no_grad():
-            found: F32 = front(torch.from_numpy(x)).numpy()
-        return found
+            features: F32 = front(torch.from_numpy(x)).numpy()
+        return features
 
     data = data_of(count)
     whole = Features(data, forward, 2**30).rows(np.arange(count))
-    one, other = Features(data, forward, 2**30), Features(data, forward, 0)
-    for some in asked:
-        indices: I64 = np.array(some) % count
-        assert one.rows(indices).tobytes() == whole[indices].tobytes() == other.rows(indices).tobytes()
+    in_memory, on_disk = Features(data, forward, 2**30), Features(data, forward, 0)
+    for numbers in asked:
+        indices: I64 = np.array(numbers) % count
+        assert in_memory.rows(indices).tobytes() == whole[indices].tobytes() == on_disk.rows(indices).tobytes()
 
 
-def test_a_sample_goes_through_the_front_once() -> None:
+def test_a_sample_runs_through_the_front_once() -> None:
     seen: list[int] = []
 
     def forward(x: F32) -> F32:
         seen.append(len(x))
         return x.reshape(len(x), -1)
 
-    kept = Features(data_of(3 * PIECE + 5), forward, 2**30)
+    features = Features(data_of(3 * PIECE + 5), forward, 2**30)
     for _ in range(3):
-        kept.rows(np.arange(3 * PIECE + 5))
+        features.rows(np.arange(3 * PIECE + 5))
     assert sum(seen) == 3 * PIECE + 5
 
 
@@ -126,15 +126,15 @@ def test_a_run_trains_the_head_alone(tmp_path: Path) -> None:
     plan = load("digits", settings_)
     task = load_task(plan)
     assert len(task.initial_weights()) == 970
-    kept = simulate(plan, tmp_path / "memory")
+    in_memory = simulate(plan, tmp_path / "memory")
     on_disk = simulate(load("digits", [*settings_, "run.features_mb=0"]), tmp_path / "disk")
-    assert kept["weights_sha256"] == on_disk["weights_sha256"] == verify(tmp_path / "disk").weights_sha256
-    assert kept["test_accuracy_last"] > 0.3
+    assert in_memory["weights_sha256"] == on_disk["weights_sha256"] == verify(tmp_path / "disk").weights_sha256
+    assert in_memory["test_accuracy_last"] > 0.3
 
 
 def test_tasks_with_the_same_data_and_front_share_features_and_others_do_not() -> None:
     torch.manual_seed(0)
-    one, other = backbone(), backbone()
+    first, other = backbone(), backbone()
     computed: list[nn.Module] = []
 
     def compute(data: str, front: nn.Module) -> None:
@@ -145,9 +145,16 @@ def test_tasks_with_the_same_data_and_front_share_features_and_others_do_not() -
         shared.source((data, TorchFront(front, "cpu").key), features)
 
     shared = Backbones()
-    for data, front in (("a", one), ("a", one), ("b", one), ("b", other), ("b", copy.deepcopy(other)), ("a", one)):
+    for data, front in (
+        ("a", first),
+        ("a", first),
+        ("b", first),
+        ("b", other),
+        ("b", copy.deepcopy(other)),
+        ("a", first),
+    ):
         compute(data, front)
-    assert computed == [one, one, other, one]
+    assert computed == [first, first, other, first]
 
 
 def test_shared_features_change_no_bit_of_a_run(tmp_path: Path) -> None:
@@ -156,5 +163,5 @@ def test_shared_features_change_no_bit_of_a_run(tmp_path: Path) -> None:
     shared = Backbones()
     together = [simulate(plan, tmp_path / f"{i}", backbones=shared) for i, plan in enumerate(plans)]
     alone = [simulate(plan, tmp_path / f"{i}-alone") for i, plan in enumerate(plans)]
-    assert [one["weights_sha256"] for one in together] == [one["weights_sha256"] for one in alone]
+    assert [run["weights_sha256"] for run in together] == [run["weights_sha256"] for run in alone]
     assert load_task(plans[0], None, shared).source is load_task(plans[1], None, shared).source

@@ -1,4 +1,4 @@
-"""From a plan to data, shares, tiers and models; what a plan leaves open is resolved once."""
+"""Tasks loaded from plans: data, shares, tiers, models, and settings that a plan leaves open."""
 
 import threading
 from collections import Counter
@@ -25,7 +25,7 @@ from baffle.task.load import Runtimes, Task, load_task, resolve, versions
         (["ring.n_max=7", "probe.micro_batch=5"], 7, 5),
     ],
 )
-def test_what_is_left_open_is_filled_in(
+def test_open_settings_are_filled_in(
     tiny: Callable[..., Plan], settings: list[str], n_max: int, micro_batch: int
 ) -> None:
     plan = resolve(tiny(*settings), 30)
@@ -51,7 +51,7 @@ def test_more_clients_than_samples_are_refused(tiny: Callable[..., Plan]) -> Non
 
 
 @pytest.mark.parametrize("device", ["abacus", "cuda:99", ""])
-def test_a_device_that_is_not_there_is_refused(tiny: Callable[..., Plan], device: str) -> None:
+def test_a_missing_device_is_refused(tiny: Callable[..., Plan], device: str) -> None:
     with pytest.raises(PlanError, match=r"run\.device"):
         load_task(tiny(f'run.device="{device}"'))
 
@@ -70,9 +70,10 @@ def test_plans_of_one_seed_start_from_the_same_weights_on_the_same_clients(
 
 
 def test_another_seed_gives_other_weights_and_other_shares(tiny: Callable[..., Plan]) -> None:
-    one, other = _fingerprint(load_task(tiny())), _fingerprint(load_task(tiny("seed=1")))
-    assert one[0] != other[0]
-    assert one[1] != other[1]
+    weights, shares = _fingerprint(load_task(tiny()))
+    other_weights, other_shares = _fingerprint(load_task(tiny("seed=1")))
+    assert weights != other_weights
+    assert shares != other_shares
 
 
 def test_initial_weights_leave_the_callers_random_numbers_alone(tiny: Callable[..., Plan]) -> None:
@@ -102,7 +103,7 @@ def test_tiers_hold_their_shares_of_the_clients(
     assert Counter(task.tiers) == expected
 
 
-def test_who_is_on_which_tier_follows_from_the_seed(tiny: Callable[..., Plan]) -> None:
+def test_the_tier_of_each_client_follows_from_the_seed(tiny: Callable[..., Plan]) -> None:
     def tiers(seed: int) -> list[int]:
         settings = ["federation.clients=50", "probe.k=8", "federation.tiers=[{k=2, share=0.5}]", f"seed={seed}"]
         return load_task(tiny(*settings)).tiers
@@ -111,25 +112,25 @@ def test_who_is_on_which_tier_follows_from_the_seed(tiny: Callable[..., Plan]) -
     assert tiers(0) != tiers(1)
 
 
-def test_a_runtime_is_lent_to_one_at_a_time(tiny: Callable[..., Plan]) -> None:
+def test_a_runtime_is_lent_to_one_borrower_at_a_time(tiny: Callable[..., Plan]) -> None:
     runtimes = Runtimes(load_task(tiny()), 2)
     waited = threading.Event()
 
-    def wait_for_one() -> None:
+    def wait_for_runtime() -> None:
         with runtimes.borrow():
             waited.set()
 
-    with runtimes.borrow() as one:
-        with runtimes.borrow() as other:
-            assert one is not other
-            third = threading.Thread(target=wait_for_one)
+    with runtimes.borrow() as first:
+        with runtimes.borrow() as second:
+            assert first is not second
+            third = threading.Thread(target=wait_for_runtime)
             third.start()
             assert not waited.wait(0.05)
         assert waited.wait(10)
         third.join()
 
 
-def test_a_runtime_comes_back_from_whoever_fails(tiny: Callable[..., Plan]) -> None:
+def test_a_runtime_comes_back_from_a_borrower_that_fails(tiny: Callable[..., Plan]) -> None:
     runtimes = Runtimes(load_task(tiny()), 1)
     with pytest.raises(ZeroDivisionError), runtimes.borrow():
         raise ZeroDivisionError
@@ -207,7 +208,7 @@ def test_probes_are_computed_in_the_precision_of_the_plan_and_backpropagation_in
 
 
 class FullPrecisionOnly(torch.nn.Linear):
-    """A model with an operator that is there for float32 alone, as on some machines."""
+    """A model with an operator that only float32 supports, as on some machines."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype == torch.float16:

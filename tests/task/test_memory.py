@@ -1,4 +1,4 @@
-"""A limit of memory is kept by the real high-water mark of a process that is one client, or refused."""
+"""Memory limits: a client's process stays below the limit, by its high-water mark, or the limit is refused."""
 
 import json
 import subprocess
@@ -26,18 +26,18 @@ secure.mode = "off"
 def _client(model: str, limit: int, batch: int = 64) -> dict[str, Any]:
     script = str(Path(__file__).with_name("memory_client.py"))
     command = [sys.executable, script, PLAN.format(model=model, limit=limit, batch=batch)]
-    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return found
+    report: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return report
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="high-water marks are read from /proc")
 @pytest.mark.parametrize(("model", "limits"), [("lenet", (8, 14)), ("wrn", (9, 24))])
-def test_a_limit_is_kept_by_the_process_and_used(model: str, limits: tuple[int, int]) -> None:
+def test_a_process_stays_below_its_limit_and_makes_use_of_it(model: str, limits: tuple[int, int]) -> None:
     small, large = (_client(model, limit) for limit in limits)
-    for found, limit in ((small, limits[0]), (large, limits[1])):
-        assert found["taken"] <= found["bound"] <= limit * MEGABYTE
-        assert found["bound"] <= 4 * found["taken"] + 4 * MEGABYTE
+    for report, limit in ((small, limits[0]), (large, limits[1])):
+        assert report["taken"] <= report["bound"] <= limit * MEGABYTE
+        assert report["bound"] <= 4 * report["taken"] + 4 * MEGABYTE
     assert 1 <= small["micro_batch"] < large["micro_batch"]
 
 
@@ -47,7 +47,7 @@ def test_without_a_limit_nothing_changes_and_a_wide_one_changes_no_size(tiny: Ca
     assert free.trajectory_digest() != wide.trajectory_digest()
 
 
-def test_too_little_is_refused_with_what_is_needed(tiny: Callable[..., Plan]) -> None:
+def test_a_limit_too_low_is_refused_with_the_least_possible_one(tiny: Callable[..., Plan]) -> None:
     with pytest.raises(PlanError, match=r"need at least \d+ MB, got 1$") as refused:
         load_task(tiny(LENET, "probe.memory_mb=1"))
     least = int(str(refused.value).split(" MB")[0].split()[-1])
@@ -56,7 +56,7 @@ def test_too_little_is_refused_with_what_is_needed(tiny: Callable[..., Plan]) ->
         load_task(tiny(LENET, f"probe.memory_mb={least - 1}"))
 
 
-def test_a_given_size_is_kept_or_refused_never_changed(tiny: Callable[..., Plan]) -> None:
+def test_a_size_that_the_plan_gives_is_used_or_refused_but_never_changed(tiny: Callable[..., Plan]) -> None:
     limit = ["probe.memory_mb=7", "federation.batch=0"]
     chosen = load_task(tiny(LENET, *limit)).plan.probe.micro_batch
     assert load_task(tiny(LENET, *limit, f"probe.micro_batch={chosen}")).plan.probe.micro_batch == chosen

@@ -1,4 +1,4 @@
-"""The size of micro-batches: a rule up to its own size, above it a short measurement, and never a change of results."""
+"""The size of micro-batches: a rule for small batches, a short measurement for larger ones, the same results."""
 
 import time
 from collections.abc import Callable
@@ -30,35 +30,35 @@ def _chosen(make: Callable[[], nn.Module], batch: Batch) -> int:
 
 
 class Slow(nn.Module):
-    """Takes long unless a certain number of samples comes."""
+    """Slow, except for one number of samples."""
 
-    liked = 16
+    fast_size = 16
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        until = time.process_time() + (0.0 if len(x) == self.liked else 2e-4 * len(x))
+        until = time.process_time() + (0.0 if len(x) == self.fast_size else 2e-4 * len(x))
         output: Tensor = self.linear(x.flatten(1))
         while time.process_time() < until:
             pass
         return output
 
 
-@pytest.mark.parametrize("liked", [8, 16, 32, 64, 128])
-def test_the_quickest_size_is_chosen(monkeypatch: pytest.MonkeyPatch, liked: int) -> None:
-    monkeypatch.setattr(Slow, "liked", liked)
-    assert _chosen(Slow, _batch(200)) == liked
+@pytest.mark.parametrize("fast_size", [8, 16, 32, 64, 128])
+def test_the_fastest_size_is_chosen(monkeypatch: pytest.MonkeyPatch, fast_size: int) -> None:
+    monkeypatch.setattr(Slow, "fast_size", fast_size)
+    assert _chosen(Slow, _batch(200)) == fast_size
 
 
 def test_sizes_that_hardly_differ_leave_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Slow, "liked", 0)
+    monkeypatch.setattr(Slow, "fast_size", 0)
     assert _chosen(Slow, _batch(200)) == RULE
 
 
 def test_no_size_above_the_batch_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Slow, "liked", 128)
+    monkeypatch.setattr(Slow, "fast_size", 128)
     assert _chosen(Slow, _batch(127)) == RULE
 
 
@@ -88,7 +88,7 @@ def test_a_model_of_batch_statistics_keeps_the_rule(monkeypatch: pytest.MonkeyPa
 def test_a_large_model_is_not_measured_for_long() -> None:
     began = time.process_time()
     assert _chosen(lambda: wrn((3, 32, 32), 10, widen=4), _batch(256, (3, 32, 32))) in SIZES
-    assert time.process_time() - began < 4 * SECONDS  # as much again for building the model on a busy machine
+    assert time.process_time() - began < 4 * SECONDS  # the rest is for building the model on a busy machine
 
 
 @pytest.mark.parametrize(
@@ -105,16 +105,16 @@ def test_a_large_model_is_not_measured_for_long() -> None:
 def test_a_plan_is_measured_where_it_leaves_a_large_batch_open(
     tiny: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, settings: list[str], measured: bool
 ) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
 
-    def seconds(*asked_for: object) -> dict[int, float]:
-        asked.append(len(asked_for))
+    def seconds(*arguments: object) -> dict[int, float]:
+        calls.append(len(arguments))
         return {RULE: 2.0, 16: 1.0}
 
     monkeypatch.setattr(micro_batch, "_seconds_a_sample", seconds)
     task = load_task(tiny(LENET, *settings))
-    assert bool(asked) == measured
+    assert bool(calls) == measured
     assert (task.plan.probe.micro_batch == 16) == measured
     assert load_task(task.plan).plan == task.plan
-    assert bool(asked) == measured
-    assert len(asked) <= 1
+    assert bool(calls) == measured
+    assert len(calls) <= 1

@@ -1,4 +1,4 @@
-"""Whether σ and the ring can carry the losses: refused, warned about, or silent."""
+"""Plans whose σ or ring is too imprecise are refused, borderline plans get advice, and others pass silently."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,13 +15,13 @@ from baffle.task.precision import Precision, judge, require_precision
 from baffle.trajectory import trajectory_of
 
 ROUNDED = "task.model={name='lenet', channels=[2, 2], head='flatten'}"
-"""A model whose losses are differences of float32 forward passes; a linear model's are computed without."""
+"""A model whose scalars are differences of float32 forward passes, unlike those of a linear model."""
 
 
 def measure(task: Task) -> Precision:
-    found = precision.measure(task)
-    assert found is not None
-    return found
+    measured = precision.measure(task)
+    assert measured is not None
+    return measured
 
 
 def test_the_presets_are_fine(tiny: Callable[..., Plan]) -> None:
@@ -38,20 +38,20 @@ def test_a_step_below_the_precision_of_the_loss_is_refused(tiny: Callable[..., P
 
 
 def test_a_small_step_is_warned_about_with_a_better_one(tiny: Callable[..., Plan], tmp_path: Path) -> None:
-    said: list[str] = []
-    simulate(tiny(ROUNDED, "probe.sigma=3e-7", "secure.mode=on"), tmp_path / "run", warn=said.append)
-    (advice,) = said
+    warnings: list[str] = []
+    simulate(tiny(ROUNDED, "probe.sigma=3e-7", "secure.mode=on"), tmp_path / "run", warn=warnings.append)
+    (advice,) = warnings
     assert advice.startswith("probe.sigma = 3e-07 is small for float32 losses")
 
 
 def test_noise_falls_as_the_step_grows(tiny: Callable[..., Plan]) -> None:
-    found = [measure(load_task(tiny(ROUNDED, f"probe.sigma={sigma}"))).noise for sigma in (1e-8, 1e-6, 1e-4)]
-    assert found[0] > 10 * found[1] > 100 * found[2]
+    noise = [measure(load_task(tiny(ROUNDED, f"probe.sigma={sigma}"))).noise for sigma in (1e-8, 1e-6, 1e-4)]
+    assert noise[0] > 10 * noise[1] > 100 * noise[2]
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("scheme", ["forward", "central"])
-def test_half_precision_needs_a_larger_step_and_is_told_which(
+def test_half_precision_needs_a_larger_step_and_the_message_says_which(
     tiny: Callable[..., Plan], precision: str, scheme: str
 ) -> None:
     settings = (ROUNDED, f"probe.precision={precision}", f"probe.scheme={scheme}")
@@ -63,7 +63,7 @@ def test_half_precision_needs_a_larger_step_and_is_told_which(
     assert require_precision(load_task(tiny(*settings, f"probe.sigma={wanted}"))) == []
 
 
-def test_where_no_step_is_large_enough_the_precision_is_to_be_changed(tiny: Callable[..., Plan]) -> None:
+def test_if_no_step_is_large_enough_the_message_asks_for_another_precision(tiny: Callable[..., Plan]) -> None:
     task = load_task(tiny(ROUNDED, "probe.precision=bfloat16"))
     hopeless = replace(measure(task), noise=0.9, sigma_wanted=float("inf"))
     with pytest.raises(PlanError, match=r'no σ up to 0\.1 would do; set probe\.precision = "float32"'):
@@ -75,14 +75,14 @@ def test_a_ring_too_coarse_is_refused(tiny: Callable[..., Plan]) -> None:
         require_precision(load_task(tiny("ring.d_max=1e9")))
 
 
-def test_one_step_of_the_ring_is_told_as_a_share_of_a_scalar(tiny: Callable[..., Plan]) -> None:
+def test_a_step_of_the_ring_is_measured_as_a_share_of_a_scalar(tiny: Callable[..., Plan]) -> None:
     task = load_task(tiny())
-    found = measure(task)
+    measured = measure(task)
     step = 1 / (trajectory_of(task.plan, 650).ring.scale * 479)
-    assert found.quantum * found.typical == pytest.approx(step)
+    assert measured.quantum * measured.typical == pytest.approx(step)
     uniform = load_task(tiny("federation.weighting=uniform", "ring.n_max=100"))
-    found = measure(uniform)
-    assert found.quantum * found.typical == pytest.approx(1 / trajectory_of(uniform.plan, 650).ring.scale)
+    measured = measure(uniform)
+    assert measured.quantum * measured.typical == pytest.approx(1 / trajectory_of(uniform.plan, 650).ring.scale)
 
 
 def test_a_bound_that_will_clip_is_warned_about(tiny: Callable[..., Plan]) -> None:
@@ -94,7 +94,7 @@ def test_backpropagation_needs_no_step(tiny: Callable[..., Plan]) -> None:
     assert require_precision(load_task(tiny('estimator="backprop"', "probe.sigma=1e-9"))) == []
 
 
-def test_at_epoch_level_the_ring_is_not_the_scalars_one(tiny: Callable[..., Plan]) -> None:
+def test_at_epoch_level_the_ring_is_not_measured_against_scalars(tiny: Callable[..., Plan]) -> None:
     task = load_task(tiny(ROUNDED, 'federation.level="epoch"'))
     assert measure(task).quantum == 0
     with pytest.raises(PlanError, match=r"probe\.sigma"):

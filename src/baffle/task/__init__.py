@@ -1,1 +1,1 @@
-"""What a plan names, loaded and measured before a run starts."""
+"""Loads the model and data that a plan names, and measures them before a run starts."""

@@ -1,4 +1,4 @@
-"""What a run will cost, before it starts."""
+"""Predicts what a run will cost before it starts."""
 
 import math
 from collections import Counter
@@ -38,23 +38,23 @@ from baffle.trajectory import Trajectory, trajectory_of
 
 @dataclass(frozen=True)
 class Costs:
-    """For one client and one round, unless it says otherwise."""
+    """Costs of one client in one round, unless a field says otherwise."""
 
     n_weights: int
     clients_per_round: int
-    clients_per_sum: int  # the smallest number that is summed together: nobody hides among fewer
+    clients_per_sum: int  # the fewest clients that are summed together, so each hides among at least this many
     samples_per_client: int
     forwards: int
-    supports: str  # where directions touch a part of the weights, a forward pass is only a part of one
-    forwards_in_all: int
+    supports: str  # unless "dense", a forward pass runs only a part of the model
+    forwards_in_all: int  # of all clients in all rounds
     uplink_bytes: int
     downlink_bytes: int
-    secure_bytes: int  # of these two, what the secure sum adds
+    secure_bytes: int  # the secure sum's share of uplink and downlink
     join_bytes: int
     weights_bytes: int
-    memory_bytes: int | None  # none if the runtime does not say
-    alignment: float | None  # expected cosine of estimate and gradient; none for backpropagation
-    precision: Precision | None  # none where float64 cannot be compared with
+    memory_bytes: int | None  # None if the runtime cannot tell
+    alignment: float | None  # expected cosine of estimate and gradient; None for backpropagation
+    precision: Precision | None  # None for backpropagation, or if the runtime has no float64 to compare with
     advice: list[str]
 
 
@@ -89,8 +89,8 @@ def costs(task: Task) -> Costs:
 
 def _alignment(trajectory: Trajectory) -> float:
     """1/√(1 + Σ_s n_s(n_s + 1)/(n·K_s)) over supports of n_s weights with K_s directions, if the gradient is spread
-    evenly over the weights. Dense directions make it the paper's √(K/(K+n+1)). Groups or clients with directions of
-    their own make it as many times K."""
+    evenly over the weights. For dense directions this is the paper's √(K/(K+n+1)). If each group or client has its own
+    directions, K is multiplied by their number."""
     plan = trajectory.plan
     per_direction = plan.per_round if plan.federation.seeds == "own" else plan.secure.groups if plan.own_seeds else 1
     shares = Counter(trajectory.supports)
@@ -111,17 +111,19 @@ def downlink_bytes(trajectory: Trajectory) -> int:
 
 
 class SecureBytes(NamedTuple):
-    """What a secure sum adds to a round of one client, up and down."""
+    """The bytes that a secure sum adds to one client's round, up and down."""
 
     up: int
     down: int
 
 
 def secure_bytes(plan: Plan) -> SecureBytes:
-    """In steady state and without dropouts; renewed lists of keys are spread over the slots that they serve."""
+    """Bytes in steady state and without dropouts. The cost of a new list of keys is spread over the rounds that it
+    serves."""
     if plan.secure.mode == "off":
         return SecureBytes(0, 0)
-    members, agreement = tuple(range(plan.group_sizes[1])), plan.secure.mode == "malicious-server"
+    members = tuple(range(plan.group_sizes[1]))
+    agreement = plan.secure.mode == "malicious-server"
     k = ClientPolicy(agreement=agreement).graph(members, bytes(32)).k
     keys = Advertisement(0, bytes(16), bytes(32), 0, (bytes(32),) * KEYS_AT_ONCE, bytes(64))
     turned = Turned(Unmasked(0, bytes(SHARE_BYTES * k), bytes(SHARE_BYTES)), Sealed(0, bytes(BOX_BYTES * k)), "")
@@ -130,14 +132,16 @@ def secure_bytes(plan: Plan) -> SecureBytes:
     request = RoundRequest(0, 0, bytes(32), bytes(32), CatchUp("weights", 0, ()))
     wrapped = len(encode(MaskedRequest(request, members, bytes(32), bytes(BOX_BYTES * k)))) - len(encode(request))
     agree, agreed = (len(encode(Agree(0, members, ()))), len(encode(Agreed(0, bytes(64))))) if agreement else (0, 0)
-    served = KEYS_AT_ONCE * plan.federation.participation  # rounds that a client takes part in while a list is good
-    told = (len(encode(Hello(0))) + (len(encode(keys)) + 5) * _met(plan, k, served)) / served
+    served = KEYS_AT_ONCE * plan.federation.participation  # rounds that a client takes part in with one list of keys
+    received = (len(encode(Hello(0))) + (len(encode(keys)) + 5) * _met(plan, k, served)) / served
     renewed = len(encode(keys)) / served
-    return SecureBytes(round(len(encode(turned)) + renewed + agreed), round(wrapped + len(encode(turn)) + told + agree))
+    return SecureBytes(
+        round(len(encode(turned)) + renewed + agreed), round(wrapped + len(encode(turn)) + received + agree)
+    )
 
 
 def _met(plan: Plan, k: int, rounds: float) -> float:
-    """How many others a client is expected to have had as neighbours after so many rounds, k in each."""
+    """The expected number of different neighbours that a client has had after this many rounds, with k in each."""
     others = plan.federation.clients - 1
     return others * (1 - (1 - k / others) ** rounds) if k < others else k
 
@@ -147,13 +151,15 @@ def _request_bytes(catch_up: CatchUp) -> int:
 
 
 def _memory(task: Task, trajectory: Trajectory) -> int | None:
-    """Arrays that a client holds at once, without its runtime's own code: weights, directions, activations.
+    """Bytes of the arrays that a client holds at once: weights, directions, activations. The runtime's code is not
+    counted.
 
-    Weights stand in the replica and in the runtime, where a probe moves them; a replaying client keeps the optimizer's
-    state too. A whole forward pass has an upper bound. If only parts of one are run, the activations of a micro-batch
-    are kept, as in a backpropagation. None if the runtime does not say how much it takes.
+    Weights are held twice: in the replica, and in the runtime, where a probe moves them. A client that replays rounds
+    also keeps the optimizer's state. A whole forward pass has an upper bound. If only parts of the model are run, the
+    activations of a micro-batch are kept, as in backpropagation. None if the runtime cannot tell how much it takes.
     """
-    plan, n = task.plan, trajectory.n
+    plan = task.plan
+    n = trajectory.n
     replica = trajectory.rule.start(np.zeros(n, np.float32)).vectors() if plan.run.downlink == "scalars" else ()
     copies = 4 * n * 2 + sum(vector.nbytes for vector in replica)
     count = min(plan.probe.micro_batch, len(task.source.train))

@@ -1,7 +1,7 @@
-"""A frozen backbone: what the front of a model says of a sample is computed once and kept.
+"""Frozen backbones: the features that the front of a model computes for a sample are computed once and kept.
 
-The samples of a data set go through the front in fixed pieces, whoever asks for which of them, so that their features
-have the same bits in every run.
+The samples of a data set run through the front in fixed pieces, no matter which samples are asked for, so that their
+features have the same bits in every run.
 """
 
 import tempfile
@@ -18,30 +18,31 @@ from baffle.errors import DataError
 from baffle.runtime.model import Front
 
 PIECE = 16
-"""Samples that go through the front together: few enough for a convolutional front to stay in cache."""
+"""Samples that run through the front together: few enough for a convolutional front to stay in cache."""
 
 TRAINING = 0.8
-"""The part of the memory for features that training samples may fill; test samples may fill the rest."""
+"""The share of the memory for features that training samples may fill; the rest is for test samples."""
 
 
 class Features:
-    """The features of a data set's samples, each computed when it is first asked for.
+    """The features of a data set's samples, each computed on first use.
 
-    They are kept in memory if they take at most `budget` bytes, and else in a file that vanishes with the process.
+    They are kept in memory if all of them fit into `budget` bytes, otherwise in a file that is gone when the process
+    ends.
     """
 
     def __init__(self, data: Dataset, front: Callable[[Any], F32], budget: int) -> None:
-        self._data, self._front = data, front
+        self._data = data
+        self._front = front
         first = self._computed(0)
-        shape = (len(data), *first.shape[1:])
-        self._kept = _room(shape, budget)
+        self._kept = _allocate((len(data), *first.shape[1:]), budget)
         self._kept[: len(first)] = first
         self._known = np.zeros(-(-len(data) // PIECE), dtype=bool)
         self._known[0] = True
         self._lock = threading.Lock()
 
     def rows(self, indices: I64) -> F32:
-        """The features of some samples, a row each."""
+        """The features of these samples, one row each."""
         pieces = np.unique(indices // PIECE)
         with self._lock:
             for piece in pieces[~self._known[pieces]].tolist():
@@ -51,21 +52,21 @@ class Features:
         return np.asarray(self._kept[indices])
 
     def _computed(self, piece: int) -> F32:
-        which = np.arange(piece * PIECE, min((piece + 1) * PIECE, len(self._data)))
-        return self._front(self._data.batch(which).x)
+        indices = np.arange(piece * PIECE, min((piece + 1) * PIECE, len(self._data)))
+        return self._front(self._data.batch(indices).x)
 
 
 def source_of_features(source: Source, front: Front, budget: int) -> Source:
-    """The same data set, as the head of a model sees it. Either part is read when it is first needed."""
+    """The same data set with features instead of samples, for the head of a model. Each part is read on first use."""
 
-    def seen(data: Dataset, part: float) -> Dataset:
-        kept = Features(data, front.features, round(budget * part))
-        return replace(data, samples=np.arange(len(data)), prepare=kept.rows, augment=None)
+    def with_features(data: Dataset, share: float) -> Dataset:
+        features = Features(data, front.features, round(budget * share))
+        return replace(data, samples=np.arange(len(data)), prepare=features.rows, augment=None)
 
     shape = front.features(source.example(1).x).shape[1:]
     return Source(
-        lambda: seen(source.train, TRAINING),
-        lambda: seen(source.test, 1 - TRAINING),
+        lambda: with_features(source.train, TRAINING),
+        lambda: with_features(source.test, 1 - TRAINING),
         source.classes,
         source.domains,
         shape=shape,
@@ -73,21 +74,21 @@ def source_of_features(source: Source, front: Front, budget: int) -> Source:
 
 
 class Backbones:
-    """Remembers the newest data set as a front saw it, so that runs one after the other, on the same data behind the
-    same front, compute its features once."""
+    """Remembers the latest data set of features, so that successive runs on the same data with the same front compute
+    features once."""
 
     def __init__(self) -> None:
-        self._newest: tuple[Hashable, Source] | None = None
+        self._latest: tuple[Hashable, Source] | None = None
 
     def source(self, key: Hashable, make: Callable[[], Source]) -> Source:
-        """What `make` gives, or gave for the same key."""
-        if self._newest is None or self._newest[0] != key:
-            self._newest = None
-            self._newest = key, make()
-        return self._newest[1]
+        """The result of `make`, or its earlier result if the key is the same as last time."""
+        if self._latest is None or self._latest[0] != key:
+            self._latest = None  # frees the memory of the old features first
+            self._latest = key, make()
+        return self._latest[1]
 
 
-def _room(shape: tuple[int, ...], budget: int) -> F32:
+def _allocate(shape: tuple[int, ...], budget: int) -> F32:
     size = 4 * int(np.prod(shape))
     if size <= budget:
         return np.empty(shape, np.float32)
@@ -97,6 +98,6 @@ def _room(shape: tuple[int, ...], budget: int) -> F32:
             return np.memmap(file, np.float32, "r+", shape=shape)
     except OSError as fault:
         raise DataError(
-            f"{size / 2**20:,.0f} MB of features need a file, and there is no room for it: {fault}; "
+            f"{size / 2**20:,.0f} MB of features need a file, but there is no space for it: {fault}; "
             "raise run.features_mb, or point TMPDIR to a larger disk"
         ) from None

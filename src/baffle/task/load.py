@@ -1,4 +1,4 @@
-"""From a plan to what a run works on: its model, a test set for the server, shares of the data for the clients."""
+"""Loads what a plan names: its model, a test set for the server, and shares of the data for the clients."""
 
 import platform
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from baffle.core.ports import Runtime
 from baffle.core.supports import rows_of
 from baffle.data.partition import share_out
 from baffle.data.sources import Source, data_folder, load
-from baffle.errors import BaffleError, PlanError
+from baffle.errors import BaffleError, PlanError, first_line
 from baffle.models.inputs import Inputs
 from baffle.plan import Plan
 from baffle.runtime.model import FLOAT32, RunnableModel
@@ -27,14 +27,14 @@ from baffle.task.memory import Footprint
 from baffle.task.micro_batch import RULE, SIZES, quickest
 
 ShareOut = Callable[[Plan, Source], list[I64]]
-"""Who holds what: a plan and its data → each client's samples, as indices into the training set."""
+"""A plan and its data → each client's samples, as indices into the training set."""
 
 
 @dataclass(frozen=True)
 class ServerTask:
-    """What a server needs: a plan with nothing left open, its model, and a test set if there is one.
+    """What a server needs: a plan with nothing left open, its model, and a source that may have a test set.
 
-    Of its source only the test set is ever read, so it starts on a machine without a training sample.
+    Only the test set of the source is ever read, so a server starts on a machine without training samples.
     """
 
     plan: Plan
@@ -49,7 +49,7 @@ class ServerTask:
 
     @property
     def precision(self) -> str:
-        """What probes are computed in; backpropagation is computed in float32."""
+        """The precision of probes; backpropagation uses float32."""
         return self.plan.probe.precision if self.plan.estimator == "probe" else FLOAT32
 
     def runtime(self, precision: str = "") -> Runtime:
@@ -61,11 +61,11 @@ class ServerTask:
         return self.model.runs_whole(self.plan.probe, self.precision)
 
     def footprint(self) -> Footprint:
-        """The memory of this task's probes, if each is a whole forward pass."""
+        """The memory of this task's probes, if every probe is a whole forward pass."""
         return Footprint(self.model, self.plan.probe, len(self.initial_weights()), self.source.example(1))
 
     def with_probe(self, **settings: object) -> "ServerTask":
-        """The same task with some settings of its probe changed."""
+        """The same task with these settings of [probe] changed."""
         probe = msgspec.structs.replace(self.plan.probe, **settings)
         return replace(self, plan=msgspec.structs.replace(self.plan, probe=probe))
 
@@ -100,7 +100,7 @@ class Task:
 
 
 class Runtimes:
-    """As many runtimes as threads, lent out one at a time."""
+    """One runtime per thread, each lent to one borrower at a time."""
 
     def __init__(self, task: ServerTask | Task, count: int, precision: str = "") -> None:
         self._free: SimpleQueue[Runtime] = SimpleQueue()
@@ -119,8 +119,8 @@ class Runtimes:
 def load_task(
     plan: Plan, folder: str | Path | None = None, backbones: Backbones | None = None, share: ShareOut = share_out
 ) -> Task:
-    """Load what the plan names and resolve what it leaves open. Tasks that are loaded with the same `backbones` share
-    the features of a frozen one. `share` says who holds what."""
+    """Load what the plan names and resolve what it leaves open. Tasks loaded with the same `backbones` share the
+    features of a frozen backbone. `share` decides which client holds which samples."""
     folder = data_folder(folder)
     source = load(plan.task.data, folder, plan.task.pixels)
     if plan.task.augment and source.train.augment is None:
@@ -139,8 +139,8 @@ def load_server_task(
     source: Source | None = None,
     backbones: Backbones | None = None,
 ) -> ServerTask:
-    """What a server needs of a plan whose largest client has `largest` samples. No sample is read: what must be tried
-    or measured, on this machine, is tried with made-up ones."""
+    """The server's part of a plan whose largest client has `largest` samples. No sample is read: the model is tried and
+    measured on this machine with made-up samples."""
     folder = data_folder(folder)
     source = source or load(plan.task.data, folder, plan.task.pixels)
     model = load_model(plan, Inputs(source.shape, source.classes, source.pixel_scale, folder))
@@ -156,7 +156,7 @@ def load_server_task(
 
 
 def resolve(plan: Plan, largest: int) -> Plan:
-    """Fill in what a plan leaves to be chosen (0), so that the run's own plan says everything."""
+    """Replace settings that leave the choice to the program (0), so that the run's own plan states everything."""
     n_max = plan.ring.n_max or (1 if plan.federation.weighting == "uniform" else largest)
     micro_batch = plan.probe.micro_batch or min(RULE, plan.federation.batch or largest)
     plan = msgspec.structs.replace(
@@ -167,42 +167,44 @@ def resolve(plan: Plan, largest: int) -> Plan:
     if plan.per_round * n_max >= 2**29:
         raise PlanError(
             f"ring.n_max: {plan.per_round} clients of up to {n_max} samples overflow the ring; set ring.n_max to "
-            f'at most {(2**29 - 1) // plan.per_round} (larger clients count as that much), or weighting = "uniform"'
+            f'at most {(2**29 - 1) // plan.per_round} (larger clients count as that many), or weighting = "uniform"'
         )
     return plan
 
 
 def _behind_backbone(task: ServerTask, folder: Path | None, backbones: Backbones) -> ServerTask:
-    """The task as the head of its model sees it, if the front is frozen."""
+    """If the model's front is frozen: the task of its head, on features. Otherwise the task unchanged."""
     plan = task.plan
     split = task.model.split(task.source.example(2))
     if split is None:
         return task
     if plan.task.augment:
-        raise PlanError("task.augment: features of a frozen backbone are computed once; leave it out")
+        raise PlanError(
+            "task.augment: features of a frozen backbone are computed once, without augmentation; leave it out"
+        )
     data = (plan.task.data, plan.task.pixels, folder, plan.run.features_mb, plan.run.device)
     features = partial(source_of_features, task.source, split.front, plan.run.features_mb * 2**20)
     return replace(task, source=backbones.source((data, split.front.key), features), model=split.head)
 
 
 def _measured(task: ServerTask, size: int, *, given: bool) -> ServerTask:
-    """The task with the quickest size of micro-batches, where its batches are larger than the rule's."""
+    """The task with the fastest size of micro-batches, if its batches are larger than the rule's size."""
     if given or size <= RULE:
         return task
     with task.model.one_thread_each():
         batch = task.source.example(min(size, max(SIZES)))
-        quick = quickest(lambda size: task.with_probe(micro_batch=size).runtime(), task.initial_weights(), batch)
-    return task.with_probe(micro_batch=quick)
+        fastest = quickest(lambda size: task.with_probe(micro_batch=size).runtime(), task.initial_weights(), batch)
+    return task.with_probe(micro_batch=fastest)
 
 
 def _within_memory(task: ServerTask, size: int, *, given: bool) -> ServerTask:
-    """The task with micro-batches that keep to probe.memory_mb."""
+    """The task with micro-batches small enough for probe.memory_mb."""
     probe = task.plan.probe
     if not probe.memory_mb:
         return task
     if not task.runs_whole():
         raise PlanError(
-            "probe.memory_mb: only whole forward passes have a bound, and these probes keep activations of a batch; "
+            "probe.memory_mb: only whole forward passes have a bound, but these probes keep activations of a batch; "
             'leave it out, or set probe.supports = "dense" (with a frozen backbone, train all of the model)'
         )
     wanted = min(probe.micro_batch, size)
@@ -210,7 +212,7 @@ def _within_memory(task: ServerTask, size: int, *, given: bool) -> ServerTask:
 
 
 def _laid_out(task: ServerTask, size: int) -> ServerTask:
-    """The task with its directions shared out over parts of the model, by what each of them costs."""
+    """The task with its directions shared out among parts of the model, according to what a direction costs there."""
     probe = task.plan.probe
     if probe.supports == "dense" or probe.layout:
         return task
@@ -219,7 +221,7 @@ def _laid_out(task: ServerTask, size: int) -> ServerTask:
 
 
 def _require_fit(task: ServerTask) -> None:
-    """Try the model on two samples: whatever it cannot do is said here, before a run has a folder."""
+    """Try the model on two samples, so that a model that cannot run is refused before the run has a folder."""
     batch = task.source.example(2)
     with _explained(f"task.model cannot run on samples of shape {batch.x.shape[1:]}"):
         weights = task.initial_weights()
@@ -232,18 +234,17 @@ def _require_fit(task: ServerTask) -> None:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Say in one line what a runtime could not do, with its own reason."""
+    """Turn any error of a runtime into a PlanError of one line: `what` failed, and the runtime's reason."""
     try:
         yield
     except BaffleError:
         raise
     except Exception as fault:
-        reason = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
-        raise PlanError(f"{what}: {reason}") from fault
+        raise PlanError(f"{what}: {first_line(fault)}") from fault
 
 
 def versions(model: RunnableModel) -> dict[str, str]:
-    """What a run is computed with."""
+    """The versions of the libraries that a run is computed with, and the machine."""
     packages = ("baffle", "numpy", *model.packages, "msgspec", "cryptography")
     installed = {name: version(name) for name in packages}
     return installed | {"python": platform.python_version(), "machine": platform.machine()}

@@ -1,4 +1,4 @@
-"""How much memory a client's probes take beside its model and its batch, and the micro-batches that keep to a limit."""
+"""Bounds the memory of a client's probes beside its model and batch, and finds micro-batches that respect a limit."""
 
 import math
 from dataclasses import dataclass
@@ -14,32 +14,32 @@ from baffle.runtime.model import RunnableModel
 MEGABYTE = 1 << 20
 
 TRIED = 8
-"""Samples that are counted; more of them take at most proportionally more."""
+"""The memory of up to this many samples is counted; more samples take at most proportionally more."""
 
 RESERVE = 4 << 20
-"""Bytes beside tensors and directions: what a library compiles and keeps for new shapes, Python's objects, rounding."""
+"""Bytes beside tensors and directions: code that a library compiles for new shapes, Python objects, rounding."""
 
 BYTES_A_NUMBER = 16
-"""Of a direction while it is drawn: stream, index, number, and its product with σ."""
+"""Bytes for each number of a direction while it is drawn: stream, index, number, and its product with σ."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Upper bounds for whole forward passes along K directions. They are counted, not timed, so every machine with the
-    same libraries finds the same ones."""
+    """Upper bounds for whole forward passes along K directions. They are counted, not measured, so every machine with
+    the same libraries finds the same bounds."""
 
     model: RunnableModel
     probe: ProbeSettings
     n_weights: int
-    sample: Batch  # of one
+    sample: Batch  # a batch of one sample
 
     def bytes(self, size: int) -> int:
-        """What probes with micro-batches of `size` take at most."""
+        """An upper bound for probes with micro-batches of `size` samples."""
         tried = min(size, TRIED)
         return self._fixed + math.ceil(self._tensors(tried) * size / tried)
 
     def largest(self, limit: int) -> int:
-        """The largest size of micro-batches that stays within so many bytes; 0 if none does."""
+        """The largest size of micro-batches that stays within `limit` bytes; 0 if none does."""
         for tried in (TRIED, TRIED // 2, TRIED // 4, 1):
             size = (limit - self._fixed) * tried // self._tensors(tried)
             if size >= tried:
@@ -47,25 +47,26 @@ class Footprint:
         return 0
 
     def within(self, limit_mb: int, size: int, *, given: bool) -> int:
-        """A size of micro-batches that keeps to a limit: the wanted one, or the largest; a given one is not changed."""
-        most = self.largest(limit_mb * MEGABYTE)
-        if not most:
+        """The size of micro-batches that respects a limit: `size`, or the largest possible. A size that the plan itself
+        gives (`given`) is refused rather than changed."""
+        largest = self.largest(limit_mb * MEGABYTE)
+        if not largest:
             least = math.ceil(self.bytes(1) / MEGABYTE)
             raise PlanError(f"probe.memory_mb: probes of this model need at least {least} MB, got {limit_mb}")
-        if given and size > most:
+        if given and size > largest:
             needed = math.ceil(self.bytes(size) / MEGABYTE)
             raise PlanError(
                 f"probe.memory_mb: micro-batches of {size} may need {needed} MB, got {limit_mb}; set "
-                f"probe.micro_batch to at most {most}, or to 0"
+                f"probe.micro_batch to at most {largest}, or to 0"
             )
-        return min(size, most)
+        return min(size, largest)
 
     def _tensors(self, count: int) -> int:
-        """Bytes of tensors in a forward pass of `count` samples."""
+        """Peak bytes of tensors in a forward pass of `count` samples."""
         batch = Batch(self.sample.x.repeat(count, 0), self.sample.y.repeat(count, 0))
         size = self.model.pass_bytes(msgspec.structs.replace(self.probe, micro_batch=count), batch)
         if size is None:
-            raise PlanError("probe.memory_mb: this runtime does not say how much memory it takes; leave it out")
+            raise PlanError("probe.memory_mb: this runtime cannot tell how much memory it takes; leave it out")
         return max(1, size)
 
     @property

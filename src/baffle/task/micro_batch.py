@@ -1,4 +1,4 @@
-"""How many samples go through a model at once: a rule, and a measurement where a batch is larger than the rule's."""
+"""How many samples run through a model at once: a rule, and a measurement for batches larger than the rule's size."""
 
 import time
 from collections.abc import Callable
@@ -10,43 +10,46 @@ from baffle.core.arrays import F32
 from baffle.core.ports import Batch, Runtime
 
 RULE = 64
-"""Few enough for most models to stay in cache."""
+"""The default size: few enough samples for most models to stay in cache."""
 
 SIZES = (8, RULE, 32, 128, 16, 256)
-"""In the order in which they are tried: a small one first, which shows how long the others will take."""
+"""Sizes in the order in which they are tried. A small one comes first to show how long the others will take."""
 
 SECONDS = 0.5
-"""CPU time for the measurement."""
+"""CPU seconds for the whole measurement."""
 
 GAIN = 0.9
-"""Only a size that takes less than this part of the rule's time replaces it, so that noise seldom does."""
+"""A size replaces the rule only if it takes less than this share of the rule's time, so that noise seldom decides."""
 
 Runtimes = Callable[[int], Runtime]
-"""A runtime for a size of micro-batches."""
+"""A size of micro-batches → a runtime that uses it."""
 
 
 def quickest(runtime: Runtimes, weights: F32, batch: Batch) -> int:
-    """The size at which a sample takes least time, of those for which there is time to measure it.
+    """The size at which a sample takes the least time, among the sizes that can be measured in time.
 
-    Where a sample's output depends on the others that go with it, the size is part of the model, and the rule stays.
+    If a sample's output depends on the other samples of its micro-batch, the size is part of the model, so the rule
+    applies.
     """
-    if len(batch.y) <= RULE or _samples_meet(runtime, weights, batch):
+    if len(batch.y) <= RULE or _samples_interact(runtime, weights, batch):
         return min(RULE, len(batch.y))
-    taken = _seconds_a_sample(runtime, weights, batch)
-    best = min(taken, key=taken.__getitem__)
-    return best if taken[best] < GAIN * taken.get(RULE, 0.0) else RULE
+    seconds = _seconds_a_sample(runtime, weights, batch)
+    best = min(seconds, key=seconds.__getitem__)
+    return best if seconds[best] < GAIN * seconds.get(RULE, 0.0) else RULE
 
 
 def _seconds_a_sample(runtime: Runtimes, weights: F32, batch: Batch) -> dict[int, float]:
-    """CPU seconds for each size, the quickest of some passes."""
-    began, passes, taken = time.process_time(), 3, dict[int, float]()
+    """CPU seconds per sample for each size: the fastest of three passes."""
+    passes = 3
+    seconds = dict[int, float]()
+    began = time.process_time()
     for size in SIZES:
-        expected = min(taken.values(), default=0.0) * size * passes
+        expected = min(seconds.values(), default=0.0) * size * passes
         if size > len(batch.y) or time.process_time() - began + expected > SECONDS:
             continue
         loss = partial(runtime(size).on(Batch(batch.x[:size], batch.y[:size])), weights)
-        taken[size] = min(_seconds(loss) for _ in range(passes)) / size
-    return taken
+        seconds[size] = min(_seconds(loss) for _ in range(passes)) / size
+    return seconds
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -55,10 +58,10 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def _samples_meet(runtime: Runtimes, weights: F32, batch: Batch) -> bool:
-    """Whether the first samples' outputs change, beyond rounding, with the number that goes through at once."""
+def _samples_interact(runtime: Runtimes, weights: F32, batch: Batch) -> bool:
+    """Whether outputs change, by more than rounding, with the size of micro-batches."""
     few = Batch(batch.x[:8], batch.y[:8])
-    # A last layer that starts at zero would hide it.
+    # A last layer whose weights are zero would hide it, so all weights are moved.
     moved = weights + np.random.default_rng(0).normal(0, 0.05, len(weights)).astype(np.float32)
-    one, other = (runtime(size).outputs(moved, few) for size in (4, 8))
-    return bool(np.max(np.abs(one - other)) > 1e-3 * np.max(np.abs(other)))
+    by_four, by_eight = (runtime(size).outputs(moved, few) for size in (4, 8))
+    return bool(np.max(np.abs(by_four - by_eight)) > 1e-3 * np.max(np.abs(by_eight)))

@@ -1,4 +1,4 @@
-"""Whether a plan's σ and ring can carry what its losses say: measured on the task itself, before a run starts."""
+"""Checks before a run whether σ and the ring are precise enough for the plan's losses, by measuring a few probes."""
 
 import math
 from dataclasses import dataclass
@@ -15,62 +15,65 @@ from baffle.task.load import Task
 from baffle.trajectory import trajectory_of
 
 DIRECTIONS = 8
-"""How many directions are tried."""
+"""The number of directions that are tried."""
 
 NOISE_REFUSED, NOISE_WARNED, NOISE_WANTED = 0.5, 0.05, 0.01
 """Rounding noise as a share of a typical scalar."""
 
 SIGMAS_IN_HALF = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-"""What is tried where half precision needs a larger σ."""
+"""Values that are tried if half precision needs a larger σ."""
 
 HALVES = ("bfloat16", "float16")
 """Precisions in which a small step vanishes when it is added to a weight."""
 
 QUANTUM_REFUSED = 0.01
-"""A median client's step of the ring as a share of a typical scalar."""
+"""A step of the ring for a median client, as a share of a typical scalar."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """What a few probes at the initial weights show."""
+    """The result of a few probes at the initial weights."""
 
     typical: float  # root mean square of a scalar
-    noise: float  # share of it that is rounding in the probe's precision
-    sigma_wanted: float  # a σ at which that share would be `noise_wanted`, or infinity
+    noise: float  # the share of a scalar that is rounding in the probe's precision
+    sigma_wanted: float  # a σ at which that share would be `noise_wanted`; infinity if there is none
     noise_wanted: float
-    quantum: float  # a median client's step of the ring, as a share of a typical scalar
+    quantum: float  # a step of the ring for a median client, as a share of a typical scalar
 
 
 def measure(task: Task) -> Precision | None:
-    """Probe one client's batch as the plan says and, along the same directions, with float64 losses. None for a runtime
-    that has no float64 to compare with.
+    """Probe one client's batch as the plan says, and again along the same directions with float64 losses. None for a
+    runtime that has no float64 to compare with.
 
-    Rounding in float32 falls as 1/σ, so the σ that is wanted follows. In half precision a small step also vanishes when
-    it is added to the weights, so larger ones are tried.
+    Rounding noise in float32 falls as 1/σ, which gives the σ that is needed. In half precision a small step also
+    vanishes when it is added to the weights, so larger values are tried.
     """
     if FLOAT64 not in task.model.precisions:
         return None
-    plan, weights = task.plan, task.initial_weights()
+    plan = task.plan
+    weights = task.initial_weights()
     trajectory = trajectory_of(plan, len(weights))
     indices = task.shares[0][: plan.federation.batch or None]
     batch = task.source.train.batch(indices)
     directions = Directions(bytes(32), DISTRIBUTIONS[plan.probe.distribution])
     tried = [trajectory.supports[i * plan.probe.k // DIRECTIONS] for i in range(DIRECTIONS)]
-
-    exact, rounded = task.runtime(FLOAT64).on(batch), task.runtime().on(batch)
+    exact_loss = task.runtime(FLOAT64).on(batch)
+    rounded_loss = task.runtime().on(batch)
 
     def noise_at(sigma: float) -> tuple[float, float]:
         """The root mean square of a scalar, and the share of it that is rounding."""
         probe = SCHEMES[plan.probe.scheme]
-        right = probe(exact, cast(F32, weights.astype(np.float64)), directions, tried, sigma).scalars
-        found = probe(rounded, weights, directions, tried, sigma).scalars
-        typical = max(float(np.sqrt(np.mean(right**2))), 1e-30)
-        return typical, float(np.sqrt(np.mean((found - right) ** 2))) / typical
+        exact = probe(exact_loss, cast(F32, weights.astype(np.float64)), directions, tried, sigma).scalars
+        rounded = probe(rounded_loss, weights, directions, tried, sigma).scalars
+        typical = max(float(np.sqrt(np.mean(exact**2))), 1e-30)
+        return typical, float(np.sqrt(np.mean((rounded - exact) ** 2))) / typical
 
     typical, noise = noise_at(plan.probe.sigma)
-    wanted, goal = plan.probe.sigma * noise / NOISE_WANTED, NOISE_WANTED
+    goal = NOISE_WANTED
+    wanted = plan.probe.sigma * noise / goal
     if task.server.precision in HALVES:
-        goal, larger = NOISE_WARNED, [sigma for sigma in SIGMAS_IN_HALF if sigma > plan.probe.sigma]
+        goal = NOISE_WARNED
+        larger = [sigma for sigma in SIGMAS_IN_HALF if sigma > plan.probe.sigma]
         enough = (sigma for sigma in larger if noise_at(sigma)[1] <= goal)
         wanted = next(enough, math.inf) if noise > goal else plan.probe.sigma
     weight = trajectory.weight_of(int(np.median([len(share) for share in task.shares])))
@@ -84,44 +87,45 @@ def measure(task: Task) -> Precision | None:
 
 
 def require_precision(task: Task) -> list[str]:
-    """Refuse a plan whose scalars would be noise; give advice where they are merely noisy."""
+    """Refuse a plan whose scalars would be noise; return advice if they are merely noisy."""
     if task.plan.estimator == "backprop":
         return []
     try:
-        found = measure(task)
+        precision = measure(task)
     except NotFiniteError as fault:
         return [f"the precision of σ could not be measured: {fault}"]
-    return judge(task, found) if found else []
+    return judge(task, precision) if precision else []
 
 
-def _remedy(found: Precision) -> str:
-    if math.isinf(found.sigma_wanted):
+def _remedy(precision: Precision) -> str:
+    if math.isinf(precision.sigma_wanted):
         return f'no σ up to {max(SIGMAS_IN_HALF):g} would do; set probe.precision = "float32"'
-    return f"to bring it to {found.noise_wanted:.0%}, use at least {found.sigma_wanted:.1g}"
+    return f"to bring it to {precision.noise_wanted:.0%}, use at least {precision.sigma_wanted:.1g}"
 
 
-def judge(task: Task, found: Precision) -> list[str]:
+def judge(task: Task, precision: Precision) -> list[str]:
+    """Refuse a plan that is too imprecise, or return advice."""
     plan = task.plan
-    if found.noise >= NOISE_REFUSED:
+    if precision.noise >= NOISE_REFUSED:
         raise PlanError(
-            f"probe.sigma: {plan.probe.sigma:g} is below the precision of the loss: {min(found.noise, 1):.0%} "
-            f"of a scalar would be rounding; {_remedy(found)}"
+            f"probe.sigma: {plan.probe.sigma:g} is below the precision of the loss: {min(precision.noise, 1):.0%} "
+            f"of a scalar would be rounding; {_remedy(precision)}"
         )
-    if found.quantum > QUANTUM_REFUSED:
+    if precision.quantum > QUANTUM_REFUSED:
         raise PlanError(
             f"ring.d_max: {plan.ring.d_max:g} leaves the ring too coarse: a median client's step is "
-            f"{found.quantum:.1%} of a typical scalar ({found.typical:.3g}), expected at most "
+            f"{precision.quantum:.1%} of a typical scalar ({precision.typical:.3g}), expected at most "
             f"{QUANTUM_REFUSED:.0%}; lower ring.d_max or ring.n_max"
         )
     advice = []
-    if found.noise > NOISE_WARNED:
+    if precision.noise > NOISE_WARNED:
         advice.append(
-            f"probe.sigma = {plan.probe.sigma:g} is small for {plan.probe.precision} losses: {found.noise:.0%} of a "
-            f"scalar is rounding; {_remedy(found)}"
+            f"probe.sigma = {plan.probe.sigma:g} is small for {plan.probe.precision} losses: {precision.noise:.0%} "
+            f"of a scalar is rounding; {_remedy(precision)}"
         )
-    if plan.ring.d_max < 5 * found.typical:
+    if plan.ring.d_max < 5 * precision.typical:
         advice.append(
-            f"ring.d_max = {plan.ring.d_max:g} will clip: a typical scalar is {found.typical:.3g}; "
-            f"{20 * found.typical:.1g} would leave room"
+            f"ring.d_max = {plan.ring.d_max:g} will clip: a typical scalar is {precision.typical:.3g}; "
+            f"{20 * precision.typical:.1g} would leave room"
         )
     return advice
