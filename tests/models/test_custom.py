@@ -1,4 +1,4 @@
-"""A user's own model and data, which a plan names."""
+"""Users' own models and data, which a plan names."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -67,12 +67,12 @@ def test_initial_weights_of_a_users_model_follow_from_the_seed(tiny: Callable[..
     assert weights[0].tobytes() != weights[2].tobytes()
 
 
-def test_a_factory_must_give_a_module(own: str) -> None:
+def test_a_factory_must_return_a_module(own: str) -> None:
     with pytest.raises(PlanError, match=rf"task\.model\.factory: {own}:no_model must return an nn\.Module, got str"):
         build(Custom(factory=f"{own}:no_model"), Inputs((5,), 3))
 
 
-def test_a_factory_that_is_not_there_is_named(own: str) -> None:
+def test_a_missing_factory_is_named(own: str) -> None:
     with pytest.raises(PlanError, match=f"{own}:missing cannot be imported"):
         build(Custom(factory=f"{own}:missing"), Inputs((5,), 3))
 

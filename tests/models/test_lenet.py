@@ -1,4 +1,4 @@
-"""LeNet: its size as the paper and the demo use it, and its options."""
+"""LeNet: its size in the paper and the demo, and its options."""
 
 import numpy as np
 import pytest
@@ -64,13 +64,13 @@ def test_group_normalisation_fits_any_number_of_channels(channels: int) -> None:
     np.testing.assert_allclose(y.var((1, 2, 3), correction=0), np.ones(3), rtol=1e-3)
 
 
-def test_the_activation_is_the_one_that_was_named() -> None:
+def test_the_activation_is_the_one_named_in_the_settings() -> None:
     kinds = {nn.Hardswish, nn.ReLU, nn.ReLU6, nn.SELU, nn.GELU}
     for name, kind in ACTIVATIONS.items():
         assert {type(layer) for layer in lenet((1, 8, 8), 10, activation=name)} & kinds == {kind}
 
 
-def test_the_average_head_forgets_where_something_was_seen() -> None:
+def test_the_average_head_ignores_positions() -> None:
     torch.manual_seed(0)
     module = lenet((1, 32, 32), 10).eval()
     image = torch.zeros(1, 1, 32, 32)

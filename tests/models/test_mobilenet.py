@@ -1,4 +1,4 @@
-"""MobileNetV2: its size, its layers, its options, and weights from files of both publishers."""
+"""MobileNetV2: its size, layers and options, and weights from the files of both publishers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ def convolutions(module: nn.Module) -> list[nn.Conv2d]:
 
 
 class TorchvisionLike(nn.Module):
-    """The network as torchvision has it: the names in its state dict, and its features."""
+    """The network as torchvision builds it, with the same names in its state dict and the same features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class TorchvisionLike(nn.Module):
         convolution = nn.Conv2d(before, after, size, stride, size // 2, groups=groups, bias=False)
         return nn.Sequential(convolution, nn.BatchNorm2d(after), nn.ReLU6())
 
-    def seen(self, x: Tensor) -> Tensor:
+    def pooled_features(self, x: Tensor) -> Tensor:
         for part in self.features:
             if isinstance(part, nn.Sequential):
                 x = part(x)
@@ -100,14 +100,14 @@ def test_random_weights_keep_a_signal_through_all_layers() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 31, 64), (2, 32, 32), (64,), (3, 32)])
-def test_samples_that_are_no_images_or_too_small_are_refused(shape: tuple[int, ...]) -> None:
+def test_samples_that_are_not_images_or_too_small_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(PlanError, match=r"task\.model: a mobilenet takes images .* 32 × 32 .*got"):
         build(MobileNet(weights="random"), Inputs(shape, 7))
 
 
 @pytest.mark.parametrize("size", [(32, 32), (33, 47), (64, 40)])
 @pytest.mark.parametrize("convention", [TENSORFLOW, TORCHVISION])
-def test_any_size_runs_as_a_chain_of_stages(size: tuple[int, int], convention: Convention) -> None:
+def test_any_size_runs_as_a_pipeline_of_stages(size: tuple[int, int], convention: Convention) -> None:
     torch.manual_seed(0)
     module = mobilenet((3, *size), 5, convention=convention).eval()
     pipeline = pipeline_of(module, torch.rand(2, 3, *size))
@@ -154,17 +154,17 @@ def test_weights_of_imagenet_refuse_pixels_of_an_unknown_scale(tmp_path: Path) -
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 8), (8, 7), (5, 5)])
 def test_padding_is_tensorflows(size: tuple[int, int]) -> None:
-    """Output i of n sees inputs 2i − ⌊p/2⌋ on, where p = 2(⌈n/2⌉ − 1) + 3 − n zeros are added in all."""
+    """Output i starts at input 2i − ⌊p/2⌋, where p = 2(⌈n/2⌉ − 1) + 3 − n is the number of zeros added to n inputs."""
     x, filters = torch.rand(1, 1, *size), torch.rand(1, 1, 3, 3)
-    found = F.conv2d(Same()(x), filters, stride=2)
+    output = F.conv2d(Same()(x), filters, stride=2)
     before = [(2 * (-(-n // 2) - 1) + 3 - n) // 2 for n in size]
     padded = F.pad(x, (before[1], 3, before[0], 3))
     rows, columns = (-(-n // 2) for n in size)
-    assert found.shape[2:] == (rows, columns)
+    assert output.shape[2:] == (rows, columns)
     for i in range(rows):
         for j in range(columns):
             tile = padded[0, 0, 2 * i : 2 * i + 3, 2 * j : 2 * j + 3]
-            assert float(found[0, 0, i, j]) == pytest.approx(float((tile * filters[0, 0]).sum()), rel=1e-5)
+            assert float(output[0, 0, i, j]) == pytest.approx(float((tile * filters[0, 0]).sum()), rel=1e-5)
 
 
 def test_a_file_of_folded_pairs_fills_every_convolution(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_file_of_folded_pairs_fills_every_convolution(tmp_path: Path) -> None:
     assert not module(torch.rand(2, *SHAPE)).any()
 
 
-def test_a_state_dict_of_torchvision_computes_what_it_did_there(tmp_path: Path) -> None:
+def test_a_state_dict_of_torchvision_gives_the_same_features(tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs = TorchvisionLike()
     for part in theirs.modules():
@@ -193,7 +193,9 @@ def test_a_state_dict_of_torchvision_computes_what_it_did_there(tmp_path: Path) 
     ours, theirs = pretrained_mobilenet((3, 45, 64), 7, tmp_path).eval(), theirs.eval()
     x = torch.rand(3, 3, 45, 64)
     with torch.inference_mode():
-        torch.testing.assert_close(ours[:-1](x), theirs.seen(Pixels(TORCHVISION.scale, UNIT)(x)), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            ours[:-1](x), theirs.pooled_features(Pixels(TORCHVISION.scale, UNIT)(x)), rtol=1e-3, atol=1e-4
+        )
 
 
 def test_a_new_head_behind_a_frozen_front_is_all_that_is_trained(tmp_path: Path) -> None:
@@ -212,7 +214,7 @@ def test_weights_of_imagenet_have_their_own_activation_and_norm() -> None:
 
 
 @pytest.mark.parametrize("folder", [None, "empty"])
-def test_missing_weights_are_named_with_what_to_download(folder: str | None, tmp_path: Path) -> None:
+def test_a_message_about_missing_weights_says_what_to_download(folder: str | None, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"mobilenet_v2-\*\.pth.*folder mobilenetv2.*BAFFLE_DATA.*random"):
         pretrained_mobilenet(SHAPE, 7, tmp_path if folder else None)
 
@@ -300,5 +302,6 @@ def test_a_plan_trains_the_head_on_features_that_are_computed_once(
 def test_the_published_file_holds_the_published_number_of_weights(data_folder: Path) -> None:
     if not (data_folder / "mobilenetv2").exists():
         pytest.skip("needs MobileNetV2's weights in BAFFLE_DATA/mobilenetv2")
-    found = read_weights(find_weights(data_folder))
-    assert sum(part.numel() for pair in (*found.convolutions, found.classifier) for part in pair) == 3_489_097
+    pretrained = read_weights(find_weights(data_folder))
+    pairs = (*pretrained.convolutions, pretrained.classifier)
+    assert sum(part.numel() for pair in pairs for part in pair) == 3_489_097

@@ -1,4 +1,4 @@
-"""The wide residual network: its size in the paper's form, its shape and its options."""
+"""The wide residual network: its size in the paper's form, its structure and its options."""
 
 import pytest
 import torch

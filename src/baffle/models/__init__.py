@@ -1,1 +1,1 @@
-"""The models that the paper trains, with the choices that it compares as options."""
+"""The models of the paper, with the variants that it compares as options, and users' own models."""

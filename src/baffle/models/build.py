@@ -15,7 +15,7 @@ from baffle.models.wrn import build_wrn
 from baffle.plan import WRN, Custom, LeNet, MobileNet, Model, Section, Softmax
 
 Builder = Callable[[Any, Inputs], nn.Module]
-"""A model's settings and what it is built for → the module. Initial weights come from torch's generator."""
+"""A model's settings, and the inputs that it is built for → the module. Initial weights come from torch's generator."""
 
 BUILDERS: dict[type[Section], Builder] = {
     LeNet: build_lenet,
@@ -24,7 +24,7 @@ BUILDERS: dict[type[Section], Builder] = {
     Softmax: build_softmax,
     Custom: build_custom,
 }
-"""By the type of a model's settings in a plan. A model that came as ONNX is not built here."""
+"""Builders by the type of a model's settings in a plan. ONNX models are not built here."""
 
 
 def build(model: Model, inputs: Inputs) -> nn.Module:

@@ -1,4 +1,4 @@
-"""A model of a user's own, made by a function that the plan names."""
+"""A user's own model, built by a function that the plan names."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""What a model is built for."""
+"""The inputs that a model is built for."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,8 @@ UNIT = PixelScale()
 
 @dataclass(frozen=True)
 class Inputs:
-    """The shape of one sample, the number of classes, the scale of pixels (none if it is not known), and the folder of
-    data sets, which also holds the weights of pretrained models."""
+    """The shape of one sample, the number of classes, the scale of pixels (None if unknown), and the folder of data
+    sets, which also holds the weights of pretrained models."""
 
     shape: tuple[int, ...]
     classes: int

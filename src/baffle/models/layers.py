@@ -14,7 +14,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def normalisation(name: str, channels: int) -> nn.Module:
-    """Without trained scale and shift. BatchNorm uses the batch's own statistics, so it keeps no buffers."""
+    """A normalisation without trained scale and shift. BatchNorm uses the statistics of the batch, so it has no
+    buffers."""
     match name:
         case "group":
             return nn.GroupNorm(math.gcd(8, channels), channels, affine=False)

@@ -20,7 +20,7 @@ def lenet(
     activation: str = "hardswish",
     norm: str = "none",
 ) -> nn.Sequential:
-    """26,730 weights in the paper's form: 16 and 64 channels on one input channel, averaged over positions."""
+    """LeNet. The paper's form has 26,730 weights: one input channel, 16 and 64 channels, averaged over positions."""
     first, second = channels
     act = ACTIVATIONS[activation]
     features = nn.Sequential(

@@ -1,6 +1,6 @@
-"""MobileNetV2 of width one: a sequence of inverted residual blocks, with random weights or those trained on ImageNet.
+"""MobileNetV2 of width one: a sequence of inverted residual blocks, with random or ImageNet weights.
 
-Published weights come in two forms, each with the conventions that it was trained with. TensorFlow's are folded into 53
+Published weights come in two forms, each with its own conventions for images. TensorFlow's are folded into 53
 convolutions with biases; torchvision's have BatchNorm, which is folded here. Folded weights need no normalisation.
 """
 
@@ -18,22 +18,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from baffle.core.pixels import PixelScale
-from baffle.errors import DataError, PlanError
+from baffle.errors import DataError, PlanError, first_line
 from baffle.models.inputs import UNIT, Inputs
 from baffle.models.layers import ACTIVATIONS, normalisation
 from baffle.plan import MobileNet
 
 BLOCKS = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
-"""Expansion, channels, number of blocks, stride of the first of them."""
+"""Groups of blocks: expansion, channels, number of blocks, stride of the first block."""
 
 FIRST, FEATURES = 32, 1280
-"""Channels of the first convolution, and features that the classifier takes."""
+"""Channels of the first convolution, and the number of features that the classifier takes."""
 
 SMALLEST = 32
-"""The least side of an image in pixels: it is halved five times."""
+"""The smallest side of an image in pixels, because it is halved five times."""
 
 EPSILON = 1e-5
-"""What torchvision's BatchNorm adds to a variance."""
+"""Added to a variance by torchvision's BatchNorm."""
 
 GET_IT = (
     "put mobilenet_v2-*.pth (torchvision's, from download.pytorch.org/models), or an .npz of 53 folded weight/bias "
@@ -45,7 +45,7 @@ UNREADABLE = (
     *(OSError, EOFError, ValueError, KeyError, RuntimeError, zlib.error),
     *(zipfile.BadZipFile, pickle.UnpicklingError),
 )
-"""What NumPy and torch raise for damaged or unexpected files."""
+"""Errors that NumPy and torch raise for damaged or unexpected files."""
 
 Pair = tuple[Tensor, Tensor]
 """A layer's weight and bias."""
@@ -57,10 +57,10 @@ CENTRED = PixelScale((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 @dataclass(frozen=True)
 class Convention:
-    """How a network was trained: the scale of the pixels that it saw, and on which sides images are padded."""
+    """How images reached a network in training: the scale of their pixels, and the sides on which they are padded."""
 
     scale: PixelScale = CENTRED
-    same: bool = False  # TensorFlow's padding: as little as needed, on the right and below first
+    same: bool = False  # TensorFlow's padding: as little as possible, first on the right and at the bottom
 
 
 TENSORFLOW = Convention(same=True)
@@ -73,8 +73,8 @@ def build_mobilenet(model: MobileNet, inputs: Inputs) -> nn.Module:
     elif inputs.scale is None:
         raise PlanError(
             "task.model: ImageNet's weights need to know how pixels are scaled: expected values in [0, 1] from "
-            "task.data, or a baffle.Source with scale = PixelScale(mean, deviation), such that value · deviation + "
-            "mean is in [0, 1]; got values that are not"
+            "task.data, or a baffle.Source with scale = PixelScale(mean, deviation) such that value · deviation + "
+            "mean is in [0, 1]; got other values"
         )
     else:
         module = pretrained_mobilenet(inputs.shape, inputs.classes, inputs.folder, inputs.scale)
@@ -83,7 +83,7 @@ def build_mobilenet(model: MobileNet, inputs: Inputs) -> nn.Module:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A file's weights: 52 convolutions in order, and ImageNet's classifier."""
+    """The weights in a file: 52 convolutions in order, and ImageNet's classifier."""
 
     convolutions: tuple[Pair, ...]
     classifier: Pair
@@ -91,9 +91,10 @@ class Pretrained:
 
 
 class Pixels(nn.Module):
-    """Takes a data set's values, grey or in colour, to the scale that the network was trained on.
+    """Converts a data set's values, grey or colour, to the scale that the network was trained on.
 
-    Both scales are undone and applied in one step, so that values on the right scale already keep every bit.
+    The old scale is undone and the new one applied in a single step, so that values already on the right scale keep
+    every bit.
     """
 
     mean: Tensor
@@ -109,11 +110,11 @@ class Pixels(nn.Module):
         return f"mean={self.rest.mean}, deviation={self.rest.deviation}"
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x - self.mean) / self.deviation  # a single channel is repeated on the way
+        return (x - self.mean) / self.deviation  # broadcasting repeats a single channel
 
 
 class Same(nn.Module):
-    """Adds the zeros that TensorFlow puts around an image for a three by three convolution with stride two."""
+    """Pads an image with zeros as TensorFlow does for a 3 × 3 convolution with stride two."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = x.shape[-2] % 2, x.shape[-1] % 2
@@ -121,7 +122,7 @@ class Same(nn.Module):
 
 
 class Block(nn.Module):
-    """An inverted residual: widen, convolve each channel separately, narrow. If shapes allow, the input is added."""
+    """An inverted residual: widen, convolve each channel separately, narrow. The input is added if shapes allow."""
 
     def __init__(
         self, before: int, after: int, expansion: int, stride: int, activation: str, norm: str, same: bool
@@ -152,7 +153,7 @@ def layer(
     groups: int = 1,
     same: bool = False,
 ) -> list[nn.Module]:
-    """A padded convolution, then a normalisation and an activation, unless these are none."""
+    """A padded convolution, optionally followed by a normalisation and an activation."""
     uneven = same and stride == 2
     parts: list[nn.Module] = [Same()] if uneven else []
     parts.append(nn.Conv2d(before, after, size, stride, padding=0 if uneven else size // 2, groups=groups))
@@ -168,19 +169,20 @@ def mobilenet(
     convention: Convention | None = None,
     scale: PixelScale | None = None,
 ) -> nn.Sequential:
-    """Random weights: 2,206,960 of them before the classifier, which has 1,281 for each class. `scale` is that of the
-    images; without one, their pixels lie in [0, 1]."""
+    """A network with random weights: 2,206,960 before the classifier, and 1,281 per class in it. `scale` is the scale
+    of the images; without it, their pixels lie in [0, 1]."""
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < SMALLEST:
         raise PlanError(
-            f"task.model: a mobilenet takes images of 1 or 3 channels and {SMALLEST} × {SMALLEST} pixels at least, "
+            f"task.model: a mobilenet takes images of 1 or 3 channels and at least {SMALLEST} × {SMALLEST} pixels, "
             f"got samples of shape {shape}"
         )
     convention = convention or Convention()
-    width, blocks = FIRST, list[nn.Module]()
+    width = FIRST
+    blocks = list[nn.Module]()
     for expansion, channels, count, stride in BLOCKS:
         for number in range(count):
-            first = stride if number == 0 else 1
-            blocks.append(Block(width, channels, expansion, first, activation, norm, convention.same))
+            block_stride = stride if number == 0 else 1
+            blocks.append(Block(width, channels, expansion, block_stride, activation, norm, convention.same))
             width = channels
     module = nn.Sequential(
         Pixels(convention.scale, scale or UNIT),
@@ -204,7 +206,8 @@ def mobilenet(
 def pretrained_mobilenet(
     shape: tuple[int, ...], classes: int, folder: Path | None, scale: PixelScale | None = None
 ) -> nn.Sequential:
-    """ImageNet's weights and a new classifier, which starts at zero, so that all classes are equally likely."""
+    """A network with ImageNet's weights and a new classifier. It starts at zero, so that all classes are equally
+    likely."""
     pretrained = read_weights(find_weights(folder))
     module = mobilenet(shape, classes, convention=pretrained.convention, scale=scale)
     *_, head = module
@@ -219,7 +222,7 @@ def pretrained_mobilenet(
 
 
 def freeze_front(module: nn.Sequential) -> nn.Sequential:
-    """Freeze all layers but the last."""
+    """Freeze all layers except the last."""
     module.requires_grad_(False)
     module[-1].requires_grad_(True)
     return module
@@ -239,22 +242,23 @@ def read_weights(path: Path) -> Pretrained:
     try:
         return _read(path, path.stat().st_mtime_ns)
     except UNREADABLE as fault:
-        reason = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
-        raise DataError(f"{path} is damaged or cannot be read ({reason}); download it again") from None
+        raise DataError(f"{path} is damaged or cannot be read ({first_line(fault)}); download it again") from None
 
 
 @lru_cache(maxsize=1)  # every thread builds its model from the same file
 def _read(path: Path, _changed: int) -> Pretrained:
     if path.suffix == ".npz":
-        pairs, convention = _folded_pairs(path), TENSORFLOW
+        convention = TENSORFLOW
+        pairs = _folded_pairs(path)
     else:
-        pairs, convention = _state_dict_pairs(torch.load(path, map_location="cpu", weights_only=True)), TORCHVISION
-    wanted = [tuple(part.weight.shape) for part in _convolutions(mobilenet((3, SMALLEST, SMALLEST), 1))]
+        convention = TORCHVISION
+        pairs = _state_dict_pairs(torch.load(path, map_location="cpu", weights_only=True))
+    expected = [tuple(part.weight.shape) for part in _convolutions(mobilenet((3, SMALLEST, SMALLEST), 1))]
     *convolutions, (weight, bias) = pairs
     shapes = [tuple(weight.shape) for weight, _ in convolutions]
-    if shapes != wanted or weight.shape[1:].numel() != FEATURES or any(len(w) != len(b) for w, b in pairs):
+    if shapes != expected or weight.shape[1:].numel() != FEATURES or any(len(w) != len(b) for w, b in pairs):
         raise DataError(
-            f"{path} is not a MobileNetV2 of width one: expected {len(wanted)} convolutions of its shapes and a "
+            f"{path} is not a MobileNetV2 of width one: expected {len(expected)} convolutions of its shapes and a "
             f"classifier of {FEATURES} features, got {len(shapes)} convolutions; {GET_IT}"
         )
     if not all(bool(torch.isfinite(part).all()) for pair in pairs for part in pair):

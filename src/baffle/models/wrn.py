@@ -1,4 +1,4 @@
-"""A wide residual network of depth ten: three residual blocks, the smallest of its kind."""
+"""A wide residual network of depth ten. It has three residual blocks, the fewest possible."""
 
 from torch import Tensor, nn
 
@@ -12,7 +12,7 @@ def build_wrn(model: WRN, inputs: Inputs) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two convolutions, each after a normalisation and an activation, and a one by one convolution as a shortcut."""
+    """Two convolutions, each preceded by a normalisation and an activation, and a 1 × 1 convolution as a shortcut."""
 
     def __init__(self, before: int, after: int, stride: int, activation: str, norm: str) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Block(nn.Module):
 def wrn(
     shape: tuple[int, ...], classes: int, widen: int = 2, activation: str = "hardswish", norm: str = "group"
 ) -> nn.Sequential:
-    """302,794 weights as WRN-10-2 on 3 × 32 × 32 and ten classes. Only the first convolution has a bias."""
+    """WRN-10-2 has 302,794 weights for images of 3 × 32 × 32 and ten classes. Only the first convolution has a bias."""
     widths = [16, 16 * widen, 32 * widen, 64 * widen]
     return nn.Sequential(
         nn.Conv2d(shape[0], widths[0], 3, padding=1),
