@@ -1,4 +1,4 @@
-"""CIFAR in three formats, as its publisher and mirrors write it, and files that only pretend to be CIFAR."""
+"""CIFAR in the three formats of its publisher and mirrors, and files that only pretend to be CIFAR."""
 
 import io
 import os
@@ -38,7 +38,7 @@ both = pytest.mark.parametrize("cifar", [SMALL10, SMALL100], ids=lambda cifar: c
 
 
 class AsPython2Did(pickle._Pickler):
-    """Writes bytes as the strings of Python 2, which the published batches consist of."""
+    """Writes bytes as strings of Python 2, like the published batches."""
 
 
 def _save_bytes(pickler: Any, content: bytes) -> None:
@@ -76,7 +76,7 @@ WRITERS = {"binary": _write_binary, "pickled": _write_pickled}
 
 
 def _written(cifar: Cifar, folder: Path, form: str) -> tuple[tuple[U8, I64], tuple[U8, I64]]:
-    """A set's files in one format, and what they hold."""
+    """Write a set's files in one format, and return their contents."""
     folder.mkdir(parents=True, exist_ok=True)
     batches = getattr(cifar, form)
     parts = []
@@ -84,20 +84,22 @@ def _written(cifar: Cifar, folder: Path, form: str) -> tuple[tuple[U8, I64], tup
         written = [_random(count, cifar.classes, seed) for seed in range(len(names))]
         for name, (images, labels) in zip(names, written, strict=True):
             WRITERS[form](cifar, folder, name, images, labels)
-        parts.append((np.concatenate([one for one, _ in written]), np.concatenate([one for _, one in written])))
+        images = np.concatenate([batch_images for batch_images, _ in written])
+        labels = np.concatenate([batch_labels for _, batch_labels in written])
+        parts.append((images, labels))
     return parts[0], parts[1]
 
 
 @both
 @pytest.mark.parametrize("form", ["binary", "pickled"])
 @pytest.mark.parametrize("below", ["", "{name}", "{name}/{title}-batches", "{title}-any"])
-def test_what_the_publisher_writes_is_read(tmp_path: Path, cifar: Cifar, form: str, below: str) -> None:
+def test_the_publishers_files_are_read(tmp_path: Path, cifar: Cifar, form: str, below: str) -> None:
     train, test = _written(cifar, tmp_path / below.format(name=cifar.name, title=cifar.title.lower()), form)
     source = read(cifar, tmp_path)
     assert (source.classes, source.shape) == (cifar.classes, (3, 32, 32))
-    for found, (images, labels) in ((source.train, train), (source.test, test)):
-        np.testing.assert_array_equal(found.samples, images)
-        np.testing.assert_array_equal(found.labels, labels)
+    for part, (images, labels) in ((source.train, train), (source.test, test)):
+        np.testing.assert_array_equal(part.samples, images)
+        np.testing.assert_array_equal(part.labels, labels)
 
 
 def test_sheets_are_read_row_by_row(tmp_path: Path) -> None:
@@ -135,12 +137,12 @@ def test_pixels_are_scaled_by_channel(tmp_path: Path, cifar: Cifar) -> None:
         np.testing.assert_allclose(back, train.samples[2, channel] / 255, atol=1e-6)
 
 
-@pytest.mark.parametrize("one", [cifar10, cifar100])
-def test_a_missing_set_says_where_to_get_it(tmp_path: Path, one: Any) -> None:
+@pytest.mark.parametrize("load", [cifar10, cifar100])
+def test_a_missing_set_says_where_to_get_it(tmp_path: Path, load: Any) -> None:
     for folder in (None, tmp_path, tmp_path / "missing"):
         says = r"cifar-100?-binary\.tar\.gz or cifar-100?-python\.tar\.gz .*cs\.toronto\.edu/~kriz/cifar\.html"
         with pytest.raises(DataError, match=says):
-            one(folder)
+            load(folder)
 
 
 @both
@@ -193,7 +195,7 @@ def test_a_pickle_cannot_call_anything(tmp_path: Path, protocol: int) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["batch"]
 
 
-def test_a_pickle_that_names_a_program_is_told_so(tmp_path: Path) -> None:
+def test_the_message_about_a_harmful_pickle_names_the_function(tmp_path: Path) -> None:
     (tmp_path / "batch").write_bytes(pickle.dumps(Calls(os.system, "true"), 2))
     with pytest.raises(DataError, match=r"meant to do harm: it asks for posix\.system; delete it"):
         read_batch(tmp_path / "batch", b"labels")
@@ -263,7 +265,7 @@ def test_no_change_to_a_pickle_does_more_than_spoil_it(
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(1, 12))
-def test_augmented_images_are_shifted_reflections_of_what_they_were(key: bytes, count: int) -> None:
+def test_augmented_images_are_shifted_or_mirrored_originals(key: bytes, count: int) -> None:
     images = np.random.default_rng(count).integers(0, 256, (count, 3, 32, 32)).astype(np.uint8)
     moved = shifted_and_flipped(images, key)
     np.testing.assert_array_equal(shifted_and_flipped(images, key), moved)
@@ -277,19 +279,20 @@ def test_every_shift_and_both_sides_occur() -> None:
     places = np.arange(1024).reshape(1, 1, 32, 32).repeat(4000, 0)
     middle = shifted_and_flipped(places, bytes(32))[:, 0, 16, 15:17]
     rows, columns, flipped = middle[:, 0] // 32, middle.min(1) % 32, middle[:, 0] > middle[:, 1]
-    for found, expected in ((rows, 9), (columns, 9), (flipped, 2)):
-        counts = np.unique(found, return_counts=True)[1]
+    for values, expected in ((rows, 9), (columns, 9), (flipped, 2)):
+        counts = np.unique(values, return_counts=True)[1]
         assert len(counts) == expected
         assert counts.min() > 0.8 * 4000 / expected
 
 
 def test_only_training_images_with_a_key_are_augmented(tmp_path: Path) -> None:
     _written(SMALL10, tmp_path, "binary")
-    source, some = read(SMALL10, tmp_path), np.arange(3)
-    plain = source.train.batch(some).x
-    assert not np.array_equal(source.train.batch(some, b"k" * 32).x, plain)
-    np.testing.assert_array_equal(source.train.batch(some).x, plain)
-    np.testing.assert_array_equal(source.test.batch(some, b"k" * 32).x, source.test.batch(some).x)
+    source = read(SMALL10, tmp_path)
+    indices = np.arange(3)
+    plain = source.train.batch(indices).x
+    assert not np.array_equal(source.train.batch(indices, b"k" * 32).x, plain)
+    np.testing.assert_array_equal(source.train.batch(indices).x, plain)
+    np.testing.assert_array_equal(source.test.batch(indices, b"k" * 32).x, source.test.batch(indices).x)
 
 
 def test_real_cifar10(data_folder: Path) -> None:

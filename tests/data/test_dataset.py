@@ -1,4 +1,4 @@
-"""What a source says about its samples."""
+"""The pixel scale of a source, checked against its samples."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_a_source_that_states_no_scale_has_pixels_from_0_to_1() -> None:
 
 
 @pytest.mark.parametrize("scale", [PixelScale((0.5,), (0.25,)), PixelScale((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))])
-def test_a_stated_scale_holds_if_it_leads_back_to_pixels(scale: PixelScale) -> None:
+def test_a_stated_scale_is_accepted_if_it_gives_pixels_from_0_to_1(scale: PixelScale) -> None:
     mean, deviation = (np.array(numbers, np.float32)[:, None, None] for numbers in (scale.mean, scale.deviation))
     assert source_of((PIXELS - mean) / deviation, scale).pixel_scale == scale
 
@@ -37,5 +37,5 @@ def test_a_stated_scale_holds_if_it_leads_back_to_pixels(scale: PixelScale) -> N
     ],
     ids=["centred, not said", "bytes", "in bytes", "another number of channels", "vectors"],
 )
-def test_a_scale_that_the_samples_contradict_is_not_believed(x: F32, scale: PixelScale | None) -> None:
+def test_a_scale_that_the_samples_contradict_is_ignored(x: F32, scale: PixelScale | None) -> None:
     assert source_of(x, scale).pixel_scale is None

@@ -1,4 +1,4 @@
-"""Archives that cannot be trusted: nothing leaves them, nothing in them runs, nothing grows without limit."""
+"""Untrusted archives: nothing is written outside, nothing in them runs, nothing grows without limit."""
 
 import io
 import zipfile
@@ -84,7 +84,7 @@ def test_no_change_to_an_archive_does_more_than_spoil_it(
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"no zip at all", b"PK\x05\x06" + bytes(18)])
-def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.npz (is damaged|holds no x)"):
         read_npz(tmp_path / "a.npz", {"x": (None,)})
@@ -120,7 +120,7 @@ def _saved(array: Any) -> bytes:
         _npy("(" * 5000),
     ],
 )
-def test_an_array_that_is_not_what_it_should_be_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_an_unexpected_array_is_refused(tmp_path: Path, content: bytes) -> None:
     path = _zip(tmp_path / "a.npz", {"x.npy": content})
     with pytest.raises(DataError, match=r"a\.npz: x"):
         read_npz(path, {"x": (None, 4)})
@@ -132,7 +132,7 @@ def test_arrays_are_read_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_npz(tmp_path / "a.npz", {"x": (None, 4)})["x"], x)
 
 
-def test_a_file_has_the_size_it_should_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(b"12345")
     assert read_whole(tmp_path / "a", 5) == read_file(tmp_path / "a") == b"12345"
     for size, got in ((6, "5"), (4, "more")):

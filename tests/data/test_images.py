@@ -1,4 +1,4 @@
-"""Images by domain and class: folders and zips as publishers lay them out, and files that are refused."""
+"""Images by domain and class: folders and zips in their publishers' layouts, and files that are refused."""
 
 import io
 import sys
@@ -20,7 +20,7 @@ officehome, pacs = eager(module.officehome), eager(module.pacs)
 
 
 def _image(number: int, form: str = "png", size: tuple[int, int] = (6, 6), mode: str = "RGB") -> bytes:
-    """An image of one colour, which follows from its number."""
+    """An image of a single colour, determined by its number."""
     file = io.BytesIO()
     colour = number % 256 if mode == "L" else (number % 256, number // 256, 7)
     Image.new("RGB" if mode == "RGBA" else mode, size, colour).convert(mode).save(file, form)
@@ -63,10 +63,10 @@ def test_a_zip_gives_what_the_folder_gives(tmp_path: Path, prefix: str) -> None:
     zipped = {prefix + name: content for name, content in reversed(members.items())} | more
     _zip(tmp_path / "zip" / "officehome" / "OfficeHome_10072016.zip", zipped)
     _folder(tmp_path / "folder", members | {"Art/.DS_Store": b"?", "Art/Thumbs.db/x": b"?"})
-    one, other = officehome(tmp_path / "zip", 6), officehome(tmp_path / "folder", 6)
-    assert one.domains == other.domains == ("Art", "Clipart", "Product", "Real World")
-    assert one.classes == 65
-    for a, b in ((one.train, other.train), (one.test, other.test)):
+    from_zip, from_folder = officehome(tmp_path / "zip", 6), officehome(tmp_path / "folder", 6)
+    assert from_zip.domains == from_folder.domains == ("Art", "Clipart", "Product", "Real World")
+    assert from_zip.classes == 65
+    for a, b in ((from_zip.train, from_folder.train), (from_zip.test, from_folder.test)):
         np.testing.assert_array_equal(a.samples, b.samples)
         np.testing.assert_array_equal(a.labels, b.labels)
         np.testing.assert_array_equal(a.domain_of, b.domain_of)
@@ -182,7 +182,7 @@ NO_IMAGES = {
 
 @pytest.mark.parametrize("content", NO_IMAGES.values(), ids=NO_IMAGES.keys())
 @pytest.mark.parametrize("zipped", [False, True])
-def test_an_image_that_is_none_is_named(tmp_path: Path, content: bytes, zipped: bool) -> None:
+def test_a_file_that_is_not_an_image_is_named(tmp_path: Path, content: bytes, zipped: bool) -> None:
     members = {f"a/b/{i}.png": _image(i) for i in range(5)} | {"a/b/bad.png": content}
     path = _zip(tmp_path / "a.zip", members) if zipped else _folder(tmp_path / "a", members)
     with pytest.raises(DataError, match=r"a/b/bad\.png is damaged"):

@@ -1,4 +1,4 @@
-"""How samples are shared out among clients."""
+"""Partitions: how samples are shared out among clients."""
 
 from typing import Any
 
@@ -27,10 +27,9 @@ def test_every_sample_goes_to_one_client_and_shares_are_even(key: bytes, samples
 
 
 def test_shares_follow_from_the_key() -> None:
-    one, same, other = iid(bytes(32), 100, 4), iid(bytes(32), 100, 4), iid(b"x" * 32, 100, 4)
-    for a, b in zip(one, same, strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(one[0], other[0])
+    shares = iid(bytes(32), 100, 4)
+    assert _same(shares, iid(bytes(32), 100, 4))
+    assert not np.array_equal(shares[0], iid(b"x" * 32, 100, 4)[0])
 
 
 def test_shares_are_in_random_order() -> None:
@@ -43,8 +42,8 @@ def test_more_clients_than_samples_are_refused() -> None:
         iid(bytes(32), 10, 11)
 
 
-def _same(one: list[I64], other: list[I64]) -> bool:
-    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+def _same(shares: list[I64], others: list[I64]) -> bool:
+    return len(shares) == len(others) and all(np.array_equal(a, b) for a, b in zip(shares, others, strict=True))
 
 
 @given(
@@ -71,7 +70,7 @@ LABELS = np.arange(10_000) % 10
 @given(keys)
 def test_with_a_large_alpha_classes_are_spread_as_at_random(key: bytes) -> None:
     counts = class_counts(LABELS, dirichlet(key, LABELS, 5, 1e6, 1), 10)
-    # The last classes go to whoever is below an even share, so only the first are spread over all clients.
+    # The last classes go to clients that are below an even share, so only the first are spread over all clients.
     assert np.abs(counts[:, :8] - 200).max() < 6 * np.sqrt(200)
     assert np.abs(counts.sum(1) - 2000).max() < 700
 
@@ -157,17 +156,17 @@ def _plan(partition: str, clients: int = 2, seed: int = 0, **more: float) -> Pla
 
 
 def test_a_plan_names_its_partition() -> None:
-    whose = _source(domain_of=np.arange(40) // 20, writer_of=np.arange(40) // 20)
+    source = _source(domain_of=np.arange(40) // 20, writer_of=np.arange(40) // 20)
     for partition in ("iid", "dirichlet", "domain", "writer"):
-        shares = share_out(_plan(partition), whose)
-        assert _same(shares, share_out(_plan(partition), whose))
-        assert not _same(shares, share_out(_plan(partition, seed=1), whose))
+        shares = share_out(_plan(partition), source)
+        assert _same(shares, share_out(_plan(partition), source))
+        assert not _same(shares, share_out(_plan(partition, seed=1), source))
     for partition in ("domain", "writer"):
-        assert [len(set(share // 20)) for share in share_out(_plan(partition), whose)] == [1, 1]
-    one, other = (share_out(_plan("dirichlet", alpha=alpha), whose) for alpha in (0.1, 10.0))
-    assert not _same(one, other)
+        assert [len(set(share // 20)) for share in share_out(_plan(partition), source)] == [1, 1]
+    uneven, even = (share_out(_plan("dirichlet", alpha=alpha), source) for alpha in (0.1, 10.0))
+    assert not _same(uneven, even)
     with pytest.raises(PlanError, match="least 21 each"):
-        share_out(_plan("dirichlet", floor_samples=21), whose)
+        share_out(_plan("dirichlet", floor_samples=21), source)
 
 
 def test_data_without_domains_or_writers_cannot_be_divided_by_them() -> None:
@@ -177,6 +176,6 @@ def test_data_without_domains_or_writers_cannot_be_divided_by_them() -> None:
         share_out(_plan("writer"), _source())
 
 
-def test_groups_are_as_many_as_samples() -> None:
+def test_every_sample_needs_a_group() -> None:
     with pytest.raises(DataError, match="writer_of: expected an entry for each of 40 samples, got 39"):
         _source(writer_of=np.arange(39))

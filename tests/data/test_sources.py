@@ -1,4 +1,4 @@
-"""Data sets: what is read, what a model sees, and how damaged or missing files are refused."""
+"""Data sets: files are read, samples are scaled for a model, and damaged or missing files are refused."""
 
 import gzip
 import sys
@@ -46,9 +46,9 @@ def test_digits_hold_out_a_fixed_fifth() -> None:
     source, again = digits(), digits()
     assert (len(source.train), len(source.test), source.classes) == (1438, 359, 10)
     assert source.shape == (1, 8, 8)
-    for one, other in ((source.train, again.train), (source.test, again.test)):
-        np.testing.assert_array_equal(one.samples, other.samples)
-        np.testing.assert_array_equal(one.labels, other.labels)
+    for part, same in ((source.train, again.train), (source.test, again.test)):
+        np.testing.assert_array_equal(part.samples, same.samples)
+        np.testing.assert_array_equal(part.labels, same.labels)
 
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,12 +61,13 @@ def test_digits_share_no_sample_between_training_and_test() -> None:
     from sklearn.datasets import load_digits
 
     source, whole = digits(), load_digits()
-    found = np.concatenate([source.train.samples, source.test.samples]).reshape(1797, 64)
+    samples = np.concatenate([source.train.samples, source.test.samples]).reshape(1797, 64)
     labels = np.concatenate([source.train.labels, source.test.labels])
     expected = whole.images.reshape(1797, 64)
-    one, other = np.lexsort((*found.T, labels)), np.lexsort((*expected.T, whole.target))
-    np.testing.assert_array_equal(found[one], expected[other])
-    np.testing.assert_array_equal(labels[one], whole.target[other])
+    order = np.lexsort((*samples.T, labels))
+    expected_order = np.lexsort((*expected.T, whole.target))
+    np.testing.assert_array_equal(samples[order], expected[expected_order])
+    np.testing.assert_array_equal(labels[order], whole.target[expected_order])
 
 
 def test_digits_are_shown_with_zero_mean_and_unit_variance() -> None:
@@ -89,7 +90,7 @@ def test_a_batch_holds_the_samples_that_were_asked_for() -> None:
     hnp.arrays(np.uint8, st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))),
     st.booleans(),
 )
-def test_what_is_written_as_idx_is_read_back(tmp_path_factory: pytest.TempPathFactory, array: U8, zipped: bool) -> None:
+def test_idx_files_are_read_back(tmp_path_factory: pytest.TempPathFactory, array: U8, zipped: bool) -> None:
     path = tmp_path_factory.mktemp("idx") / ("file.gz" if zipped else "file")
     path.write_bytes(gzip.compress(_idx(array)) if zipped else _idx(array))
     np.testing.assert_array_equal(read_idx(path, array.shape[1:]), array)
@@ -212,7 +213,7 @@ def test_real_mnist(data_folder: Path) -> None:
 
 
 def _qmnist(labels: U8, writers: list[int]) -> bytes:
-    """QMNIST's labels: eight numbers a digit, of which the first is the digit and the third its writer."""
+    """QMNIST's labels: eight numbers per digit; the first is the digit, the third its writer."""
     rows = np.zeros((len(writers), 8), ">i4")
     rows[:, 0], rows[:, 2] = labels, writers
     sizes = b"".join(size.to_bytes(4, "big") for size in rows.shape)
@@ -223,7 +224,7 @@ WRITERS = [7, 7, 3, 2599, 7, 3, 0, 0, 0, 7, 3, 3]
 
 
 @pytest.mark.parametrize("below", ["mnist", "mnist/qmnist"])
-def test_the_writers_of_mnist_are_known_where_qmnist_lies_beside_it(small_mnist: Path, below: str) -> None:
+def test_the_writers_of_mnist_are_known_if_qmnist_is_beside_it(small_mnist: Path, below: str) -> None:
     plain = load("mnist", small_mnist)
     assert plain.train.writer_of is None
     (small_mnist / below).mkdir(exist_ok=True)
@@ -300,7 +301,7 @@ def test_real_usps_and_the_writers_of_real_mnist(data_folder: Path) -> None:
     assert (len(counts), counts.min(), counts.max()) == (539, 19, 131)
 
 
-def test_an_unknown_data_set_is_refused_with_those_there_are() -> None:
+def test_an_unknown_data_set_is_refused_with_a_list_of_the_known_ones() -> None:
     with pytest.raises(DataError, match=r"task\.data.*digits, mnist.*'cifar'"):
         load("cifar")
     assert set(SOURCES) == {"digits", "mnist", "usps", "cifar10", "cifar100", "pacs", "officehome"}
