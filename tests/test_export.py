@@ -1,4 +1,4 @@
-"""Exports: token ids arrive unrounded, the files restore a module whole, and a failure leaves nothing behind."""
+"""Exports: token ids are not rounded, the files restore a whole module, and a failure leaves nothing behind."""
 
 import errno
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from tests.support import tokens
 
 
 class Whole(nn.Module):
-    """Everything that a state dict can hold: trained, tied and frozen weights, running statistics, odd types."""
+    """Everything that a state dict can hold: trained, tied and frozen weights, running statistics, unusual types."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def _trained(seed: int) -> Whole:
 
 
 def _restored(path: Path, module: nn.Module) -> nn.Module:
-    """The module with all tensors of a file, and an error if the file has another set of names."""
+    """The module with all tensors of a file; an error if the names in the file are others."""
     of_torch = {name: torch.from_numpy(values) for name, values in read_tensors(path).items()}
     state = module.state_dict()
     for name, values in of_torch.items():
@@ -68,7 +68,7 @@ def _restored(path: Path, module: nn.Module) -> nn.Module:
     return module.eval()
 
 
-def test_the_weights_file_restores_a_module_whole(tmp_path: Path) -> None:
+def test_the_weights_file_restores_a_whole_module(tmp_path: Path) -> None:
     module = _trained(0)
     manifest = export_module(module, (6,), tmp_path / "model")
     other = _restored(tmp_path / "model" / WEIGHTS, _trained(1))
@@ -83,7 +83,7 @@ def test_the_weights_file_restores_a_module_whole(tmp_path: Path) -> None:
 
 
 def frozen_front() -> nn.Module:
-    """A frozen front with running statistics, and two layers behind it that share a weight."""
+    """A frozen front with running statistics, followed by two layers that share a weight."""
     torch.manual_seed(3)
     front = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10)).requires_grad_(False)
     front(torch.randn(20, 64))
@@ -93,7 +93,7 @@ def frozen_front() -> nn.Module:
 
 
 class Pair(nn.Module):
-    """Two layers, one after the other."""
+    """Two layers in sequence."""
 
     def __init__(self, first: nn.Module, second: nn.Module) -> None:
         super().__init__()
@@ -121,17 +121,17 @@ def test_a_run_behind_a_frozen_backbone_is_exported_whole(tiny: Callable[..., Pl
 
 
 def test_a_model_that_is_exported_again_keeps_its_frozen_parts(tmp_path: Path) -> None:
-    """Weights that were trained meanwhile change under every name that they have."""
+    """Weights that were trained meanwhile change under all of their names."""
     export_module(_trained(0), (6,), tmp_path / "first")
     graph = graph_from_folder(tmp_path / "first")
     weights = np.arange(read_manifest(tmp_path / "first").n_weights, dtype=np.float32)
-    export._write(tmp_path / "again", graph, export.Stand(4, weights, None), None)
+    export._write(tmp_path / "again", graph, export.Progress(4, weights, None), None)
     module = _restored(tmp_path / "again" / WEIGHTS, _trained(1))
     assert (weights_of(module) == weights).all()
     assert torch.equal(module.get_parameter("frozen.weight"), _trained(0).frozen.weight)
 
 
-def test_a_buffer_that_no_file_can_hold_is_named(tmp_path: Path) -> None:
+def test_a_buffer_that_a_file_cannot_hold_is_named(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(6, 3))
     module.register_buffer("odd", torch.zeros(2, dtype=torch.complex128))
     with pytest.raises(ModelError, match=r"odd is torch\.complex128.*persistent=False"):
@@ -162,7 +162,7 @@ def test_token_ids_reach_a_simulated_model_unrounded(
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A single layer as ONNX, which is exported in no time."""
+    """A single layer as ONNX, which is quick to export."""
     path = tmp_path_factory.mktemp("onnx") / "layer.onnx"
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "layer"], ["y"])],
@@ -244,7 +244,7 @@ def test_an_export_that_fails_leaves_nothing_behind(
 def test_an_empty_folder_stays_the_same_folder(
     classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also as the working directory, which has no name to be renamed to."""
+    """Also if it is the working directory, which cannot be replaced by a rename."""
     tmp_path.chmod(0o750)
     before = tmp_path.stat()
     monkeypatch.chdir(tmp_path)
@@ -262,12 +262,12 @@ def test_samples_of_small_integers_are_refused_with_a_remedy(
         f'task.data="{tokens.__name__}:data"',
         f'task.model={{name="custom", factory="{__name__}:float_bytes"}}',
     ]
-    with pytest.raises(ModelError, match="int64 or int32, got uint8"):
+    with pytest.raises(ModelError, match="int64 or int32 samples, got uint8"):
         export_plan(str(tiny_toml), tmp_path / "model", settings)
 
 
 class FloatBytes(nn.Linear):
-    """A layer on bytes."""
+    """A linear layer that takes bytes."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))

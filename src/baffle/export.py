@@ -1,4 +1,4 @@
-"""Export models for devices without PyTorch: from a plan, from a run, or from an ONNX file of another origin."""
+"""Exports models for devices without PyTorch: from a plan, a run, a PyTorch module or another tool's ONNX file."""
 
 import hashlib
 import shutil
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Stand(NamedTuple):
-    """Where a run stands: its rounds, its weights, and their average if the run keeps one."""
+class Progress(NamedTuple):
+    """The state of a run: its rounds so far, its weights, and their average if the run keeps one."""
 
     rounds: int
     weights: F32
@@ -57,11 +57,11 @@ def export_plan(source: str, out: Path, settings: Iterable[str] = (), *, data: P
     _require_free(out)
     plan = load_task(load(source, settings), data).plan
     graph = _graph(plan, data)
-    return _write(out, graph, Stand(0, _flat(graph), None), plan)
+    return _write(out, graph, Progress(0, _flat(graph), None), plan)
 
 
 def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
-    """Export the model of a run with its present weights, and with their average if the run keeps one."""
+    """Export the model of a run with its present weights, and their average if the run keeps one."""
     _require_free(out)
     folder = RunFolder.existing(run)
     with Journal.open(folder.journal) as journal, journal.one_view():
@@ -70,25 +70,25 @@ def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
         trajectory = trajectory_of(plan, journal.n_weights())
         present = catch_up(journal, trajectory)
     average = present.state.average[0] if present.state.average else None
-    return _write(out, _graph(plan, data), Stand(present.round, present.state.weights, average), plan)
+    return _write(out, _graph(plan, data), Progress(present.round, present.state.weights, average), plan)
 
 
 def export_module(
     module: "nn.Module", shape: tuple[int, ...], out: Path, *, input_dtype: InputType = "float32"
 ) -> Manifest:
-    """Export any module with its own weights, for samples of this shape and type."""
+    """Export any module with its present weights, for samples of this shape and type."""
     from baffle.runtime.onnx.from_module import graph_of
 
     _require_free(out)
     graph = graph_of(module, shape, np.dtype(input_dtype))
-    return _write(out, graph, Stand(0, _flat(graph), None), None)
+    return _write(out, graph, Progress(0, _flat(graph), None), None)
 
 
 def export_onnx(model: Path, out: Path, freeze: Sequence[str] = ()) -> Manifest:
-    """Export a classifier that came as ONNX, with the weights that it came with."""
+    """Export a classifier in an ONNX file, with the weights in that file."""
     _require_free(out)
     graph = graph_from_file(model, freeze)
-    return _write(out, graph, Stand(0, _flat(graph), None), None)
+    return _write(out, graph, Progress(0, _flat(graph), None), None)
 
 
 def _require_settled(plan: Plan, run: Path) -> None:
@@ -106,9 +106,9 @@ def _graph(plan: Plan, data: Path | None) -> OnnxGraph:
     from baffle.runtime.onnx.from_module import graph_of
     from baffle.runtime.torch.model import initial_module
 
-    where = data_folder(data)
-    source = load_data(plan.task.data, where, plan.task.pixels)
-    inputs = Inputs(source.shape, source.classes, source.pixel_scale, where)
+    folder = data_folder(data)
+    source = load_data(plan.task.data, folder, plan.task.pixels)
+    inputs = Inputs(source.shape, source.classes, source.pixel_scale, folder)
     return graph_of(initial_module(plan, inputs), source.shape, source.example(1).x.dtype)
 
 
@@ -116,7 +116,7 @@ def _flat(graph: OnnxGraph) -> F32:
     return np.concatenate([values.reshape(-1) for values in graph.weights.values()])
 
 
-def _write(out: Path, graph: OnnxGraph, stand: Stand, plan: Plan | None) -> Manifest:
+def _write(out: Path, graph: OnnxGraph, progress: Progress, plan: Plan | None) -> Manifest:
     model = graph.to_bytes()
     manifest = Manifest(
         weights=tuple(Tensor(name, values.shape, graph.tied.get(name, ())) for name, values in graph.weights.items()),
@@ -125,26 +125,26 @@ def _write(out: Path, graph: OnnxGraph, stand: Stand, plan: Plan | None) -> Mani
         input_dtype=graph.input_dtype,
         classes=graph.classes,
         opset=graph.opset,
-        rounds=stand.rounds,
+        rounds=progress.rounds,
         model_sha256=hashlib.sha256(model).hexdigest(),
-        weights_sha256=hashlib.sha256(stand.weights.astype(FLOAT).tobytes()).hexdigest(),
+        weights_sha256=hashlib.sha256(progress.weights.astype(FLOAT).tobytes()).hexdigest(),
         trajectory=plan.trajectory_digest().hex() if plan else "",
         architecture=plan.model_digest().hex() if plan else "",
     )
     with _all_or_nothing(out) as folder:
         (folder / MODEL).write_bytes(model)
-        write_tensors(folder / WEIGHTS, _state(graph, manifest, stand.weights))
-        if stand.average is not None:
-            write_tensors(folder / AVERAGE, _state(graph, manifest, stand.average))
+        write_tensors(folder / WEIGHTS, _state(graph, manifest, progress.weights))
+        if progress.average is not None:
+            write_tensors(folder / AVERAGE, _state(graph, manifest, progress.average))
         if plan:
             (folder / PLAN).write_text(plan.to_toml())
         write_manifest(folder, manifest)
-        _try_out(folder, manifest, stand.weights)
+        _try_out(folder, manifest, progress.weights)
     return manifest
 
 
 def _state(graph: OnnxGraph, manifest: Manifest, weights: F32) -> dict[str, Stored]:
-    """The state dict of the model with these trained weights, under every name that it has for them."""
+    """The model's state dict with these trained weights, under all of their names."""
     trained = {name: Stored("F32", values) for name, values in manifest.split(weights).items()}
     tied = {other: trained[tensor.name] for tensor in manifest.weights for other in tensor.also}
     return trained | tied | dict(graph.frozen)
@@ -152,11 +152,11 @@ def _state(graph: OnnxGraph, manifest: Manifest, weights: F32) -> dict[str, Stor
 
 @contextmanager
 def _all_or_nothing(out: Path) -> Iterator[Path]:
-    """A new folder to write an export into. If all goes well it becomes `out`; after any failure nothing is left.
+    """A new folder to write an export into. On success it becomes `out`; after any failure nothing is left.
 
-    The new folder stands beside `out` and is renamed in the end. An `out` that exists may be a mount or the working
-    directory, and has an owner and permissions, so it is not replaced: there the new folder stands inside it, and its
-    files are moved up. The manifest comes last, because no reader accepts a folder without it.
+    The new folder is created beside `out` and renamed at the end. An existing `out` may be a mount or the working
+    directory, and has an owner and permissions, so it is not replaced: the new folder is created inside it, and its
+    files are moved up. The manifest is moved last, because no reader accepts a folder without it.
     """
     existed = out.is_dir()
     parent = out if existed else out.parent
@@ -193,7 +193,7 @@ def _require_free(out: Path) -> None:
 
 
 def _try_out(folder: Path, manifest: Manifest, weights: F32) -> None:
-    """Run the graph with one sample and with three, so that an export that a device cannot run fails here."""
+    """Run the graph on one sample and on three, so that an export that cannot run fails here, not on a device."""
     runtime = OnnxLoss(folder)
     for count in (1, 3):
         samples = np.zeros((count, *manifest.input_shape), np.dtype(manifest.input_dtype))
