@@ -1,4 +1,5 @@
-"""Clients on ONNX Runtime: exported from plans and runs, without PyTorch, and beside clients that have it."""
+"""Clients on ONNX Runtime: their models are exported from plans and runs, they need no PyTorch, and they take part in
+the same rounds as clients that have it."""
 
 import json
 import subprocess
@@ -32,7 +33,7 @@ from tests.support import tokens
 
 @pytest.fixture(scope="module")
 def exported(tiny_toml: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny plan's model, for secure sums."""
+    """The tiny plan's model, exported with secure sums on."""
     folder = tmp_path_factory.mktemp("exported") / "model"
     export_plan(str(tiny_toml), folder, ['secure.mode="on"'])
     return folder
@@ -79,7 +80,7 @@ def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: 
         used.add(type(torch_runtime))
         yield torch_runtime
 
-    workers = [edge_worker(plan, exported, n, plan.probe.k, part=True) for n in range(2)]
+    workers = [edge_worker(plan, exported, number, plan.probe.k, part=True) for number in range(2)]
     workers.append(Worker(2, 4, trajectory, task.source.train, task.shares[2], borrow))
     clients = [Client(Replica(worker.trajectory), worker, sessions[worker.number]) for worker in workers]
 
@@ -102,8 +103,8 @@ def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: 
     assert len(set(losses)) == 5
 
 
-def test_an_edge_client_says_what_its_torch_twin_says(exported: Path, plan: Plan) -> None:
-    """Same samples, same scalars, to the rounding of a loss."""
+def test_an_edge_client_has_the_samples_and_the_loss_of_its_torch_twin(exported: Path, plan: Plan) -> None:
+    """The losses agree up to rounding."""
     task = load_task(plan)
     edge, share = edge_worker(plan, exported, 1, 4, part=True), task.shares[1]
     own, whole = edge.data.batch(edge.indices), task.source.train.batch(share)
@@ -116,7 +117,7 @@ def test_an_edge_client_says_what_its_torch_twin_says(exported: Path, plan: Plan
 
 
 def test_token_ids_reach_an_edge_client_unrounded(tiny_toml: Path, tmp_path: Path) -> None:
-    """Same scalars as a client on PyTorch in float32, whatever the plan's precision."""
+    """Its loss is that of a client on PyTorch in float32, whatever the plan's precision."""
     settings = [
         f'task.data="{tokens.__name__}:data"',
         f'task.model={{name="custom", factory="{tokens.__name__}:model"}}',
@@ -138,7 +139,7 @@ def test_token_ids_reach_an_edge_client_unrounded(tiny_toml: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ('task.model={name="lenet"}', "another than the plan's"),
+        ('task.model={name="lenet"}', "exported for another plan"),
         ('estimator="backprop"', "only run inference"),
         ("probe.micro_batch=0", "not resolved"),
         ("federation.clients=1", "from 0 to"),
@@ -152,7 +153,7 @@ def test_what_does_not_fit_is_refused(exported: Path, plan: Plan, setting: str, 
 
 @pytest.mark.parametrize("setting", ["probe.sigma=1e-2", "ring.n_max=5000", "federation.clients=7", "seed=1"])
 def test_a_model_serves_every_plan_that_has_it(exported: Path, plan: Plan, setting: str) -> None:
-    """A server settles some of a plan when it knows its clients, long after the export."""
+    """A server settles parts of a plan when it knows its clients, long after the export."""
     other = change(plan, [setting])
     assert edge_worker(other, exported, 1, 4).trajectory.digest == other.trajectory_digest() != plan.trajectory_digest()
 
@@ -179,7 +180,7 @@ def test_the_command_exports_and_refuses_in_one_line(
 
 @pytest.mark.slow
 def test_whole_rounds_need_neither_torch_nor_what_exports() -> None:
-    """Processes of their own, as the benchmark starts them; they say what they have imported."""
+    """Each client is a separate process, as the benchmark starts them, and reports which libraries it has imported."""
     program = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "edge.py"
     done = subprocess.run(
         [sys.executable, str(program), "--json", "--rounds", "2", "--k", "3", "--samples", "40"],

@@ -10,7 +10,6 @@ from baffle.client.replica import Replica
 from baffle.core.messages import Abstention, CatchUp, Message, RoundRequest, decode, encode, read
 from baffle.core.state import pack
 from baffle.errors import RunFolderError
-from baffle.journal.replay import verify
 from baffle.network import joining, serve
 from baffle.network.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready
 from baffle.network.keys import ClientKeys
@@ -45,8 +44,8 @@ def plan(federation: Federation) -> Plan:
 
 def ask(member: Member, message: Message) -> Message:
     kinds = Introduction | Ready | joining.Done | joining.Unready | Abstention | Advertisement | Turned
-    found: Message = read(member.answer(encode(message)), kinds, "an answer")
-    return found
+    reply: Message = read(member.answer(encode(message)), kinds, "an answer")
+    return reply
 
 
 def begin(plan: Plan, tiers: tuple[int, ...] = (4, 4, 4)) -> Begin:
@@ -59,18 +58,18 @@ def refusal(member: Member, message: Message) -> str:
     return answer.reason
 
 
-def test_it_takes_part_in_what_it_is_told_of(federation: Federation, plan: Plan) -> None:
+def test_it_introduces_itself_and_takes_part_in_the_run(federation: Federation, plan: Plan) -> None:
     member = federation.member(1)
-    said = ask(member, Introduce(RUN, bytes(32), plan.to_toml()))
-    assert isinstance(said, Introduction)
+    introduction = ask(member, Introduce(RUN, bytes(32), plan.to_toml()))
+    assert isinstance(introduction, Introduction)
     shares = load_task(plan).shares
-    assert (said.client, said.samples, said.held) == (1, len(shares[1]), 0)
+    assert (introduction.client, introduction.samples, introduction.held) == (1, len(shares[1]), 0)
     assert ask(member, begin(plan)) == Ready(plan.trajectory_digest())
     assert isinstance(ask(member, Hello(0)), Advertisement)
 
 
 @pytest.mark.parametrize("message", [Hello(0), Over(RoundRequest(0, 0, RUN, RUN, CatchUp("weights", 0, ())))])
-def test_a_client_that_was_not_told_of_a_run_says_so(federation: Federation, message: Message) -> None:
+def test_a_client_that_knows_of_no_run_says_so(federation: Federation, message: Message) -> None:
     assert federation.member(0).answer(encode(message)) == UNREADY
 
 
@@ -81,7 +80,7 @@ def test_what_is_no_message_is_refused(federation: Federation, plan: Plan, data:
     assert "expected" in decode(member.answer(data), Abstention).reason
 
 
-def test_a_plan_that_shows_its_values_needs_its_consent(federation: Federation, plan: Plan) -> None:
+def test_a_plan_that_shows_a_clients_values_needs_its_consent(federation: Federation, plan: Plan) -> None:
     shown = change(plan, ['secure.mode="off"'])
     for message in (Introduce(RUN, bytes(32), shown.to_toml()), begin(shown)):
         assert 'secure.mode = "off"' in refusal(federation.member(0), message)
@@ -110,10 +109,12 @@ def test_a_pinned_plan_may_leave_open_what_the_server_settles(federation: Federa
 def test_it_calls_no_function_that_a_server_names(federation: Federation, plan: Plan, setting: str) -> None:
     offered = change(plan, [setting])
     for message in (Introduce(RUN, bytes(32), offered.to_toml()), begin(offered)):
-        assert "functions of somebody's own" in refusal(federation.member(0), message)
+        assert "functions outside BAFFLE" in refusal(federation.member(0), message)
 
 
-def test_it_knows_how_many_there_are_and_what_it_affords(federation: Federation, plan: Plan) -> None:
+def test_it_refuses_another_number_of_clients_and_more_directions_than_it_affords(
+    federation: Federation, plan: Plan
+) -> None:
     assert "the roster has 3" in refusal(federation.member(0), begin(plan, (4, 4)))
     more = change(plan, ["federation.clients=5"])
     assert "5 clients" in refusal(federation.member(0), begin(more, (4,) * 5))
@@ -121,13 +122,13 @@ def test_it_knows_how_many_there_are_and_what_it_affords(federation: Federation,
     assert isinstance(ask(federation.member(0, affords=2), begin(plan, (2, 4, 4))), Ready)
 
 
-def test_a_plan_that_is_none_is_refused(federation: Federation) -> None:
+def test_a_malformed_plan_is_refused(federation: Federation) -> None:
     assert "plan" in refusal(federation.member(0), Introduce(RUN, bytes(32), "k = ["))
     assert "unknown" in refusal(federation.member(0), Introduce(RUN, bytes(32), "surprise = 1")).lower()
 
 
 def test_being_told_again_changes_nothing(federation: Federation, plan: Plan) -> None:
-    """A new session would forget the keys that the others count on."""
+    """A new session would lose the keys that the other clients rely on."""
     member = federation.member(0)
     ask(member, begin(plan))
     client = member._client
@@ -136,19 +137,19 @@ def test_being_told_again_changes_nothing(federation: Federation, plan: Plan) ->
 
 
 def test_marks_outlive_the_process(federation: Federation) -> None:
-    """A server that asks a client about the same slot twice is refused, whoever of them was started anew."""
+    """A client that was restarted still refuses a server that asks it about the same slot twice."""
     federation.serve(federation.nodes(3))
-    told = begin(load_task(federation.plan).plan)
+    message = begin(load_task(federation.plan).plan)
     run = bytes.fromhex(serve._read(federation.run).run)
     for _ in range(2):
-        again = federation.member(1)
-        assert isinstance(ask(again, Begin(run, told.plan, told.tiers)), Ready)
+        restarted = federation.member(1)
+        assert isinstance(ask(restarted, Begin(run, message.plan, message.tiers)), Ready)
         for slot in range(6):
-            assert "is not after slot 5" in refusal(again, Hello(slot))
-        assert isinstance(ask(again, Hello(6)), Advertisement)
-    fresh = federation.member(1)
-    assert isinstance(ask(fresh, told), Ready)
-    assert isinstance(ask(fresh, Hello(0)), Advertisement)  # another run
+            assert "is not after slot 5" in refusal(restarted, Hello(slot))
+        assert isinstance(ask(restarted, Hello(6)), Advertisement)
+    in_another_run = federation.member(1)
+    assert isinstance(ask(in_another_run, message), Ready)
+    assert isinstance(ask(in_another_run, Hello(0)), Advertisement)
 
 
 def test_damaged_marks_keep_a_client_out(federation: Federation, plan: Plan) -> None:
@@ -158,32 +159,31 @@ def test_damaged_marks_keep_a_client_out(federation: Federation, plan: Plan) -> 
     assert "could be asked twice" in refusal(federation.member(0), begin(plan))
 
 
-def test_a_folder_that_cannot_be_used_is_said_in_one_line(federation: Federation, plan: Plan) -> None:
+def test_a_folder_that_cannot_be_used_is_reported_in_the_refusal(federation: Federation, plan: Plan) -> None:
     (federation.folder / "client-0").write_text("a file")
     assert "cannot be used" in refusal(federation.member(0), begin(plan))
 
 
 @pytest.mark.parametrize("damage", ["bytes", "missing", "other weights"])
-def test_a_client_with_a_spoilt_replica_gets_the_weights_whole(federation: Federation, damage: str) -> None:
-    """It is found out by the hash, and it is back two rounds later."""
+def test_a_client_with_a_damaged_replica_gets_the_weights_whole(federation: Federation, damage: str) -> None:
+    """The hash gives the damage away, and the client is back two rounds later."""
     federation.plan = change(federation.plan, ["rounds=10"])
     nodes = federation.nodes(3)
 
-    def spoil(exchange: int) -> None:
+    def restart_damaged(exchange: int) -> None:
         if exchange == 12:
-            spoilt(federation, damage)
+            damage_replica(federation, damage)
             nodes.computers[102] = federation.member(2).answer
 
-    nodes.before = spoil
+    nodes.before = restart_damaged
     summary = federation.serve(nodes)
     assert summary["rounds"] == 10
     assert summary["skipped_rounds"] <= 3
-    found = verify(federation.run).weights_sha256
-    assert {federation.held(number) for number in range(3)} == {found}
+    federation.require_agreement(range(3))
 
 
-def spoilt(federation: Federation, damage: str) -> None:
-    """Spoil what client 2 has saved."""
+def damage_replica(federation: Federation, damage: str) -> None:
+    """Damage what client 2 has saved."""
     federation.members[2].close()
     client = federation.members[2]._client
     assert client is not None
@@ -206,21 +206,20 @@ def test_a_replica_that_went_astray_is_replaced_while_the_client_lives(federatio
     nodes = federation.nodes(3)
     federation.members[1].tell = federation.told.append
 
-    def spoil(exchange: int) -> None:
+    def lose_state(exchange: int) -> None:
         client = federation.members[1]._client
         if exchange == 10 and client:
             held = client.replica._held
             client.replica._held = held._replace(state=Replica(client.replica.trajectory)._held.state)
 
-    nodes.before = spoil
+    nodes.before = lose_state
     federation.serve(nodes)
-    assert federation.said("needs them whole")
-    found = verify(federation.run).weights_sha256
-    assert {federation.held(number) for number in range(3)} == {found}
+    assert federation.said("asks for them whole")
+    federation.require_agreement(range(3))
 
 
 def test_a_server_whose_snapshot_is_wrong_is_refused(federation: Federation, plan: Plan) -> None:
-    """It lies, or it is damaged; to ask it again would not help."""
+    """Such a server lies or is damaged, so asking it again would not help."""
     member = federation.member(0, pinned=change(plan, ['secure.mode="off"']))
     shown = change(plan, ['secure.mode="off"'])
     assert isinstance(ask(member, begin(shown)), Ready)
@@ -231,7 +230,7 @@ def test_a_server_whose_snapshot_is_wrong_is_refused(federation: Federation, pla
     assert "not the ones that the server names" in decode(member.answer(encode(request)), Abstention).reason
 
 
-def test_what_goes_wrong_in_its_own_house_is_an_abstention(federation: Federation, plan: Plan) -> None:
+def test_an_error_of_its_own_is_an_abstention(federation: Federation, plan: Plan) -> None:
     def fails(_plan: Plan) -> int:
         raise RunFolderError("no disk")
 

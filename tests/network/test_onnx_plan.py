@@ -1,4 +1,5 @@
-"""A plan whose model came as ONNX: simulated, served, resumed, exported again, and refused where it cannot be."""
+"""A plan whose model came as ONNX: it is simulated, served, resumed and exported again, and what it cannot do is
+refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,7 @@ ONNX = 'task.model={name="onnx"}'
 
 
 def _foreign(path: Path, pixels: int = 8, seed: int = 0) -> None:
-    """A classifier of digits that somebody else made: a layer with ReLU, and another."""
+    """Save a classifier of digits as another tool would make it: a layer with ReLU, then a linear one."""
     random = np.random.default_rng(seed)
     hidden = random.standard_normal((pixels**2, 12)).astype(np.float32) * np.float32(0.125)
     last = random.standard_normal((12, 10)).astype(np.float32) * np.float32(0.25)
@@ -110,22 +111,22 @@ def test_clients_of_a_network_need_the_folder_and_get_everybodys_weights(
     keys = new_keys(tmp_path, 4)
 
     def member(number: int) -> Member:
-        count, own = count_samples(number, None, part=True), tmp_path / f"state-{number}"
-        equipped = with_onnx(number, None, model, part=True) if number < 3 else with_torch(number, None, part=True)
-        return Member(keys[number], own, count, equipped)
+        count = count_samples(number, None, part=True)
+        equip = with_onnx(number, None, model, part=True) if number < 3 else with_torch(number, None, part=True)
+        return Member(keys[number], tmp_path / f"state-{number}", count, equip)
 
-    told = list[str]()
+    lines = list[str]()
     nodes = Nodes({number: member(number).answer for number in range(4)})
     chosen = plan("federation.clients=4", "run.deadline_seconds=3")
-    summary = serve(chosen, tmp_path / "run", nodes, keys[0].roster, least=3, tell=told.append)
+    summary = serve(chosen, tmp_path / "run", nodes, keys[0].roster, least=3, tell=lines.append)
     assert summary["rounds"] == 6
-    assert any("client 3 does not take part" in line and "give a copy" in line for line in told), told
-    assert told[-1] == "3 of 4 clients hold the last weights"
+    assert any("client 3 does not take part" in line and "copy its folder" in line for line in lines), lines
+    assert lines[-1] == "3 of 4 clients hold the last weights"
     assert verify(tmp_path / "run").weights_sha256 == summary["weights_sha256"]
 
 
 def test_a_plan_that_names_no_graph_is_the_same_as_the_run_that_does(plan: Callable[..., Plan], tmp_path: Path) -> None:
-    """As that of a server that is started again, or of a client with --plan."""
+    """Such a plan is given to a server that is started again, or to a client with --plan."""
     simulate(plan("rounds=1"), tmp_path / "run")
     stored = load(str(tmp_path / "run" / "plan.toml"))
     require_same(plan(), stored)
@@ -145,11 +146,11 @@ def test_another_graph_is_no_clients_model(plan: Callable[..., Plan], tmp_path: 
         load_task(plan(f'run.model="{tmp_path / "small"}"'))
 
 
-def test_what_a_run_will_cost_is_told_without_what_only_pytorch_knows(plan: Callable[..., Plan]) -> None:
-    found = costs(load_task(plan()))
-    assert found.n_weights == 900
-    assert found.alignment is not None
-    assert found.precision is None
+def test_the_costs_of_a_run_leave_out_what_only_pytorch_knows(plan: Callable[..., Plan]) -> None:
+    estimate = costs(load_task(plan()))
+    assert estimate.n_weights == 900
+    assert estimate.alignment is not None
+    assert estimate.precision is None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""A networked run from end to end, with members in memory: whoever vanishes, comes back or lies, it ends, and everybody
-holds the same weights."""
+"""A networked run from end to end, with members in memory. Clients and servers vanish and come back; the run ends, and
+everybody holds the same weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,15 +34,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> list[ClientKeys]:
 
 @pytest.fixture
 def federation(keys: list[ClientKeys], tiny: Callable[..., Plan], tmp_path: Path) -> Federation:
-    """Four clients, of whom three are enough."""
+    """Four clients; three are enough for a round."""
     return Federation(keys, tmp_path, tiny(*ON, "run.deadline_seconds=0.2", "run.evaluate_every=100"))
-
-
-def agree(federation: Federation, clients: int = 4) -> str:
-    """The hash that the journal and the folder of every client come to."""
-    found = verify(federation.run).weights_sha256
-    assert {federation.held(number) for number in range(clients)} == {found}
-    return found
 
 
 @pytest.mark.parametrize(
@@ -68,11 +61,12 @@ def test_a_network_and_a_simulation_end_with_the_same_weights(
 
 
 def test_in_the_end_every_client_has_the_last_weights_on_disk(federation: Federation) -> None:
-    assert federation.serve(federation.nodes(4))["weights_sha256"] == agree(federation)
+    summary = federation.serve(federation.nodes(4))
+    assert summary["weights_sha256"] == federation.require_agreement(range(4))
     assert all(member.over for member in federation.members.values())
 
 
-def test_a_client_that_is_started_anew_comes_back(federation: Federation) -> None:
+def test_a_client_that_is_restarted_comes_back(federation: Federation) -> None:
     nodes = federation.nodes(4)
 
     def restart(exchange: int) -> None:
@@ -84,7 +78,7 @@ def test_a_client_that_is_started_anew_comes_back(federation: Federation) -> Non
     assert summary["rounds"] == 6
     assert summary["skipped_rounds"] == 0
     assert federation.said("client 2 must be told about the run again")
-    agree(federation)
+    federation.require_agreement(range(4))
 
 
 def test_a_client_joins_late_and_another_leaves(federation: Federation) -> None:
@@ -102,8 +96,7 @@ def test_a_client_joins_late_and_another_leaves(federation: Federation) -> None:
     assert (summary["rounds"], summary["skipped_rounds"]) == (10, 0)
     assert federation.said("client 3 takes part")
     assert federation.said("client 0 has left")
-    found = verify(federation.run).weights_sha256
-    assert {federation.held(number) for number in (1, 2, 3)} == {found}
+    federation.require_agreement((1, 2, 3))
 
 
 def test_a_client_that_is_silent_for_a_while_is_a_dropout(federation: Federation) -> None:
@@ -115,11 +108,11 @@ def test_a_client_that_is_silent_for_a_while_is_a_dropout(federation: Federation
     summary = federation.serve(nodes)
     assert summary["rounds"] == 8
     assert summary["dropouts"] > 0
-    agree(federation)
+    federation.require_agreement(range(4))
 
 
-def test_too_few_clients_are_waited_for(federation: Federation) -> None:
-    """No round is lost while the others are away."""
+def test_the_server_waits_while_too_few_clients_are_here(federation: Federation) -> None:
+    """No round is skipped while the others are away."""
     nodes = federation.nodes(4)
     away: dict[int, Callable[[bytes], bytes | None]] = {}
 
@@ -129,72 +122,72 @@ def test_too_few_clients_are_waited_for(federation: Federation) -> None:
 
     nodes.before = leave
 
-    def tell(words: str) -> None:
-        federation.told.append(words)
-        if "are needed: waiting" in words:
+    def tell(line: str) -> None:
+        federation.told.append(line)
+        if "are needed: waiting" in line:
             nodes.computers.update(away)
 
     summary = serve.serve(federation.plan, federation.run, nodes, federation.roster, tell=tell)
     assert federation.said("2 clients are here, 3 are needed: waiting")
     assert summary["skipped_rounds"] <= 2
-    agree(federation)
+    federation.require_agreement(range(4))
+
+
+def stop_at(stop: int) -> Callable[[int], None]:
+    """Kills the server before this exchange."""
+
+    def before(exchange: int) -> None:
+        if exchange == stop:
+            raise StoppedError
+
+    return before
 
 
 @pytest.mark.slow
 def test_the_server_is_killed_at_every_exchange_and_goes_on(
     keys: list[ClientKeys], federation: Federation, tmp_path: Path
 ) -> None:
-    """Members live on. A round or two are skipped; the journal verifies, and everybody holds its weights."""
-    whole = federation.nodes(4)
-    federation.serve(whole)
-    for stop in range(1, whole.exchanges + 1):
-        one = Federation(keys, tmp_path / str(stop), federation.plan)
-        nodes = one.nodes(4)
-
-        def kill(exchange: int, stop: int = stop) -> None:
-            if exchange == stop:
-                raise StoppedError
-
-        nodes.before = kill
+    """The members stay alive. At most two rounds are skipped, the journal verifies, and everybody holds its weights."""
+    undisturbed = federation.nodes(4)
+    federation.serve(undisturbed)
+    for stop in range(1, undisturbed.exchanges + 1):
+        stopped = Federation(keys, tmp_path / str(stop), federation.plan)
+        nodes = stopped.nodes(4)
+        nodes.before = stop_at(stop)
         with pytest.raises(StoppedError):
-            one.serve(nodes)
-        summary = one.serve(nodes)
+            stopped.serve(nodes)
+        summary = stopped.serve(nodes)
         assert summary["rounds"] == 6
         assert summary["skipped_rounds"] <= 2, stop
-        assert one.said("4 of 4 clients hold the last weights"), stop
-        agree(one)
+        assert stopped.said("4 of 4 clients hold the last weights"), stop
+        stopped.require_agreement(range(4))
 
 
 @pytest.mark.parametrize("stop", [6, 9, 12])
 def test_everybody_is_killed_at_once_and_goes_on(federation: Federation, stop: int) -> None:
     nodes = federation.nodes(4)
-
-    def kill(exchange: int) -> None:
-        if exchange == stop:
-            raise StoppedError
-
-    nodes.before = kill
+    nodes.before = stop_at(stop)
     with pytest.raises(StoppedError):
         federation.serve(nodes)
     summary = federation.serve(federation.nodes(4))
     assert summary["rounds"] == 6
     assert summary["skipped_rounds"] <= 2
-    agree(federation)
+    federation.require_agreement(range(4))
 
 
-def test_a_client_that_missed_the_end_is_told_when_the_server_is_started_again(federation: Federation) -> None:
+def test_a_client_that_missed_the_end_gets_the_weights_when_the_server_is_started_again(federation: Federation) -> None:
     nodes = federation.nodes(4)
 
-    def kill(exchange: int) -> None:
+    def leave(exchange: int) -> None:
         if exchange == 14:
             del nodes.computers[103]
 
-    nodes.before = kill
+    nodes.before = leave
     federation.serve(nodes)
     nodes.computers[103] = federation.member(3).answer
     again = federation.serve(nodes)
     assert again["rounds"] == 6
-    agree(federation)
+    federation.require_agreement(range(4))
 
 
 def test_a_server_that_was_killed_before_its_plan_was_written_begins_anew(federation: Federation) -> None:
@@ -219,21 +212,21 @@ def test_slower_clients_get_a_tier(federation: Federation) -> None:
     assert federation.members[3]._client is not None
     assert [federation.members[n]._client.worker.k for n in range(4)] == [4, 4, 4, 2]  # type: ignore[union-attr]
     assert (summary["rounds"], summary["skipped_rounds"], summary["refusals"]) == (6, 0, 0)
-    agree(federation)
+    federation.require_agreement(range(4))
 
 
 def introductions(*affords: int) -> dict[int, Introduction]:
-    return {number: Introduction(number, 10 + number, one, 0, bytes(64)) for number, one in enumerate(affords)}
+    return {number: Introduction(number, 10 + number, k, 0, bytes(64)) for number, k in enumerate(affords)}
 
 
-def test_the_server_plans_for_what_clients_say_of_themselves(federation: Federation) -> None:
+def test_the_server_settles_the_plan_from_the_clients_introductions(federation: Federation) -> None:
     four = change(federation.plan, ["federation.clients=4"])
     plan, tiers = settle(four, introductions(0, 3, 9, 4))
     assert tiers == (4, 3, 4, 4)
     assert [(tier.k, tier.share) for tier in plan.federation.tiers] == [(3, 1 / 4)]
     assert plan.ring.n_max == 13
-    given = change(four, ["federation.tiers=[{k=1, share=0.25}]"])
-    assert settle(given, introductions(0, 0, 0, 0))[1] == tuple(tiers_of(given))
+    tiered = change(four, ["federation.tiers=[{k=1, share=0.25}]"])
+    assert settle(tiered, introductions(0, 0, 0, 0))[1] == tuple(tiers_of(tiered))
     uniform = change(federation.plan, ['federation.weighting="uniform"'])
     assert settle(uniform, introductions(0))[0].ring.n_max == 1
     fixed = change(federation.plan, ["ring.n_max=7"])
@@ -242,10 +235,10 @@ def test_the_server_plans_for_what_clients_say_of_themselves(federation: Federat
 
 def test_a_tier_whose_last_directions_would_be_seen_is_refused(federation: Federation) -> None:
     plan = change(federation.plan, ["federation.clients=4"])
-    with pytest.raises(PlanError, match=r"2 clients afford 4 directions.*expected 3 at least; set probe.k=3"):
+    with pytest.raises(PlanError, match=r"only 2 clients afford 4 directions.*expected at least 3.*set probe.k=3"):
         settle(plan, introductions(0, 2, 3, 4))
-    open_ = change(plan, ['secure.mode="off"'])
-    assert settle(open_, introductions(0, 2, 3, 4))[1] == (4, 2, 3, 4)
+    without_secure_sums = change(plan, ['secure.mode="off"'])
+    assert settle(without_secure_sums, introductions(0, 2, 3, 4))[1] == (4, 2, 3, 4)
 
 
 def test_a_server_must_go_on_with_its_own_plan(federation: Federation) -> None:

@@ -1,6 +1,6 @@
 """A network in memory: members in threads, on nodes that may vanish, come back, be late or lie."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from baffle.client.replica import Replica
 from baffle.core.state import FLOAT
+from baffle.journal.replay import verify
 from baffle.network.authority import make_keys
 from baffle.network.equipment import count_samples, with_torch
 from baffle.network.keys import ClientKeys, Roster
@@ -92,6 +93,12 @@ class Federation:
     def said(self, words: str) -> bool:
         """Whether the server has reported this."""
         return any(words in line for line in self.told)
+
+    def require_agreement(self, clients: Iterable[int]) -> str:
+        """The hash of the run's weights, which the journal and the folders of these clients must agree on."""
+        expected = verify(self.run).weights_sha256
+        assert {self.held(number) for number in clients} == {expected}
+        return expected
 
     def held(self, number: int) -> str:
         """The hash of the weights that a client has on its disk."""

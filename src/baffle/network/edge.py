@@ -1,4 +1,4 @@
-"""A worker for devices without PyTorch: an exported model, the client's own data, forward passes."""
+"""A worker for devices without PyTorch: it runs an exported model on the client's own data."""
 
 import ctypes
 from collections.abc import Iterator
@@ -20,43 +20,46 @@ from baffle.runtime.onnx.model_folder import Manifest
 from baffle.trajectory import trajectory_of
 
 MICRO_BATCH = 4
-"""Samples that go through the graph at once, where the plan says more: they need less memory and hardly more time."""
+"""At most this many samples go through the graph at once, even if the plan says more: this takes less memory and hardly
+more time."""
 
 NUMBERS_AT_ONCE = 1 << 15
-"""Numbers of directions that are drawn at a time: a quarter of the usual, and of its memory."""
+"""How many numbers of directions are drawn at a time: a quarter of the usual, which takes a quarter of the memory."""
 
 MMAP_THRESHOLD, LARGE = -3, 1 << 17
-"""glibc's number for a setting, and its value: blocks of so many bytes are mapped alone, and unmapped when freed."""
+"""glibc's setting M_MMAP_THRESHOLD, and a value for it in bytes: larger blocks get a mapping of their own, which goes
+back to the system when they are freed."""
 
 
 def edge_worker(
     plan: Plan, model: Path, number: int, k: int, data: Path | None = None, *, part: bool = False
 ) -> Worker:
-    """What computes for client `number` of a resolved plan, with the model in a folder that `baffle export` made. It
+    """A worker for client `number` of a resolved plan, with the model in a folder that `baffle export` wrote. It
     evaluates the first `k` directions of a round.
 
-    All training samples in the data folder are this client's. With `part` the folder holds everybody's, and the client
-    takes its part of them by the plan's partition.
+    All training samples in the data folder are this client's. With `part` the folder holds every client's samples, and
+    this one takes its share by the plan's partition.
     """
     _require_fit(plan, number)
     give_memory_back()
     runtime = OnnxLoss(model, micro_batch=min(plan.probe.micro_batch, MICRO_BATCH))
     _require_model(plan, runtime.manifest, model)
-    # Threads would each need memory, and none of a run's bits depends on their number.
-    alone = msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1))
-    trajectory = trajectory_of(alone, runtime.n_weights, NUMBERS_AT_ONCE)
+    # Each thread would need memory. The number of threads changes no bit of a run.
+    one_thread = msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1))
+    trajectory = trajectory_of(one_thread, runtime.n_weights, NUMBERS_AT_ONCE)
 
     @contextmanager
     def borrow() -> Iterator[Runtime]:
         yield runtime
 
-    held = _samples(plan, runtime, number, data, part=part)
-    return Worker(number, k, trajectory, held, np.arange(len(held)), borrow)
+    samples = _samples(plan, runtime, number, data, part=part)
+    return Worker(number, k, trajectory, samples, np.arange(len(samples)), borrow)
 
 
 def give_memory_back() -> None:
-    """Let large blocks of NumPy and Python go back to the system when they are freed: left alone, glibc keeps ever
-    larger ones. ONNX Runtime has an arena of its own, so forward passes do not suffer."""
+    """Make large blocks of NumPy and Python go back to the system when they are freed. By default glibc raises its
+    threshold over time and keeps larger and larger blocks. ONNX Runtime has its own arena, so forward passes are no
+    slower."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(MMAP_THRESHOLD, LARGE)
@@ -76,11 +79,11 @@ def _require_model(plan: Plan, manifest: Manifest, folder: Path) -> None:
         if manifest.model_sha256 != plan.task.model.graph:
             raise ModelError(f"the graph in {folder} is another than the plan's; copy the server's folder")
     elif manifest.architecture not in ("", plan.model_digest().hex()):
-        raise ModelError(f"the model in {folder} is another than the plan's; export it from this plan")
+        raise ModelError(f"the model in {folder} was exported for another plan; export it from this plan")
 
 
 def _samples(plan: Plan, runtime: OnnxLoss, number: int, folder: Path | None, *, part: bool) -> Dataset:
-    """This client's samples, and nothing else, so that memory holds no more."""
+    """This client's samples alone, so that those of the others are freed."""
     source, manifest = load(plan.task.data, folder, plan.task.pixels), runtime.manifest
     if (source.shape, source.classes) != (manifest.input_shape, manifest.classes):
         raise ModelError(

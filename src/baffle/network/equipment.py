@@ -1,4 +1,4 @@
-"""What a networked client computes with: its samples, and a model on the plan's runtime or an exported one."""
+"""What a networked client computes with: its samples, and the plan's own model or an exported one."""
 
 from functools import lru_cache, partial
 from pathlib import Path
@@ -25,7 +25,8 @@ def all_its_own(plan: Plan, source: Source) -> list[I64]:
 
 
 def count_samples(number: int, data: Path | None, *, part: bool) -> CountSamples:
-    """How many samples a client has. With `part` the folder holds everybody's, and the plan says which are its own."""
+    """How many samples a client has. With `part` the folder holds every client's samples, and the plan's partition says
+    which are this one's."""
 
     def count(plan: Plan) -> int:
         source = load(plan.task.data, data, plan.task.pixels)
@@ -35,12 +36,12 @@ def count_samples(number: int, data: Path | None, *, part: bool) -> CountSamples
 
 
 def with_torch(number: int, data: Path | None, *, part: bool) -> Equip:
-    """Workers that run the plan's own model."""
+    """Makes workers that run the plan's own model."""
     return partial(_with_torch, number, data, share_out if part else all_its_own)
 
 
 def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equip:
-    """Workers that run a model that was exported before."""
+    """Makes workers that run an exported model."""
 
     def equip(plan: Plan, k: int) -> Worker:
         from baffle.network.edge import edge_worker
@@ -52,14 +53,14 @@ def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equ
 
 def _with_torch(number: int, data: Path | None, share: "ShareOut", plan: Plan, k: int) -> Worker:
     if isinstance(plan.task.model, Onnx):
-        raise ModelError("the plan's model came as ONNX; give a copy of the server's folder of it as --model")
+        raise ModelError("the plan's model came as ONNX; copy its folder from the server and give it as --model")
     task, trajectory, runtimes = _loaded(plan.to_toml(), data, share)
     return Worker(number, k, trajectory, task.source.train, task.shares[number], runtimes.borrow)
 
 
 @lru_cache(maxsize=1)
 def _loaded(plan: str, data: Path | None, share: "ShareOut") -> "tuple[Task, Trajectory, Runtimes]":
-    """What the clients of one process share. In Flower's simulation it is asked for with every message."""
+    """What the clients of one process share. It is kept because Flower's simulation asks for it with every message."""
     from baffle.task.load import Runtimes, load_task
 
     task = load_task(parse(plan), data, share=share)

@@ -1,6 +1,6 @@
-"""A client in a network: what it does with whatever reaches it, over any transport.
+"""A client in a network: how it answers each message, over any transport.
 
-It needs no PyTorch. What it computes with comes from outside, as a function from a plan to a client.
+It needs no PyTorch. Its caller supplies a function that makes a `Worker` for a plan.
 """
 
 from collections.abc import Callable
@@ -34,17 +34,17 @@ from baffle.schedule import policy_of
 from baffle.trajectory import Trajectory, trajectory_of
 
 NEEDS_WORK = {"request", "masked-request"}
-"""The types of messages that a client needs its samples and its model for."""
+"""The types of messages that a client needs its samples and its model to answer."""
 
 Equip = Callable[[Plan, int], Worker]
-"""A plan, and how many of its directions this client evaluates → what computes for it."""
+"""A plan, and how many of its directions this client evaluates → the worker that computes for it."""
 
 CountSamples = Callable[[Plan], int]
 """A plan → how many samples this client has for it."""
 
 
 class FrozenMember(Message, frozen=True, tag="frozen-member"):
-    """A client of a run between two messages."""
+    """What a client of a run must keep between two messages."""
 
     begun: Begin
     weights: Number
@@ -55,9 +55,10 @@ class FrozenMember(Message, frozen=True, tag="frozen-member"):
 @dataclass
 class Member:
     """One client of a network. Its folder holds, for each run, what it must not forget: its marks and its replica.
-    Without a folder it remembers as long as it lives, or as whoever keeps what `frozen` gives.
+    Without a folder it remembers them only in memory, or for as long as its caller keeps what `frozen` returns.
 
-    `pinned` is the plan that it takes part in, and no other; without one it takes part in any with secure sums.
+    With a `pinned` plan it takes part in no other. Without one it takes part in any plan with secure sums that calls no
+    functions from outside BAFFLE.
     """
 
     keys: ClientKeys
@@ -83,7 +84,8 @@ class Member:
             return encode(Abstention(0, str(fault)))
 
     def frozen(self) -> bytes:
-        """Everything that another member needs to go on in place of this one: secrets, which belong in memory."""
+        """Everything that another member needs to continue in place of this one. It contains secrets: keep it in
+        memory only."""
         if self._client is None or self._begun is None:
             return b""
         session = self._client.session
@@ -97,8 +99,8 @@ class Member:
         )
 
     def thaw(self, frozen: bytes, *, idle: bool) -> None:
-        """Go on in place of another member. An idle one has neither samples nor a model: it saves the time to load
-        them where the next message does not need them."""
+        """Continue in place of another member. With `idle`, load neither samples nor a model: that saves time if the
+        next message does not need them."""
         if frozen:
             known = decode(frozen, FrozenMember)
             plan = parse(known.begun.plan)
@@ -109,7 +111,7 @@ class Member:
                 self._take_part(known.begun, worker.trajectory, worker, known)
 
     def close(self) -> None:
-        """Write down what it holds."""
+        """Save the replica, so that a restarted client can continue from it."""
         if self._client:
             self._client.replica.save()
 
@@ -120,11 +122,11 @@ class Member:
         return UNREADY if self._lost_its_way(self._client.replica) else reply
 
     def _lost_its_way(self, replica: Replica) -> bool:
-        """Whether its weights turned out not to be those of the others. It forgets them, so that the server, when it is
-        met again, sends them whole."""
+        """Whether the weights of this client turned out to differ from the server's. If so it forgets them. When it
+        introduces itself again, the server sends it the whole state."""
         if not replica.astray:
             return False
-        self.tell("its weights are not those of the others; it needs them whole")
+        self.tell("this client's weights are not the server's; it asks for them whole")
         replica.forget()
         return True
 
@@ -175,7 +177,7 @@ class Member:
             raise RefusalError(f"{asked.tiers[number]} directions a round, but this client affords {self.affords}")
         current = self._client.replica.trajectory.digest if self._client and self._in(asked.run) else b""
         if current == plan.trajectory_digest():
-            return  # told again; a new session would forget keys that the others still count on
+            return  # the server repeats itself; a new session would lose keys that the other clients still rely on
         worker = self.equip(plan, asked.tiers[number])
         replica = self._take_part(asked, worker.trajectory, worker).replica
         at = f", from round {replica.round + 1} on" if replica.round >= 0 else ""
@@ -203,7 +205,7 @@ class Member:
         if known:
             replica.thaw(known.replica)
         self._client = Client(replica, worker, session)
-        self._begun = msgspec.structs.replace(begun, plan=trajectory.plan.to_toml())  # with nothing left open
+        self._begun = msgspec.structs.replace(begun, plan=trajectory.plan.to_toml())  # the plan as resolved
         return self._client
 
     def _in(self, run: bytes) -> bool:
@@ -214,18 +216,18 @@ class Member:
             require_same(for_roster(self.pinned, self.keys.roster), plan)
         elif plan.secure.mode == "off":
             raise RefusalError(
-                'the plan has secure.mode = "off": the server would see this client\'s values; a client that accepts '
-                "that says so with --plan"
+                'the plan has secure.mode = "off": the server would see this client\'s values; to accept that, give '
+                "the plan with --plan"
             )
         elif ":" in plan.task.data or isinstance(plan.task.model, Custom):
             raise RefusalError(
-                "the plan names functions of somebody's own for its data or model; a client that would call them says "
-                "so with --plan"
+                "the plan's data or model comes from functions outside BAFFLE; to let this client call them, give "
+                "the plan with --plan"
             )
 
     def _holds(self, run: bytes) -> int:
-        """The round whose weights it holds, or saved, of a run; −1 for none. The plan may not be settled yet, so that
-        what was saved is not read whole."""
+        """The round of a run whose weights this client holds or has saved; −1 for none. The plan may not be settled
+        yet, so the saved state itself is not unpacked."""
         if self._client and self._in(run):
             return self._client.replica.round
         folder = self._folder(run)
@@ -243,14 +245,15 @@ class Member:
 
 
 def for_roster(plan: Plan, roster: Roster) -> Plan:
-    """The plan with as many clients as the roster has."""
+    """The plan with the roster's number of clients."""
     return msgspec.structs.replace(
         plan, federation=msgspec.structs.replace(plan.federation, clients=len(roster.clients))
     )
 
 
 def require_same(pinned: Plan, offered: Plan) -> None:
-    """The offered plan must be the pinned one, but for what that leaves open and how long and how the run goes."""
+    """Refuse an offered plan that is not the pinned one. It may differ in what the pinned plan leaves open, in how long
+    the run is, and in `run.*`."""
     task, ring, probe, federation = pinned.task, pinned.ring, pinned.probe, pinned.federation
     settled = msgspec.structs.replace(
         pinned,

@@ -1,7 +1,7 @@
-"""The server of a networked run: wait for clients, settle the plan, play its rounds, say goodbye.
+"""The server of a networked run: wait for clients, settle the plan, play its rounds, send everybody the last weights.
 
-A server that is killed and started again with the same folder goes on where its journal ends. Each round is durable
-before anybody is told of it.
+A server that was killed and is started again with the same folder continues where its journal ends. A round is durable
+before any client learns of it.
 """
 
 import secrets
@@ -29,16 +29,18 @@ from baffle.task.load import Runtimes, ServerTask, load_server_task
 from baffle.trajectory import Trajectory, trajectory_of
 
 SETTLED = "network.json"
-"""A file in the run's folder, written before its plan is."""
+"""The file in the run's folder that holds a `Settled`. It is written before the plan."""
 
 LOOK = 0.25
-"""Seconds between two looks at who is there, while too few are."""
+"""Seconds between two checks for new clients, while there are too few."""
 
 Tell = Callable[[str], None]
+"""Takes one line about the run's progress, for whoever runs the server."""
 
 
 class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a networked run must keep beside its plan: its name among all runs, and each client's directions."""
+    """What a networked run must keep beside its plan: a random name for the run, in hex, and how many directions each
+    client evaluates."""
 
     run: str
     tiers: tuple[int, ...]
@@ -55,8 +57,8 @@ def serve(
     watch: Watch = lambda _progress: None,
     tell: Tell = lambda _words: None,
 ) -> Summary:
-    """Run a plan with the clients of a network into a folder, or go on with the run that is there. A new run begins
-    when `least` clients are there (0: as many as take part in a round).
+    """Run a plan with the clients of a network into a folder, or continue the run that is already there. A new run
+    begins when `least` clients are connected (0: as many as take part in a round).
 
     The server needs no training sample. Without a test set it measures no accuracy, and says so."""
     plan = _for(plan, roster)
@@ -65,13 +67,13 @@ def serve(
             stored = load(str(folder.plan))
             require_same(plan, stored)
             settled = _read(out)
-            clients = ConnectedClients(*_about(nodes, roster, settled, stored, tell))
+            clients = _connected_clients(nodes, roster, settled, stored, tell)
             task = load_server_task(stored, data, max(stored.ring.n_max, stored.probe.micro_batch))
             return _run(folder, settled, task, clients, {}, watch)
-    _forget(out)
+    _remove_settled(out)
     folder = RunFolder.new(out)
     settled = Settled(secrets.token_hex(32), ())
-    clients = ConnectedClients(*_about(nodes, roster, settled, plan, tell))
+    clients = _connected_clients(nodes, roster, settled, plan, tell)
     newcomers = _gather(clients, least or plan.per_round)
     plan, tiers = settle(plan, newcomers)
     task = load_server_task(plan, data, max(newcomer.samples for newcomer in newcomers.values()))
@@ -84,8 +86,8 @@ def serve(
 
 
 def settle(plan: Plan, newcomers: Mapping[int, Introduction]) -> tuple[Plan, tuple[int, ...]]:
-    """The plan with what the clients say about themselves: the largest number of samples, and tiers for those that
-    afford fewer directions than others. A client that has not come yet is expected to afford them all."""
+    """The plan with what follows from the clients' introductions: the largest number of samples, and tiers for clients
+    that afford fewer directions than others. A client that has not connected yet is expected to afford them all."""
     ring, federation = plan.ring, plan.federation
     most = 1 if federation.weighting == "uniform" else max(newcomer.samples for newcomer in newcomers.values())
     tiers = tiers_of(plan)
@@ -95,8 +97,8 @@ def settle(plan: Plan, newcomers: Mapping[int, Introduction]) -> tuple[Plan, tup
     slower = sorted({k for k in tiers if k < plan.probe.k})
     if slower and not federation.tiers and tiers.count(plan.probe.k) < plan.secure.floor and plan.secure.mode != "off":
         raise PlanError(
-            f"probe.k: {tiers.count(plan.probe.k)} clients afford {plan.probe.k} directions, and their last ones would "
-            f"be seen: expected {plan.secure.floor} at least; set probe.k={slower[-1]}"
+            f"probe.k: only {tiers.count(plan.probe.k)} clients afford {plan.probe.k} directions, so the server could "
+            f"see their last values; expected at least {plan.secure.floor} such clients; set probe.k={slower[-1]}"
         )
     shares = tuple(Tier(k=k, share=tiers.count(k) / len(tiers)) for k in slower)
     return (
@@ -140,7 +142,7 @@ def _run(
                 continue
             waiting = False
             running.play(clients, aggregation)
-        _part(running, samples, clients, about)
+        _hand_out_last_weights(running, samples, clients, about)
         return running.finish()
 
 
@@ -151,7 +153,7 @@ def _welcome(
     newcomers: Mapping[int, Introduction],
     about: Begin,
 ) -> set[int]:
-    """Tell newcomers about the run and note which round each already holds. Gives those that take part."""
+    """Tell newcomers about the run, and note which round each already holds. Returns those that take part."""
     if not newcomers:
         return set()
     started = clients.start_run(list(newcomers), about, running.trajectory.digest)
@@ -163,10 +165,11 @@ def _welcome(
     return started
 
 
-def _part(running: Running, samples: dict[int, int], clients: ConnectedClients, about: Begin) -> None:
-    """Bring everybody to the last weights. Clients that were here are waited for, as long as for an answer; after a
-    restart that is everybody."""
-    expected, holders = clients.ever_ready or set(clients.directory), set[int]()
+def _hand_out_last_weights(running: Running, samples: dict[int, int], clients: ConnectedClients, about: Begin) -> None:
+    """Bring everybody to the last weights. Wait for each client that has taken part, at most as long as a round waits
+    for a reply. If the server was restarted and knows of none, wait for every client of the roster."""
+    expected = clients.ever_ready or set(clients.directory)
+    holders = set[int]()
     give_up = time.monotonic() + running.trajectory.plan.run.deadline_seconds
     present = running.present
     while True:
@@ -184,7 +187,7 @@ def _part(running: Running, samples: dict[int, int], clients: ConnectedClients, 
 
 
 def _enough(plan: Plan) -> int:
-    """With fewer clients no round can end."""
+    """The fewest clients that a round needs to have a sum."""
     return plan.secure.floor if plan.secure.mode != "off" else 1
 
 
@@ -212,15 +215,13 @@ def _gather(clients: ConnectedClients, least: int) -> dict[int, Introduction]:
 
 
 def _for(plan: Plan, roster: Roster) -> Plan:
-    """The plan with as many clients as the roster has, every round durable before it counts."""
+    """The plan for this roster's number of clients, with every round written to disk before it counts."""
     run = msgspec.structs.replace(plan.run, commit_seconds=0.0)
-    return parse(msgspec.structs.replace(for_roster(plan, roster), run=run).to_toml())  # checked as a whole
+    return parse(msgspec.structs.replace(for_roster(plan, roster), run=run).to_toml())  # parse checks it as a whole
 
 
-def _about(
-    nodes: Nodes, roster: Roster, settled: Settled, plan: Plan, tell: Tell
-) -> tuple[Nodes, dict[int, bytes], bytes, str, Tell]:
-    return nodes, roster.directory(), bytes.fromhex(settled.run), plan.to_toml(), tell
+def _connected_clients(nodes: Nodes, roster: Roster, settled: Settled, plan: Plan, tell: Tell) -> ConnectedClients:
+    return ConnectedClients(nodes, roster.directory(), bytes.fromhex(settled.run), plan.to_toml(), tell)
 
 
 def _read(out: Path) -> Settled:
@@ -233,8 +234,8 @@ def _read(out: Path) -> Settled:
         ) from None
 
 
-def _forget(out: Path) -> None:
-    """Remove what a server left behind that was killed before it wrote its plan. Nobody was told of that run."""
+def _remove_settled(out: Path) -> None:
+    """Remove the file that is left if a server was killed before it wrote its plan. No client learnt of that run."""
     try:
         (out / SETTLED).unlink(missing_ok=True)
     except OSError as fault:
