@@ -1,4 +1,4 @@
-"""A client's half of a round: which samples it uses, what it sends, what it counts for, and when it abstains."""
+"""A client's half of a round: which samples it uses, what it sends, how much weight it has, and when it abstains."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,7 +43,7 @@ OWN = ["federation.seeds=own"]
 
 
 class Bowl:
-    """A runtime whose loss is a bowl around a batch's mean label; it remembers what it was asked."""
+    """A runtime whose loss is a parabola around a batch's mean label. It remembers its batches, forwards and seeds."""
 
     def __init__(self, n: int, *, loss: float | None = None) -> None:
         self.n = n
@@ -104,9 +104,9 @@ class Setting:
         return self.trajectory.ring.decode(reply.elements().astype(np.uint32), 1)
 
     def values(self, number: int = 0) -> F64:
-        """What was sent, per sample."""
-        found = self.sent(number)
-        mean: F64 = found.totals / (self.trajectory.ring.scale * found.weight)
+        """The values that were sent, per sample."""
+        total = self.sent(number)
+        mean: F64 = total.totals / (self.trajectory.ring.scale * total.weight)
         return mean
 
 
@@ -130,14 +130,14 @@ def test_every_sample_is_used_once_before_any_is_used_twice(tiny: Callable[..., 
 def test_a_batch_of_zero_or_more_than_all_is_all_samples(tiny: Callable[..., Plan], batch: int) -> None:
     runtime = Bowl(5)
     Setting(_plan(tiny, f"federation.batch={batch}"), runtime).sent(3)
-    assert [sorted(found) for found in runtime.batches] == [list(range(SAMPLES))]
+    assert [sorted(used) for used in runtime.batches] == [list(range(SAMPLES))]
 
 
 def test_clients_use_their_own_samples_in_their_own_order(tiny: Callable[..., Plan]) -> None:
-    one, other = Bowl(5), Bowl(5)
-    Setting(_plan(tiny), one, number=0).sent()
-    Setting(_plan(tiny), other, number=1).sent()
-    assert one.batches != other.batches
+    first, second = Bowl(5), Bowl(5)
+    Setting(_plan(tiny), first, number=0).sent()
+    Setting(_plan(tiny), second, number=1).sent()
+    assert first.batches != second.batches
     few = Bowl(5)
     Setting(_plan(tiny, "federation.batch=0"), few, held=7).sent()
     assert few.batches == [list(range(7))]
@@ -160,17 +160,17 @@ def test_an_epoch_goes_through_all_samples_in_a_new_order(tiny: Callable[..., Pl
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("batch", [0, 5, 6, 20])
 @pytest.mark.parametrize("estimator", [FORWARD, BACKPROP])
-def test_as_many_steps_as_epochs_have_are_the_same(
+def test_steps_and_epochs_of_the_same_length_give_the_same_reply(
     tiny: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, epochs: int, batch: int, estimator: list[str]
 ) -> None:
-    monkeypatch.setattr(Plan, "trajectory_digest", lambda _: bytes(32))  # or the two would differ in their directions
+    monkeypatch.setattr(Plan, "trajectory_digest", lambda _: bytes(32))  # so that both draw the same directions
     settings = [*estimator, 'federation.level="epoch"', f"federation.batch={batch}"]
-    one, other = Bowl(5), Bowl(5)
-    by_epochs = Setting(_plan(tiny, *settings, f"federation.epochs={epochs}"), one)
+    in_epochs, in_steps = Bowl(5), Bowl(5)
+    by_epochs = Setting(_plan(tiny, *settings, f"federation.epochs={epochs}"), in_epochs)
     steps = epochs * (-(-SAMPLES // batch) if batch else 1)
-    by_steps = Setting(_plan(tiny, *settings, f"federation.steps={steps}"), other)
+    by_steps = Setting(_plan(tiny, *settings, f"federation.steps={steps}"), in_steps)
     assert by_steps.client.answer(by_steps.request(4)) == by_epochs.client.answer(by_epochs.request(4))
-    assert one.batches == other.batches
+    assert in_epochs.batches == in_steps.batches
 
 
 @pytest.mark.parametrize(("steps", "sizes"), [(1, [6]), (3, [6, 6, 6]), (6, [6, 6, 6, 2, 6, 6])])
@@ -250,7 +250,7 @@ def test_in_any_order_own_estimates_add_up_to_their_weighted_mean(tiny: Callable
     replies = [setting.reply() for setting in settings]
     vectors = [reply.elements().astype(np.uint32) for reply in replies if isinstance(reply, Contribution)]
     sums = [settings[0].trajectory.ring.decode(add(order), 4) for order in permutations(vectors)]
-    assert len({one.totals.tobytes() for one in sums}) == 1
+    assert len({total.totals.tobytes() for total in sums}) == 1
     group = Group(0, sums[0].totals.astype("<i4").tobytes(), sums[0].weight)
     gradient = settings[0].trajectory.rule.gradient(Outcome(0, "vector", (group,)))
     expected = np.average([setting.values() for setting in settings], axis=0, weights=[5, 10, 15, 20])
@@ -276,7 +276,7 @@ def test_a_slow_client_sends_a_prefix_that_counts_more(tiny: Callable[..., Plan]
     ],
 )
 @pytest.mark.parametrize("level", [[], EPOCH])
-def test_a_client_counts_for_its_samples_or_for_one(
+def test_the_weight_of_a_client_is_its_number_of_samples_or_one(
     tiny: Callable[..., Plan], level: list[str], settings: list[str], held: int, weight: int
 ) -> None:
     assert Setting(_plan(tiny, *level, *settings), Bowl(5), held=held).sent().weight == weight
@@ -311,9 +311,9 @@ def test_local_steps_follow_each_other_with_a_fresh_optimizer_every_round(tiny: 
 
 def test_local_directions_belong_to_round_client_and_step(tiny: Callable[..., Plan]) -> None:
     plan = _plan(tiny, 'federation.level="epoch"', "federation.batch=0")
-    one, other = Setting(plan, Bowl(5), number=0), Setting(plan, Bowl(5), number=1)
-    assert one.values(0).tolist() != other.values(0).tolist()
-    assert one.values(0).tolist() != one.values(1).tolist()
+    first, second = Setting(plan, Bowl(5), number=0), Setting(plan, Bowl(5), number=1)
+    assert first.values(0).tolist() != second.values(0).tolist()
+    assert first.values(0).tolist() != first.values(1).tolist()
 
 
 @pytest.mark.parametrize("settings", [FORWARD, OWN, EPOCH, STEPS, BACKPROP, [*BACKPROP, *EPOCH]])
@@ -326,7 +326,7 @@ def test_a_reply_can_be_computed_again(tiny: Callable[..., Plan], settings: list
 @pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("level", [["federation.epochs=1"], EPOCH])
 @pytest.mark.parametrize("estimator", [FORWARD, CENTRAL, BACKPROP])
-def test_a_loss_that_is_not_finite_is_said_and_nothing_is_sent(
+def test_a_client_whose_loss_is_not_finite_abstains_and_says_why(
     tiny: Callable[..., Plan], level: list[str], estimator: list[str], loss: float
 ) -> None:
     reply = Setting(_plan(tiny, *level, *estimator), Bowl(5, loss=loss)).reply(3)
@@ -341,19 +341,19 @@ def test_clipped_scalars_are_counted(tiny: Callable[..., Plan]) -> None:
     assert Setting(_plan(tiny, "ring.d_max=1e-6"), Bowl(5)).sent().clipped == 4
 
 
-def test_what_own_directions_clip_is_counted_and_update_max_is_not_asked(tiny: Callable[..., Plan]) -> None:
+def test_clipped_scalars_of_own_directions_are_counted_and_update_max_does_not_apply(tiny: Callable[..., Plan]) -> None:
     assert Setting(_plan(tiny, *OWN, "ring.update_max=1e-9"), Bowl(5)).sent().clipped == 0
     assert Setting(_plan(tiny, *OWN, "ring.d_max=1e-6"), Bowl(5)).sent().clipped == 4
 
 
-def test_values_clipped_on_the_way_are_counted_at_epoch_level(tiny: Callable[..., Plan]) -> None:
+def test_clipped_values_are_counted_at_epoch_level(tiny: Callable[..., Plan]) -> None:
     assert Setting(_plan(tiny, *EPOCH), Bowl(5)).sent().clipped == 0
     assert Setting(_plan(tiny, *EPOCH, "ring.d_max=1e-6"), Bowl(5)).sent().clipped == 5
     assert Setting(_plan(tiny, *EPOCH, "ring.update_max=1e-6"), Bowl(5)).sent().clipped == 5
 
 
 @pytest.mark.parametrize("settings", [FORWARD, OWN, EPOCH, BACKPROP])
-def test_a_reply_is_four_bytes_a_value_and_a_constant(tiny: Callable[..., Plan], settings: list[str]) -> None:
+def test_a_reply_is_four_bytes_per_value_and_a_constant(tiny: Callable[..., Plan], settings: list[str]) -> None:
     setting = Setting(_plan(tiny, *settings), Bowl(5))
     for number in (0, 2**40):
         assert len(setting.client.answer(setting.request(number))) == contribution_bytes(setting.trajectory)
@@ -362,8 +362,8 @@ def test_a_reply_is_four_bytes_a_value_and_a_constant(tiny: Callable[..., Plan],
 
 
 def test_a_request_of_another_plan_is_answered_with_a_refusal(tiny: Callable[..., Plan]) -> None:
-    mine, theirs = Setting(_plan(tiny), Bowl(5)), Setting(_plan(tiny, "probe.k=5"), Bowl(5))
-    reply = decode_reply(mine.client.answer(theirs.request()))
+    setting, other_plan = Setting(_plan(tiny), Bowl(5)), Setting(_plan(tiny, "probe.k=5"), Bowl(5))
+    reply = decode_reply(setting.client.answer(other_plan.request()))
     assert isinstance(reply, Abstention)
     assert "another plan" in reply.reason
 
@@ -391,9 +391,9 @@ def test_on_a_real_model_the_mean_of_many_scalars_times_directions_is_the_gradie
     request = RoundRequest(0, 0, trajectory.digest, state.weights_hash(), CatchUp("snapshot", 0, (pack(state),)))
     reply = decode_reply(client.answer(encode(request)))
     assert isinstance(reply, Contribution)
-    found = trajectory.ring.decode(reply.elements().astype(np.uint32), 1)
-    assert found.weight == len(task.shares[0])
-    group = Group(0, found.totals.astype("<i4").tobytes(), found.weight)
+    total = trajectory.ring.decode(reply.elements().astype(np.uint32), 1)
+    assert total.weight == len(task.shares[0])
+    group = Group(0, total.totals.astype("<i4").tobytes(), total.weight)
     estimate = trajectory.rule.gradient(Outcome(0, "scalars", (group,)))
     _, exact = runtime.gradient_on(task.source.train.batch(task.shares[0]))(state.weights)
     cosine = estimate @ exact / np.linalg.norm(estimate) / np.linalg.norm(exact)
@@ -410,8 +410,8 @@ def _keys_used(plan: Plan, number: int, rounds: int) -> list[bytes]:
 
     worker = replace(setting.worker, data=replace(setting.worker.data, augment=augment))
     client = replace(setting.client, worker=worker)
-    for number_of_round in range(rounds):
-        client.answer(setting.request(number_of_round))
+    for round_number in range(rounds):
+        client.answer(setting.request(round_number))
     return used
 
 
@@ -422,10 +422,10 @@ def test_every_step_of_every_client_and_round_is_augmented_in_its_own_way(
     tiny: Callable[..., Plan], level: list[str], steps: int
 ) -> None:
     plan = _plan(tiny, *level, "task.augment=true")
-    one, other = _keys_used(plan, 0, 2), _keys_used(plan, 1, 2)
-    assert len(one) == len(other) == 2 * steps
-    assert len(set(one + other)) == 4 * steps
-    assert one == _keys_used(plan, 0, 2)
+    first, second = _keys_used(plan, 0, 2), _keys_used(plan, 1, 2)
+    assert len(first) == len(second) == 2 * steps
+    assert len(set(first + second)) == 4 * steps
+    assert first == _keys_used(plan, 0, 2)
 
 
 def test_nothing_is_augmented_unless_the_plan_says_so(tiny: Callable[..., Plan]) -> None:

@@ -1,4 +1,4 @@
-"""A client's weights: every way to the present gives the server's bits, and everything else is refused."""
+"""A client's weights: every kind of catch-up gives the server's bits, and everything else is refused."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -51,21 +51,34 @@ class Server:
         before, after = self.states[since].weights.view(np.uint32), self.states[number].weights.view(np.uint32)
         return self.request(number, CatchUp("delta", since, ((after - before).tobytes(),)))
 
+    def catch_up(self, kind: str, since: int, number: int) -> CatchUp:
+        """The catch-up of one kind that leads from one round to another."""
+        match kind:
+            case "snapshot":
+                request = self.snapshot(number)
+            case "weights":
+                request = self.weights(number)
+            case "replay":
+                request = self.replay(since, number)
+            case _:
+                request = self.delta(since, number)
+        return request.catch_up
+
 
 @pytest.fixture
 def server(trajectory: Trajectory) -> Server:
     return Server(trajectory)
 
 
-def _same(one: F32, other: F32) -> bool:
-    return one.tobytes() == other.tobytes()
+def _same(left: F32, right: F32) -> bool:
+    return left.tobytes() == right.tobytes()
 
 
-@pytest.mark.parametrize("way", [[1, 2, 3, 4, 5, 6], [6], [2, 6], [1, 4, 5]])
-def test_replayed_outcomes_give_the_servers_bits(server: Server, trajectory: Trajectory, way: list[int]) -> None:
+@pytest.mark.parametrize("stops", [[1, 2, 3, 4, 5, 6], [6], [2, 6], [1, 4, 5]])
+def test_replayed_outcomes_give_the_servers_bits(server: Server, trajectory: Trajectory, stops: list[int]) -> None:
     replica, at = Replica(trajectory), 0
     assert _same(replica.weights_for(server.snapshot(0)), server.states[0].weights)
-    for number in way:
+    for number in stops:
         assert _same(replica.weights_for(server.replay(at, number)), server.states[number].weights)
         at = number
 
@@ -114,13 +127,7 @@ def test_another_plan_is_refused(server: Server, trajectory: Trajectory) -> None
 def test_weights_other_than_the_named_ones_are_refused(server: Server, trajectory: Trajectory, kind: str) -> None:
     replica = Replica(trajectory)
     replica.weights_for(server.snapshot(2))
-    good = {
-        "snapshot": server.snapshot(3),
-        "weights": server.weights(3),
-        "replay": server.replay(2, 3),
-        "delta": server.delta(2, 3),
-    }[kind]
-    lie = RoundRequest(3, 3, trajectory.digest, server.states[4].weights_hash(), good.catch_up)
+    lie = RoundRequest(3, 3, trajectory.digest, server.states[4].weights_hash(), server.catch_up(kind, 2, 3))
     with pytest.raises(MessageError, match="round 3: this client's weights"):
         replica.weights_for(lie)
 
@@ -129,14 +136,8 @@ def test_weights_other_than_the_named_ones_are_refused(server: Server, trajector
 def test_a_refused_catch_up_leaves_the_client_where_it_was(server: Server, trajectory: Trajectory, kind: str) -> None:
     replica = Replica(trajectory)
     replica.weights_for(server.snapshot(2))
-    wrong = {
-        "snapshot": server.snapshot(4),
-        "weights": server.weights(4),
-        "replay": server.replay(2, 4),
-        "delta": server.delta(2, 4),
-    }[kind]
     with pytest.raises(MessageError):
-        replica.weights_for(server.request(3, wrong.catch_up))
+        replica.weights_for(server.request(3, server.catch_up(kind, 2, 4)))
     assert _same(replica.weights_for(server.replay(2, 3)), server.states[3].weights)
 
 
@@ -169,7 +170,7 @@ def test_a_malformed_catch_up_is_refused_and_does_no_harm(server: Server, trajec
 @pytest.mark.parametrize("kind", ["replay", "delta"])
 def test_a_client_that_holds_nothing_needs_a_whole_state(server: Server, trajectory: Trajectory, kind: str) -> None:
     with pytest.raises(MessageError):
-        Replica(trajectory).weights_for(server.replay(0, 1) if kind == "replay" else server.delta(0, 1))
+        Replica(trajectory).weights_for(server.request(1, server.catch_up(kind, 0, 1)))
 
 
 def test_a_snapshot_of_another_model_is_refused(
@@ -184,7 +185,7 @@ def test_a_snapshot_of_another_model_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["replay", "weights", "delta"])
-def test_another_goes_on_in_its_place_from_any_round(server: Server, trajectory: Trajectory, kind: str) -> None:
+def test_a_thawed_replica_continues_from_any_round(server: Server, trajectory: Trajectory, kind: str) -> None:
     replica = Replica(trajectory)
     for number in range(7):
         other = Replica(trajectory)

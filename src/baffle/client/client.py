@@ -1,4 +1,4 @@
-"""The half of a client that talks: a request in, a reply out. What it sends is computed by its `Worker`."""
+"""The half of a client that talks: a request in, a reply out. Its `Worker` computes what it sends."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,8 @@ from baffle.trajectory import Trajectory
 class Client:
     """One participant: its copy of the weights, its worker, and its side of the secure sum.
 
-    Without a session the server sees its values. Without a worker it can keep a secure sum going, but computes nothing.
+    Without a session the server sees its values. Without a worker it can still answer the other messages of a secure
+    sum, but computes nothing.
     """
 
     replica: Replica
@@ -24,7 +25,7 @@ class Client:
     session: ClientSession | None = None
 
     def answer(self, data: bytes) -> bytes:
-        """The reply to a request. If something keeps this client from contributing, the reply says what."""
+        """The reply to a request. If this client cannot contribute, the reply is an Abstention that says why."""
         number = 0
         try:
             asked = decode_request(data)
@@ -61,5 +62,5 @@ def _contribution(request: RoundRequest, vector: RingVector) -> Contribution:
 
 
 def contribution_bytes(trajectory: Trajectory) -> int:
-    """The size of a reply: 4 bytes a value, and a constant."""
+    """The size of a reply: 4 bytes per value, plus a constant."""
     return len(encode(Contribution(0, bytes(ELEMENT.itemsize * (trajectory.length + EXTRAS)))))

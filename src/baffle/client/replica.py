@@ -1,4 +1,4 @@
-"""A client's copy of the weights: how it is brought up to date, and how it knows that it is right."""
+"""A client's copy of the weights: how it is brought up to date, and how the client checks that it is right."""
 
 import threading
 import time
@@ -19,25 +19,25 @@ from baffle.trajectory import Trajectory
 
 
 class Held(NamedTuple):
-    """What a client holds: the weights, and the whole state where it replays."""
+    """What a client holds: the weights, and the whole state if it replays rounds."""
 
     state: ServerState | None
     weights: F32
 
 
 SAVE_SECONDS = 10.0
-"""How much work a client that is killed does again at most."""
+"""Seconds between two saves, so a client that was killed repeats at most this much work."""
 
 
 class Replica:
-    """The weights as a client holds them. Simulated clients share one, because theirs are identical.
+    """A client's copy of the weights. Simulated clients share one replica, because their weights are identical.
 
-    With `outcomes` it replays rounds and needs the whole state; with `weights` or `delta` the weights are enough. A
-    whole state is saved to the file, if there is one, every few seconds: a client that starts anew goes on from there.
+    A catch-up by `outcomes` replays rounds and needs the whole state; for `weights` or `delta` the weights are enough.
+    With a `file`, a whole state is saved there every few seconds, and a client that is restarted continues from it.
     """
 
     astray: bool
-    """Whether what was said to bring it to everybody's weights did not, so that it needs them whole."""
+    """Whether a catch-up failed to lead to the server's weights, so that this replica needs them whole."""
 
     def __init__(self, trajectory: Trajectory, file: Path | None = None) -> None:
         self.trajectory = trajectory
@@ -50,23 +50,23 @@ class Replica:
 
     @property
     def round(self) -> int:
-        """The round whose weights it holds; −1 for none."""
+        """The round whose weights this replica holds; −1 for none."""
         return self._round
 
     @staticmethod
     def round_in(file: Path) -> int:
-        """The round of what was saved in a file; −1 where nothing is."""
-        found = _read(file)
-        return found[1] if found else -1
+        """The round of the state saved in a file; −1 if there is none."""
+        saved = _read(file)
+        return saved[1] if saved else -1
 
     def forget(self) -> None:
-        """Hold nothing, as at the beginning; what was saved is replaced when there is something else."""
+        """Hold nothing, as at the beginning. The file stays until the next save replaces it."""
         with self._lock:
             self._round, self._held, self._hash = -1, Held(None, np.empty(0, np.float32)), b""
             self.astray = False
 
     def save(self) -> None:
-        """Write the state down, where there is one and a file for it."""
+        """Write the state to the file. Does nothing without a file or without a whole state."""
         if not self._file or self._held.state is None:
             return
         data = msgspec.msgpack.encode((self.trajectory.digest, self._round, pack(self._held.state)))
@@ -79,13 +79,13 @@ class Replica:
         self._saved = time.monotonic()
 
     def frozen(self) -> bytes:
-        """What it holds, for another that goes on in its place."""
+        """What this replica holds, as bytes from which another replica can continue."""
         state, weights = self._held
         held = ("state", pack(state)) if state else ("weights", weights.astype(FLOAT, copy=False).tobytes())
         return msgspec.msgpack.encode((self.trajectory.digest, self._round, *held))
 
     def thaw(self, frozen: bytes) -> None:
-        """Hold what another held."""
+        """Continue from what another replica held when it was frozen."""
         digest, number, kind, data = read(frozen, tuple[bytes, int, Literal["state", "weights"], bytes], "Replica")
         if digest != self.trajectory.digest:
             raise MessageError("a replica of another plan")
@@ -97,13 +97,14 @@ class Replica:
         self._round, self._hash = number, sha256(self._held.weights.astype(FLOAT, copy=False).data).digest()
 
     def weights_for(self, request: RoundRequest) -> F32:
-        """The weights that the request is about. Refused, without a change, when they are not everybody's."""
+        """The weights that the request is about, after its catch-up. If they do not have the hash that the server
+        names, the request is refused and the replica keeps what it had."""
         if request.trajectory != self.trajectory.digest:
             raise MessageError("the server follows another plan than this client")
         with self._lock:
             if self._round == request.round and self._hash == request.weights_hash:
                 return self._held.weights
-            self.astray = request.catch_up.kind in ("outcomes", "delta")  # unless they lead there
+            self.astray = request.catch_up.kind in ("outcomes", "delta")  # until the hash below proves otherwise
             held = self._advanced(request.catch_up)
             if sha256(held.weights.astype(FLOAT, copy=False).data).digest() != request.weights_hash:
                 raise MessageError(
@@ -126,7 +127,9 @@ class Replica:
                 return Held(None, self._vector(_only(catch_up)).view(np.float32))
             case "delta":
                 if catch_up.since != self._round:
-                    raise MessageError(f"a difference from round {catch_up.since}, but this client is at {self._round}")
+                    raise MessageError(
+                        f"a difference from round {catch_up.since}, but this client is at round {self._round}"
+                    )
                 moved = self._held.weights.view(np.uint32) + self._vector(_only(catch_up))
                 return Held(None, moved.view(np.float32))
 
@@ -145,7 +148,8 @@ class Replica:
 
 
 def _read(file: Path) -> tuple[bytes, int, bytes] | None:
-    """What was saved: trajectory, round, state. Nothing where it is missing or damaged: the server can tell it anew."""
+    """The saved trajectory digest, round and state. None if the file is missing or damaged: the server can send the
+    state again."""
     with suppress(OSError, msgspec.MsgspecError):
         data = file.read_bytes()
         if sha256(data[32:]).digest() == data[:32]:
@@ -154,11 +158,13 @@ def _read(file: Path) -> tuple[bytes, int, bytes] | None:
 
 
 def _saved(file: Path, trajectory: Trajectory) -> tuple[int, ServerState | None]:
-    """What was saved of this trajectory."""
-    found = _read(file)
-    if found and found[0] == trajectory.digest:
-        with suppress(JournalError):
-            return found[1], unpack(trajectory.rule, found[2])
+    """The saved round and state, if they belong to this trajectory; otherwise −1 and None."""
+    saved = _read(file)
+    if saved:
+        digest, number, state = saved
+        if digest == trajectory.digest:
+            with suppress(JournalError):
+                return number, unpack(trajectory.rule, state)
     return -1, None
 
 

@@ -1,4 +1,4 @@
-"""The half of a client that computes: samples in, forward passes, one vector out. It knows nothing of messages."""
+"""The half of a client that computes: samples in, forward passes, one vector out. It sends and receives nothing."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -22,7 +22,7 @@ from baffle.plan import Plan
 from baffle.trajectory import Trajectory, optimizer
 
 BorrowRuntime = Callable[[], AbstractContextManager[Runtime]]
-"""Lends a runtime while a vector is computed, so that there are as many as threads and not as many as clients."""
+"""Lends a runtime while a vector is computed, so that a process needs one per thread instead of one per client."""
 
 
 class Work(NamedTuple):
@@ -37,8 +37,8 @@ class Work(NamedTuple):
 class Worker:
     """One client's samples (`indices` into a data set) and what it computes on them.
 
-    `number` is the client's, because its batches and its own directions follow from it. It evaluates the first `k`
-    directions of a round.
+    `number` is the client's number, which determines its batches and its own directions. The client evaluates the first
+    `k` directions of a round.
     """
 
     number: int
@@ -71,7 +71,7 @@ class Worker:
         return Work(probed.scalars, probed.base)
 
     def _train_locally(self, round_number: int, weights: F32, runtime: Runtime) -> Work:
-        """Epoch level: the same probe with this client's own keys, and an optimizer that starts fresh every round."""
+        """Epoch level: several steps with this client's own keys, and an optimizer that starts fresh every round."""
         plan, seeds = self.trajectory.plan, self.trajectory.seeds
         step = optimizer(plan.update)
         here, state, losses, clipped = weights, step.init(weights), list[float](), 0
@@ -87,15 +87,15 @@ class Worker:
         return Work(weights.astype(np.float64) - here, float(np.mean(losses)), clipped)
 
     def _local_batches(self, round_number: int) -> Iterator[I64]:
-        """Lap after lap through this client's samples, each in its own order, its last batch what is left."""
+        """Lap after lap through this client's samples, each lap in another order. A lap's last batch may be smaller."""
         n, size = len(self.indices), self.trajectory.plan.federation.batch or len(self.indices)
         for lap in count():
             order = permutation(self.trajectory.seeds.key("batches", round_number, self.number, lap), n)
             yield from (order[start : start + size] for start in range(0, n, size))
 
     def _estimate(self, weights: F32, batch: Batch, key: bytes, runtime: Runtime) -> tuple[Work, F32]:
-        """The gradient on a batch, by this client alone. The scalars pass through a ring of one, so they rebuild
-        exactly."""
+        """The gradient on a batch, estimated by this client alone. Its scalars pass through a ring for one client, so
+        that the same bits come out on every machine."""
         plan, trajectory = self.trajectory.plan, self.trajectory
         if plan.estimator == "backprop":
             loss, gradient = _gradient(runtime, batch, weights, int.from_bytes(key[:8], "big") >> 1)
@@ -120,7 +120,7 @@ class Worker:
         return self._augmented(chosen, round_number, 0)
 
     def _augmented(self, chosen: I64, round_number: int, step: int) -> Batch:
-        """Some of this client's samples, as they look at one step of a round."""
+        """The chosen samples of this client, augmented as the plan's keys determine for this step of the round."""
         plan, seeds = self.trajectory.plan, self.trajectory.seeds
         key = seeds.key("augment", round_number, self.number, step) if plan.task.augment else None
         return self.data.batch(self.indices[chosen], key)
@@ -128,18 +128,18 @@ class Worker:
 
 def _gradient(runtime: Runtime, batch: Batch, weights: F32, seed: int) -> tuple[float, F32]:
     if not isinstance(runtime, GradientRuntime):
-        raise RefusalError("backpropagation, but this client can only run inference")
+        raise RefusalError("the plan asks for backpropagation, but this client can only run inference")
     return runtime.gradient_on(batch, seed)(weights)
 
 
 def local_steps(plan: Plan, samples: int) -> int:
-    """Steps of one client in one round at epoch level."""
+    """How many steps one client takes in one round at epoch level."""
     federation = plan.federation
     return federation.steps or federation.epochs * -(-samples // (federation.batch or samples))
 
 
 def forwards_of(trajectory: Trajectory, k: int, samples: int) -> int:
-    """Forward passes of one client in one round (a backpropagation counts as one forward)."""
+    """How many forward passes one client runs in one round (a backpropagation counts as one forward pass)."""
     plan = trajectory.plan
-    each = {"forward": k + 1, "central": 2 * k}[plan.probe.scheme] if plan.estimator == "probe" else 1
-    return each if plan.federation.level == "batch" else each * local_steps(plan, samples)
+    per_step = {"forward": k + 1, "central": 2 * k}[plan.probe.scheme] if plan.estimator == "probe" else 1
+    return per_step if plan.federation.level == "batch" else per_step * local_steps(plan, samples)
