@@ -1,4 +1,4 @@
-"""What is told of weights: accuracy, top-5 accuracy, and both for each domain, from one forward pass."""
+"""How weights are evaluated: accuracy, top-5 accuracy, and both for each domain, from one forward pass."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from baffle.simulation import resume, simulate
 
 
 def in_domains() -> Source:
-    """The digits, every other one in another domain; nobody tested the third."""
+    """The digits, alternately in two domains, and a third domain without samples."""
     source = load("digits")
     train, test = (replace(part, domain_of=np.arange(len(part)) % 2) for part in (source.train, source.test))
     return Source(train, test, source.classes, ("even", "odd", "untested"))
@@ -36,17 +36,17 @@ def _source(labels: np.ndarray[tuple[int], np.dtype[np.int64]], classes: int, do
 def test_domains_add_up_to_the_whole(classes: int, samples: int, domains: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     source = _source(rng.integers(0, classes, samples), classes, domains)
-    found = accuracies(source, rng.normal(size=(samples, classes)).astype(np.float32))
-    assert ("test_top5" in found) == (classes > 5)
-    assert found.get("test_top5", 1.0) >= found["test_accuracy"]
-    assert ("test_domains" in found) == (domains > 0)
+    measured = accuracies(source, rng.normal(size=(samples, classes)).astype(np.float32))
+    assert ("test_top5" in measured) == (classes > 5)
+    assert measured.get("test_top5", 1.0) >= measured["test_accuracy"]
+    assert ("test_domains" in measured) == (domains > 0)
     for name in ("accuracy", "top5") if domains and classes > 5 else ():
         counts = np.bincount(np.arange(samples) % domains)
-        parts = [found["test_domains"][f"d{i}"][name] for i in range(len(counts))]
-        assert found[f"test_{name}"] == pytest.approx(np.average(parts, weights=counts), abs=2e-6)
+        parts = [measured["test_domains"][f"d{i}"][name] for i in range(len(counts))]
+        assert measured[f"test_{name}"] == pytest.approx(np.average(parts, weights=counts), abs=2e-6)
 
 
-def test_a_run_tells_all_of_one_forward_pass(
+def test_a_run_measures_everything_in_one_forward_pass(
     tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, outputs = list[int](), TorchLoss.outputs
@@ -68,9 +68,9 @@ def test_a_run_tells_all_of_one_forward_pass(
 
 
 def test_domains_are_about_the_averaged_weights(tiny: Callable[..., Plan], tmp_path: Path) -> None:
-    """Their shares add up to the accuracy of the average, which is not that of the weights here."""
+    """Their mean is the accuracy of the averaged weights, which differs here from that of the last weights."""
     summary = simulate(tiny(f"task.data={__name__}:in_domains", "update.rate=0.5"), tmp_path / "run")
     assert summary["test_accuracy"] != summary["test_accuracy_last"]
     counts = np.bincount(np.arange(len(load("digits").test)) % 2)
-    mean = np.average([found["accuracy"] for found in summary["test_domains"].values()], weights=counts)
+    mean = np.average([domain["accuracy"] for domain in summary["test_domains"].values()], weights=counts)
     assert mean == pytest.approx(summary["test_accuracy"], abs=2e-6)

@@ -1,72 +1,37 @@
-"""A round, top to bottom: who takes part, what missing and bad replies do, and clients that catch up on their own."""
+"""A round, top to bottom: who takes part, what missing and bad replies do, and how clients catch up."""
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from baffle.aggregation.plain import PlainSum
-from baffle.client.client import Client
-from baffle.client.replica import Replica
-from baffle.client.worker import Worker
 from baffle.core.messages import RoundRequest, decode
-from baffle.journal.replay import Present, beginning, verify
-from baffle.journal.store import Journal
+from baffle.journal.replay import verify
 from baffle.plan import Plan
 from baffle.schedule import choose_clients
-from baffle.server.downlink import Downlink
-from baffle.server.round import Played, play_round
 from baffle.simulation import simulate
-from baffle.task.load import Runtimes, load_task
-from baffle.trajectory import Trajectory, trajectory_of
-
-Answer = Callable[[int, bytes], bytes | None]
+from baffle.trajectory import trajectory_of
+from tests.support.rounds_by_hand import RoundsByHand
 
 
-class Federation:
-    """Every client with weights of its own, and a transport that a test can disturb."""
+class Federation(RoundsByHand):
+    """Counts the kinds of catch-up that the server sends, and lets a test change or drop replies."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        task = load_task(plan)
-        initial = task.initial_weights()
-        self.trajectory: Trajectory = trajectory_of(task.plan, len(initial))
-        runtimes = Runtimes(task, 1)
-        self.clients = [
-            Client(
-                Replica(self.trajectory),
-                Worker(number, k, self.trajectory, task.source.train, share, runtimes.borrow),
-            )
-            for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
-        ]
-        folder.mkdir()
-        (folder / "plan.toml").write_text(task.plan.to_toml())
-        self.present: Present = beginning(self.trajectory, self.trajectory.rule.start(initial))
-        self.journal = Journal.create(folder / "journal.sqlite", task.plan, self.present.state, {})
-        self.downlink = Downlink(plan.run.downlink, self.journal)
+        super().__init__(plan, folder)
         self.disturb: Callable[[int, bytes], bytes | None] = lambda _client, reply: reply
         self.kinds: Counter[str] = Counter()
         self.most_outcomes = 0
 
-    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        replies = {}
-        for client, message in requests.items():
-            catch_up = decode(message, RoundRequest).catch_up
-            self.kinds[catch_up.kind] += 1
-            if catch_up.kind == "outcomes":
-                self.most_outcomes = max(self.most_outcomes, len(catch_up.items))
-            reply = self.disturb(client, self.clients[client].answer(message))
-            if reply is not None:
-                replies[client] = reply
-        return replies
-
-    def play(self) -> Played:
-        aggregation = PlainSum(self.trajectory.ring, self.trajectory.length)
-        played = play_round(self.trajectory, self.present, self, aggregation, self.journal, self.downlink)
-        self.present = played.present
-        return played
+    def carry(self, client: int, message: bytes) -> bytes | None:
+        catch_up = decode(message, RoundRequest).catch_up
+        self.kinds[catch_up.kind] += 1
+        if catch_up.kind == "outcomes":
+            self.most_outcomes = max(self.most_outcomes, len(catch_up.items))
+        return self.disturb(client, self.clients[client].answer(message))
 
 
 @pytest.mark.parametrize("downlink", ["scalars", "delta", "weights"])
@@ -123,7 +88,7 @@ def test_a_client_far_behind_gets_the_whole_state_when_that_is_smaller(
     verify(tmp_path / "run")
 
 
-def test_a_missing_reply_is_data(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+def test_a_missing_reply_is_recorded_and_the_round_goes_on(tiny: Callable[..., Plan], tmp_path: Path) -> None:
     federation = Federation(tiny(), tmp_path / "run")
     federation.disturb = lambda client, reply: None if client == 1 else reply
     for _ in range(3):
@@ -163,8 +128,8 @@ def test_a_round_without_any_contribution_is_skipped_and_changes_nothing(
     federation.disturb = lambda _client, reply: reply
     federation.play()
     federation.journal.close()
-    found = verify(tmp_path / "run")
-    assert (found.rounds, found.skipped) == (3, 1)
+    verified = verify(tmp_path / "run")
+    assert (verified.rounds, verified.skipped) == (3, 1)
 
 
 def test_the_journal_holds_the_round_its_metrics_and_who_took_part(tiny: Callable[..., Plan], tmp_path: Path) -> None:
@@ -185,7 +150,7 @@ def test_the_journal_holds_the_round_its_metrics_and_who_took_part(tiny: Callabl
     assert rows == [(0, 0, "contributed"), (0, 1, "missing"), (0, 2, "contributed")]
 
 
-def test_what_it_costs_to_join_is_told_apart(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+def test_the_bytes_of_joining_are_counted_apart(tiny: Callable[..., Plan], tmp_path: Path) -> None:
     federation = Federation(tiny("federation.clients=10", "federation.participation=0.5"), tmp_path / "run")
     seen: set[int] = set()
     for _ in range(8):
@@ -204,19 +169,22 @@ def test_as_many_clients_take_part_as_the_plan_says(
 ) -> None:
     plan = tiny("federation.clients=20", f"federation.participation={participation}", "ring.n_max=20")
     trajectory = trajectory_of(plan, 5)
-    rosters = [choose_clients(trajectory, number) for number in range(200)]
-    assert {len(roster) for roster in rosters} == {expected}
-    assert all(roster == sorted(set(roster)) for roster in rosters)
-    counts = Counter(client for roster in rosters for client in roster)
+    rounds = [choose_clients(trajectory, number) for number in range(200)]
+    assert {len(clients) for clients in rounds} == {expected}
+    assert all(clients == sorted(set(clients)) for clients in rounds)
+    counts = Counter(client for clients in rounds for client in clients)
     assert set(counts) == set(range(20))
-    assert rosters == [choose_clients(trajectory, number) for number in range(200)]
+    assert rounds == [choose_clients(trajectory, number) for number in range(200)]
     if participation == 0.3:
         assert max(abs(count - 60) for count in counts.values()) < 30
 
 
 def test_who_takes_part_does_not_depend_on_the_probe(tiny: Callable[..., Plan]) -> None:
     settings = ["federation.clients=20", "federation.participation=0.3", "ring.n_max=20"]
-    one, other = trajectory_of(tiny(*settings), 5), trajectory_of(tiny(*settings, "probe.k=9"), 5)
-    seeded = trajectory_of(tiny(*settings, "seed=1"), 5)
-    assert [choose_clients(one, n) for n in range(9)] == [choose_clients(other, n) for n in range(9)]
-    assert [choose_clients(one, n) for n in range(9)] != [choose_clients(seeded, n) for n in range(9)]
+
+    def chosen(*more: str) -> list[list[int]]:
+        trajectory = trajectory_of(tiny(*settings, *more), 5)
+        return [choose_clients(trajectory, number) for number in range(9)]
+
+    assert chosen() == chosen("probe.k=9")
+    assert chosen() != chosen("seed=1")

@@ -1,1 +1,1 @@
-"""The server of a run: a round, a run of them, what is recorded and told."""
+"""The server of a run: one round, all rounds in order, and what is recorded and reported about them."""

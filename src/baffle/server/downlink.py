@@ -1,4 +1,4 @@
-"""The server's side of keeping clients up to date: the mirror of `replica`."""
+"""The server's side of keeping clients up to date; the client's side is `baffle.client.replica`."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from baffle.journal.store import Journal
 
 
 class Downlink:
-    """Remembers which round's weights each client holds, and what brings it from there to the present."""
+    """Remembers which round's weights each client holds, and makes the catch-ups from there to the present."""
 
     def __init__(self, kind: str, journal: Journal) -> None:
         self._kind = kind
@@ -19,23 +19,24 @@ class Downlink:
         self._before: tuple[int, F32] = (-1, np.empty(0, np.float32))
 
     def catch_ups(self, clients: list[int], present: Present) -> dict[int, CatchUp]:
-        """One for each client; clients that hold the same weights share it."""
-        made = {since: self._from(since, present) for since in {self._held.get(c) for c in clients}}
-        return {client: made[self._held.get(client)] for client in clients}
+        """A catch-up for each client. Clients that hold the same weights share one object."""
+        held_rounds = {self._held.get(client) for client in clients}
+        by_round = {since: self._from(since, present) for since in held_rounds}
+        return {client: by_round[self._held.get(client)] for client in clients}
 
     def newcomers(self, clients: list[int]) -> set[int]:
-        """Those of whom it is not known that they hold any weights."""
+        """The clients that, as far as the server knows, hold no weights yet."""
         return set(clients) - self._held.keys()
 
     def holds(self, client: int, number: int | None) -> None:
-        """A client says which round's weights it holds, if any."""
+        """Note which round's weights a client says it holds; None for none."""
         if number is None:
             self._held.pop(client, None)
         else:
             self._held[client] = number
 
     def delivered(self, clients: list[int], present: Present) -> None:
-        """These clients have contributed to a round about the present weights, so they hold them."""
+        """Note that these clients hold the present weights, because they have contributed to a round about them."""
         self._held.update(dict.fromkeys(clients, present.round))
         self._before = (present.round, present.state.weights)
 
@@ -49,7 +50,7 @@ class Downlink:
         return CatchUp("weights", now, (state.weights.astype(FLOAT).tobytes(),))
 
     def _replay(self, since: int | None, now: int, state: ServerState) -> CatchUp:
-        """Outcomes, unless the whole state is smaller."""
+        """The outcomes since a round, unless the whole state is smaller."""
         state_size = sum(vector.nbytes for vector in state.vectors())
         if since is not None:
             items: list[bytes] = []

@@ -1,4 +1,4 @@
-"""How good weights are on a test set. All of it comes from one forward pass over that set."""
+"""Accuracy of weights on a test set: overall, top-5 and for each domain, all from one forward pass over the set."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,15 +14,16 @@ from baffle.errors import DataError
 from baffle.task.load import Runtimes, ServerTask
 
 TOP = 5
-"""A label among this many best answers counts for top-5 accuracy, if there are more classes than that."""
+"""A sample counts for top-5 accuracy if its label is among the model's five best classes."""
 
 EVALUATED = ("test_accuracy", "test_accuracy_last", "test_top5", "test_domains")
-"""Accuracy of the averaged weights (if there is an average), and of the weights. Of the averaged ones also top-5, if
-there are more than five classes, and for each domain, if there are any."""
+"""The names of what is measured: accuracy of the averaged weights (of the last ones, if the plan averages none), and of
+the last weights. For the averaged ones also top-5, if there are more than five classes, and for each domain, if the
+data set has domains."""
 
 
 class Evaluation:
-    """Evaluates states on a task's test set. Without one it evaluates nothing, and `missing` says why."""
+    """Evaluates states on a task's test set. Without a test set it evaluates nothing, and `missing` says why."""
 
     def __init__(self, task: ServerTask, runtimes: Runtimes, rule: Rule) -> None:
         self._source, self._runtimes, self._rule = task.source, runtimes, rule
@@ -34,7 +35,7 @@ class Evaluation:
             self._test, self.missing = None, str(fault)
 
     def evaluate(self, state: ServerState) -> dict[str, Any]:
-        """Accuracies, under the names in EVALUATED."""
+        """Accuracies, under the names in EVALUATED; none without a test set."""
         if self._test is None:
             return {}
         smooth = self._rule.smooth_weights(state)

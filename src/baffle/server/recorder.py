@@ -1,4 +1,4 @@
-"""What is written down and shown of a run: metrics after every round, a summary at the end."""
+"""What a run records and reports: metrics after every round, progress to whoever watches, a summary at the end."""
 
 import resource
 import sys
@@ -21,10 +21,10 @@ from baffle.server.round import Played
 from baffle.trajectory import Trajectory
 
 MOST_SKIPPED = 10
-"""A run stops after so many skipped rounds in a row: something is wrong that more rounds will not mend."""
+"""A run stops after this many skipped rounds in a row, because more rounds would not help."""
 
 SOON = 1.0
-"""Seconds after which a watcher of a long round hears something."""
+"""Seconds after the last report until a long round reports its progress."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ Summary = dict[str, Any]
 
 
 class RoundMetrics(msgspec.Struct):
-    """What the metrics of a round hold at least."""
+    """What the metrics of every round must hold."""
 
     round: int
     loss: float | None
@@ -66,8 +66,8 @@ class RoundMetrics(msgspec.Struct):
 class Recorder:
     """Completes each round's metrics, keeps them in the run's folder, and reports progress.
 
-    `samples` holds the number of samples of every client that is known by now, `tiers` how many directions each client
-    evaluates.
+    `samples` is the number of samples of each client that has introduced itself so far; `tiers` is how many directions
+    each client evaluates.
     """
 
     def __init__(
@@ -92,18 +92,19 @@ class Recorder:
         self._progress = Progress(self._rounds_before, trajectory.plan.rounds)
 
     def tick(self, done: int, of: int) -> None:
-        """Report that this many replies of the present round have come."""
+        """Report that `done` replies of the present round, out of `of`, have arrived."""
         if done < of and time.perf_counter() - self._told > SOON:
             self._tell(replace(self._progress, rounds_done=self._progress.rounds_done + done / of))
 
     def measure(self, rounds: int, state: ServerState) -> Record:
-        """What the metrics of the last of `rounds` rounds hold beyond its totals: accuracy when it is due, and time."""
+        """What to add to the metrics of the last of `rounds` rounds: accuracy, when it is due, and the run's seconds
+        so far."""
         due = rounds % self._trajectory.plan.run.evaluate_every == 0 or rounds == self._trajectory.plan.rounds
         accuracies = self._evaluation.evaluate(state) if due else {}
         return accuracies | {"seconds": round(self._seconds(), 3)}
 
     def record(self, played: Played) -> None:
-        """Add a round that the journal holds to the folder's metrics, and report it."""
+        """Add a round, which the journal already holds, to the folder's metrics, and report it."""
         began = time.perf_counter()
         record: Record = {"round": played.present.round - 1, **played.metrics}
         self._folder.add_metrics(record)
@@ -132,9 +133,9 @@ class Recorder:
         summary: Summary = {
             "name": plan.name,
             **self._last_evaluation(present),
-            "train_loss": next((r["loss"] for r in reversed(records) if r["loss"] is not None), None),
+            "train_loss": next((record["loss"] for record in reversed(records) if record["loss"] is not None), None),
             "rounds": present.round,
-            "skipped_rounds": sum(1 for r in records if not r["contributors"]),
+            "skipped_rounds": sum(1 for record in records if not record["contributors"]),
             "seconds": round(self._seconds(), 2),
             "forwards": sum(
                 self._forwards(client) * rounds
@@ -167,7 +168,8 @@ class Recorder:
         return self._evaluation.evaluate(present.state)
 
     def _forwards(self, client: int) -> int:
-        """Forward passes of a client in one round. One that has not come back since a restart counts as one sample."""
+        """Forward passes of a client in one round. A client that has not come back since the server was restarted
+        counts as if it had one sample."""
         return forwards_of(self._trajectory, self._tiers[client], self._samples.get(client, 1))
 
     def _seconds(self) -> float:
@@ -184,7 +186,7 @@ class Recorder:
         if len(recent) == MOST_SKIPPED and not any(record["contributors"] for record in recent):
             reason = next(iter(played.participation.values()))
             raise BaffleError(
-                f"{MOST_SKIPPED} rounds in a row had no contribution; the last reason was: {reason}. "
+                f"{MOST_SKIPPED} rounds in a row were skipped; the last reason was: {reason}. "
                 f"The run is kept in {self._folder.path}"
             )
 
@@ -203,6 +205,6 @@ def _ratio(total: int, count: int) -> float:
 
 
 def _peak_rss_mb() -> float:
-    """The process's high-water mark; macOS counts bytes, Linux kilobytes."""
+    """The most memory that the process has held; macOS counts bytes, Linux kilobytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

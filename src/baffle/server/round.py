@@ -43,8 +43,8 @@ def play_round(
     downlink: Downlink,
     evaluate: Evaluate = lambda _rounds, _state: {},
 ) -> Played:
-    """From the present to the next one. The chain's hash covers the state, so a round is applied before it is appended;
-    nobody is told of it before the journal holds it."""
+    """Play one round, from the present to the next. The chain's hash covers the state after the round, so the round is
+    applied before it is appended. Nobody learns of it before the journal holds it."""
     groups = choose_groups(trajectory, present.round)
     requests = open_round(trajectory, present, groups, downlink)
 
@@ -69,7 +69,7 @@ def play_round(
 def open_round(
     trajectory: Trajectory, present: Present, groups: list[list[int]], downlink: Downlink
 ) -> list[dict[int, RoundRequest]]:
-    """For each group, each client's request, with what that client has missed. Clients that need the same catch-up
+    """The requests of each group, by client, each with what that client has missed. Clients that need the same catch-up
     share one request."""
     weights_hash = present.state.weights_hash()
     catch_ups = downlink.catch_ups([client for group in groups for client in group], present)
@@ -84,7 +84,7 @@ def open_round(
 
 
 def close_round(trajectory: Trajectory, present: Present, sums: Sequence[Sum | None]) -> Outcome:
-    """What the journal keeps of a round. Without a sum the round is skipped, and the run goes on."""
+    """The outcome of a round: what the journal keeps of it. If no group has a sum, the round is skipped."""
     groups = tuple(
         Group(trajectory.key_number(present.round, number), total.totals.astype("<i4").tobytes(), total.weight)
         for number, total in enumerate(sums)
@@ -99,13 +99,13 @@ def skipped(present: Present) -> Outcome:
 
 
 def within(cap: float, before: F32, after: F32) -> bool:
-    """Whether an update stays within `update.norm_max` (0: however far it goes)."""
+    """Whether an update is no longer than `cap`, the plan's `update.norm_max` (0: no limit)."""
     return not cap or float(np.linalg.norm(after.astype(np.float64) - before)) <= cap
 
 
 def measure(outcome: Outcome, collected: Collected, joined: Set[int]) -> dict[str, Any]:
-    """A round in numbers. The bytes that a client needs once, to join, are counted apart from those of every round.
-    Clients that hear of the next round already are counted too."""
+    """A round's metrics. The bytes that a client needs once, to join, are counted apart from those of every round. The
+    downlink also counts clients that were already sent something for the next round."""
     sums = [total for total in collected.sums if total] if outcome.groups else []
     weight, down = sum(total.weight for total in sums), collected.downlink
     metrics: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A run from where its journal ends to its last round, whoever its clients are and however they are reached."""
+"""A run from where its journal ends to its last round, over any transport and with any aggregation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from baffle.trajectory import Trajectory
 
 @dataclass
 class Running:
-    """A run that is under way: its present, its journal, and who is told."""
+    """A run that is under way: where it is, its journal, and what records and reports it."""
 
     trajectory: Trajectory
     journal: Journal
@@ -36,7 +36,7 @@ class Running:
         return self.present.round >= self.trajectory.plan.rounds
 
     def play(self, transport: Transport, aggregation: Aggregation) -> None:
-        """One round."""
+        """Play one round, record it, and move on to the next."""
         played = play_round(
             self.trajectory,
             self.present,
@@ -63,7 +63,7 @@ def opened(
     samples: Mapping[int, int],
     watch: Watch,
 ) -> Iterator[Running]:
-    """The run in a folder, brought to where its journal ends. `samples` may grow while the run goes on."""
+    """The run in a folder, replayed to where its journal ends. `samples` may gain clients while the run goes on."""
     plan = task.plan
     with _open_journal(folder, task, trajectory, task.initial_weights()) as journal:
         present = catch_up(journal, trajectory)

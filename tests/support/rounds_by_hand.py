@@ -1,0 +1,53 @@
+"""A federation in one process whose rounds a test plays by hand, over a transport that the test can disturb."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from baffle.client.client import Client
+from baffle.client.replica import Replica
+from baffle.client.worker import Worker
+from baffle.journal.replay import Present, beginning
+from baffle.journal.store import Journal
+from baffle.plan import Plan
+from baffle.server.downlink import Downlink
+from baffle.server.round import Played, play_round
+from baffle.simulation import aggregation
+from baffle.task.load import Runtimes, load_task
+from baffle.trajectory import Trajectory, trajectory_of
+
+
+class RoundsByHand:
+    """Clients that each keep their own weights and session, a journal in a new folder, and one round per `play`."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        task = load_task(plan)
+        initial = task.initial_weights()
+        self.trajectory: Trajectory = trajectory_of(task.plan, len(initial))
+        self.aggregation, sessions = aggregation(self.trajectory, task)
+        runtimes = Runtimes(task, 1)
+        self.clients = [
+            Client(
+                Replica(self.trajectory),
+                Worker(number, k, self.trajectory, task.source.train, share, runtimes.borrow),
+                sessions.get(number),
+            )
+            for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
+        ]
+        folder.mkdir()
+        (folder / "plan.toml").write_text(task.plan.to_toml())
+        self.present: Present = beginning(self.trajectory, self.trajectory.rule.start(initial))
+        self.journal = Journal.create(folder / "journal.sqlite", task.plan, self.present.state, {})
+        self.downlink = Downlink(plan.run.downlink, self.journal)
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        replies = {client: self.carry(client, message) for client, message in requests.items()}
+        return {client: reply for client, reply in replies.items() if reply is not None}
+
+    def carry(self, client: int, message: bytes) -> bytes | None:
+        """Bring a message to a client and its reply back; None if either is lost."""
+        return self.clients[client].answer(message)
+
+    def play(self) -> Played:
+        played = play_round(self.trajectory, self.present, self, self.aggregation, self.journal, self.downlink)
+        self.present = played.present
+        return played
