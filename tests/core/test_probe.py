@@ -1,4 +1,4 @@
-"""The probe moves exactly what it should, counts its forwards, and refuses a loss that is no number."""
+"""The probe moves exactly the weights that it should, counts its forwards, and refuses a loss that is not finite."""
 
 import math
 from collections.abc import Callable
@@ -24,6 +24,8 @@ def some_weights(n: int = N) -> F32:
 
 
 def remembering(seen: list[F32]) -> Callable[[F32], float]:
+    """A loss that appends a copy of the weights to `seen` and returns how many it has seen."""
+
     def loss(weights: F32) -> float:
         seen.append(weights.copy())
         return float(len(seen))
@@ -47,14 +49,14 @@ def test_a_linear_loss_gives_its_slope_along_every_direction(distribution: Distr
 
 def test_scalars_do_not_depend_on_sigma_when_the_loss_is_linear() -> None:
     slope, weights = np.ones(N), np.zeros(N, np.float32)
-    found = [
+    coarse, fine = (
         forward_difference(lambda w: float(w @ slope), weights, Directions(KEY, GAUSSIAN), dense(N, 5), sigma).scalars
         for sigma in (2.0**-2, 2.0**-12)
-    ]
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    )
+    assert coarse == pytest.approx(fine, rel=1e-6)
 
 
-def test_forward_difference_asks_at_the_weights_and_once_along_each_direction() -> None:
+def test_forward_difference_takes_the_loss_at_the_weights_and_once_along_each_direction() -> None:
     seen: list[F32] = []
     probed = forward_difference(remembering(seen), some_weights(), Directions(KEY, RADEMACHER), dense(N, 3), 0.5)
     assert probed.forwards == len(seen) == 4
@@ -63,7 +65,7 @@ def test_forward_difference_asks_at_the_weights_and_once_along_each_direction() 
     assert seen[0].tobytes() == some_weights().tobytes()
 
 
-def test_central_difference_asks_on_both_sides_of_the_weights() -> None:
+def test_central_difference_takes_the_loss_on_both_sides_of_the_weights() -> None:
     seen: list[F32] = []
     probed = central_difference(remembering(seen), some_weights(), Directions(KEY, RADEMACHER), dense(N, 3), 0.5)
     assert probed.forwards == len(seen) == 6
@@ -74,7 +76,7 @@ def test_central_difference_asks_on_both_sides_of_the_weights() -> None:
 
 
 class OwnScratch:
-    """A loss that keeps its weights in memory of its own and notes whether it was called with another array."""
+    """A loss with its own memory for weights, which notes whether it was called with another array."""
 
     def __init__(self, dtype: type = np.float32) -> None:
         self.scratch: F32 = np.zeros(N, dtype)
@@ -86,7 +88,7 @@ class OwnScratch:
 
 
 @BOTH_SCHEMES
-def test_a_loss_with_a_scratch_of_its_own_copies_nothing_along_the_directions(scheme: Scheme) -> None:
+def test_a_loss_with_its_own_scratch_copies_nothing_along_the_directions(scheme: Scheme) -> None:
     loss, weights, directions = OwnScratch(), some_weights(), Directions(KEY, GAUSSIAN)
     expected = scheme(lambda w: float(np.sum(w.astype(np.float64) ** 3)), weights, directions, dense(N, 7), 0.1)
     probed = scheme(loss, weights, directions, dense(N, 7), 0.1)

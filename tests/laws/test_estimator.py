@@ -1,4 +1,4 @@
-"""The estimator's laws: what it estimates, how well, and with how many forward passes."""
+"""Laws of the estimator: what it estimates, how well, and with how many forward passes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -32,13 +32,13 @@ def directions_of(number: int, distribution: Distribution = GAUSSIAN) -> Directi
 
 
 def moved_along(directions: Directions, k: int, n: int) -> F64:
-    """What a probe moves along: K directions over n weights, stretched where they are."""
+    """What a probe moves along: K directions over n weights, each times its stretch."""
     rows = directions.draw(range(k), 0, n).astype(np.float64) * directions.distribution.unit
     return rows * directions.stretch(range(k), n)[:, None]
 
 
 def double(values: object) -> F32:
-    """Weights in float64: the probe keeps their type, which takes rounding out of what is measured."""
+    """Weights in float64. The probe keeps their type, so that rounding does not disturb the measurement."""
     return cast(F32, np.array(values, dtype=np.float64))
 
 
@@ -131,8 +131,9 @@ def test_alignment_with_lenets_gradient_is_the_root_of_k_over_k_plus_n_plus_one(
     cosines = []
     for number in range(keys):
         directions = directions_of(number, distribution)
-        found = estimate(forward_difference(runtime.on(batch), weights, directions, dense(n, k), 1e-3), directions, n)
-        cosines.append(float(found @ gradient / np.linalg.norm(found) / np.linalg.norm(gradient)))
+        probed = forward_difference(runtime.on(batch), weights, directions, dense(n, k), 1e-3)
+        estimated = estimate(probed, directions, n)
+        cosines.append(float(estimated @ gradient / np.linalg.norm(estimated) / np.linalg.norm(gradient)))
     assert np.mean(cosines) == pytest.approx(math.sqrt(k / (k + n + 1)), rel=0.1)
 
 
@@ -152,7 +153,7 @@ def test_the_error_of_a_scalar_falls_with_sigma_by_the_schemes_order(
 
 
 class DeepLinear:
-    """h = w₂ W₁ x: a score of a network of two linear layers; the loss is −h."""
+    """A network of two linear layers with one score, h = w₂ W₁ x. The loss is −h."""
 
     inner, inputs = 4, 3
 
@@ -176,6 +177,11 @@ class DeepLinear:
         (first, second), (z1, z2) = self.split(self.weights), self.split(z)
         return -float(second @ z1 @ self.x + z2 @ first @ self.x), -float(z2 @ z1 @ self.x)
 
+    def expected(self, directions: Directions, k: int) -> F64:
+        """For each of K directions what both parts contribute to a scalar: the second one still lacks σ."""
+        parts = np.array([self.parts_along(z) for z in moved_along(directions, k, self.n)])
+        return parts * directions.stretch(range(k), self.n)[:, None]
+
 
 @BOTH_DISTRIBUTIONS
 @pytest.mark.parametrize("sigma", [2.0**-10, 2.0**-4, 1.0, 8.0])
@@ -184,9 +190,8 @@ def test_in_a_deep_linear_network_central_differences_are_the_linear_form_for_ev
 ) -> None:
     net, directions = DeepLinear(), directions_of(1, distribution)
     probed = central_difference(net.loss, net.weights, directions, dense(net.n, 30), sigma)
-    stretch = directions.stretch(range(30), net.n)
-    linear = np.array([net.parts_along(z)[0] for z in moved_along(directions, 30, net.n)])
-    assert probed.scalars == pytest.approx(linear * stretch, abs=2e-6 if distribution.on_sphere else 1e-10)
+    linear = net.expected(directions, 30)[:, 0]
+    assert probed.scalars == pytest.approx(linear, abs=2e-6 if distribution.on_sphere else 1e-10)
 
 
 @BOTH_DISTRIBUTIONS
@@ -196,11 +201,9 @@ def test_in_a_deep_linear_network_forward_differences_add_sigma_times_the_layers
 ) -> None:
     net, directions = DeepLinear(), directions_of(1, distribution)
     probed = forward_difference(net.loss, net.weights, directions, dense(net.n, 30), sigma)
-    stretch = directions.stretch(range(30), net.n)
-    parts = np.array([net.parts_along(z) for z in moved_along(directions, 30, net.n)]) * stretch[:, None]
-    # A stretched step is rounded to float32, as every step is; the others are powers of two.
-    near = 2e-6 * max(1.0, sigma) if distribution.on_sphere else 1e-10
-    assert probed.scalars == pytest.approx(parts @ [1, sigma], abs=near)
+    # Every step is rounded to float32. Only stretched steps lose bits by that: the others are powers of two.
+    tolerance = 2e-6 * max(1.0, sigma) if distribution.on_sphere else 1e-10
+    assert probed.scalars == pytest.approx(net.expected(directions, 30) @ [1, sigma], abs=tolerance)
 
 
 @BOTH_DISTRIBUTIONS
@@ -209,12 +212,12 @@ def test_in_a_deep_linear_network_schemes_and_sigmas_agree_along_one_layer(
     distribution: Distribution, layer: Support
 ) -> None:
     net, directions = DeepLinear(), directions_of(2, distribution)
-    found = [
+    first, *others = (
         scheme(net.loss, net.weights, directions, [layer] * 30, sigma).scalars
         for scheme in SCHEMES.values()
         for sigma in (2.0**-8, 1.0, 4.0)
-    ]
-    assert all(scalars == pytest.approx(found[0], abs=1e-10) for scalars in found)
+    )
+    assert all(scalars == pytest.approx(first, abs=1e-10) for scalars in others)
 
 
 def test_in_a_deep_linear_network_both_schemes_estimate_the_same_gradient_on_average() -> None:
@@ -233,7 +236,7 @@ def test_in_a_deep_linear_network_both_schemes_estimate_the_same_gradient_on_ave
 
 
 def covariance_error(distribution: Distribution, n: int, k: int) -> float:
-    """‖Σ̂ − I‖₂, the mean over some keys."""
+    """‖Σ̂ − I‖₂, the mean over four keys."""
     errors = []
     for number in range(4):
         z = directions_of(number, distribution).draw(range(k), 0, n) * distribution.unit
@@ -301,29 +304,29 @@ def test_scalars_do_not_depend_on_the_order_in_which_directions_are_drawn(distri
     def loss(w: F32) -> float:
         return float(np.sum(np.cos(w.astype(np.float64))))
 
-    found: F64 = np.empty(k)
+    one_by_one: F64 = np.empty(k)
     directions = directions_of(0, distribution)
     stretch = directions.stretch(range(k), 33)
     for number in np.random.default_rng(0).permutation(k).tolist():
         (z,) = directions.draw(range(number, number + 1), 0, 33)
         moved = z.astype(np.float32) * np.float32(sigma * distribution.unit * stretch[number]) + weights
-        found[number] = (loss(moved) - loss(weights)) / sigma * stretch[number]
+        one_by_one[number] = (loss(moved) - loss(weights)) / sigma * stretch[number]
     probed = forward_difference(loss, weights, directions, dense(33, k), sigma)
-    assert probed.scalars.tobytes() == found.tobytes()
+    assert probed.scalars.tobytes() == one_by_one.tobytes()
 
 
 @BOTH_SCHEMES
 def test_many_directions_leave_the_callers_weights_untouched(scheme: Scheme) -> None:
     weights = (np.random.default_rng(0).normal(size=200) * 10.0 ** np.linspace(-30, 3, 200)).astype(np.float32)
     before = weights.tobytes()
-    given: list[bool] = []
+    shared: list[bool] = []
 
     def loss(w: F32) -> float:
-        given.append(np.shares_memory(w, weights))
+        shared.append(np.shares_memory(w, weights))
         return float(np.sum(w))
 
     scheme(loss, weights, directions_of(0), dense(200, 500), 1e-3)
     assert weights.tobytes() == before
-    assert sum(given) == (1 if scheme is forward_difference else 0)
+    assert sum(shared) == (1 if scheme is forward_difference else 0)
     weights.flags.writeable = False
     scheme(loss, weights, directions_of(0), [*dense(200, 3), Support(3, 9)], 1e-3)
