@@ -1,4 +1,4 @@
-"""A whole federation in one process: run it, stop it, go on with it."""
+"""A whole federation in one process: start it, resume it, and compare it with backpropagation."""
 
 import json
 import secrets
@@ -34,7 +34,7 @@ Warn = Callable[[str], None]
 
 
 def _nothing(_: object) -> None:
-    """A watcher who does not look."""
+    """Ignore a report."""
 
 
 def simulate(
@@ -46,7 +46,7 @@ def simulate(
     warn: Warn = _nothing,
     backbones: Backbones | None = None,
 ) -> Summary:
-    """Run a plan into a new folder. Runs that are given the same `backbones` share the features of a frozen one."""
+    """Run a plan into a new folder. Runs that share `backbones` compute the features of a frozen backbone once."""
     folder = RunFolder.new(Path(out))
     task = load_task(plan, data, backbones)
     with task.model.one_thread_each():
@@ -61,8 +61,8 @@ def exposure(plan: Plan) -> list[str]:
     """What the server can learn about a single client under this plan."""
     if plan.secure.mode == "off":
         return [
-            "secure.mode is off: the server sees every client's values, linear measurements of its gradient that "
-            "can give away single samples and labels"
+            "secure.mode is off: the server sees every client's values. They are linear measurements of its gradient "
+            "and can reveal single samples and labels"
         ]
     if plan.secure.floor < 3:
         return [f"secure.floor = {plan.secure.floor}: a sum over two clients tells each of them the other's values"]
@@ -72,39 +72,41 @@ def exposure(plan: Plan) -> list[str]:
 def resume(
     path: str | Path, settings: Iterable[str] = (), *, data: str | Path | None = None, watch: Watch = _nothing
 ) -> Summary:
-    """Go on with a run. Settings may change how far and how it goes, not what determines its weights."""
+    """Continue a run. Settings may change how long and how it runs, but nothing that determines its weights."""
     with RunFolder.existing(Path(path)) as folder:
         old = load(str(folder.plan))
         new = change(old, settings)
         if new.trajectory_digest() != old.trajectory_digest():
             raise PlanError(
-                "a run that goes on may change rounds, run.* and secure.* but for its groups, nothing else; "
-                "start a new one with --out"
+                "a resumed run may change rounds, run.* and secure.* (but not the groups), and nothing else; "
+                "start a new run with --out"
             )
         task = load_task(new, data)
         if task.plan != new:
-            raise JournalError(f"{folder.plan} is not a resolved plan; expected the one that the run wrote itself")
+            raise JournalError(f"{folder.plan} is not a resolved plan; expected the file that the run itself wrote")
         folder.write_plan(new.to_toml())
         with task.model.one_thread_each():
             return _run(folder, task, watch, _nothing)
 
 
 def baseline_of(plan: Plan) -> Plan:
-    """The same plan, trained by backpropagation, for which there are no directions to be shared."""
+    """The same plan, trained by backpropagation. It draws no directions, so it goes back to shared seeds."""
     return change(plan, ['estimator = "backprop"', 'federation.seeds = "shared"'])
 
 
 def add_baseline(path: str | Path, *, data: str | Path | None = None, watch: Watch = _nothing) -> Summary:
-    """Train the plan of a finished run by backpropagation too, in its subfolder, and add that to the run's summary."""
+    """Train the plan of a finished run by backpropagation too, in the subfolder `baseline`, and add the result to the
+    run's summary."""
     with RunFolder.existing(Path(path)) as folder:
-        plan, where = load(str(folder.plan)), Path(path) / "baseline"
-        if (where / "plan.toml").exists():
-            other = resume(where, [f"rounds={plan.rounds}"], data=data, watch=watch)
+        plan = load(str(folder.plan))
+        subfolder = Path(path) / "baseline"
+        if (subfolder / "plan.toml").exists():
+            baseline = resume(subfolder, [f"rounds={plan.rounds}"], data=data, watch=watch)
         else:
-            other = simulate(baseline_of(plan), where, data=data, watch=watch)
+            baseline = simulate(baseline_of(plan), subfolder, data=data, watch=watch)
         compared = ("test_accuracy", "rounds", "seconds", "uplink_bytes_per_client_round")
         summary: Summary = json.loads(folder.summary.read_text())
-        summary |= {f"baseline_{name}": other[name] for name in compared if name in other}
+        summary |= {f"baseline_{name}": baseline[name] for name in compared if name in baseline}
         folder.write_summary(summary)
         return summary
 
@@ -136,7 +138,7 @@ def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn) -> Summary:
 
 
 def aggregation(trajectory: Trajectory, task: Task) -> tuple[Aggregation, dict[int, ClientSession]]:
-    """How replies become a sum, and each client's side of it. Identities live as long as the process."""
+    """How replies become a sum, and each client's side of it. Identities are made afresh in every process."""
     plan = trajectory.plan
     if plan.secure.mode == "off":
         return PlainSum(trajectory.ring, trajectory.length), {}
@@ -145,13 +147,13 @@ def aggregation(trajectory: Trajectory, task: Task) -> tuple[Aggregation, dict[i
     run, policy = secrets.token_bytes(32), policy_of(trajectory, dict(enumerate(task.tiers)))
     read_keys = lru_cache(maxsize=4096)(reader(directory, run))
     sessions = {
-        number: ClientSession(number, own, directory, run, policy, read_keys=read_keys)
-        for number, own in identities.items()
+        number: ClientSession(number, identity, directory, run, policy, read_keys=read_keys)
+        for number, identity in identities.items()
     }
     return SecureSum(trajectory.ring, trajectory.length, run, directory, policy), sessions
 
 
 def drops(trajectory: Trajectory, round_number: int, client: int) -> bool:
-    """Whether a simulated client does not answer in a round: the same for everybody who knows the plan."""
+    """Whether a simulated client does not answer in a round. The plan alone determines it."""
     ticket = trajectory.seeds.key("dropout", round_number, client)[:8]
     return int.from_bytes(ticket, "big") < trajectory.plan.federation.dropout * 2**64

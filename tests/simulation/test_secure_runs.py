@@ -1,41 +1,33 @@
 """Whole runs with the secure sum: the same bits as without it, even if clients drop, abstain or come back."""
 
 import json
-import secrets
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from baffle.aggregation.client.session import KEYS_AT_ONCE, ClientSession
+from baffle.aggregation.client.session import KEYS_AT_ONCE
 from baffle.aggregation.messages import Hello, MaskedRequest, Opening, Request, Turn, Unmask, decode_request
-from baffle.aggregation.plain import PlainSum
-from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.client.client import Client
-from baffle.client.replica import Replica
-from baffle.client.worker import Worker
 from baffle.core.messages import Abstention, RoundRequest, decode_reply, encode
-from baffle.core.ports import CONTRIBUTED, MISSING, Aggregation
+from baffle.core.ports import CONTRIBUTED, MISSING
 from baffle.core.seeds import Seeds
 from baffle.data.partition import iid
 from baffle.errors import BaffleError, PlanError
-from baffle.journal.replay import Present, beginning, verify
-from baffle.journal.store import Journal
+from baffle.journal.replay import verify
 from baffle.plan import Plan
 from baffle.schedule import choose_clients, choose_groups, policy_of
-from baffle.server.downlink import Downlink
-from baffle.server.recorder import Progress, Summary
-from baffle.server.round import Played, open_round, play_round
+from baffle.server.recorder import Summary
+from baffle.server.round import open_round
 from baffle.simulation import drops, resume, simulate
-from baffle.task.load import Runtimes, load_task
+from baffle.task.load import load_task
 from baffle.trajectory import Trajectory, trajectory_of
+from tests.support.rounds_by_hand import RoundsByHand
+from tests.support.watched_runs import interrupt_after, records_of
 
 Cli = Callable[..., CompletedProcess[str]]
 MakePlan = Callable[..., Plan]
@@ -101,10 +93,6 @@ def plan(tiny: MakePlan) -> MakePlan:
     return lambda *settings: tiny("federation.clients=5", 'secure.mode="on"', *settings)
 
 
-def _records(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def _events(run: Path) -> dict[tuple[int, int], str]:
     """The journal's event for each round and client."""
     db = sqlite3.connect(run / "journal.sqlite")
@@ -148,7 +136,7 @@ def test_with_and_without_the_secure_sum_a_run_ends_with_the_same_weights(
     secure, plain = verify(tmp_path / "on"), verify(tmp_path / "off")
     assert (secure.rounds, secure.chain, secure.weights_sha256) == (plain.rounds, plain.chain, on["weights_sha256"])
     assert _events(tmp_path / "on") == _events(tmp_path / "off")
-    for of_secure, of_plain in zip(_records(tmp_path / "on"), _records(tmp_path / "off"), strict=True):
+    for of_secure, of_plain in zip(records_of(tmp_path / "on"), records_of(tmp_path / "off"), strict=True):
         for key in ("round", "loss", "contributors", "clipped", "joins"):
             assert of_secure[key] == of_plain[key], key
 
@@ -159,18 +147,18 @@ def test_messages_are_counted_per_client_of_the_round_not_per_client_reached(
 ) -> None:
     """The exchange that ends a round also opens the next one, whose clients may differ."""
     simulate(plan(*VARIANTS["few"], f"secure.mode={mode}"), tmp_path / "run")
-    for record in _records(tmp_path / "run"):
+    for record in records_of(tmp_path / "run"):
         assert record["replies"] == 4
         assert record["requests"] + record["joins"] == 4
 
 
 def test_the_number_of_workers_changes_no_bit(plan: MakePlan, tmp_path: Path) -> None:
     settings = ["federation.clients=9", "federation.dropout=0.2"]
-    found = {
+    hashes = {
         simulate(plan(*settings, f"run.workers={workers}"), tmp_path / str(workers))["weights_sha256"]
         for workers in (1, 2, 5)
     }
-    assert len(found) == 1
+    assert len(hashes) == 1
 
 
 @pytest.mark.parametrize("name", ["forward", "few", "dropout", "tiers", "epoch", "backprop", "few delta"])
@@ -179,31 +167,27 @@ def test_a_longer_run_is_a_shorter_one_continued(plan: MakePlan, tmp_path: Path,
     expected = simulate(plan(*settings, "rounds=7"), tmp_path / "whole")
     simulate(plan(*settings, "rounds=3"), tmp_path / "parts")
     resume(tmp_path / "parts", ["rounds=4"])
-    found = resume(tmp_path / "parts", ["rounds=7", "run.workers=1"])
+    continued = resume(tmp_path / "parts", ["rounds=7", "run.workers=1"])
     for key in ("weights_sha256", "rounds", "forwards", "dropouts", "skipped_rounds", "secure"):
-        assert found[key] == expected[key], key
+        assert continued[key] == expected[key], key
     assert verify(tmp_path / "parts").chain == verify(tmp_path / "whole").chain
     assert _events(tmp_path / "parts") == _events(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("at", [1, 4, 5])
 def test_a_stopped_run_continues_as_if_it_had_not_been_stopped(plan: MakePlan, tmp_path: Path, at: int) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.rounds_done == at:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        simulate(plan(), tmp_path / "run", watch=stop)
+        simulate(plan(), tmp_path / "run", watch=interrupt_after(at))
     assert verify(tmp_path / "run").rounds == at
     expected = simulate(plan(), tmp_path / "whole")
-    found = resume(tmp_path / "run")
-    assert (found["weights_sha256"], found["skipped_rounds"]) == (expected["weights_sha256"], 0)
+    resumed = resume(tmp_path / "run")
+    assert (resumed["weights_sha256"], resumed["skipped_rounds"]) == (expected["weights_sha256"], 0)
     assert verify(tmp_path / "run").chain == verify(tmp_path / "whole").chain
 
 
 def test_dropouts_are_part_of_the_trajectory_and_cannot_be_changed_midway(plan: MakePlan, tmp_path: Path) -> None:
     simulate(plan("rounds=2"), tmp_path / "run")
-    with pytest.raises(PlanError, match="goes on"):
+    with pytest.raises(PlanError, match="a resumed run may change"):
         resume(tmp_path / "run", ["federation.dropout=0.1"])
     assert verify(tmp_path / "run").rounds == 2
 
@@ -215,7 +199,7 @@ def test_the_summary_names_the_mode_of_the_sum_and_counts_dropouts(plan: MakePla
     assert summary["secure"] == "on"
     assert summary["dropouts"] == len(_dropped(trajectory)) > 5
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
-    contributors = sum(record["contributors"] for record in _records(tmp_path / "run"))
+    contributors = sum(record["contributors"] for record in records_of(tmp_path / "run"))
     assert contributors == 12 * 9 - summary["dropouts"]
     assert summary["forwards"] == contributors * 5
     calm = simulate(plan(), tmp_path / "calm")
@@ -228,12 +212,12 @@ def test_the_summary_names_the_mode_of_the_sum_and_counts_dropouts(plan: MakePla
 def test_a_round_with_too_few_survivors_is_skipped_and_the_run_continues(
     plan: MakePlan, tmp_path: Path, settings: list[str]
 ) -> None:
-    made = plan("federation.dropout=0.4", "rounds=20", *settings)
-    summary = simulate(made, tmp_path / "run")
-    trajectory = trajectory_of(load_task(made).plan, 650)
+    changed = plan("federation.dropout=0.4", "rounds=20", *settings)
+    summary = simulate(changed, tmp_path / "run")
+    trajectory = trajectory_of(load_task(changed).plan, 650)
     survivors = [5 - sum(drops(trajectory, number, client) for client in range(5)) for number in range(20)]
-    expected = [alive if alive >= made.secure.floor else 0 for alive in survivors]
-    records = _records(tmp_path / "run")
+    expected = [alive if alive >= changed.secure.floor else 0 for alive in survivors]
+    records = records_of(tmp_path / "run")
     assert [record["contributors"] for record in records] == expected
     assert [record["loss"] is None for record in records] == [count == 0 for count in expected]
     assert summary["skipped_rounds"] == expected.count(0) == verify(tmp_path / "run").skipped
@@ -259,14 +243,14 @@ def test_the_same_clients_drop_with_and_without_the_secure_sum(
     settings = [f"federation.dropout={dropout}", "rounds=15", *few]
     missing: dict[str, set[tuple[int, int]]] = {}
     for mode in ("on", "off"):
-        made = plan(*settings, f"secure.mode={mode}")
-        summary = simulate(made, tmp_path / mode)
+        changed = plan(*settings, f"secure.mode={mode}")
+        summary = simulate(changed, tmp_path / mode)
         events = _events(tmp_path / mode)
         missing[mode] = {at for at, event in events.items() if event == MISSING}
         assert summary["dropouts"] == len(missing[mode])
-        assert missing[mode] == _dropped(trajectory_of(load_task(made).plan, 650))
+        assert missing[mode] == _dropped(trajectory_of(load_task(changed).plan, 650))
     assert missing["on"] == missing["off"]
-    total = 15 * made.per_round
+    total = 15 * changed.per_round
     assert abs(len(missing["on"]) - dropout * total) < 4 * np.sqrt(total * dropout * (1 - dropout))
 
 
@@ -340,57 +324,26 @@ def test_a_client_whose_loss_is_not_finite_abstains_and_the_others_are_summed(
     assert on["weights_sha256"] == off["weights_sha256"]
     assert (on["skipped_rounds"], on["dropouts"]) == (0, 0)
     assert np.isfinite(on["train_loss"])
-    assert [record["contributors"] for record in _records(tmp_path / "on")] == [4] * 5
+    assert [record["contributors"] for record in records_of(tmp_path / "on")] == [4] * 5
     for (_, number), event in _events(tmp_path / "on").items():
         assert event.startswith("abstained: the loss") if number == client else event == CONTRIBUTED
     assert verify(tmp_path / "on").chain == verify(tmp_path / "off").chain
 
 
-class Federation:
-    """Clients that each keep their own weights and session, and a transport that loses the messages a test names."""
+class Federation(RoundsByHand):
+    """Loses the messages, or the replies to them, that a test names."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        task = load_task(plan)
-        initial = task.initial_weights()
-        self.trajectory: Trajectory = trajectory_of(task.plan, len(initial))
-        runtimes, run = Runtimes(task, 1), secrets.token_bytes(32)
-        identities = {number: Ed25519PrivateKey.generate() for number in range(plan.federation.clients)}
-        directory = {number: identity.public_key().public_bytes_raw() for number, identity in identities.items()}
-        secure, policy = plan.secure.mode != "off", policy_of(self.trajectory, dict(enumerate(task.tiers)))
-        self.clients = [
-            Client(
-                Replica(self.trajectory),
-                Worker(number, k, self.trajectory, task.source.train, share, runtimes.borrow),
-                ClientSession(number, identities[number], directory, run, policy) if secure else None,
-            )
-            for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
-        ]
-        ring, length = self.trajectory.ring, self.trajectory.length
-        self.aggregation: Aggregation = PlainSum(ring, length)
-        if secure:
-            self.aggregation = SecureSum(ring, length, run, directory, policy)
-        folder.mkdir()
-        (folder / "plan.toml").write_text(task.plan.to_toml())
-        self.present: Present = beginning(self.trajectory, self.trajectory.rule.start(initial))
-        self.journal = Journal.create(folder / "journal.sqlite", task.plan, self.present.state, {})
-        self.downlink = Downlink(plan.run.downlink, self.journal)
+        super().__init__(plan, folder)
         self.unheard: Callable[[int, Request], bool] = lambda _client, _asked: False
         self.unanswered: Callable[[int, Request], bool] = lambda _client, _asked: False
 
-    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        replies = {}
-        for client, message in requests.items():
-            asked = decode_request(message)
-            if not self.unheard(client, asked):
-                reply = self.clients[client].answer(message)
-                if not self.unanswered(client, asked):
-                    replies[client] = reply
-        return replies
-
-    def play(self) -> Played:
-        played = play_round(self.trajectory, self.present, self, self.aggregation, self.journal, self.downlink)
-        self.present = played.present
-        return played
+    def carry(self, client: int, message: bytes) -> bytes | None:
+        asked = decode_request(message)
+        if self.unheard(client, asked):
+            return None
+        reply = self.clients[client].answer(message)
+        return None if self.unanswered(client, asked) else reply
 
 
 def _asks(kind: type[Request], *clients: int) -> Callable[[int, Request], bool]:
@@ -454,8 +407,8 @@ def test_a_client_that_misses_a_message_comes_back(
 
 
 def test_a_client_that_takes_part_now_and_then_is_asked_for_keys_only_once(plan: MakePlan, tmp_path: Path) -> None:
-    made = plan("federation.clients=10", "federation.participation=0.5", "rounds=16")
-    federation = Federation(made, tmp_path / "run")
+    changed = plan("federation.clients=10", "federation.participation=0.5", "rounds=16")
+    federation = Federation(changed, tmp_path / "run")
     asked: Counter[int] = Counter()
 
     def count(client: int, message: Request) -> bool:
@@ -485,8 +438,8 @@ def test_a_client_that_is_never_reached_holds_nobody_up(
 
 
 def test_failing_to_open_the_next_round_does_not_cost_this_one(plan: MakePlan, tmp_path: Path) -> None:
-    made = plan("federation.clients=10", "federation.participation=0.3", "rounds=9")
-    federation = Federation(made, tmp_path / "run")
+    changed = plan("federation.clients=10", "federation.participation=0.3", "rounds=9")
+    federation = Federation(changed, tmp_path / "run")
     now, then = (set(choose_clients(federation.trajectory, number)) for number in (0, 1))
     late = min(then - now)
     federation.unheard = _asks(Hello, late)
@@ -532,7 +485,7 @@ def test_a_server_in_the_other_mode_gets_no_sum(plan: MakePlan, tmp_path: Path) 
 def test_a_client_sends_masked_values_in_a_secure_run(plan: MakePlan, tmp_path: Path) -> None:
     """The server sees different bytes in every run, although the sum is the same."""
     seen: list[dict[int, bytes]] = []
-    for name in ("one", "other", "plain"):
+    for name in ("first", "second", "plain"):
         federation = Federation(plan(*(["secure.mode=off"] if name == "plain" else [])), tmp_path / name)
         sent: dict[int, bytes] = {}
         for number, client in enumerate(federation.clients):
@@ -553,10 +506,10 @@ def test_a_client_sends_masked_values_in_a_secure_run(plan: MakePlan, tmp_path: 
         federation.play()
         federation.journal.close()
         seen.append(sent)
-    one, other, plain = seen
+    first, second, plain = seen
     for number in range(5):
-        assert len({one[number], other[number], plain[number]}) == 3
-        assert len(one[number]) == len(other[number]) == len(plain[number])
+        assert len({first[number], second[number], plain[number]}) == 3
+        assert len(first[number]) == len(second[number]) == len(plain[number])
 
 
 AGREED = {
@@ -568,15 +521,13 @@ AGREED = {
 
 @pytest.mark.parametrize("name", AGREED)
 def test_the_malicious_server_mode_gives_the_same_weights(plan: MakePlan, tmp_path: Path, name: str) -> None:
-    found = {
-        mode: simulate(plan(*AGREED[name], f"secure.mode={mode}"), tmp_path / mode)
-        for mode in ("malicious-server", "off")
-    }
-    one, other = found["malicious-server"], found["off"]
-    assert one["skipped_rounds"] == other["skipped_rounds"] == 0
+    agreed, plain = (
+        simulate(plan(*AGREED[name], f"secure.mode={mode}"), tmp_path / mode) for mode in ("malicious-server", "off")
+    )
+    assert agreed["skipped_rounds"] == plain["skipped_rounds"] == 0
     for key in ("weights_sha256", "trajectory_digest", "dropouts"):
-        assert one[key] == other[key], key
-    assert one["secure"] == "malicious-server"
+        assert agreed[key] == plain[key], key
+    assert agreed["secure"] == "malicious-server"
     assert verify(tmp_path / "malicious-server").chain == verify(tmp_path / "off").chain
 
 
@@ -585,23 +536,23 @@ def test_a_longer_run_in_groups_is_a_shorter_one_continued(plan: MakePlan, tmp_p
     settings = [setting for setting in VARIANTS[name] if not setting.startswith("rounds")]
     expected = simulate(plan(*settings, "rounds=6"), tmp_path / "whole")
     simulate(plan(*settings, "rounds=3"), tmp_path / "parts")
-    found = resume(tmp_path / "parts", ["rounds=6", "secure.mode=off"])
-    assert found["weights_sha256"] == expected["weights_sha256"]
+    continued = resume(tmp_path / "parts", ["rounds=6", "secure.mode=off"])
+    assert continued["weights_sha256"] == expected["weights_sha256"]
     assert verify(tmp_path / "parts").chain == verify(tmp_path / "whole").chain
 
 
 @pytest.mark.parametrize("setting", ["secure.groups=1", "secure.group_seeds=own", "secure.combine=median"])
 def test_the_groups_of_a_run_cannot_be_changed_midway(plan: MakePlan, tmp_path: Path, setting: str) -> None:
     simulate(plan("federation.clients=8", "secure.groups=2", "rounds=1"), tmp_path / "run")
-    with pytest.raises(PlanError, match="but for its groups"):
+    with pytest.raises(PlanError, match="but not the groups"):
         resume(tmp_path / "run", [setting, "rounds=2"])
     resume(tmp_path / "run", ["secure.floor=4", "secure.mode=malicious-server", "rounds=2"])
     assert verify(tmp_path / "run").rounds == 2
 
 
 def test_groups_are_drawn_anew_every_round_and_hold_every_client_once(plan: MakePlan) -> None:
-    made = plan("federation.clients=20", "federation.participation=0.55", "secure.groups=3", "ring.n_max=20")
-    trajectory = trajectory_of(made, 5)
+    changed = plan("federation.clients=20", "federation.participation=0.55", "secure.groups=3", "ring.n_max=20")
+    trajectory = trajectory_of(changed, 5)
     drawn = [choose_groups(trajectory, number) for number in range(20)]
     for number, groups in enumerate(drawn):
         assert sorted(client for group in groups for client in group) == choose_clients(trajectory, number)
@@ -611,13 +562,13 @@ def test_groups_are_drawn_anew_every_round_and_hold_every_client_once(plan: Make
     policy = policy_of(trajectory, {})
     assert policy.groups_of is not None
     assert policy.groups_of(2) == drawn[2]
-    assert policy.groups_of(made.rounds) == []
+    assert policy.groups_of(changed.rounds) == []
 
 
 @pytest.mark.parametrize("seeds", ["own", "shared"])
 def test_a_group_without_a_sum_costs_that_group_only(plan: MakePlan, tmp_path: Path, seeds: str) -> None:
-    made = plan("federation.clients=9", "secure.groups=3", f"secure.group_seeds={seeds}", "rounds=5")
-    federation = Federation(made, tmp_path / "run")
+    changed = plan("federation.clients=9", "secure.groups=3", f"secure.group_seeds={seeds}", "rounds=5")
+    federation = Federation(changed, tmp_path / "run")
     for number in range(4):
         lost = choose_groups(federation.trajectory, number)[number % 3]
         federation.unheard = _asks(MaskedRequest, *lost)
@@ -696,6 +647,9 @@ def test_a_stopped_run_with_refused_updates_continues_as_if_it_had_not_been_stop
     assert 0 < whole["skipped_rounds"] <= 3
     for at in (1, 3, 5):
         simulate(plan(*settings, f"rounds={at}"), tmp_path / str(at))
-        found = resume(tmp_path / str(at), ["rounds=8"])
-        assert (found["weights_sha256"], found["skipped_rounds"]) == (whole["weights_sha256"], whole["skipped_rounds"])
+        resumed = resume(tmp_path / str(at), ["rounds=8"])
+        assert (resumed["weights_sha256"], resumed["skipped_rounds"]) == (
+            whole["weights_sha256"],
+            whole["skipped_rounds"],
+        )
         assert verify(tmp_path / str(at)).chain == verify(path).chain

@@ -1,4 +1,4 @@
-"""Whole runs: every variant gives the same bits again, with any number of workers, stopped or not."""
+"""Whole runs: every variant gives the same bits again, with any number of workers, stopped and resumed or not."""
 
 import json
 import shutil
@@ -23,6 +23,7 @@ from baffle.server.recorder import Progress, Recorder, Summary
 from baffle.server.round import Played
 from baffle.simulation import add_baseline, resume, simulate
 from baffle.trajectory import trajectory_of
+from tests.support.watched_runs import interrupt_after, records_of
 
 FIXED = "probe.micro_batch=64"  # otherwise it is measured, and two runs may disagree
 VARIANTS: dict[str, list[str]] = {
@@ -75,8 +76,8 @@ def test_every_variant_runs_twice_to_the_same_weights_and_verifies(
     assert simulate(plan, tmp_path / "again")["weights_sha256"] == summary["weights_sha256"]
     assert summary["rounds"] == plan.rounds
     assert summary["skipped_rounds"] == 0
-    found = verify(path)
-    assert (found.weights_sha256, found.rounds) == (summary["weights_sha256"], plan.rounds)
+    verified = verify(path)
+    assert (verified.weights_sha256, verified.rounds) == (summary["weights_sha256"], plan.rounds)
 
 
 def test_every_variant_leads_to_other_weights(ran: Ran) -> None:
@@ -86,11 +87,11 @@ def test_every_variant_leads_to_other_weights(ran: Ran) -> None:
 @pytest.mark.parametrize("name", ["forward", "own seeds", "epoch", "backprop", "lenet"])
 def test_the_number_of_workers_changes_no_bit(tiny: Callable[..., Plan], tmp_path: Path, name: str) -> None:
     settings = [*VARIANTS[name], "federation.clients=5", "rounds=3"]
-    found = {
+    hashes = {
         simulate(tiny(*settings, f"run.workers={workers}"), tmp_path / str(workers))["weights_sha256"]
         for workers in (0, 1, 2, 3)
     }
-    assert len(found) == 1
+    assert len(hashes) == 1
 
 
 def test_operators_use_one_thread_during_a_run(tiny: Callable[..., Plan], tmp_path: Path) -> None:
@@ -104,29 +105,25 @@ def test_operators_use_one_thread_during_a_run(tiny: Callable[..., Plan], tmp_pa
 @pytest.mark.parametrize("participation", [1.0, 0.3])
 def test_the_downlink_changes_no_bit(tiny: Callable[..., Plan], tmp_path: Path, participation: float) -> None:
     common = ["federation.clients=10", "rounds=15", f"federation.participation={participation}"]
-    found = {
+    summaries = {
         kind: simulate(tiny(*common, f"run.downlink={kind}"), tmp_path / kind)
         for kind in ("scalars", "delta", "weights")
     }
-    assert len({summary["weights_sha256"] for summary in found.values()}) == 1
-    assert len({summary["trajectory_digest"] for summary in found.values()}) == 1
-    sizes = [found[kind]["downlink_bytes_per_client_round"] for kind in ("scalars", "weights")]
-    assert sizes[0] < sizes[1]
+    assert len({summary["weights_sha256"] for summary in summaries.values()}) == 1
+    assert len({summary["trajectory_digest"] for summary in summaries.values()}) == 1
+    scalars, weights = (summaries[kind]["downlink_bytes_per_client_round"] for kind in ("scalars", "weights"))
+    assert scalars < weights
 
 
 def test_another_seed_leads_to_other_weights(tiny: Callable[..., Plan], tmp_path: Path) -> None:
-    found = {simulate(tiny(f"seed={seed}"), tmp_path / str(seed))["weights_sha256"] for seed in (0, 1, 2**63 - 1)}
-    assert len(found) == 3
+    hashes = {simulate(tiny(f"seed={seed}"), tmp_path / str(seed))["weights_sha256"] for seed in (0, 1, 2**63 - 1)}
+    assert len(hashes) == 3
 
 
 def test_a_run_learns(tiny: Callable[..., Plan], tmp_path: Path) -> None:
     summary = simulate(tiny("rounds=150", "probe.k=16", "update.rate=0.02"), tmp_path / "run")
     assert summary["test_accuracy"] > 0.7
     assert summary["train_loss"] < 1
-
-
-def _records(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_the_folder_has_a_record_of_every_round(tiny: Callable[..., Plan], tmp_path: Path) -> None:
@@ -137,7 +134,7 @@ def test_the_folder_has_a_record_of_every_round(tiny: Callable[..., Plan], tmp_p
         "plan.toml",
         "summary.json",
     ]
-    records = _records(tmp_path / "run")
+    records = records_of(tmp_path / "run")
     assert [record["round"] for record in records] == list(range(7))
     assert [record["round"] for record in records if "test_accuracy" in record] == [2, 5, 6]
     assert [record["contributors"] for record in records] == [3] * 7
@@ -155,7 +152,7 @@ def test_a_watcher_is_called_for_every_round(tiny: Callable[..., Plan], tmp_path
     assert {progress.rounds for progress in calls} == {6}
     assert done[-1].accuracy == summary["test_accuracy"]
     assert done[-1].seconds_left == 0
-    assert done[-1].uplink_bytes == sum(record["uplink_bytes"] for record in _records(tmp_path / "run"))
+    assert done[-1].uplink_bytes == sum(record["uplink_bytes"] for record in records_of(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("name", ["forward", "few", "epoch", "backprop", "tiers", "no average"])
@@ -164,11 +161,11 @@ def test_a_longer_run_is_a_shorter_one_continued(tiny: Callable[..., Plan], tmp_
     expected = simulate(tiny(*settings, "rounds=7"), tmp_path / "whole")
     simulate(tiny(*settings, "rounds=3"), tmp_path / "parts")
     resume(tmp_path / "parts", ["rounds=4"])
-    found = resume(tmp_path / "parts", ["rounds=7", "run.downlink=delta", "run.workers=1"])
-    assert found["weights_sha256"] == expected["weights_sha256"]
-    assert found["rounds"] == 7
-    assert found["forwards"] == expected["forwards"]
-    assert [record["round"] for record in _records(tmp_path / "parts")] == list(range(7))
+    continued = resume(tmp_path / "parts", ["rounds=7", "run.downlink=delta", "run.workers=1"])
+    assert continued["weights_sha256"] == expected["weights_sha256"]
+    assert continued["rounds"] == 7
+    assert continued["forwards"] == expected["forwards"]
+    assert [record["round"] for record in records_of(tmp_path / "parts")] == list(range(7))
     assert verify(tmp_path / "parts").chain == verify(tmp_path / "whole").chain
     with Journal.open(tmp_path / "parts" / "journal.sqlite") as journal:
         assert journal.plan() == load(str(tmp_path / "parts" / "plan.toml"))
@@ -189,15 +186,11 @@ def test_resuming_a_finished_run_changes_nothing(finished_run: Path) -> None:
         assert after[name] == before[name]
 
 
-def test_a_summary_of_the_shorter_run_does_not_spoil_a_longer_one_that_was_stopped(
+def test_a_longer_run_that_was_stopped_verifies_despite_the_summary_of_the_shorter_one(
     finished_run: Path,
 ) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.rounds_done == 8:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        resume(finished_run, ["rounds=20"], watch=stop)
+        resume(finished_run, ["rounds=20"], watch=interrupt_after(8))
     assert verify(finished_run).rounds == 8
 
 
@@ -212,12 +205,8 @@ def test_what_determines_the_weights_cannot_be_changed_midway(finished_run: Path
 
 @pytest.mark.parametrize("at", [1, 4, 5])
 def test_a_run_stopped_by_ctrl_c_keeps_its_rounds(tiny: Callable[..., Plan], tmp_path: Path, at: int) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.rounds_done == at:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        simulate(tiny(), tmp_path / "run", watch=stop)
+        simulate(tiny(), tmp_path / "run", watch=interrupt_after(at))
     assert verify(tmp_path / "run").rounds == at
     expected = simulate(tiny(), tmp_path / "whole")
     assert resume(tmp_path / "run")["weights_sha256"] == expected["weights_sha256"]
@@ -241,12 +230,11 @@ def test_a_run_killed_during_an_evaluation_evaluates_again(
         with pytest.raises(KeyboardInterrupt):
             simulate(plan, tmp_path / "run")
     assert resume(tmp_path / "run")["weights_sha256"] == expected["weights_sha256"]
-    seen = [
-        [json.loads(line).get("test_accuracy") for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
-        for run in ("whole", "run")
-    ]
-    assert seen[0] == seen[1]
-    assert [right is not None for right in seen[0]] == [False, True, False, True, True]
+    whole, resumed = (
+        [record.get("test_accuracy") for record in records_of(tmp_path / run)] for run in ("whole", "run")
+    )
+    assert whole == resumed
+    assert [accuracy is not None for accuracy in whole] == [False, True, False, True, True]
 
 
 def test_a_round_whose_metrics_were_lost_is_still_counted(tiny: Callable[..., Plan], tmp_path: Path) -> None:
@@ -345,7 +333,7 @@ def test_a_run_killed_before_its_journal_begins_where_it_would_have(finished_run
     assert resume(finished_run)["weights_sha256"] == expected
 
 
-def test_nothing_is_made_when_a_plan_is_refused(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+def test_no_folder_is_made_when_a_plan_is_refused(tiny: Callable[..., Plan], tmp_path: Path) -> None:
     for settings in (["federation.clients=2000"], ["probe.sigma=1e-18"], ["ring.d_max=1e12"]):
         with pytest.raises(PlanError):
             simulate(tiny(*settings), tmp_path / "run")
@@ -373,8 +361,7 @@ def test_a_run_that_diverges_stops_after_ten_rounds_and_says_why(
     with pytest.raises(BaffleError, match=r"10 rounds in a row.*loss.*nan.*update\.rate.*kept in") as stopped:
         simulate(tiny(*settings, "rounds=60"), tmp_path / "run")
     assert str(tmp_path / "run") in str(stopped.value)
-    found = verify(tmp_path / "run")
-    assert found.skipped == 10
+    assert verify(tmp_path / "run").skipped == 10
     with pytest.raises(BaffleError, match="10 rounds in a row"):
         resume(tmp_path / "run")
 
@@ -386,7 +373,7 @@ def test_a_client_whose_loss_is_not_finite_abstains_and_the_others_continue(
     share = iid(Seeds(0, b"").key("partition"), 60, 3)[client]
     summary = simulate(tiny(spoilt(share[0]), "federation.batch=0", "rounds=12"), tmp_path / "run")
     assert summary["skipped_rounds"] == 0
-    assert [record["contributors"] for record in _records(tmp_path / "run")] == [2] * 12
+    assert [record["contributors"] for record in records_of(tmp_path / "run")] == [2] * 12
     assert np.isfinite(summary["train_loss"])
     assert summary["forwards"] == 12 * 2 * 5
     db = sqlite3.connect(tmp_path / "run" / "journal.sqlite")
@@ -440,9 +427,9 @@ def test_with_one_client_own_seeds_differ_from_shared_ones_only_in_the_key(
     real = Seeds.key
 
     def key(seeds: Seeds, purpose: Purpose, *numbers: int) -> bytes:
-        return (
-            real(Seeds(0, b""), "local", numbers[0]) if purpose in OF_THE_TRAJECTORY else real(seeds, purpose, *numbers)
-        )
+        if purpose in OF_THE_TRAJECTORY:
+            return real(Seeds(0, b""), "local", numbers[0])
+        return real(seeds, purpose, *numbers)
 
     settings = ["federation.clients=1", 'update.optimizer="sgd"', "update.rate=0.1", "probe.distribution=sphere"]
 
@@ -451,8 +438,7 @@ def test_with_one_client_own_seeds_differ_from_shared_ones_only_in_the_key(
         with Journal.open(tmp_path / seeds / "journal.sqlite") as journal:
             return catch_up(journal, trajectory_of(journal.plan(), 650)).state.weights
 
-    apart = weights("shared"), weights("own")
-    assert np.abs(apart[0] - apart[1]).max() > 1e-3
+    assert np.abs(weights("shared") - weights("own")).max() > 1e-3
     for name in ("shared", "own"):
         shutil.rmtree(tmp_path / name)
     monkeypatch.setattr(Seeds, "key", key)
