@@ -1,9 +1,9 @@
-"""The default run with several seeds: accuracy, time, and what bookkeeping takes of it.
+"""The default run with several seeds: accuracy, time, and the share of it that bookkeeping takes.
 
     python benchmarks/digits.py            # seeds 0 to 4, a table
     python benchmarks/digits.py --json     # the same as one JSON object
 
-Each run is a fresh process, as a person starts it; `wall` counts from there. Runs are kept in a temporary folder only.
+Each run is a new process, as if a person had started it, and `wall` counts from its start. Runs are not kept.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 
-def one(seed: int, folder: Path, settings: list[str]) -> dict[str, Any]:
+def run_with(seed: int, folder: Path, settings: list[str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "baffle.cli.main", "run", "--json", "--out", str(folder / str(seed))]
     for setting in [f"seed={seed}", *settings]:
         command += ["--set", setting]
@@ -44,7 +44,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = []
         for seed in range(args.seeds):
-            runs.append(one(seed, Path(folder), args.settings))
+            runs.append(run_with(seed, Path(folder), args.settings))
             if not args.json:
                 run = runs[-1]
                 print(

@@ -3,8 +3,8 @@
 python benchmarks/edge.py           # the paper's LeNet on batches of 32, K = 100, three clients
 python benchmarks/edge.py --json    # for results/edge.json
 
-Every client is a process of its own, with a folder of its own samples and an exported model. It tells its resident
-memory, as the kernel counts it, after the imports, with model and data loaded, and at its peak.
+Every client is a separate process with an exported model and a folder with its own samples. It reports its resident
+memory, as the kernel counts it: after the imports, with model and data loaded, and at its peak.
 """
 
 import argparse
@@ -33,14 +33,14 @@ from baffle.schedule import policy_of, tiers_of
 from baffle.trajectory import trajectory_of
 
 FOREIGN = ("torch", "flwr", "onnx", "sklearn", "scipy", "PIL")
-"""What a client must not have imported."""
+"""Libraries that a client must not have imported."""
 
 QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-"""The environment of a client: NumPy's threads and malloc's arenas would each take memory of their own."""
+"""The environment of a client: each of NumPy's threads and of malloc's arenas would take more memory."""
 
 
 class Membership(msgspec.Struct):
-    """What a client needs to be told to take part in secure sums."""
+    """What a client must know to take part in secure sums."""
 
     identity: bytes
     directory: dict[int, bytes]
@@ -48,8 +48,8 @@ class Membership(msgspec.Struct):
 
 
 def resident_mb(field: str = "VmHWM") -> float:
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
+    match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(match[1]) / 1024 if match else 0.0
 
 
 def send(pipe: IO[bytes], message: bytes) -> None:
@@ -62,7 +62,7 @@ def receive(pipe: IO[bytes]) -> bytes:
 
 
 def take_part(folder: Path, number: int) -> None:
-    """A client's whole process: it answers until it is sent nothing, and then tells its memory."""
+    """A client's whole process: it answers messages until an empty one comes, and then reports its memory."""
     memory = {"imports": resident_mb()}
     plan, pipes = load(str(folder / "model" / "plan.toml")), (sys.stdin.buffer, sys.stdout.buffer)
     tiers = tiers_of(plan)
@@ -80,7 +80,7 @@ def take_part(folder: Path, number: int) -> None:
 
 
 class Processes:
-    """A transport to clients in processes of their own."""
+    """A transport to clients in separate processes."""
 
     def __init__(self, folder: Path, clients: int) -> None:
         command = [sys.executable, __file__, "--folder", str(folder), "--client"]
@@ -92,23 +92,24 @@ class Processes:
         ]
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        self.tell(requests)
-        return {number: self._hear(number) for number in requests}
+        self.send_all(requests)
+        return {number: self._receive_from(number) for number in requests}
 
-    def tell(self, messages: Mapping[int, bytes]) -> None:
+    def send_all(self, messages: Mapping[int, bytes]) -> None:
         for number, message in messages.items():
             pipe = self._clients[number].stdin
             assert pipe
             send(pipe, message)
 
     def finish(self) -> list[dict[str, Any]]:
-        self.tell(dict.fromkeys(range(len(self._clients)), b""))
-        told = [json.loads(self._hear(number)) for number in range(len(self._clients))]
+        """End all clients, and return their reports."""
+        self.send_all(dict.fromkeys(range(len(self._clients)), b""))
+        reports = [json.loads(self._receive_from(number)) for number in range(len(self._clients))]
         for client in self._clients:
             client.communicate()
-        return told
+        return reports
 
-    def _hear(self, number: int) -> bytes:
+    def _receive_from(self, number: int) -> bytes:
         pipe = self._clients[number].stdout
         assert pipe
         return receive(pipe)
@@ -120,7 +121,7 @@ def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
 
 
 def write_samples(folder: Path, samples: int, seed: int) -> None:
-    """Files like MNIST's with pixels at random: memory does not depend on what they show."""
+    """Write files like MNIST's with random pixels: memory does not depend on what the images show."""
     random = np.random.default_rng(seed)
     folder.mkdir()
     for name, count in (("train", samples), ("t10k", 8)):
@@ -129,7 +130,7 @@ def write_samples(folder: Path, samples: int, seed: int) -> None:
 
 
 def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
-    """A server with one process for each client, for so many secure rounds."""
+    """Play this many secure rounds, with one process for each client."""
     from baffle.aggregation.server.secure_sum import SecureSum
     from baffle.journal.replay import catch_up
     from baffle.journal.store import Journal
@@ -142,10 +143,10 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
     identities = [Ed25519PrivateKey.generate() for _ in range(plan.federation.clients)]
     directory = {i: identity.public_key().public_bytes_raw() for i, identity in enumerate(identities)}
     processes = Processes(folder, plan.federation.clients)
-    processes.tell(
+    processes.send_all(
         {
-            i: msgspec.msgpack.encode(Membership(own.private_bytes_raw(), directory, run))
-            for i, own in enumerate(identities)
+            i: msgspec.msgpack.encode(Membership(identity.private_bytes_raw(), directory, run))
+            for i, identity in enumerate(identities)
         }
     )
     sums = SecureSum(
@@ -159,7 +160,8 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
             played = play_round(trajectory, present, processes, sums, journal, downlink)
             present = played.present
             contributions += played.metrics["contributors"]
-    told = processes.finish()
+    reports = processes.finish()
+    stages = reports[0]["memory_mb"]
     return {
         "model": plan.task.model.__struct_config__.tag,
         "n_weights": trajectory.n,
@@ -168,8 +170,8 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
         "clients": plan.federation.clients,
         "rounds": rounds,
         "contributions": contributions,
-        "memory_mb": {stage: round(max(one["memory_mb"][stage] for one in told), 1) for stage in told[0]["memory_mb"]},
-        "foreign": sorted({name for one in told for name in one["foreign"]}),
+        "memory_mb": {stage: round(max(report["memory_mb"][stage] for report in reports), 1) for stage in stages},
+        "foreign": sorted({name for report in reports for name in report["foreign"]}),
     }
 
 
@@ -196,11 +198,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.folder:
         return take_part(args.folder, args.client)
-    found = measure(args.rounds, args.k, args.samples)
+    measured = measure(args.rounds, args.k, args.samples)
     if args.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(measured, indent=2))
     else:
-        for stage, mb in found["memory_mb"].items():
+        for stage, mb in measured["memory_mb"].items():
             print(f"{stage:10}{mb:8.1f} MB")
     return None
 

@@ -1,21 +1,21 @@
-"""Nonsense at both ends of a secure sum: a million malformed messages, to clients and to the server, in every phase.
+"""Nonsense for both ends of a secure sum: a million malformed messages, to clients and to the server, in every phase.
 
     python benchmarks/fuzz_messages.py                      # 1,000,000 messages
     python benchmarks/fuzz_messages.py --count 20000 --seed 7 --json
 
-Control-C, or a SIGTERM, ends a run early, with what it has found so far.
+Control-C or a SIGTERM ends a run early and prints the results so far.
 
-Messages of a real round are damaged: bits flipped, cut, extended, spliced, nested, with other types, other tags,
-numbers at their extremes and lengths that are not there. Each goes to one of these:
+Messages of a real round are damaged: bits are flipped, bytes cut off, added, spliced and nested, and fields get other
+types, other tags, extreme numbers and false lengths. Each message goes to one of these:
 
     client   a real client before each phase, and after the last one
     server   the server's half of a slot in each phase
     decode   the reader of one type of message; what it accepts must read the same when written again
-    collect  a whole round in which one client says nothing else (one message in 500: it costs as much as a round)
+    collect  a whole round in which one client sends it in one phase (one message in 500: it costs as much as a round)
 
-Asked each time: does anything but a BaffleError come out? Has a message that was refused changed anything? After a
-share that was accepted, is the sum the plain one or none? In the end: has the process grown by more than 10 MB?
-Whatever is answered wrongly is a violation, and the exit status is 1. What an accepted message changed is put back.
+The checks: Nothing but a BaffleError is raised. A message that was refused has changed nothing. After a share that was
+accepted, the sum is the plain one, or there is none. At the end, the process has grown by at most 10 MB. If a check
+fails, that is a violation, and the exit status is 1. What an accepted message changed is restored each time.
 """
 
 import argparse
@@ -57,14 +57,14 @@ N, LENGTH, VICTIM, ROUND = 4, 3, 0, 1
 KEYS_AT_ONCE = 4
 MOST_GROWTH = 10 * 2**20
 CACHES = {"_channels", "_near", "coefficients"}
-"""What is only remembered to save work, and may change at any time."""
+"""Attributes that only save work, and may change at any time."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Stands in for a client's worker and replica: its work is always the same."""
+    """Stands in for a client's worker and replica: its vector is always the same."""
 
     number: int
 
@@ -86,28 +86,29 @@ SHAPES: dict[type, str] = {}
 
 
 def shape(thing: object) -> str:
-    """How a thing is taken apart; what never changes is one piece."""
+    """How to take an object apart: a container, the attributes of our own classes ("parts"), or a "piece" that never
+    changes."""
     kind = type(thing)
     if kind not in SHAPES:
         ours = kind.__module__.startswith(("baffle.", __name__)) and not issubclass(
             kind, Message | Marks | ClientPolicy | Slot
         )
-        known = next((one.__name__ for one in (dict, list, np.ndarray) if issubclass(kind, one)), "piece")
-        SHAPES[kind] = "parts" if ours else known
+        container = next((known.__name__ for known in (dict, list, np.ndarray) if issubclass(kind, known)), "piece")
+        SHAPES[kind] = "parts" if ours else container
     return SHAPES[kind]
 
 
 def clone(thing: T) -> T:
     """A copy that shares nothing that can change. (Private keys cannot be copied, and need not be.)"""
-    one: Any = thing
+    original: Any = thing
     match shape(thing):
         case "dict":
-            return cast(T, {key: clone(value) for key, value in one.items()})
+            return cast(T, {key: clone(value) for key, value in original.items()})
         case "list":
-            return cast(T, [clone(item) for item in one])
+            return cast(T, [clone(item) for item in original])
         case "parts":
-            copied = object.__new__(type(one))
-            for name, value in vars(one).items():
+            copied = object.__new__(type(original))
+            for name, value in vars(original).items():
                 object.__setattr__(copied, name, clone(value))
             return cast(T, copied)
         case _:
@@ -115,7 +116,7 @@ def clone(thing: T) -> T:
 
 
 def state(thing: Any) -> object:
-    """Everything that a thing consists of, for comparison."""
+    """Everything that an object consists of, for comparison."""
     match shape(thing):
         case "piece":
             return thing
@@ -130,16 +131,18 @@ def state(thing: Any) -> object:
 
 
 class Federation:
-    """A federation whose round is written down: every message, and the victim's client before each phase. `said`: what
-    the victim's reply is replaced by in a phase."""
+    """A federation that records its round: every message, and the victim's client before each phase. `replaced` holds,
+    by phase, what is sent instead of the victim's reply."""
 
-    def __init__(self, *, agreement: bool, said: Mapping[str, bytes] | None = None) -> None:
-        self._said = said or {}
+    def __init__(self, *, agreement: bool, replaced: Mapping[str, bytes] | None = None) -> None:
+        self._replaced = replaced or {}
         self.run = secrets.token_bytes(32)
         identities = {client: Ed25519PrivateKey.generate() for client in range(N)}
         self.directory = {c: identity.public_key().public_bytes_raw() for c, identity in identities.items()}
         self.policy = ClientPolicy(agreement=agreement)
-        sessions = {c: ClientSession(c, own, self.directory, self.run, self.policy) for c, own in identities.items()}
+        sessions = {
+            c: ClientSession(c, identity, self.directory, self.run, self.policy) for c, identity in identities.items()
+        }
         self.clients = {
             c: Client(cast(Replica, Fixed(c)), cast(Worker, Fixed(c)), session) for c, session in sessions.items()
         }
@@ -156,21 +159,21 @@ class Federation:
         self.before[phase] = clone(self.clients[VICTIM])
         self.requests[phase] = dict(requests)
         self.replies[phase] = {client: self.clients[client].answer(data) for client, data in requests.items()}
-        if phase in self._said and VICTIM in requests:
-            self.replies[phase][VICTIM] = self._said[phase]
+        if phase in self._replaced and VICTIM in requests:
+            self.replies[phase][VICTIM] = self._replaced[phase]
         return self.replies[phase]
 
     def slots(self) -> dict[str, ServerSlot]:
-        """The server's half as it is when all but the victim have answered in a phase."""
+        """For each phase, the server's half when all but the victim have answered."""
         asked = cast(Turn, decode_request(self.requests["share"][VICTIM]))
         lists = {client: decode(data, Advertisement) for client, data in self.replies["keys"].items()}
         slot = ServerSlot(self.run, checked_slot(cast(Any, asked.opening), self.policy), lists)
-        made: dict[str, ServerSlot] = {}
+        by_phase: dict[str, ServerSlot] = {}
 
         def all_but_victim_then_victim(phase: str) -> None:
             for client in reversed(range(N)):
                 if client == VICTIM:
-                    made[phase] = clone(slot)
+                    by_phase[phase] = clone(slot)
                 TAKE[phase](self, slot, client, self.replies[phase][client])
 
         all_but_victim_then_victim("share")
@@ -180,7 +183,7 @@ class Federation:
         if self.policy.agreement:
             all_but_victim_then_victim("agree")
         all_but_victim_then_victim("unmask")
-        return made
+        return by_phase
 
 
 def take_sealed(_: Federation, slot: ServerSlot, client: int, data: bytes) -> None:
@@ -234,7 +237,7 @@ KINDS = tuple(Message.__subclasses__())
 
 
 class Mutations:
-    """Real messages → malformed ones."""
+    """Turns real messages into malformed ones."""
 
     def __init__(self, seed: int, corpus: list[bytes]) -> None:
         self.draw, self._corpus = Random(seed), corpus
@@ -244,10 +247,10 @@ class Mutations:
         return self._tree(data) if self.draw.random() < 0.5 else self.draw.choice(self._ways)(data)
 
     def _flip(self, data: bytes) -> bytes:
-        spoilt = bytearray(data)
+        damaged = bytearray(data)
         for _ in range(self.draw.randrange(1, 5) if data else 0):
-            spoilt[self.draw.randrange(len(data))] ^= 1 << self.draw.randrange(8)
-        return bytes(spoilt)
+            damaged[self.draw.randrange(len(data))] ^= 1 << self.draw.randrange(8)
+        return bytes(damaged)
 
     def _cut(self, data: bytes) -> bytes:
         return data[: self.draw.randrange(len(data) or 1)]
@@ -271,7 +274,7 @@ class Mutations:
         return head * self.draw.choice((1, 2, 100, 5000)) + data
 
     def _tree(self, data: bytes) -> bytes:
-        """Well-formed msgpack that says something else in one to three places."""
+        """Well-formed msgpack with other content in one or two places."""
         tree: list[Any] = msgspec.msgpack.decode(data)
         change = self._vary if self.draw.random() < 0.7 else self._change
         for _ in range(self.draw.randrange(1, 3)):
@@ -279,7 +282,7 @@ class Mutations:
         return msgspec.msgpack.encode(tree)
 
     def _vary(self, node: list[Any]) -> None:
-        """Another content, of the right types."""
+        """Change the content, but keep the types right."""
         if node and isinstance(node[0], str):
             place = self.draw.randrange(1, len(node))
             match node[place]:
@@ -329,7 +332,7 @@ class Mutations:
 
 @dataclass
 class Target:
-    """One receiver in one phase: `feed` gives it a message and says whether that was refused."""
+    """One receiver in one phase. `feed` gives it a message and returns whether it refused the message."""
 
     name: str
     subject: Any
@@ -340,7 +343,7 @@ class Target:
         self._fresh, self._subject, self._state = self.subject, clone(self.subject), state(self.subject)
 
     def take(self, data: bytes) -> str:
-        """What came of a message: refused, accepted, or a violation."""
+        """Give it a message, and return "refused", "accepted" or a violation."""
         try:
             refused = self.feed(self._subject, data)
         except BaffleError:
@@ -368,14 +371,14 @@ def kind_of(data: bytes) -> str:
         return "message"
 
 
-def differing(one: Any, other: Any, path: str = "") -> list[str]:
-    """Which attributes are not the same."""
-    found: list[str] = []
-    for name, value in vars(one).items():
-        there = vars(other)[name]
-        if name not in CACHES and state(value) != state(there):
-            found += differing(value, there, f"{path}{name}.") if shape(value) == "parts" else [path + name]
-    return found
+def differing(changed: Any, original: Any, path: str = "") -> list[str]:
+    """The names of attributes that are not the same."""
+    names: list[str] = []
+    for name, value in vars(changed).items():
+        before = vars(original)[name]
+        if name not in CACHES and state(value) != state(before):
+            names += differing(value, before, f"{path}{name}.") if shape(value) == "parts" else [path + name]
+    return names
 
 
 def to_client(client: Client, data: bytes) -> bool:
@@ -422,23 +425,23 @@ def targets_of(federation: Federation) -> list[Target]:
     mode = "agreement" if federation.policy.agreement else "plain"
     requests = {phase: [sent[VICTIM]] for phase, sent in federation.requests.items()}
     everything = [sent[VICTIM] for sent in federation.requests.values()]
-    made = [
+    targets = [
         Target(f"client before {phase} ({mode})", client, requests.get(phase, everything), to_client)
         for phase, client in federation.before.items()
     ]
     for phase, slot in federation.slots().items():
         reply = federation.replies[phase][VICTIM]
-        made.append(Target(f"server in {phase} ({mode})", slot, [reply], to_server(federation, phase)))
-    return made
+        targets.append(Target(f"server in {phase} ({mode})", slot, [reply], to_server(federation, phase)))
+    return targets
 
 
 def to_collect(agreement: bool, phase: str) -> Callable[[None, bytes], bool]:
-    """A whole round in which the victim says the given thing in one phase."""
+    """A whole round in which the victim sends the message in one phase."""
 
     def feed(_: None, data: bytes) -> bool:
-        federation = Federation(agreement=agreement, said={phase: data})
+        federation = Federation(agreement=agreement, replaced={phase: data})
         total, events = federation.collected.sums[0], federation.collected.events
-        if total and phase != "vector":  # a vector with a damaged value cannot be told from another
+        if total and phase != "vector":  # nobody can tell a damaged vector from a different one
             require_plain(total, [client for client, event in events.items() if event == CONTRIBUTED])
         return False
 
@@ -451,8 +454,8 @@ def rss() -> int:
 
 def fuzz(count: int, seed: int) -> dict[str, Any]:
     federations = [Federation(agreement=agreement) for agreement in (False, True)]
-    sent = [one for f in federations for part in (f.requests, f.replies) for one in part.values()]
-    corpus = [data for several in sent for data in several.values()]
+    exchanges = [messages for f in federations for part in (f.requests, f.replies) for messages in part.values()]
+    corpus = [data for messages in exchanges for data in messages.values()]
     ends = [target for federation in federations for target in targets_of(federation)]
     readers = [Target(f"decode {kind.__name__}", None, corpus, to_reader(kind)) for kind in KINDS]
     rounds = [
@@ -518,8 +521,8 @@ def main() -> None:
             f"{result['messages']} messages in {result['seconds']} s, {result['messages_per_second']} a second, "
             f"grown by {result['grown_bytes'] / 2**20:.1f} MB"
         )
-        for what, found in result["violations"].items():
-            print(f"{found['times']} × {what}\n    {found['example'][:200]}")
+        for what, violation in result["violations"].items():
+            print(f"{violation['times']} × {what}\n    {violation['example'][:200]}")
     sys.exit(bool(result["violations"]))
 
 

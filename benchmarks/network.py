@@ -3,9 +3,9 @@
 python benchmarks/network.py           # 3 and 10 clients on PyTorch, K = 100 on digits; 3 on ONNX Runtime with a LeNet
 python benchmarks/network.py --json    # for results/network.json
 
-Clients reach the server through a proxy that counts what passes, encrypted, in both directions, from the second round
-to the last: what TCP carries, without its own headers. Seconds are those of metrics.jsonl. All processes share the
-cores of one machine, so CPU time says more than seconds do. Memory is what the kernel counts for a whole process.
+Clients reach the server through a proxy that counts the encrypted bytes in both directions, without the headers of TCP.
+It counts from the second round to the last but one. Seconds are those of metrics.jsonl. All processes share the cores
+of one machine, so CPU time says more than seconds do. Memory is what the kernel counts for a whole process.
 """
 
 import argparse
@@ -33,14 +33,14 @@ from edge import write_samples
 COMMAND = (sys.executable, "-m", "baffle.cli.main")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SAMPLES = 600
-"""Of each client with a folder of its own."""
+"""Samples of each client that has its own folder of data."""
 
 QUIET = 12.0
-"""Seconds after which a client without messages looks for them as seldom as it ever does."""
+"""Seconds after which a client without messages has slowed down to its longest pause between two looks."""
 
 
 class Proxy:
-    """Passes connections on to a port of this machine, and counts bytes: up is to the server, down from it."""
+    """Forwards connections to a port of this machine and counts bytes: `up` to the server, `down` from it."""
 
     def __init__(self, port: int) -> None:
         self._port, self._listener = port, socket.create_server(("127.0.0.1", 0))
@@ -65,11 +65,11 @@ class Proxy:
                 with socket.create_connection(("127.0.0.1", self._port)) as server:
                     self._carry(client, server)
             except OSError:
-                return  # either side went away; closing both tells the other
+                return  # one side went away; closing both ends tells the other
 
     def _carry(self, client: socket.socket, server: socket.socket) -> None:
-        for one in (client, server):
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for end in (client, server):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
             for source in select.select([client, server], [], [])[0]:
                 data = source.recv(1 << 16)
@@ -84,7 +84,7 @@ class Proxy:
 
 
 class Reading(NamedTuple):
-    """Bytes and CPU seconds of everybody, at one moment."""
+    """Bytes, and CPU seconds of server, SuperLink and clients, at one moment."""
 
     moment: float
     up: int
@@ -132,13 +132,13 @@ class Federation:
         )
 
     def wait_for(self, words: str, count: int, name: str = "client-*") -> None:
-        """Until so many logs hold the words."""
+        """Wait until this many logs contain the words."""
         while sum(words in log.read_text() for log in self.folder.glob(f"{name}.log")) < count:
             self._require_running()
             time.sleep(0.1)
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The metrics of the rounds that are done."""
+        """The metrics of the rounds so far."""
         try:
             lines = (self.folder / "run" / "metrics.jsonl").read_text().splitlines(keepends=True)
         except FileNotFoundError:
@@ -175,8 +175,8 @@ class Federation:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def cpu_seconds(process: int) -> float:
@@ -185,14 +185,14 @@ def cpu_seconds(process: int) -> float:
 
 
 def descendants(process: int) -> list[int]:
-    """Its children, and theirs."""
+    """The children of a process, and their descendants."""
     children = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    return [one for child in children for one in (child, *descendants(child))]
+    return [descendant for child in children for descendant in (child, *descendants(child))]
 
 
 def resident_mb(process: int, field: str) -> float:
-    found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
+    match = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    return int(match[1]) / 1024 if match else 0.0
 
 
 def make(folder: Path, *command: str) -> None:
@@ -200,15 +200,15 @@ def make(folder: Path, *command: str) -> None:
 
 
 def costs(federation: Federation, clients: int, rounds: int) -> dict[str, Any]:
-    """What a round costs, from the second to the last but one, which alone is followed by an evaluation."""
+    """What a round costs on average, from the second to the last but one: the last round evaluates."""
     begin, end = federation.wait_for_rounds(1), federation.wait_for_rounds(rounds - 1)
-    turns, found = rounds - 2, federation.rounds()
-    ends = [one["seconds"] for one in found[: rounds - 1]]
-    seconds = [later - earlier for earlier, later in pairwise(ends)]
+    turns = rounds - 2
+    records = federation.rounds()[: rounds - 1]
+    seconds = [later["seconds"] - earlier["seconds"] for earlier, later in pairwise(records)]
     return {
         "clients": clients,
         "rounds": turns,
-        "contributors": min(one["contributors"] for one in found[1 : rounds - 1]),
+        "contributors": min(record["contributors"] for record in records[1:]),
         "seconds": {
             "median": round(statistics.median(seconds), 3),
             "least": round(min(seconds), 3),
@@ -227,7 +227,7 @@ def costs(federation: Federation, clients: int, rounds: int) -> dict[str, Any]:
 
 
 def own_bytes(summary: dict[str, Any]) -> dict[str, int]:
-    """Bytes of our messages, for one client and round."""
+    """Bytes of BAFFLE's own messages, per client and round."""
     return {
         "up": round(summary["uplink_bytes_per_client_round"]),
         "down": round(summary["downlink_bytes_per_client_round"]),
@@ -235,7 +235,8 @@ def own_bytes(summary: dict[str, Any]) -> dict[str, int]:
 
 
 def on_torch(clients: int, k: int, rounds: int) -> dict[str, Any]:
-    """Rounds on the digits, each client a process with PyTorch; and what waiting costs, while the last is missing."""
+    """Rounds on the digits, each client a process with PyTorch. While the last client is missing, it also measures what
+    waiting costs."""
     plan = ["digits", "--set", f"probe.k={k}", "--set", f"rounds={rounds}", "--set", "run.evaluate_every=1000"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -250,19 +251,19 @@ def on_torch(clients: int, k: int, rounds: int) -> dict[str, Any]:
             time.sleep(QUIET)
             end = federation.read()
             federation.join(clients - 1, ["--part"])
-            found = costs(federation, clients, rounds)
+            per_round = costs(federation, clients, rounds)
             waited = (end.moment - begin.moment) * (clients - 1)
             waiting = {"up": round((end.up - begin.up) / waited), "down": round((end.down - begin.down) / waited)}
             return {
                 "k": k,
-                **found,
+                **per_round,
                 "message_bytes": own_bytes(federation.summary()),
                 "waiting_bytes_per_second": waiting,
             }
 
 
 def on_onnx(clients: int, k: int, rounds: int) -> dict[str, Any]:
-    """Rounds of the paper's LeNet, each client a process without PyTorch and with a folder of its own samples."""
+    """Rounds of the paper's LeNet, each client a process without PyTorch that has its own folder of samples."""
     settings = [f"probe.k={k}", f"rounds={rounds}", f"federation.clients={clients}", f"ring.n_max={SAMPLES}"]
     settings += ['federation.level="batch"', "run.evaluate_every=1000"]
     plan = ["paper-mnist-lenet", *(word for setting in settings for word in ("--set", setting))]
@@ -278,9 +279,9 @@ def on_onnx(clients: int, k: int, rounds: int) -> dict[str, Any]:
                 federation.join(number, ["--data", f"data-{number}", "--model", "model"])
             federation.wait_for("joined", clients)
             joined = [resident_mb(client.pid, "VmRSS") for client in federation.clients]
-            found = costs(federation, clients, rounds)
+            per_round = costs(federation, clients, rounds)
             resident = [resident_mb(client.pid, "VmRSS") for client in federation.clients]
-            federation.wait_for("the run is over", clients)  # they stay for some seconds more
+            federation.wait_for("the run is over", clients)  # their processes live for a few more seconds
             peak = [resident_mb(client.pid, "VmHWM") for client in federation.clients]
             summary = federation.summary()
             memory = {"joined": joined, "in rounds": resident, "peak": peak}
@@ -288,7 +289,7 @@ def on_onnx(clients: int, k: int, rounds: int) -> dict[str, Any]:
                 "k": k,
                 "batch": 32,
                 "n_weights": summary["n_weights"],
-                **found,
+                **per_round,
                 "message_bytes": own_bytes(summary),
                 "memory_mb": {stage: round(float(np.max(mb)), 1) for stage, mb in memory.items()},
             }
@@ -305,9 +306,9 @@ def main() -> None:
     load = os.getloadavg()[0]
     torch = [on_torch(clients, args.k, args.rounds) for clients in args.clients]
     onnx = on_onnx(args.edge, args.k, args.rounds) if args.edge else None
-    found = {"cores": os.cpu_count(), "load_before": round(load, 1), "torch": torch, "onnx": onnx}
     if args.json:
-        print(json.dumps(found, indent=2))
+        measured = {"cores": os.cpu_count(), "load_before": round(load, 1), "torch": torch, "onnx": onnx}
+        print(json.dumps(measured, indent=2))
         return
     for row in [*torch, *([onnx] if onnx else [])]:
         for name, value in row.items():

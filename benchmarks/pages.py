@@ -1,7 +1,7 @@
-"""Fills the tables and draws the figures of the docs from the results that are committed beside them.
+"""Fills the tables and draws the figures of the docs from the files in results/.
 
-python benchmarks/pages.py            # write them
-python benchmarks/pages.py --check    # say which tables differ from the results, and fail if one does
+python benchmarks/pages.py            # write tables and figures
+python benchmarks/pages.py --check    # name the pages whose tables differ from the results, and fail if there are any
 """
 
 import argparse
@@ -62,10 +62,10 @@ def _secure_row(row: dict[str, Any]) -> str:
 
 
 def ten_clients() -> str:
-    found = read("secure_sum")["ten clients, K = 20"]
+    measured = read("secure_sum")["ten clients, K = 20"]
 
     def span(name: str, *dropped: float) -> str:
-        values = sorted(row[name] for row in found if row["dropout"] in dropped)
+        values = sorted(row[name] for row in measured if row["dropout"] in dropped)
         return f"{values[0]:.1f} to {values[-1]:.1f} ms"
 
     return (
@@ -76,32 +76,32 @@ def ten_clients() -> str:
 
 
 def poisoning() -> str:
-    found = read("poisoning")["cosine"]
-    bounds = list(next(iter(found.values())))
+    cosines = read("poisoning")["cosine"]
+    bounds = list(next(iter(cosines.values())))
     lines = [
-        f"| {name} | " + " | ".join(f"{row[bound]:+.3f}" for bound in bounds) + " |" for name, row in found.items()
+        f"| {name} | " + " | ".join(f"{row[bound]:+.3f}" for bound in bounds) + " |" for name, row in cosines.items()
     ]
     return rows(f"| | {' | '.join(bounds)} |", lines)
 
 
 def schedules() -> str:
-    found = read("schedules")
+    tried = read("schedules")
 
-    def count(what: str) -> int:
-        return sum(kind.get(what, 0) for kind in found["outcomes"].values())
+    def count(outcome: str) -> int:
+        return sum(kind.get(outcome, 0) for kind in tried["outcomes"].values())
 
     return (
-        f"{found['cases']:,} random schedules of lost, late, doubled, reordered and damaged messages: {count('sum'):,} "
+        f"{tried['cases']:,} random schedules of lost, late, doubled, reordered and damaged messages: {count('sum'):,} "
         f"right sums, {count('no sum'):,} rounds without one, {count('sum with a damaged vector')} sums that took in a "
-        f"vector damaged on the wire, {len(found['violations'])} violations."
+        f"vector damaged on the wire, {len(tried['violations'])} violations."
     )
 
 
 def fuzz() -> str:
-    found = read("fuzz_messages")
+    tried = read("fuzz_messages")
     return (
-        f"{found['messages']:,} malformed messages to clients and server in every phase: "
-        f"{len(found['violations'])} crashes or changes of state, {found['grown_bytes'] / 2**20:.1f} MB of growth."
+        f"{tried['messages']:,} malformed messages to clients and server in every phase: "
+        f"{len(tried['violations'])} crashes or changes of state, {tried['grown_bytes'] / 2**20:.1f} MB of growth."
     )
 
 
@@ -111,8 +111,8 @@ def probe() -> str:
         f"{row['ratio_to_kept_reference']:.2f} | {row['fraction_of_peak']:.0%} ({row['best_fraction_of_peak']:.0%}) | "
         f"{row['reference_fraction_of_peak']:.0%} | {row['forward_ms']:.1f} ms |"
         for number, run in enumerate(read("probe"), 1)
-        for name, found in run.items()
-        for threads, row in (("one", found), ("two", found["two_threads"]))
+        for name, model in run.items()
+        for threads, row in (("one", model), ("two", model["two_threads"]))
     ]
     head = "| run | model | threads | plain loop / ours | with memory kept | of peak | plain loop, of peak | a scalar |"
     return rows(head, lines)
@@ -145,10 +145,9 @@ def _server_row(row: dict[str, Any]) -> str:
 
 
 def accuracy() -> str:
-    found = read("time_to_accuracy")
     return rows(
         "| mode | scalars a round | CPU s a round | CPU s to 85 % | scalars to 85 % | CPU s to 90 % | bytes up |",
-        [_accuracy_row(mode, row) for mode, row in found.items()],
+        [_accuracy_row(mode, row) for mode, row in read("time_to_accuracy").items()],
     )
 
 
@@ -175,23 +174,24 @@ def memory() -> str:
 
 
 def edge() -> str:
-    found = read("edge")
-    called = {"imports": "modules imported", "loaded": "model and data loaded", "peak": "peak over whole rounds"}
-    return rows("| | resident, MB |", [f"| {name} | {found['memory_mb'][key]:.1f} |" for key, name in called.items()])
+    memory_mb = read("edge")["memory_mb"]
+    stages = {"imports": "modules imported", "loaded": "model and data loaded", "peak": "peak over whole rounds"}
+    return rows("| | resident, MB |", [f"| {name} | {memory_mb[key]:.1f} |" for key, name in stages.items()])
 
 
 def network() -> str:
-    found = read("network")
-    lines = [_network_row("PyTorch", row) for row in found["torch"]] + [_network_row("ONNX Runtime", found["onnx"])]
+    measured = read("network")
+    lines = [_network_row("PyTorch", row) for row in measured["torch"]]
+    lines.append(_network_row("ONNX Runtime", measured["onnx"]))
     head = (
         "| clients | seconds a round: median (range) | CPU ms a round: client / server / SuperLink | "
         "messages: up, down | on the wire: up, down |"
     )
-    waiting = found["torch"][0]["waiting_bytes_per_second"]
+    waiting = measured["torch"][0]["waiting_bytes_per_second"]
     return (
         f"{rows(head, lines)}\n\n"
-        f"All processes shared {found['cores']} cores (load {found['load_before']} before the first of them), so CPU "
-        "time is the better measure; most of it is SuperLink's, for each call of each client. A client "
+        f"All processes shared {measured['cores']} cores (load {measured['load_before']} before the first of them), so "
+        "CPU time is the better measure; most of it is SuperLink's, for each call of each client. A client "
         f"that waits for a run to begin sends {waiting['up']:,} bytes a second and receives {waiting['down']:,}."
     )
 
@@ -210,29 +210,29 @@ def _span(seconds: dict[str, float]) -> str:
 
 
 def stock() -> str:
-    found = read("stock")
-    lines = [f"| {row['clients']} | {_span(row['seconds'])} | {row['rounds']} |" for row in found["stock"]]
+    measured = read("stock")
+    lines = [f"| {row['clients']} | {_span(row['seconds'])} | {row['rounds']} |" for row in measured["stock"]]
     head = "| SuperNodes | seconds a round: median (range) | rounds |"
-    return f"{rows(head, lines)}\n\n{found['cores']} cores, load {found['load_before']} before the first of them."
+    return f"{rows(head, lines)}\n\n{measured['cores']} cores, load {measured['load_before']} before the first of them."
 
 
 def soak() -> str:
-    found = read("soak")
-    kills = found["kills"]
-    verdict = "everybody held the same weights" if found["equal"] else f"not equal: {', '.join(found['others'])}"
+    run = read("soak")
+    kills = run["kills"]
+    verdict = "everybody held the same weights" if run["equal"] else f"not equal: {', '.join(run['others'])}"
     return (
-        f"{found['rounds']} rounds with {found['clients']} clients; {kills.get('client', 0)} times a client and "
-        f"{kills.get('server', 0)} times the server was killed. {found['skipped_rounds']} rounds were skipped, "
-        f"{found['dropouts']} times a client was missing from a sum; at the end {verdict}, those of the replay "
-        f"(accuracy {found['test_accuracy']:.1%})."
+        f"{run['rounds']} rounds with {run['clients']} clients; {kills.get('client', 0)} times a client and "
+        f"{kills.get('server', 0)} times the server was killed. {run['skipped_rounds']} rounds were skipped, "
+        f"{run['dropouts']} times a client was missing from a sum; at the end {verdict}, those of the replay "
+        f"(accuracy {run['test_accuracy']:.1%})."
     )
 
 
 def networked_edge() -> str:
     memory = read("network")["onnx"]["memory_mb"]
-    called = {"joined": "joined, before the model is loaded", "in rounds": "between rounds", "peak": "peak"}
+    stages = {"joined": "joined, before the model is loaded", "in rounds": "between rounds", "peak": "peak"}
     resident = rows(
-        "| `baffle join --model` | resident, MB |", [f"| {called[key]} | {memory[key]:.1f} |" for key in called]
+        "| `baffle join --model` | resident, MB |", [f"| {name} | {memory[key]:.1f} |" for key, name in stages.items()]
     )
     over = memory["peak"] - ENCLAVE_MB
     verdict = f"missed by {over:.1f} MB" if over > 0 else "kept"
@@ -240,17 +240,15 @@ def networked_edge() -> str:
 
 
 def of_paper(stem: str) -> str:
-    """A page of `baffle paper`: its table, and what it draws."""
-    found = read(f"paper/{stem}")
-    return f"{table(found['columns'], found['rows'])}\n\n{figure_of_paper(stem)}"
+    """The table and the figure of a page that `baffle paper` made."""
+    page = read(f"paper/{stem}")
+    return f"{table(page['columns'], page['rows'])}\n\n{figure_of_paper(stem)}"
 
 
 def figure_of_paper(stem: str) -> str:
-    """What a page draws, and where it comes from."""
-    found = read(f"paper/{stem}")
-    return (
-        f"![{found['target']}](../results/paper/{stem}.png)\n\n({made_by(found)}: [page](../results/paper/{stem}.md))"
-    )
+    """The figure of such a page, and the command that made it."""
+    page = read(f"paper/{stem}")
+    return f"![{page['target']}](../results/paper/{stem}.png)\n\n({made_by(page)}: [page](../results/paper/{stem}.md))"
 
 
 PAPER = HERE / "results" / "paper"
@@ -280,21 +278,22 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """A page with everything between `<!-- table: name -->` and `<!-- end -->` made anew."""
+    """The page, with everything between `<!-- table: name -->` and `<!-- end -->` written again."""
     return re.sub(
         r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)",
-        lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}",
+        lambda match: f"{match[1]}{TABLES[match[2]]()}\n{match[3]}",
         text,
         flags=re.DOTALL,
     )
 
 
 def draw_accuracy() -> None:
-    """Accuracy against CPU seconds, on a logarithmic axis because the modes are so far apart."""
+    """Accuracy against CPU seconds. The axis is logarithmic because the modes are so far apart."""
     figure, axes = plt.subplots(figsize=(7, 4))
     for mode, row in read("time_to_accuracy").items():
-        _, seconds, right = zip(*row["curve"], strict=True)
-        axes.plot(seconds, [100 * one for one in right], label=mode, color=COLOURS[mode], linewidth=1.6)
+        _, seconds, accuracies = zip(*row["curve"], strict=True)
+        percent = [100 * accuracy for accuracy in accuracies]
+        axes.plot(seconds, percent, label=mode, color=COLOURS[mode], linewidth=1.6)
     axes.axhline(85, color="#999999", linewidth=0.8, linestyle=":")
     axes.set(xscale="log", xlabel="CPU seconds, one thread", ylabel="test accuracy, %", ylim=(0, 100))
     axes.legend(frameon=False, loc="lower right")
@@ -302,13 +301,13 @@ def draw_accuracy() -> None:
 
 
 def draw_scale() -> None:
-    """Cost against K, weights, batch and clients, each with its line."""
+    """Cost against K, weights, batch and clients, each with its fitted line."""
     lines = read("scale")["lines"]
     figure, panels = plt.subplots(1, len(lines), figsize=(11, 2.8))
     for axes, line in zip(panels, lines, strict=True):
         x, y, slope = line["x"], line["cpu_ms"], line["ms_for_one_more"]
         start = sum(y) / len(y) - slope * sum(x) / len(x)
-        axes.plot(x, [start + slope * one for one in x], color="#bbbbbb", linewidth=1)
+        axes.plot(x, [start + slope * value for value in x], color="#bbbbbb", linewidth=1)
         axes.plot(x, y, "o", color=COLOURS["units"], markersize=4)
         axes.set(xlabel=line["against"], title=f"{slope:.3g} ms for one more", ylim=(0, None))
         axes.title.set_fontsize(9)

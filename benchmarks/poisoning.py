@@ -1,11 +1,11 @@
-"""What one malicious client can do to an update: in one sum, and in groups that are combined by a median.
+"""How much harm one malicious client can do to an update: in one sum, and in groups that are combined by a median.
 
     python benchmarks/poisoning.py --json
 
-A hundred clients probe the digits at the initial weights. One of them sends, for every direction, the value against
-the sum of all the others that does the most harm: the largest that an honest client could send (`own range`), or the
+A hundred clients probe the digits at the initial weights. For every direction, one of them opposes the sum of all the
+others with the value that does the most harm: the largest that an honest client could send (`own range`), or the
 largest that the checks on a sum let through (`sum's range`; masks hide single values, so only sums can be checked). The
-figure is the cosine of the update's gradient with the one from the other 99 clients, the mean over several rounds.
+figure is the cosine between the update's gradient and the one from the other 99 clients, the mean over several rounds.
 Masks change no sum, so the sums are plain here.
 """
 
@@ -47,8 +47,8 @@ class Federation:
     """The clients of one setting, and what they send in a round."""
 
     def __init__(self, settings: Sequence[str], folder: Path) -> None:
-        asked = ["federation.clients=100", "secure.mode=off", "probe.k=50", *settings]
-        self.task = load_task(change(load("digits"), asked))
+        settings = ["federation.clients=100", "secure.mode=off", "probe.k=50", *settings]
+        self.task = load_task(change(load("digits"), settings))
         initial = self.task.initial_weights()
         self.trajectory = trajectory_of(self.task.plan, len(initial))
         self.state = self.trajectory.rule.start(initial)
@@ -71,7 +71,7 @@ class Federation:
 
 
 def poisoned(groups: list[dict[int, RingVector]], ring: Ring, bound: str) -> list[dict[int, RingVector]]:
-    """The same, but that one client sends the worst that it may."""
+    """The same groups, but one client sends the worst that the bound allows."""
     honest = [vector for group in groups for client, vector in group.items() if client != ATTACKER]
     against = -np.sign(add(honest)[:-EXTRAS].view(np.int32).astype(np.int64))
     group = next(group for group in groups if ATTACKER in group)
@@ -82,7 +82,7 @@ def poisoned(groups: list[dict[int, RingVector]], ring: Ring, bound: str) -> lis
         values = against * (GUARD * len(group) // ring.clients) - others
     worst = group[ATTACKER].copy()
     worst[:-EXTRAS] = values.astype(np.uint32)
-    return [{**one, ATTACKER: worst} if ATTACKER in one else one for one in groups]
+    return [{**group, ATTACKER: worst} if ATTACKER in group else group for group in groups]
 
 
 def gradient(trajectory: Trajectory, present: Present, groups: Sequence[Mapping[int, RingVector]]) -> F32:
@@ -90,23 +90,23 @@ def gradient(trajectory: Trajectory, present: Present, groups: Sequence[Mapping[
     return trajectory.rule.gradient(close_round(trajectory, present, sums))
 
 
-def cosine(one: F32, other: F32) -> float:
-    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
+def cosine(left: F32, right: F32) -> float:
+    return float(left @ right / (np.linalg.norm(left) * np.linalg.norm(right)))
 
 
 def measure(settings: Sequence[str], rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         federation = Federation(settings, Path(folder))
-        trajectory, found = federation.trajectory, dict[str, list[float]]()
+        trajectory, cosines = federation.trajectory, dict[str, list[float]]()
         for number in range(rounds):
             present, groups = Present(number, federation.state, b""), federation.vectors(number)
             honest = [{client: v for client, v in group.items() if client != ATTACKER} for group in groups]
-            aim = gradient(trajectory, present, honest)
+            undisturbed = gradient(trajectory, present, honest)
             for bound in ("own range", "sum's range"):
                 attacked = gradient(trajectory, present, poisoned(groups, trajectory.ring, bound))
-                found.setdefault(bound, []).append(cosine(attacked, aim))
+                cosines.setdefault(bound, []).append(cosine(attacked, undisturbed))
         federation.journal.close()
-    return {bound: round(float(np.mean(values)), 3) for bound, values in found.items()}
+    return {bound: round(float(np.mean(values)), 3) for bound, values in cosines.items()}
 
 
 def main() -> None:

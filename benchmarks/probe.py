@@ -3,14 +3,15 @@
     python benchmarks/probe.py            # a table: LeNet and WRN-10-2 on one and on two threads
     python benchmarks/probe.py --json     # as JSON: one thread, and two beside it
 
-BAFFLE is `forward_difference` on a `TorchLoss`, with drawing and moving the weights. The plain loop does what research
-code does: noise for each tensor, a state dict loaded, a forward pass, the state dict restored. The peak is the best
-of some square float32 products. All take turns, so that each meets the same neighbours, and only CPU time is counted;
-ratios are those of the median turns, and those of the quickest turns stand beside them. Each has a process of its own,
-because BAFFLE lets its process keep freed memory. That alone makes the plain loop quicker, and luck sometimes gives the
-loop the same; so the loop runs a second time with it ("kept"), to show what is left without that.
+BAFFLE is `forward_difference` on a `TorchLoss`, including drawing the directions and moving the weights. The plain loop
+does what research code does: it draws noise for each tensor, loads a state dict, runs a forward pass and restores the
+state dict. The peak is the best of several square float32 products. All take turns, so that other work on the machine
+disturbs them equally, and only CPU time counts. Ratios are those of the median turns; those of the quickest turns are
+beside them. Each way has its own process, because BAFFLE lets its process keep freed memory. That alone makes the plain
+loop faster, and sometimes the loop gets the same by luck; so the loop runs a second time with it ("kept"), to show what
+remains of the ratio.
 
-On two threads each works alone on a model of its own, and times are those of one thread.
+On two threads, each thread works alone on its own model, and times are those of one thread.
 """
 
 import argparse
@@ -48,8 +49,8 @@ Work = Callable[[], Any]
 
 
 class Turn(NamedTuple):
-    """What to do in one turn: probe a model with BAFFLE ("engine") or plainly ("reference"; with memory kept, "kept"),
-    or multiply matrices of some size ("gemm")."""
+    """What to do in one turn: probe a model with BAFFLE ("engine") or with the plain loop ("reference", or "kept" if
+    freed memory is kept), or multiply matrices ("gemm"; `model` is then their size)."""
 
     what: str
     model: str
@@ -105,7 +106,7 @@ def flops(model: str) -> int:
 
 
 def serve(connection: Connection) -> None:
-    """In a process of its own: answer each turn with the CPU seconds that a forward pass or a product took."""
+    """The work of one process: answer each turn with the CPU seconds that a forward pass or a product took."""
     torch.set_num_threads(1)
     prepared: dict[Turn, list[Work]] = {}
     while turn := connection.recv():
@@ -130,7 +131,7 @@ def _work(turn: Turn) -> Work:
 
 
 def _together(works: list[Work]) -> float:
-    """CPU seconds of one thread, on average, when all run at once."""
+    """CPU seconds of one thread, on average, if all run at once."""
     seconds: list[float] = []
 
     def run(work: Work) -> None:
@@ -163,32 +164,32 @@ def measure(model: str, threads: int, directions: int, repeat: int) -> dict[str,
     turns = [Turn(what, model, directions, threads) for what in ("engine", "reference", "kept")]
     turns += [Turn("gemm", str(size), 0, threads) for size in SIZES]
     seconds: dict[Turn, list[float]] = {turn: [] for turn in turns}
-    lines = {}
+    connections = {}
     for what in {turn.what for turn in turns}:
         ours, theirs = spawn.Pipe()
         spawn.Process(target=serve, args=(theirs,), daemon=True).start()
         theirs.close()
-        lines[what] = ours
+        connections[what] = ours
     for _ in range(repeat):
         for turn in turns:
-            lines[turn.what].send(turn)
-            seconds[turn].append(lines[turn.what].recv())
-    for line in lines.values():
-        line.send(None)
+            connections[turn.what].send(turn)
+            seconds[turn].append(connections[turn.what].recv())
+    for connection in connections.values():
+        connection.send(None)
     return _summary(flops(model), seconds)
 
 
 def _summary(work: int, seconds: dict[Turn, list[float]]) -> dict[str, float]:
     def typical(of: Callable[[list[float]], float]) -> tuple[dict[str, float], float]:
-        """Seconds of a forward pass in each way, and the peak in operations a second."""
-        taken = {turn: of(each) for turn, each in seconds.items()}
+        """Seconds of a forward pass in each way, and the peak in operations per second."""
+        taken = {turn: of(times) for turn, times in seconds.items()}
         peak = max(2 * int(turn.model) ** 3 / each for turn, each in taken.items() if turn.what == "gemm")
         return {turn.what: each for turn, each in taken.items() if turn.what != "gemm"}, peak
 
-    found: dict[str, float] = {}
+    summary: dict[str, float] = {}
     for prefix, of in (("", statistics.median), ("best_", min)):
         taken, peak = typical(of)
-        found |= {
+        summary |= {
             f"{prefix}ratio_to_reference": round(taken["reference"] / taken["engine"], 3),
             f"{prefix}ratio_to_kept_reference": round(taken["kept"] / taken["engine"], 3),
             f"{prefix}fraction_of_peak": round(work / taken["engine"] / peak, 3),
@@ -197,25 +198,25 @@ def _summary(work: int, seconds: dict[Turn, list[float]]) -> dict[str, float]:
             f"{prefix}reference_ms": round(taken["reference"] * 1e3, 3),
             f"{prefix}peak_gflops": round(peak / 1e9, 1),
         }
-    return found | {"forward_gflop": round(work / 1e9, 3)}
+    return summary | {"forward_gflop": round(work / 1e9, 3)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS))
     parser.add_argument("--directions", type=int, default=10, help="directions in one turn")
-    parser.add_argument("--repeat", type=int, default=10, help="turns of each")
+    parser.add_argument("--repeat", type=int, default=10, help="turns of each way")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.json:
-        found = {
+        measured = {
             name: {
                 **measure(name, 1, args.directions, args.repeat),
                 "two_threads": measure(name, 2, args.directions, args.repeat),
             }
             for name in args.models
         }
-        print(json.dumps(found, indent=2))
+        print(json.dumps(measured, indent=2))
         return
     print("model  threads  forward ms  of the peak (best)  plain loop ms  ratio (best)  to kept (best)  peak GFLOP/s")
     for name in args.models:

@@ -2,10 +2,10 @@
 
     python benchmarks/scale.py --json
 
-CPU time on one thread. Each row of figures is fitted by a straight line, whose slope is what one more of each costs;
-`r2` says how straight it is. Every figure is the least of some turns taken in turn with the others of its row, because
-other work on the machine only adds to it. Memory is the high-water mark of a process of its own that simulates one
-round of 1,000 or 10,000 clients, of whom 100 take part, with 20 samples each, and of one that only loads what it needs.
+CPU time on one thread. A straight line is fitted to each row of figures: its slope is the cost of one more, and `r2`
+says how straight the row is. The points of a row take turns, and the least time of each counts, because other work on
+the machine only adds to it. Memory is the peak of a separate process that simulates one round of 1,000 or 10,000
+clients with 20 samples each, of which 100 take part, and of one that only loads what it needs.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def many() -> Source:
 
 
 def probing(k: int, channels: tuple[int, int], batch: int) -> Work:
-    """One client's probe."""
+    """One probe of one client."""
     module = lenet((1, 28, 28), 10, channels)
     weights, random = weights_of(module), np.random.default_rng(0)
     samples = Batch(random.normal(size=(batch, 1, 28, 28)).astype(np.float32), random.integers(0, 10, batch))
@@ -70,25 +70,25 @@ def rounds(clients: int) -> Work:
 
 
 def seconds(works: Sequence[Work], turns: int) -> list[float]:
-    works[0]()  # whatever happens only once
+    works[0]()  # so that what happens only once is not measured
     taken = [[0.0] * turns for _ in works]
     for turn in range(turns):
         for number, work in enumerate(works):
             began = time.process_time()
             work()
             taken[number][turn] = time.process_time() - began
-    return [min(each) for each in taken]
+    return [min(times) for times in taken]
 
 
 def line(name: str, x: Sequence[float], works: Sequence[Work], turns: int) -> dict[str, Any]:
     y = seconds(works, turns)
     slope, start = np.polyfit(x, y, 1)
-    rest = np.array(y) - (slope * np.array(x) + start)
-    r2 = 1 - float(np.sum(rest**2) / np.sum((np.array(y) - np.mean(y)) ** 2))
+    residuals = np.array(y) - (slope * np.array(x) + start)
+    r2 = 1 - float(np.sum(residuals**2) / np.sum((np.array(y) - np.mean(y)) ** 2))
     return {
         "against": name,
         "x": list(x),
-        "cpu_ms": [round(1e3 * one, 2) for one in y],
+        "cpu_ms": [round(1e3 * taken, 2) for taken in y],
         "ms_for_one_more": round(1e3 * float(slope), 5),
         "r2": round(r2, 4),
     }
@@ -99,7 +99,7 @@ def weights_in(channels: tuple[int, int]) -> int:
 
 
 def peak_mb(clients: int) -> float:
-    """This process's high-water mark after one round of so many clients; with 0, after loading what it needs."""
+    """This process's peak memory after one round of this many clients; with 0, after loading what a round needs."""
     settings = [
         *("task.data=scale:many", f"federation.clients={clients or ATTENDING}", "rounds=1", "federation.batch=0"),
         f"federation.participation={ATTENDING / (clients or ATTENDING)}",
@@ -114,8 +114,8 @@ def peak_mb(clients: int) -> float:
     return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)
 
 
-def peak_of_its_own(clients: int) -> float:
-    """The same, in a process of its own."""
+def peak_mb_of_new_process(clients: int) -> float:
+    """The same for a new process."""
     done = subprocess.run(
         [sys.executable, __file__, "--memory", str(clients)], capture_output=True, text=True, check=True
     )
@@ -125,8 +125,8 @@ def peak_of_its_own(clients: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="small figures, to see that it works")
-    parser.add_argument("--memory", type=int, metavar="CLIENTS", help="only the memory of one round of so many clients")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
+    parser.add_argument("--memory", type=int, metavar="CLIENTS", help="only the memory of one round of CLIENTS clients")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.memory is not None:
@@ -143,13 +143,14 @@ def main() -> None:
             line("batch", batches, [probing(25, (16, 64), batch) for batch in batches], args.turns),
             line("clients", crowds, [rounds(clients) for clients in crowds], args.turns),
         ]
-    memory = {str(clients): peak_of_its_own(clients) for clients in ((0,) if args.quick else (0, 1000, 10_000))}
+    crowds_in_memory = (0,) if args.quick else (0, 1000, 10_000)
+    memory = {str(clients): peak_mb_of_new_process(clients) for clients in crowds_in_memory}
     if args.json:
         print(json.dumps({"lines": lines, "peak_mb": memory}, indent=2))
         return
-    for one in lines:
-        fit = f"one more {one['ms_for_one_more']} ms, r² {one['r2']}"
-        print(f"against {one['against']:8} {one['x']} → {one['cpu_ms']} ms; {fit}")
+    for row in lines:
+        fit = f"one more {row['ms_for_one_more']} ms, r² {row['r2']}"
+        print(f"against {row['against']:8} {row['x']} → {row['cpu_ms']} ms; {fit}")
     print("peak memory, MB, by clients (0: only loaded):", memory)
 
 

@@ -1,22 +1,23 @@
-"""Secure sums on a bad network: many random schedules of faults, and after every round the same few questions.
+"""Secure sums on a bad network: many random schedules of faults, with the same few checks after every round.
 
     python benchmarks/schedules.py                         # 10,000 cases
-    python benchmarks/schedules.py --cases 100 --seed 7    # fewer, others
-    python benchmarks/schedules.py --first 4711 --cases 1  # one of them again
+    python benchmarks/schedules.py --cases 100 --seed 7    # fewer, and others
+    python benchmarks/schedules.py --first 4711 --cases 1  # one case again
 
-Control-C, or a SIGTERM, ends a run early, with what it has found so far.
+Control-C or a SIGTERM ends a run early and prints the results so far.
 
-A case is a federation of real client sessions and a real server: 2 to 12 clients, one to three groups, thresholds,
-floors, tiers, with or without agreement; a few rounds on a network with faults of one flavour, then rounds without.
+A case is a federation of real client sessions and a real server: 2 to 12 clients, one to three groups, with thresholds,
+floors and tiers, with or without agreement. It plays a few rounds on a network with faults of one flavour, and then
+rounds without faults. Each flavour includes the one before:
 
     drops    requests and replies are lost
-    disorder and they are late, doubled, replayed and out of order
-    damage   and they are corrupted
+    disorder they are also late, doubled, replayed and out of order
+    damage   they are also corrupted
 
-Asked after every round: is each sum the plain sum over exactly the clients that it names? Without a sum, is there a
-reason for everybody? Is there a sum exactly when enough clients sent a vector and enough of these released shares (not
-asked where messages are damaged)? Does a client answer a request that comes twice in the same way, or not at all? Do
-all sums work again when the faults are over? Whatever is answered with no is a violation, and the exit status is 1.
+The checks: Each sum is the plain sum over exactly the clients that it names. Without a sum there is a reason for every
+client. There is a sum exactly when enough clients sent a vector and enough of these released shares (not checked if
+messages are damaged). A client that gets a request twice answers in the same way, or not at all. When the faults are
+over, all sums work again. If a check fails, that is a violation, and the exit status is 1.
 """
 
 import argparse
@@ -56,7 +57,7 @@ from tests.support.faults import KINDS, Faults, Kind, seeded
 
 LENGTH = 4
 KEYS_AT_ONCE = 5
-"""Short lists of keys: they are renewed within a case, and cost less."""
+"""Keys in one list. Short lists cost less, and are renewed within a case."""
 
 Flavour = Literal["drops", "disorder", "damage"]
 KINDS_OF: dict[Flavour, tuple[Kind, ...]] = {
@@ -68,7 +69,7 @@ KINDS_OF: dict[Flavour, tuple[Kind, ...]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """What one schedule is about. Everything follows from the seed and the case's number."""
+    """The settings of one schedule. They all follow from the seed and the case's number."""
 
     number: int
     flavour: Flavour
@@ -105,7 +106,7 @@ def draw_case(seed: int, number: int) -> Case:
 
 
 class Clients:
-    """Real sessions behind a network without faults; knows what each of them truly said."""
+    """Real sessions behind a network without faults. It remembers what each of them really sent."""
 
     def __init__(self, case: Case, run: bytes, ring: Ring) -> None:
         self._case, self._ring = case, ring
@@ -113,13 +114,13 @@ class Clients:
         self.directory = {c: identity.public_key().public_bytes_raw() for c, identity in identities.items()}
         self.marks: dict[int, Marks] = {}
         self.sessions = {
-            c: ClientSession(c, own, self.directory, run, case.policy, remember=partial(self.marks.__setitem__, c))
-            for c, own in identities.items()
+            c: ClientSession(c, identity, self.directory, run, case.policy, remember=partial(self.marks.__setitem__, c))
+            for c, identity in identities.items()
         }
         self.sent: dict[tuple[int, int], bytes] = {}  # client and round → the masked vector
         self.refusals: Counter[str] = Counter()
         self.contradictions: list[str] = []
-        self._said: dict[tuple[int, bytes], Message] = {}
+        self._first_replies: dict[tuple[int, bytes], Message] = {}
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         return {client: self._answer(client, data) for client, data in requests.items()}
@@ -156,8 +157,8 @@ class Clients:
                 raise RefusalError("a request without masks")
 
     def _compare(self, client: int, data: bytes, reply: Message) -> None:
-        """Two answers to the same bytes: the same, as far as both say anything."""
-        first = self._said.setdefault((client, data), reply)
+        """Two answers to the same bytes must agree in every part that both contain."""
+        first = self._first_replies.setdefault((client, data), reply)
         pairs: list[tuple[object, object]] = [(first, reply)]
         if isinstance(first, Turned) and isinstance(reply, Turned):
             pairs = [(first.unmasked, reply.unmasked), (first.sealed, reply.sealed)]
@@ -175,7 +176,7 @@ class Clients:
 
 @dataclass
 class Seen:
-    """What the server heard of one group in one round."""
+    """What the server received from one group in one round."""
 
     threshold: int = 0
     participants: tuple[int, ...] = ()
@@ -184,10 +185,11 @@ class Seen:
 
 
 class Watched:
-    """A transport, and what came over it."""
+    """A transport that notes what came over it."""
 
     def __init__(self, transport: Transport, seen: dict[tuple[int, int], Seen]) -> None:
-        self.transport, self.seen = transport, seen  # by slot and client, for all of a group the same
+        self.transport = transport
+        self.seen = seen  # by slot and client; all clients of a group share one
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         replies = self.transport.exchange(requests)
@@ -221,11 +223,11 @@ class Watched:
 
 
 class ViolationError(Exception):
-    """Something that must never happen."""
+    """A check failed: something happened that never must."""
 
 
 class Federation:
-    """One case as it is played."""
+    """One case while it is played."""
 
     def __init__(self, case: Case) -> None:
         self.case, run = case, secrets.token_bytes(32)
@@ -238,23 +240,25 @@ class Federation:
         self.counts: Counter[str] = Counter()
 
     def play(self, number: int, transport: Transport) -> bool:
-        """One round, and all questions about it; whether every group has a sum over all of its clients."""
+        """Play one round and check it. Returns whether every group has a sum over all of its clients."""
         groups = self.case.policy.groups_of(number) if self.case.policy.groups_of else []
         request = partial(RoundRequest, number, trajectory=bytes(32), weights_hash=self.weights)
-        about = [
-            request(key=key, catch_up=CatchUp("weights", 0, ()), skipped=self.skipped) for key in range(len(groups))
+        requests = [
+            dict.fromkeys(group, request(key=key, catch_up=CatchUp("weights", 0, ()), skipped=self.skipped))
+            for key, group in enumerate(groups)
         ]
-        requests = [dict.fromkeys(group, one) for group, one in zip(groups, about, strict=True)]
         collected = self.server.collect(requests, Watched(transport, self.seen))
         if any(collected.sums):
             self.weights, self.skipped = sha256(self.weights + number.to_bytes(8, "big")).digest(), ()
         else:
             self.skipped = (*self.skipped, number)
         for group, total in zip(groups, collected.sums, strict=True):
-            self._question(number, group, total, collected)
-        return all(t and t.contributors == len(g) for g, t in zip(groups, collected.sums, strict=True))
+            self._check(number, group, total, collected)
+        return all(
+            total and total.contributors == len(group) for group, total in zip(groups, collected.sums, strict=True)
+        )
 
-    def _question(self, number: int, group: Sequence[int], total: Sum | None, collected: Collected) -> None:
+    def _check(self, number: int, group: Sequence[int], total: Sum | None, collected: Collected) -> None:
         events = {client: collected.events[client] for client in group}
         if not all(events.values()):
             raise ViolationError("a client without a reason")
@@ -274,28 +278,28 @@ class Federation:
         plain = add([self.clients.vector(client, number) for client in contributors])
         damage = [self._damage(number, client, seen) for client in contributors]
         self._require_same(total, self.ring.decode(add([plain, *damage]), len(contributors)))
-        passed = sum(bool(one.any()) for one in damage)
-        self.counts["sum with a damaged vector" if passed else "sum"] += 1
+        damaged = any(difference.any() for difference in damage)
+        self.counts["sum with a damaged vector" if damaged else "sum"] += 1
 
     def _damage(self, number: int, client: int, seen: Seen) -> RingVector:
         """What the network has added to a client's vector on its way."""
-        came, sent = seen.vectors[client], self.clients.sent[client, number]
-        difference: RingVector = np.frombuffer(came, "<u4") - np.frombuffer(sent, "<u4")
+        received, sent = seen.vectors[client], self.clients.sent[client, number]
+        difference: RingVector = np.frombuffer(received, "<u4") - np.frombuffer(sent, "<u4")
         return difference
 
     @staticmethod
-    def _require_same(one: Sum, other: Sum) -> None:
-        if not np.array_equal(one.totals, other.totals) or one[1:] != other[1:]:
+    def _require_same(total: Sum, expected: Sum) -> None:
+        if not np.array_equal(total.totals, expected.totals) or total[1:] != expected[1:]:
             raise ViolationError("A WRONG SUM")
 
     def exhausted(self) -> bool:
-        """Whether some clients have answered about these weights as often as they ever will."""
+        """Whether any client has answered about these weights as often as it ever will."""
         released = (marks.released.get(self.weights.hex(), ()) for marks in self.clients.marks.values())
         return any(len(rounds) >= MOST_QUERIES for rounds in released)
 
 
 def play_case(case: Case) -> tuple[Counter[str], list[str]]:
-    """What came of one case, and what must not have come of it."""
+    """Play one case. Returns how often each outcome occurred, and the violations."""
     violations: list[str] = []
     federation = Federation(case)
 
@@ -304,7 +308,7 @@ def play_case(case: Case) -> tuple[Counter[str], list[str]]:
             return federation.play(number, transport)
         except ViolationError as fault:
             violations.append(str(fault))
-        except Exception as fault:  # whatever it is, collect should have made a skipped group of it
+        except Exception as fault:  # collect should have skipped the group instead
             violations.append(f"{type(fault).__name__} out of collect: {fault}")
         return False
 
@@ -319,7 +323,7 @@ def play_case(case: Case) -> tuple[Counter[str], list[str]]:
 
 
 def _recovery(case: Case, federation: Federation, play: Callable[[int, Transport], bool], violations: list[str]) -> str:
-    """After how many rounds without faults all sums are whole again."""
+    """After how many rounds without faults all sums are whole again, in words."""
     if _never_whole(case):
         return "recovery not asked: the threshold or floor is beyond a tier or group"
     for rounds in (1, 2, 3):
@@ -337,7 +341,7 @@ def _recovery(case: Case, federation: Federation, play: Callable[[int, Transport
 
 
 def _never_whole(case: Case) -> bool:
-    """Whether the plan cannot work even without faults: some tier has fewer clients than the floor."""
+    """Whether the case cannot work even without faults: in some group, a tier has fewer clients than the floor."""
     tiers, floor = case.policy.tiers, case.policy.floor
     groups = [g for s in range(case.rounds, case.rounds + KEYS_AT_ONCE + 6) for g in case.policy.groups_of(s)]  # type: ignore[misc]
     return any(
@@ -346,7 +350,8 @@ def _never_whole(case: Case) -> bool:
 
 
 EXPECTED = ("survivors evaluate", "agreed on the survivors", "have been asked about")
-"""Why a client may refuse when messages were lost and nothing else: a small tier, few signatures, asked too often."""
+"""Why a client may refuse if messages were lost and nothing else happened: a tier with few survivors, too few
+signatures, or too many requests about the same weights."""
 
 
 def _unexpected(federation: Federation) -> list[str]:
@@ -370,7 +375,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     counts: dict[str, Counter[str]] = {flavour: Counter() for flavour in KINDS_OF}
-    found: Counter[str] = Counter()
+    violation_counts: Counter[str] = Counter()
     examples: dict[str, list[int]] = {}
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -378,23 +383,26 @@ def main() -> None:
     with patch("baffle.aggregation.client.session.KEYS_AT_ONCE", KEYS_AT_ONCE), suppress(KeyboardInterrupt):
         for number in range(args.first, args.first + args.cases):
             case = draw_case(args.seed, number)
-            came, violations = play_case(case)
+            outcomes, violations = play_case(case)
             done += 1
-            counts[case.flavour].update(came)
+            counts[case.flavour].update(outcomes)
             for violation in violations:
                 key = f"{case.flavour}: {violation}"
-                found[key] += 1
+                violation_counts[key] += 1
                 examples.setdefault(key, []).append(number)
             if done % 100 == 0:
                 seconds = time.monotonic() - began
-                print(f"{done} cases, {seconds:.0f} s, {found.total()} violations", file=sys.stderr, flush=True)
+                total = violation_counts.total()
+                print(f"{done} cases, {seconds:.0f} s, {total} violations", file=sys.stderr, flush=True)
     result = {
         "cases": done,
         "seed": args.seed,
         "seconds": round(time.monotonic() - began, 1),
         "cpu_seconds": round(time.process_time(), 1),
         "outcomes": {flavour: dict(sorted(counts[flavour].items())) for flavour in counts},
-        "violations": {key: {"times": times, "cases": _few(examples[key])} for key, times in found.most_common()},
+        "violations": {
+            key: {"times": times, "cases": _few(examples[key])} for key, times in violation_counts.most_common()
+        },
     }
     if args.json:
         print(json.dumps(result, indent=2))
@@ -404,9 +412,9 @@ def main() -> None:
             print(flavour)
             for what, times in sorted(outcomes.items()):
                 print(f"  {times:7} {what}")
-        for what, times in found.most_common():
+        for what, times in violation_counts.most_common():
             print(f"VIOLATION {times} × {what}, cases {_few(examples[what])}")
-    sys.exit(bool(found))
+    sys.exit(bool(violation_counts))
 
 
 if __name__ == "__main__":

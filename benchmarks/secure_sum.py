@@ -3,9 +3,9 @@
     python benchmarks/secure_sum.py                       # n = 10, 100, 1000; 0 and 30 % dropout; K = 1000
     python benchmarks/secure_sum.py --json --clients 10   # one size, as JSON
 
-The real client and server halves in one process, without a transport. A list of keys is signed once and serves 128
-rounds; its share of a round is counted in the bytes, its making and checking in `list`. Every sum is compared with the
-plain one.
+The real client and server halves run in one process, without a transport. A list of keys is signed once and serves 128
+rounds. A 128th of its bytes counts for each round, and so does a 128th of the time to make and check it (`list`). Every
+sum is compared with the plain one.
 """
 
 import argparse
@@ -43,8 +43,8 @@ from baffle.server.recorder import Progress
 from baffle.simulation import simulate
 
 
-def one(n: int, k: int, dropout: float, *, agreement: bool = False) -> dict[str, Any]:
-    """One round of n clients after their key lists have been exchanged."""
+def one_round(n: int, k: int, dropout: float, *, agreement: bool = False) -> dict[str, Any]:
+    """One round of n clients, after they have exchanged their lists of keys."""
     clock = time.process_time
     run, seed, members = secrets.token_bytes(32), secrets.token_bytes(32), tuple(range(n))
     identities = {i: Ed25519PrivateKey.generate() for i in members}
@@ -56,7 +56,7 @@ def one(n: int, k: int, dropout: float, *, agreement: bool = False) -> dict[str,
 
     began = clock()
     lists = {i: client.advertise(0) for i, client in clients.items()}
-    encoded = {i: encode(one) for i, one in lists.items()}
+    encoded = {i: encode(keys) for i, keys in lists.items()}
 
     def opening(slot: int, client: int) -> Opening:
         peers = tuple(encoded[peer] for peer in drawn.neighbours[client]) if slot == 0 else ()
@@ -136,10 +136,10 @@ def one(n: int, k: int, dropout: float, *, agreement: bool = False) -> dict[str,
 
 
 def quickest(n: int, k: int, dropout: float, repeat: int, *, agreement: bool = False) -> dict[str, Any]:
-    """The least that each phase took in so many rounds: what else the machine does only adds to it."""
-    tried = [one(n, k, dropout, agreement=agreement) for _ in range(repeat)]
-    row = tried[0] | {"exact": all(row["exact"] for row in tried)}
-    least = {phase: min(row["seconds"][phase] for row in tried) for phase in row.pop("seconds")}
+    """The least time that each phase took in `repeat` rounds: other work on the machine only adds to it."""
+    rounds = [one_round(n, k, dropout, agreement=agreement) for _ in range(repeat)]
+    row = rounds[0] | {"exact": all(row["exact"] for row in rounds)}
+    least = {phase: min(row["seconds"][phase] for row in rounds) for phase in row.pop("seconds")}
     working = {"list": n, "share": n} | dict.fromkeys(("mask", "agree", "unmask"), n - round(dropout * n))
     row["client_ms"] = {phase: round(1e3 * least[phase] / count, 3) for phase, count in working.items()}
     row["server_cpu_seconds"] = round(least["server"], 4)
@@ -150,8 +150,8 @@ def quickest(n: int, k: int, dropout: float, repeat: int, *, agreement: bool = F
 
 
 def primitives(n: int, k: int) -> float:
-    """Milliseconds of CPU that the cryptography alone of a round takes, where all n clients are neighbours: what no
-    implementation of the protocol with this library can do without."""
+    """Milliseconds of CPU that the cryptography of a round alone takes if all n clients are neighbours. No
+    implementation of the protocol with this library can take less."""
     own, peer = X25519PrivateKey.generate(), X25519PrivateKey.generate().public_key().public_bytes_raw()
     key, text, pairs = secrets.token_bytes(32), bytes(66), n * (n - 1)
     box = ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
@@ -165,7 +165,7 @@ def primitives(n: int, k: int) -> float:
         own.exchange(X25519PublicKey.from_public_bytes(peer))  # a mask
         ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
         ChaCha20Poly1305(key).decrypt(bytes(12), box, None)
-    for _ in range(pairs + 2 * n):  # every pair's masks, and each self mask twice: made and taken away
+    for _ in range(pairs + 2 * n):  # every pair's masks, and each self mask twice: it is added and removed
         Cipher(ChaCha20(hmac.digest(key, text, "sha256"), bytes(16)), mode=None).encryptor().update(bytes(4 * k))
     for _ in range(pairs // KEYS_AT_ONCE):
         public.verify(signature, text)
@@ -173,7 +173,7 @@ def primitives(n: int, k: int) -> float:
 
 
 class Meter:
-    """CPU seconds that threads spend inside some methods."""
+    """Measures the CPU seconds that threads spend inside chosen methods."""
 
     def __init__(self) -> None:
         self._lock, self.spent = threading.Lock(), defaultdict[str, float](float)
@@ -191,9 +191,9 @@ class Meter:
 
 
 def overhead(settings: list[str]) -> dict[str, float]:
-    """What the secure sum takes of a run's CPU time: everything that clients do but for their probes, and everything
-    that the server does but for rebuilding and stepping. Taken within one run, because two runs of the same plan
-    differ by more than this on a machine that does other things too."""
+    """How much of a run's CPU time the secure sum takes: everything that clients do except for their probes, and
+    everything that the server does except for rebuilding and stepping. It is measured within one run, because on a
+    machine that does other things too, two runs of the same plan differ by more than this."""
     meter, plan = Meter(), load("digits", ["run.evaluate_every=1000000", *settings])
     marks = list[tuple[float, float]]()
 
@@ -209,7 +209,7 @@ def overhead(settings: list[str]) -> dict[str, float]:
         tempfile.TemporaryDirectory() as folder,
     ):
         simulate(plan, Path(folder) / "run", watch=after_round)
-    rounds = np.diff(np.array(marks[:-1]), axis=0)  # from the end of the first round; the last evaluates
+    rounds = np.diff(np.array(marks[:-1]), axis=0)  # without the first round, and without the last, which evaluates
     cpu, secure = rounds.sum(0)
     return {
         "rounds": len(rounds),
@@ -236,9 +236,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--k", type=int, default=1000)
     parser.add_argument("--agreement", action="store_true", help='as in secure.mode = "malicious-server"')
-    parser.add_argument("--repeat", type=int, default=1, help="the least that each phase took in so many rounds")
+    parser.add_argument("--repeat", type=int, default=1, help="rounds, of which the least time of each phase counts")
     parser.add_argument(
-        "--slowdown", action="store_true", help="what it adds to rounds of the default plan, and of longer ones"
+        "--slowdown", action="store_true", help="what it adds to rounds of the default plan, and to longer rounds"
     )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -4,9 +4,9 @@
     python benchmarks/server.py --full                    # with K = 1000 at n = 10^7, too
     python benchmarks/server.py --json --n 1000000 --k 20 # one size, as JSON
 
-Times are CPU nanoseconds per number of a direction (n · K of them); `wall` stands beside them where threads matter.
-The reference draws whole directions and multiplies them as float64 rows. Every sum is compared with the reference's.
-The yardsticks are measured in the same run: AES alone, a float64 sum and a copy of large arrays, and SHA-256.
+Times are CPU nanoseconds per number of a direction (there are n · K of them); `wall` is beside them where threads
+matter. The reference draws whole directions and multiplies them as float64 rows. Every sum is compared with the
+reference's. The same run measures yardsticks: AES alone, a float64 sum and a copy of large arrays, and SHA-256.
 """
 
 import argparse
@@ -37,7 +37,7 @@ RING = Ring(clients=10, n_max=100, clip=50.0)
 
 
 def reference(totals: I32, directions: Directions, n: int) -> I64:
-    """Whole directions as float64 rows, as many as make 2^18 numbers."""
+    """Rebuild with whole directions as float64 rows, 2^18 numbers at a time."""
     total, rows = np.zeros(n, np.int64), max(1, min(128, (1 << 18) // n))
     per_block = 128 // directions.distribution.bits
     for start in range(0, len(totals), rows):
@@ -58,7 +58,7 @@ def _decoded(stream: U8, distribution: Distribution) -> Integers:
 
 
 def rule_with(n: int, k: int, distribution: Distribution, threads: int) -> Rule:
-    """Clip, Adam and a moving average, as the paper's runs have them."""
+    """The rule of the paper's runs: clip, Adam and a moving average."""
     supports = dense(n, k)
 
     def gradient(outcome: Outcome) -> F32:
@@ -73,8 +73,8 @@ def replayed(rule: Rule, state: ServerState, outcome: Outcome) -> bytes:
     return chain_next(bytes(32), outcome.groups[0].totals, apply(rule, state, outcome))
 
 
-def one(n: int, k: int, distribution: Distribution, repeat: int) -> dict[str, Any]:
-    """Interleaved, and the quickest of each kept: the machine may be busy with something else."""
+def measure(n: int, k: int, distribution: Distribution, repeat: int) -> dict[str, Any]:
+    """One size. The ways take turns, and the quickest turn of each counts: the machine may be busy with other work."""
     totals = np.random.default_rng(0).integers(-(2**31), 2**31, k).astype(np.int32)
     directions, supports = Directions(KEY, distribution), dense(n, k)
     outcome = Outcome(0, "scalars", (Group(0, totals.astype("<i4").tobytes(), 1000),))
@@ -135,7 +135,7 @@ def _peak(work: Callable[[], object]) -> float:
 
 
 def yardsticks() -> dict[str, float]:
-    """GB/s on one core, the best of five."""
+    """Speeds in GB/s on one core, the best of five turns."""
     a, b = np.ones(1 << 23), np.ones(1 << 23)
     small, encrypted = np.zeros(1 << 18, np.uint8), np.empty((1 << 18) + 15, np.uint8)
     encryptor = Cipher(AES256(KEY), ECB()).encryptor()
@@ -156,8 +156,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, nargs="+", default=[10**5, 10**6, 10**7])
     parser.add_argument("--k", type=int, nargs="+", default=[20, 100, 1000])
-    parser.add_argument("--repeat", type=int, default=2, help="keep the quickest of so many")
-    parser.add_argument("--full", action="store_true", help="sizes of more than 2e9 numbers, too: minutes each")
+    parser.add_argument("--repeat", type=int, default=2, help="turns, of which the quickest counts")
+    parser.add_argument(
+        "--full", action="store_true", help="also sizes of more than 2e9 numbers, which take minutes each"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     speeds, rows = yardsticks(), []
@@ -169,7 +171,7 @@ def main() -> None:
             if n * k > 2 * 10**9 and not args.full:
                 continue
             for distribution in (GAUSSIAN, RADEMACHER):  # the sphere is rebuilt as gaussian
-                rows.append(row := one(n, k, distribution, args.repeat if n * k < 5 * 10**8 else 1))
+                rows.append(row := measure(n, k, distribution, args.repeat if n * k < 5 * 10**8 else 1))
                 if not args.json:
                     cpu, wall, peak = row["cpu_ns_per_number"], row["wall_ns_per_number"], row["peak_megabytes"]
                     print(

@@ -1,17 +1,17 @@
-"""A federation of real processes in which somebody is killed every few rounds: does it end, and does everybody hold the
+"""A federation of real processes in which one is killed every few rounds: does the run end, and does everybody hold the
 same weights?
 
     python benchmarks/soak.py                            # 200 rounds, five clients
-    python benchmarks/soak.py --rounds 40 --every 2      # fewer, with more kills
-    python benchmarks/soak.py --folder soak              # interrupted, it goes on when started again
+    python benchmarks/soak.py --rounds 40 --every 2      # fewer rounds, with more kills
+    python benchmarks/soak.py --folder soak              # if interrupted, it continues when started again
 
-Server and clients are processes of the command line, with TLS, node keys and secure sums; each of them runs until
-SIGKILL, at rounds and with victims that follow from a seed, and is started again a moment later. The moments within a
-round are those of the machine. Whoever is away at the end is told when the server is started once more. Two clients run
-PyTorch, the others ONNX Runtime. A sum needs three clients.
+Server and clients are processes of the command line, with TLS, node keys and secure sums. Every few rounds one of them
+gets SIGKILL and is started again a moment later. Rounds and victims follow from a seed; the moment within a round
+depends on the machine. If a client is away at the end, the server is started once more and sends it the last weights.
+Two clients run PyTorch, the others ONNX Runtime. A sum needs three clients.
 
-At the end the journal is verified, and the weights on every client's disk must be the journal's: else the exit status
-is 1.
+At the end the journal is verified, and every client must have the journal's weights on its disk; otherwise the exit
+status is 1.
 """
 
 import argparse
@@ -41,22 +41,24 @@ WITH_TORCH = 2
 STUCK = 300.0
 """Seconds without a round after which the federation counts as stuck."""
 
+GOODBYE = 15.0
+"""Seconds to wait for clients after the end of a run."""
 
-GOODBYE, MOST_RESTARTS = 15.0, 3
-"""Seconds for which clients are waited for after the end, and how often the server is started again to tell them."""
+MOST_RESTARTS = 3
+"""How often the server is started again after the end, for clients that were away."""
 
 
 class StuckError(Exception):
-    """No round has ended for long."""
+    """No round has ended for a long time."""
 
 
 class Soak:
-    """A federation in a folder: its keys, its model, its run, each client's state, and whom it has killed so far."""
+    """A federation in a folder: its keys, its model, its run, each client's state, and the kills so far."""
 
     def __init__(self, folder: Path, clients: int, rounds: int, seed: int, deadline: float) -> None:
         self.folder, self.clients, self.seed = folder, clients, seed
         settings = ["probe.k=8", f"rounds={rounds}", f"run.deadline_seconds={deadline:g}", "run.snapshot_every=20"]
-        self._plan = ["digits", *(word for one in settings for word in ("--set", one))]
+        self._plan = ["digits", *(word for setting in settings for word in ("--set", setting))]
         self._rounds = rounds
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +108,7 @@ class Soak:
         return self._processes[name].poll() is not None
 
     def play(self, every: int) -> None:
-        """Until the server has ended, with a kill every few rounds."""
+        """Run the federation until the server has ended, with a kill every few rounds."""
         draw = Random(f"{self.seed} {self.rounds()}")
         for name in self.names:
             self.start(name)
@@ -114,9 +116,9 @@ class Soak:
         seen, since = self.rounds(), time.monotonic()
         while True:
             if self.ended(SERVER):
-                if self._left() or restarts == MOST_RESTARTS:
+                if self._clients_ended() or restarts == MOST_RESTARTS:
                     return
-                restarts += 1  # somebody was away at the end: a finished run that is served again tells it
+                restarts += 1  # a client was away at the end: it gets the weights when the run is served again
                 self.start(SERVER)
             now = self.rounds()
             if now != seen:
@@ -134,8 +136,8 @@ class Soak:
                 at = now + draw.randint(1, 2 * every)
             time.sleep(0.1)
 
-    def _left(self) -> bool:
-        """Whether all clients end by themselves, as they do when they were told that the run is over."""
+    def _clients_ended(self) -> bool:
+        """Whether all clients end by themselves, as they do when they know that the run is over."""
         until = time.monotonic() + GOODBYE
         while time.monotonic() < until and not all(map(self.ended, self._processes)):
             time.sleep(0.1)
@@ -146,7 +148,7 @@ class Soak:
             process.kill()
             process.wait()
 
-    def found(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         run = self.folder / "run"
         result: dict[str, Any] = {"clients": self.clients, "rounds": self.rounds(), "kills": dict(self.killed)}
         if not (run / "summary.json").exists():
@@ -159,7 +161,7 @@ class Soak:
             for file in (self.folder / f"client-{number}").glob("*/replica"):
                 weights = Replica(trajectory, file)._held.weights
                 held[f"client-{number}"] = sha256(weights.astype(FLOAT).tobytes()).hexdigest()
-        right = verify(run).weights_sha256
+        replayed = verify(run).weights_sha256
         return {
             **result,
             "ended": True,
@@ -168,9 +170,11 @@ class Soak:
             "refusals": summary["refusals"],
             "test_accuracy": summary["test_accuracy"],
             "seconds": summary["seconds"],
-            "weights_sha256": right,
-            "others": sorted(name for name in self.names[1:] if held.get(name) != right),
-            "equal": summary["weights_sha256"] == right and set(held.values()) == {right} and len(held) == self.clients,
+            "weights_sha256": replayed,
+            "others": sorted(name for name in self.names[1:] if held.get(name) != replayed),
+            "equal": summary["weights_sha256"] == replayed
+            and set(held.values()) == {replayed}
+            and len(held) == self.clients,
         }
 
 
@@ -179,7 +183,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--every", type=int, default=4, help="rounds between two kills, on average")
-    parser.add_argument("--deadline", type=float, default=8.0, help="seconds that a client has for an answer")
+    parser.add_argument("--deadline", type=float, default=8.0, help="seconds that a client has to answer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where to keep everything (default: a temporary folder)")
     parser.add_argument("--json", action="store_true")
@@ -192,9 +196,9 @@ def main() -> int:
             print(f"stopped: {fault}", file=sys.stderr)
         finally:
             soak.stop()
-        found = soak.found()
-    print(json.dumps(found) if chosen.json else "\n".join(f"{key:15} {value}" for key, value in found.items()))
-    return 0 if found["equal"] else 1
+        result = soak.result()
+    print(json.dumps(result) if chosen.json else "\n".join(f"{key:15} {value}" for key, value in result.items()))
+    return 0 if result["equal"] else 1
 
 
 if __name__ == "__main__":

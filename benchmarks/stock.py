@@ -4,8 +4,8 @@
     python benchmarks/stock.py --json           # for results/stock.json
 
 A stock node starts a process for every message, so ten of them on a small machine wait for its cores. The same plan
-with `baffle join` is in benchmarks/network.py. At the end all nodes must hold the last weights: else the exit status
-is 1.
+with `baffle join` is in benchmarks/network.py. At the end all nodes must hold the last weights; otherwise the exit
+status is 1.
 """
 
 import argparse
@@ -29,12 +29,12 @@ from baffle.flower.superlink import QUIET
 
 APP = Path(__file__).parents[1] / "examples" / "flower-app"
 DEADLINE = 600
-"""Seconds that a node has for an answer."""
+"""Seconds that a node has to answer."""
 
 
 @contextmanager
 def started(folder: Path, name: str, command: list[str], env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that ends, with all that it started, when we are done."""
+    """A running program. It and all that it started are ended on leaving."""
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
             [program(command[0]), *command[1:]],
@@ -67,8 +67,8 @@ def flwr(env: dict[str, str], *arguments: str) -> str:
     return done.stdout
 
 
-def answering(env: dict[str, str]) -> None:
-    """Wait until the SuperLink is there."""
+def wait_for_superlink(env: dict[str, str]) -> None:
+    """Wait until the SuperLink answers."""
     for _ in range(60):
         done = subprocess.run(
             [program("flwr"), "supernode", "list", "here"], env=env, capture_output=True, text=True, check=False
@@ -82,11 +82,11 @@ def answering(env: dict[str, str]) -> None:
 def play(folder: Path, clients: int, k: int, rounds: int) -> dict[str, Any]:
     settings = [f"federation.clients={clients}", f"probe.k={k}", f"rounds={rounds}", "run.evaluate_every=1000"]
     settings.append(f"run.deadline_seconds={DEADLINE}")
-    plan = ["digits", *(word for one in settings for word in ("--set", one))]
+    plan = ["digits", *(word for setting in settings for word in ("--set", setting))]
     make(folder, "keys", "keys", "--clients", str(clients), "--host", "127.0.0.1")
     make(folder, "export", *plan, "--out", "model")
     keys, link = folder / "keys", free_port()
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # its programs start each other by name
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # Flower's programs start each other by name
     env = {**os.environ, **QUIET, "PATH": path, "FLWR_HOME": str(folder / "flower"), "OMP_NUM_THREADS": "1"}
     (folder / "flower").mkdir()
     (folder / "flower" / "config.toml").write_text(
@@ -97,7 +97,7 @@ def play(folder: Path, clients: int, k: int, rounds: int) -> dict[str, Any]:
     server = ["flower-superlink", "--host", "127.0.0.1", "--port", str(link), *ssl]
     with ExitStack() as running:
         running.enter_context(started(folder, "superlink", server, env))
-        answering(env)
+        wait_for_superlink(env)
         for number in range(clients):
             flwr(env, "supernode", "register", f"{keys}/server/nodes/client-{number}.pub", "here")
         for number in range(clients):
@@ -109,7 +109,7 @@ def play(folder: Path, clients: int, k: int, rounds: int) -> dict[str, Any]:
             node = ["flower-supernode", *where, *known, "--node-config", own]
             running.enter_context(started(folder, f"node-{number}", node, env))
         config = f'settings="{" ".join(settings)}" keys="{keys}" out="{folder}/run"'
-        said = flwr(env, "run", str(APP), "here", "--stream", "--run-config", config)
+        output = flwr(env, "run", str(APP), "here", "--stream", "--run-config", config)
     summary = json.loads((folder / "run" / "summary.json").read_text())
     metrics = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     seconds = [later["seconds"] - earlier["seconds"] for earlier, later in pairwise(metrics)]
@@ -124,7 +124,7 @@ def play(folder: Path, clients: int, k: int, rounds: int) -> dict[str, Any]:
             "most": round(max(seconds), 1),
         },
         "dropouts": summary["dropouts"],
-        "all_hold_the_last_weights": f"{clients} of {clients} clients hold the last weights" in said,
+        "all_hold_the_last_weights": f"{clients} of {clients} clients hold the last weights" in output,
     }
 
 
@@ -134,17 +134,18 @@ def main() -> int:
     parser.add_argument("--k", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
-    chosen, found = parser.parse_args(), list[dict[str, Any]]()
+    chosen = parser.parse_args()
+    rows = list[dict[str, Any]]()
     load = round(os.getloadavg()[0], 1)
     for clients in chosen.clients:
         with tempfile.TemporaryDirectory() as name:
-            found.append(play(Path(name), clients, chosen.k, chosen.rounds))
+            rows.append(play(Path(name), clients, chosen.k, chosen.rounds))
     if chosen.json:
-        print(json.dumps({"cores": os.cpu_count(), "load_before": load, "stock": found}, indent=2))
+        print(json.dumps({"cores": os.cpu_count(), "load_before": load, "stock": rows}, indent=2))
     else:
-        for row in found:
+        for row in rows:
             print("\n".join(f"{name:26}{value}" for name, value in row.items()), end="\n\n")
-    return 0 if all(row["all_hold_the_last_weights"] for row in found) else 1
+    return 0 if all(row["all_hold_the_last_weights"] for row in rows) else 1
 
 
 if __name__ == "__main__":
