@@ -41,7 +41,8 @@ class Replica:
 
     def __init__(self, trajectory: Trajectory, file: Path | None = None) -> None:
         self.trajectory = trajectory
-        self._file, self._saved = file, time.monotonic()
+        self._file = file
+        self._saved = time.monotonic()
         self._lock = threading.Lock()
         self.astray = False
         self._round, state = _saved(file, trajectory) if file else (-1, None)
@@ -94,7 +95,8 @@ class Replica:
             self._held = Held(state, state.weights)
         else:
             self._held = Held(None, self._vector(data).view(np.float32) if data else np.empty(0, np.float32))
-        self._round, self._hash = number, sha256(self._held.weights.astype(FLOAT, copy=False).data).digest()
+        self._round = number
+        self._hash = sha256(self._held.weights.astype(FLOAT, copy=False).data).digest()
 
     def weights_for(self, request: RoundRequest) -> F32:
         """The weights that the request is about, after its catch-up. If they do not have the hash that the server
@@ -110,7 +112,8 @@ class Replica:
                 raise MessageError(
                     f"round {request.round}: this client's weights are not the ones that the server names"
                 )
-            self._round, self._held, self._hash, self.astray = request.round, held, request.weights_hash, False
+            self._round, self._held, self._hash = request.round, held, request.weights_hash
+            self.astray = False
             if time.monotonic() - self._saved > SAVE_SECONDS:
                 self.save()
             return held.weights

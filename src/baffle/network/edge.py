@@ -27,7 +27,7 @@ NUMBERS_AT_ONCE = 1 << 15
 """How many numbers of directions are drawn at a time: a quarter of the usual, which takes a quarter of the memory."""
 
 MMAP_THRESHOLD, LARGE = -3, 1 << 17
-"""glibc's setting M_MMAP_THRESHOLD, and a value for it in bytes: larger blocks get a mapping of their own, which goes
+"""glibc's setting M_MMAP_THRESHOLD, and a value for it in bytes: larger blocks get a separate mapping, which goes
 back to the system when they are freed."""
 
 

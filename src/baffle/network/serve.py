@@ -35,7 +35,7 @@ LOOK = 0.25
 """Seconds between two checks for new clients, while there are too few."""
 
 Tell = Callable[[str], None]
-"""Takes one line about the run's progress, for whoever runs the server."""
+"""Takes one line about the run's progress, to show to a person."""
 
 
 class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ def serve(
     begins when `least` clients are connected (0: as many as take part in a round).
 
     The server needs no training sample. Without a test set it measures no accuracy, and says so."""
-    plan = _for(plan, roster)
+    plan = _plan_for(plan, roster)
     if (out / PLAN).exists():
         with RunFolder.existing(out) as folder:
             stored = load(str(folder.plan))
@@ -214,7 +214,7 @@ def _gather(clients: ConnectedClients, least: int) -> dict[int, Introduction]:
         time.sleep(LOOK)
 
 
-def _for(plan: Plan, roster: Roster) -> Plan:
+def _plan_for(plan: Plan, roster: Roster) -> Plan:
     """The plan for this roster's number of clients, with every round written to disk before it counts."""
     run = msgspec.structs.replace(plan.run, commit_seconds=0.0)
     return parse(msgspec.structs.replace(for_roster(plan, roster), run=run).to_toml())  # parse checks it as a whole

@@ -1,4 +1,4 @@
-"""What a run records and reports: metrics after every round, progress to whoever watches, a summary at the end."""
+"""What a run records and reports: metrics after every round, progress to a watcher, a summary at the end."""
 
 import resource
 import sys
@@ -87,14 +87,14 @@ class Recorder:
         self._began = time.perf_counter()
         self._seconds_before = max((float(record.get("seconds", 0)) for record in self._records), default=0.0)
         self._rounds_before = journal.length()
-        self._told = self._began
+        self._reported = self._began
         self._record_seconds = 0.0
         self._progress = Progress(self._rounds_before, trajectory.plan.rounds)
 
     def tick(self, done: int, of: int) -> None:
         """Report that `done` replies of the present round, out of `of`, have arrived."""
-        if done < of and time.perf_counter() - self._told > SOON:
-            self._tell(replace(self._progress, rounds_done=self._progress.rounds_done + done / of))
+        if done < of and time.perf_counter() - self._reported > SOON:
+            self._report(replace(self._progress, rounds_done=self._progress.rounds_done + done / of))
 
     def measure(self, rounds: int, state: ServerState) -> Record:
         """What to add to the metrics of the last of `rounds` rounds: accuracy, when it is due, and the run's seconds
@@ -118,7 +118,7 @@ class Recorder:
             downlink_bytes=self._progress.downlink_bytes + record["downlink_bytes"] + record["join_bytes"],
             dropouts=self._progress.dropouts + list(played.participation.values()).count(MISSING),
         )
-        self._tell(self._progress)
+        self._report(self._progress)
         self._record_seconds += time.perf_counter() - began
         self._stop_if_stuck(played)
 
@@ -175,10 +175,10 @@ class Recorder:
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._began
 
-    def _tell(self, progress: Progress) -> None:
-        self._told = time.perf_counter()
+    def _report(self, progress: Progress) -> None:
+        self._reported = time.perf_counter()
         done = progress.rounds_done - self._rounds_before
-        left = (self._told - self._began) / done * (progress.rounds - progress.rounds_done) if done else None
+        left = (self._reported - self._began) / done * (progress.rounds - progress.rounds_done) if done else None
         self._watch(replace(progress, seconds_left=left))
 
     def _stop_if_stuck(self, played: Played) -> None:
