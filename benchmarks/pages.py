@@ -245,6 +245,22 @@ def of_paper(stem: str) -> str:
     return f"{table(page['columns'], page['rows'])}\n\n{figure_of_paper(stem)}"
 
 
+def scaled_once_and_twice() -> str:
+    """Table 3 with pixels that are scaled once, beside its figures from when they were scaled twice."""
+
+    def averages(stem: str) -> dict[str, float]:
+        page = read(f"paper/{stem}")
+        column = page["columns"].index("average")
+        return {row[0]: float(row[column].split(" / ")[0]) for row in page["rows"]}
+
+    once, twice = averages("table3-short"), averages("table3-short-scaled-twice")
+    lines = [
+        f"| {name} | {average:.2f} | {twice[name]:.2f} | {average - twice[name]:+.2f} |"
+        for name, average in once.items()
+    ]
+    return rows("| average top-1, % | scaled once | scaled twice | points gained |", lines)
+
+
 def figure_of_paper(stem: str) -> str:
     """The figure of such a page, and the command that made it."""
     page = read(f"paper/{stem}")
@@ -256,6 +272,7 @@ PAPER = HERE / "results" / "paper"
 TABLES: dict[str, Callable[[], str]] = {
     **{f"paper {page.stem}": partial(of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
     **{f"figure {page.stem}": partial(figure_of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
+    "table 3, scaled once and twice": scaled_once_and_twice,
     "digits": digits,
     "secure sum": secure_sum("K = 1000"),
     "secure sum, agreement": secure_sum("agreement"),
