@@ -1,0 +1,106 @@
+"""One client on a made-up runtime, which remembers what it was asked."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from baffle.client.client import Client
+from baffle.client.replica import Replica
+from baffle.client.worker import Worker
+from baffle.core.arrays import F32, F64
+from baffle.core.messages import (
+    CatchUp,
+    Contribution,
+    Reply,
+    RoundRequest,
+    decode_reply,
+    encode,
+)
+from baffle.core.ports import Batch, GradientRuntime
+from baffle.core.probe import Loss
+from baffle.core.ring import Sum
+from baffle.core.state import ServerState, pack
+from baffle.data.sources import Dataset
+from baffle.plan import Plan
+from baffle.trajectory import Trajectory, trajectory_of
+
+SAMPLES = 20
+FORWARD = ["probe.scheme=forward"]
+CENTRAL = ["probe.scheme=central"]
+BACKPROP = ['estimator="backprop"']
+EPOCH = ['federation.level="epoch"', "federation.epochs=3"]
+STEPS = ['federation.level="epoch"', "federation.steps=6"]
+OWN = ["federation.seeds=own"]
+
+
+class Bowl:
+    """A runtime whose loss is a parabola around a batch's mean label. It remembers its batches, forwards and seeds."""
+
+    def __init__(self, n: int, *, loss: float | None = None) -> None:
+        self.n = n
+        self.batches: list[list[int]] = []
+        self.forwards = 0
+        self.seeds: list[int] = []
+        self._loss = loss
+
+    def on(self, batch: Batch) -> Loss:
+        self.batches.append(batch.y.tolist())
+
+        def loss(weights: F32) -> float:
+            self.forwards += 1
+            distance = weights.astype(np.float64) - np.mean(batch.y) / SAMPLES
+            return float(np.mean(distance**2)) if self._loss is None else self._loss
+
+        return loss
+
+    def outputs(self, weights: F32, batch: Batch) -> F32:
+        return np.zeros((len(batch.y), 1), np.float32) + weights[:1]
+
+    def gradient_on(self, batch: Batch, seed: int = 0) -> Callable[[F32], tuple[float, F32]]:
+        self.seeds.append(seed)
+        loss = self.on(batch)
+        centre = np.float32(np.mean(batch.y) / SAMPLES)
+        return lambda weights: (loss(weights), 2 * (weights - centre) / np.float32(self.n))
+
+
+class Setting:
+    """One client on twenty numbered samples, and the server's first state."""
+
+    def __init__(
+        self, plan: Plan, runtime: Bowl, *, number: int = 0, k: int | None = None, held: int = SAMPLES
+    ) -> None:
+        self.trajectory: Trajectory = trajectory_of(plan, runtime.n)
+        self.state: ServerState = self.trajectory.rule.start(np.linspace(-1, 1, runtime.n, dtype=np.float32))
+        data = Dataset(np.arange(SAMPLES), np.arange(SAMPLES), lambda x: x.astype(np.float32)[:, None])
+
+        @contextmanager
+        def borrow() -> Iterator[GradientRuntime]:
+            yield runtime
+
+        replica = Replica(self.trajectory)
+        self.worker = Worker(number, k or plan.probe.k, self.trajectory, data, np.arange(held), borrow)
+        self.client = Client(replica, self.worker)
+
+    def request(self, number: int = 0) -> bytes:
+        catch_up = CatchUp("snapshot", number, (pack(self.state),))
+        return encode(RoundRequest(number, number, self.trajectory.digest, self.state.weights_hash(), catch_up))
+
+    def reply(self, number: int = 0) -> Reply:
+        return decode_reply(self.client.answer(self.request(number)))
+
+    def sent(self, number: int = 0) -> Sum:
+        reply = self.reply(number)
+        assert isinstance(reply, Contribution)
+        assert reply.round == number
+        return self.trajectory.ring.decode(reply.elements().astype(np.uint32), 1)
+
+    def values(self, number: int = 0) -> F64:
+        """The values that were sent, per sample."""
+        total = self.sent(number)
+        mean: F64 = total.totals / (self.trajectory.ring.scale * total.weight)
+        return mean
+
+
+def plan_for(tiny: Callable[..., Plan], *settings: str) -> Plan:
+    return tiny("ring.n_max=20", "federation.batch=6", "probe.sigma=1e-4", *settings)
