@@ -158,6 +158,10 @@ def test_token_ids_reach_a_simulated_model_unrounded(
     batch = tokens.data().test.batch(np.arange(20))
     expected = TorchLoss(_restored(tmp_path / "model" / WEIGHTS, model())).on(batch)(weights)
     assert OnnxLoss(tmp_path / "model", micro_batch=4).on(batch)(weights) == pytest.approx(expected, abs=1e-6)
+    onnx_plan = tiny(
+        f'task.data="{tokens.__name__}:data"', 'task.model={name="onnx"}', f"run.model={tmp_path / 'model'}", "rounds=2"
+    )
+    simulate(onnx_plan, tmp_path / "onnx-run")
 
 
 @pytest.fixture(scope="module")
