@@ -1,14 +1,19 @@
 """What a person sees during and after a run."""
 
 import io
+from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from baffle.cli import show
+from baffle.plan import Plan
 from baffle.server.recorder import Progress
+from baffle.simulation import simulate
 
 PROGRESS = Progress(12, 50, 1.2345, 0.876, 4_200, 1_250_000, seconds_left=75.0)
 
@@ -134,3 +139,21 @@ def test_the_table_shows_top_5_and_domains_if_they_were_measured() -> None:
     )
     assert "98.76%" in shown
     assert "photo 50.00%, sketch 25.00%" in shown
+
+
+def test_a_run_without_a_test_set_shows_that_its_accuracy_was_not_measured(
+    tiny: Callable[..., Plan], tmp_path: Path
+) -> None:
+    (tmp_path / "untested.py").write_text(
+        "import numpy as np\nfrom baffle import Dataset, Source\n"
+        "def data():\n"
+        "    samples = np.random.default_rng(0).random((60, 1, 8, 8), dtype=np.float32)\n"
+        "    return Source(Dataset(samples, np.arange(60) % 10, lambda x: x), None, classes=10)\n"
+    )
+    notes = list[str]()
+    with chdir(tmp_path):
+        summary = simulate(tiny('task.data="untested:data"'), tmp_path / "run", warn=notes.append)
+    assert any(note.startswith("accuracy is not measured: the data set has no test samples") for note in notes)
+    screen = io.StringIO()
+    Console(file=screen, width=100).print(show.summary_table(summary))
+    assert "not measured: no test set" in screen.getvalue()

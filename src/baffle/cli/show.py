@@ -97,7 +97,7 @@ def summary_table(summary: "Summary") -> Table:
     weights = 4 * summary["n_weights"]
     table = Table(show_header=False, box=None, padding=(0, 2))
     rows = {
-        "test accuracy": f"{summary['test_accuracy']:.2%}  (without averaging: {summary['test_accuracy_last']:.2%})",
+        "test accuracy": _accuracy(summary),
         **_detailed_accuracy(summary),
         "rounds": f"{summary['rounds']:,} in {duration(summary['seconds'])}" + _skipped(summary),
         "forward passes": f"{summary['forwards']:,}{_partly(summary['supports'])}",
@@ -119,6 +119,12 @@ def summary_table(summary: "Summary") -> Table:
         if name not in ("clipped", "dropouts", "refusals") or summary[name]:
             table.add_row(name, value)
     return table
+
+
+def _accuracy(summary: "Summary") -> str:
+    if "test_accuracy" not in summary:
+        return "not measured: no test set"
+    return f"{summary['test_accuracy']:.2%}  (without averaging: {summary['test_accuracy_last']:.2%})"
 
 
 def costs_table(costs: "Costs") -> Table:

@@ -128,6 +128,8 @@ def _run(
         task.model.one_thread_each(),
         opened(folder, task, trajectory, Runtimes(task, 1), settled.tiers, samples, watch) as running,
     ):
+        for advice in task.model.advice():
+            clients.tell(advice)
         if running.unevaluated:
             clients.tell(f"accuracy is not measured: {running.unevaluated}")
         _welcome(running, samples, clients, newcomers, about)

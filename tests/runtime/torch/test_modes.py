@@ -70,9 +70,10 @@ def test_running_statistics_stay_as_they_were() -> None:
 
 def test_people_are_told_of_dropout_and_of_running_statistics() -> None:
     (dropout,) = advice_on_modes(dropping())
-    assert "2 drops nothing" in dropout
+    assert "dropout in layer 2 is off" in dropout
+    assert advice_on_modes(dropping(), backpropagates=True) == []
     (statistics,) = advice_on_modes(normalising())
-    assert "1 uses its initial running statistics" in statistics
+    assert "layer 1 uses its initial running statistics" in statistics
     assert advice_on_modes(nn.Sequential(nn.Dropout(0.0), nn.BatchNorm2d(2, track_running_stats=False))) == []
 
 

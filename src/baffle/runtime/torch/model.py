@@ -80,7 +80,7 @@ class TorchModel(RunnableModel):
         )
 
     def advice(self) -> list[str]:
-        return advice_on_modes(self.module())
+        return advice_on_modes(self.module(), backpropagates=self._plan.estimator == "backprop")
 
     def runs_whole(self, probe: ProbeSettings, precision: str) -> bool:
         """A linear model in half precision runs whole, because a matrix product would use weights that are not

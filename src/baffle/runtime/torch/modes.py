@@ -28,16 +28,18 @@ def keeps_statistics(module: nn.Module) -> bool:
     return isinstance(module, _NormBase) and module.track_running_stats
 
 
-def advice_on_modes(module: nn.Module) -> list[str]:
+def advice_on_modes(module: nn.Module, *, backpropagates: bool = False) -> list[str]:
     """What the user should know about a model with dropout or running statistics."""
     advice = []
     names = dict(module.named_modules())
-    if dropping := [name for name, layer in names.items() if drops(layer)]:
-        advice.append(f"task.model: {_few(dropping)} drops nothing, because probes run a model in evaluation mode")
-    if keeping := [name for name, layer in names.items() if keeps_statistics(layer)]:
+    dropping = [name for name, layer in names.items() if drops(layer)]
+    keeping = [name for name, layer in names.items() if keeps_statistics(layer)]
+    if dropping and not backpropagates:
+        advice.append(f"task.model: dropout in {_few(dropping)} is off, because probes run a model in evaluation mode")
+    if keeping:
         advice.append(
-            f"task.model: {_few(keeping)} uses its initial running statistics throughout, because probes run a model "
-            "in evaluation mode; GroupNorm, or track_running_stats=False, needs none"
+            f"task.model: {_few(keeping)} uses its initial running statistics throughout, because they are not among "
+            "the weights that clients send; GroupNorm, or track_running_stats=False, needs none"
         )
     return advice
 
@@ -74,5 +76,6 @@ class TrainingMode:
 
 
 def _few(names: list[str]) -> str:
-    shown = ", ".join(name or "the module itself" for name in names[:3])
+    """At most three of a module's layers, by name."""
+    shown = ", ".join(f"layer {name}" if name else "the module itself" for name in names[:3])
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
