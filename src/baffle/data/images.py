@@ -93,16 +93,25 @@ def collected(collection: Collection, folder: Path | None, pixels: int) -> Sourc
         _, path = find(collection.title, folder, collection.name, collection.get_it, look)
         return _listed(path, collection)
 
-    train, test = (lambda: listing().part(pixels, held_out=False)), (lambda: listing().part(pixels, held_out=True))
-    return Source(train, test, collection.classes, collection.domains, SCALE, (3, pixels, pixels))
+    return _source(listing, pixels, collection.classes, collection.domains)
 
 
 def image_set(path: Path, pixels: int) -> Source:
     """Images of pixels × pixels from a folder or a zip of domain/class/name. A fixed fifth of every class of every
     domain is held out. Colours go from -1 to 1."""
     listing = _listed(path)
-    train, test = (lambda: listing.part(pixels, held_out=False)), (lambda: listing.part(pixels, held_out=True))
-    return Source(train, test, listing.classes, listing.domains, SCALE, (3, pixels, pixels))
+    return _source(lambda: listing, pixels, listing.classes, listing.domains)
+
+
+def _source(listing: "Callable[[], Listing]", pixels: int, classes: int, domains: tuple[str, ...]) -> Source:
+    return Source(
+        lambda: listing().part(pixels, held_out=False),
+        lambda: listing().part(pixels, held_out=True),
+        classes,
+        domains,
+        SCALE,
+        shape=(3, pixels, pixels),
+    )
 
 
 @dataclass(frozen=True)
