@@ -169,7 +169,7 @@ def test_the_command_exports_and_refuses_in_one_line(
         (["--out", tmp_path / "new"], "expected one thing to export"),
         ([tiny_toml, "--onnx", "file", "--out", tmp_path / "new"], "expected one thing to export"),
         ([tiny_toml, "--freeze", "a", "--out", tmp_path / "new"], "--freeze belongs"),
-        (["--onnx", tmp_path / "none.onnx", "--out", tmp_path / "new"], "no ONNX model"),
+        (["--onnx", tmp_path / "none.onnx", "--out", tmp_path / "new"], "cannot be read as an ONNX model"),
     ):
         done = cli("export", *arguments)
         assert done.returncode == 2

@@ -15,7 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from baffle.core.arrays import F32
+from baffle.core.directions import GAUSSIAN, Directions, dense
 from baffle.core.ports import Batch
+from baffle.core.probe import Loss, losses_along
 from baffle.errors import BaffleError
 from baffle.paper.target import Cell, Finished, Result, Scale, Tell
 from baffle.plan import WRN, LeNet, MobileNet, Model, Plan
@@ -145,11 +148,9 @@ def measure(case: Case) -> int:
     return grown(lambda: work(case.used))
 
 
-def _probe(loss: Any, weights: Any) -> None:
+def _probe(loss: Loss, weights: F32) -> None:
     """A client's smallest piece of work: the loss along one direction. Further directions reuse the same memory."""
-    from baffle.core.directions import GAUSSIAN, Directions, dense
-
-    loss.along(weights, Directions(bytes(32), GAUSSIAN), dense(len(weights), 1), 1e-3)
+    losses_along(loss, weights, Directions(bytes(32), GAUSSIAN), dense(len(weights), 1), 1e-3)
 
 
 def _mb(count: int) -> str:
