@@ -8,15 +8,27 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from baffle.errors import KeysError
-from baffle.network.authority import ServerKeys, make_keys
-from baffle.network.keys import ClientKeys
+from baffle.network.authority import ServerKeys, make_keys, sign_roster
+from baffle.network.keys import ClientKeys, Roster, load_identity
 
-SERVER = ("ca.pem", "server.pem", "server.key", "secret", "roster.json")
-CLIENT = ("identity.key", "node.key", "ca.pem", "roster.json")
+OFFLINE = ("authority.key", "ca.key", "ca.pem")
+SERVER = (
+    "identity.key",
+    "ca.pem",
+    "server.pem",
+    "server.key",
+    "secret",
+    "operator.token",
+    "authority.pub",
+    "roster.json",
+)
+CLIENT = ("identity.key", "node.key", "ca.pem", "authority.pub", "roster.json")
+OPERATOR = ("ca.pem", "operator.token")
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +61,17 @@ def test_each_client_has_its_number_and_everybody_the_same_roster(federation: Pa
 
 
 def test_only_the_owner_can_read_them(federation: Path) -> None:
-    files = [path for path in federation.rglob("*") if path.is_file()]
-    assert len(files) == 1 + len(SERVER) + 3 + 3 * len(CLIENT)
-    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    files = {str(path.relative_to(federation)): path for path in federation.rglob("*") if path.is_file()}
+    assert set(files) == {
+        *OFFLINE,
+        *(f"server/{name}" for name in SERVER),
+        *(f"server/nodes/client-{number}.pub" for number in range(3)),
+        *(f"client-{number}/{name}" for number in range(3) for name in CLIENT),
+        *(f"operator/{name}" for name in OPERATOR),
+    }
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
+    folders = [federation, *(path for path in federation.rglob("*") if path.is_dir())]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
 
 
 def test_the_node_keys_can_be_registered_at_another_superlink(federation: Path) -> None:
@@ -62,7 +82,7 @@ def test_the_node_keys_can_be_registered_at_another_superlink(federation: Path) 
 
 def test_no_private_key_is_in_two_places(federation: Path) -> None:
     private = [path.read_bytes() for path in federation.rglob("*.key")]
-    assert len(private) == len(set(private)) == 2 + 2 * 3
+    assert len(private) == len(set(private)) == 2 + 2 + 2 * 3
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
@@ -131,11 +151,16 @@ def test_a_file_of_another_federation_is_refused(keys: Path, others: Path, name:
 @pytest.mark.parametrize("node", ["", "ssh-rsa nonsense", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA" + "A" * 42])
 @pytest.mark.parametrize("name", ["server/roster.json", "client-0/roster.json"])
 def test_a_roster_with_an_invalid_node_key_is_refused(keys: Path, name: str, node: str) -> None:
-    roster = keys / name
-    public = ServerKeys.load(keys / "server").roster.clients[0].node
-    roster.write_text(roster.read_text().replace(public, node))
+    roster = ServerKeys.load(keys / "server").roster
+    first = msgspec.structs.replace(roster.clients[0], node=node)
+    _sign(keys, name, msgspec.structs.replace(roster, clients=(first, *roster.clients[1:])))
     with pytest.raises(KeysError, match="node key of client 0"):
         _load(keys, name)
+
+
+def _sign(keys: Path, name: str, roster: Roster) -> None:
+    """Put this roster into the file, signed by the federation's authority."""
+    (keys / name).write_bytes(sign_roster(roster, load_identity(keys / "authority.key")).encode())
 
 
 def _load(keys: Path, name: str) -> object:

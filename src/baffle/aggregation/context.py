@@ -59,6 +59,11 @@ def signed(public: bytes, signature: bytes, text: bytes) -> bool:
     return True
 
 
+def length_prefixed(*fields: bytes) -> bytes:
+    """Each field after its length, so that no two lists of fields give the same text."""
+    return b"".join(struct.pack(">Q", len(field)) + field for field in fields)
+
+
 def _counted(numbers: tuple[int, ...]) -> bytes:
     return struct.pack(f">{len(numbers) + 1}Q", len(numbers), *numbers)
 

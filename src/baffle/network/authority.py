@@ -1,14 +1,17 @@
 """Makes the keys of a federation: once, on a trusted machine, to be handed out.
 
-    keys/ca.key                          signs server certificates; not needed after this: keep it offline
-    keys/server/…                        certificate and key for TLS, a secret between Flower's processes, the roster;
-                                         in nodes/ the clients' public node keys, for a SuperLink that you run yourself
-    keys/client-0/, keys/client-1/ …     one folder for each client: its two private keys, the CA, the roster
+    keys/authority.key                   signs rosters                  } not needed by any running
+    keys/ca.key, keys/ca.pem             issue server certificates      } process: keep them offline
+    keys/server/…                        the server's identity, its certificate and key for TLS, the operator's token,
+                                         a secret between Flower's processes, the roster and the authority's public
+                                         key; in nodes/ the clients' public node keys, for a SuperLink of your own
+    keys/client-0/, keys/client-1/ …     one folder for each client: its two private keys, the CA's certificate, the
+                                         roster and the authority's public key
+    keys/operator/                       for whoever watches the server: the CA's certificate and the operator's token
 
 Each client gets the roster from here and not from the server, so the server cannot add clients that it made up.
 """
 
-import ipaddress
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +21,6 @@ from pathlib import Path
 import msgspec
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import (
     SECP256R1,
     SECP384R1,
@@ -33,48 +35,61 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
-from cryptography.x509.oid import NameOID
 
 from baffle.errors import KeysError
-from baffle.network.keys import Participant, Roster, load_private, load_roster, read
+from baffle.network.certificates import hosts_in, load_certificate, new_ca, new_certificate
+from baffle.network.keys import (
+    MOST_CLIENTS,
+    Participant,
+    Roster,
+    load_identity,
+    load_private,
+    load_roster,
+    load_token,
+    read,
+)
 
-LIFETIME = timedelta(days=3650)
+DAYS = 3650
+"""How long certificates and rosters are valid if nobody says otherwise."""
+
+MOST_DAYS = 36_500
 SECRET_BYTES = 32
-MOST_CLIENTS = 100_000
 
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """The server's keys: files for Flower's processes, and the roster."""
+    """The server's identity, the files that TLS and Flower's processes read, the hosts that its certificate is for, the
+    operator's token, and the roster."""
 
+    identity: Ed25519PrivateKey
     ca: Path
     certificate: Path
     key: Path
+    hosts: tuple[str, ...]
     secret: Path
+    token: str
     roster: Roster
 
     @classmethod
     def load(cls, folder: Path) -> "ServerKeys":
-        ca, certificate, key, secret = (folder / name for name in ("ca.pem", "server.pem", "server.key", "secret"))
-        authority = _load_certificate(ca)
-        own = _load_certificate(certificate)
-        try:
-            own.verify_directly_issued_by(authority)
-        except (ValueError, TypeError, InvalidSignature):
-            raise KeysError(f"{certificate} was not issued by {ca}; take both from the same `baffle keys`") from None
-        private = load_private(key, load_pem_private_key)
-        if not isinstance(private, EllipticCurvePrivateKey) or private.public_key() != own.public_key():
-            raise KeysError(f"{key} is not the key of {certificate}; take both from the same `baffle keys`")
-        if len(read(secret)) < SECRET_BYTES:
-            raise KeysError(f"{secret} is shorter than {SECRET_BYTES} bytes; expected one that `baffle keys` made")
         roster = load_roster(folder)
         roster.node_keys()  # raises if one of them cannot be read
-        return cls(ca, certificate, key, secret, roster)
+        identity = load_identity(folder / "identity.key")
+        if identity.public_key().public_bytes_raw() != roster.server_key:
+            raise KeysError(
+                f"{folder / 'identity.key'} is not the server's in {folder / 'roster.json'};"
+                " take both from the same `baffle keys new`"
+            )
+        ca, certificate, key, secret = (folder / name for name in ("ca.pem", "server.pem", "server.key", "secret"))
+        hosts = hosts_in(_checked_certificate(ca, certificate, key))
+        if len(read(secret)) < SECRET_BYTES:
+            raise KeysError(f"{secret} is shorter than {SECRET_BYTES} bytes; expected one that `baffle keys new` made")
+        return cls(identity, ca, certificate, key, hosts, secret, load_token(folder), roster)
 
 
-def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> None:
+def make_keys(folder: Path, clients: int, hosts: Sequence[str], days: int = DAYS) -> None:
     """Write the keys of a new federation into a new folder. `hosts` are the names or addresses at which clients will
-    reach the server."""
+    reach the server, `days` is how long its certificate and the roster are valid."""
     try:
         occupied = folder.exists() and any(folder.iterdir())
     except OSError as fault:
@@ -83,105 +98,87 @@ def make_keys(folder: Path, clients: int, hosts: Sequence[str]) -> None:
         raise KeysError(f"{folder} is not empty; keys are made only once: give a new folder")
     if not 1 <= clients <= MOST_CLIENTS:
         raise KeysError(f"expected 1 to {MOST_CLIENTS:,} clients, got {clients}")
+    expiry = _in_days(days)
+    authority, server = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     identities = [Ed25519PrivateKey.generate() for _ in range(clients)]
     nodes = [generate_private_key(SECP384R1()) for _ in range(clients)]
-    roster = Roster(tuple(map(_participant, identities, nodes)))
-    roster_file = msgspec.json.encode(roster)
+    participants = tuple(map(_participant, identities, nodes))
+    roster = sign_roster(Roster(1, f"{expiry:%Y-%m-%dT%H:%M:%SZ}", _public(server), participants, ""), authority)
     ca_key = generate_private_key(SECP256R1())
-    server_key = generate_private_key(SECP256R1())
-    authority = _certificate("BAFFLE", ca_key, None, ca_key, hosts=())
-    certificate = _certificate(hosts[0], server_key, authority, ca_key, hosts=hosts)
-    ca = authority.public_bytes(Encoding.PEM)
-    _write(folder / "ca.key", _pem(ca_key))
-    for name, data in {
-        "ca.pem": ca,
-        "server.pem": certificate.public_bytes(Encoding.PEM),
-        "server.key": _pem(server_key),
+    ca = new_ca(ca_key)
+    tls_key = generate_private_key(SECP256R1())
+    certificate = new_certificate(tls_key, ca, ca_key, hosts, expiry)
+
+    for_all = {"ca.pem": _certificate_pem(ca)}
+    for_members = for_all | {"authority.pub": f"{_public(authority)}\n".encode(), "roster.json": roster.encode()}
+    for_operators = {"operator.token": f"{secrets.token_hex(SECRET_BYTES)}\n".encode()}
+    _write(folder, for_all | {"authority.key": _pem(authority), "ca.key": _pem(ca_key)})
+    own = {
+        "identity.key": _pem(server),
+        "server.pem": _certificate_pem(certificate),
+        "server.key": _pem(tls_key),
         "secret": secrets.token_hex(SECRET_BYTES).encode(),
-        "roster.json": roster_file,
-    }.items():
-        _write(folder / "server" / name, data)
-    for number, client in enumerate(roster.clients):
-        _write(folder / "server" / "nodes" / f"client-{number}.pub", client.node.encode())
+    }
+    _write(folder / "server", for_members | for_operators | own)
+    _write(folder / "server" / "nodes", {f"client-{n}.pub": c.node.encode() for n, c in enumerate(participants)})
+    _write(folder / "operator", for_all | for_operators)
     for number, (identity, node) in enumerate(zip(identities, nodes, strict=True)):
-        own = folder / f"client-{number}"
-        _write(own / "identity.key", _pem(identity))
-        _write(own / "node.key", node.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-        _write(own / "ca.pem", ca)
-        _write(own / "roster.json", roster_file)
+        node_file = node.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        _write(folder / f"client-{number}", for_members | {"identity.key": _pem(identity), "node.key": node_file})
+
+
+def sign_roster(unsigned: Roster, authority: Ed25519PrivateKey) -> Roster:
+    return msgspec.structs.replace(unsigned, signature=authority.sign(unsigned.signed_text()).hex())
+
+
+def _in_days(days: int) -> datetime:
+    if not 1 <= days <= MOST_DAYS:
+        raise KeysError(f"expected 1 to {MOST_DAYS:,} days, got {days}")
+    return datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
 
 
 def _participant(identity: Ed25519PrivateKey, node: EllipticCurvePrivateKey) -> Participant:
     public = node.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    return Participant(identity.public_key().public_bytes_raw().hex(), public.decode())
+    return Participant(_public(identity), public.decode())
 
 
-def _certificate(
-    name: str,
-    key: EllipticCurvePrivateKey,
-    issuer: x509.Certificate | None,
-    issuer_key: EllipticCurvePrivateKey,
-    hosts: Sequence[str],
-) -> x509.Certificate:
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
-    now = datetime.now(UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer.subject if issuer else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))  # for clients whose clock is slow
-        .not_valid_after(now + LIFETIME)
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
-    )
-    if issuer is None:
-        usage = x509.KeyUsage(
-            digital_signature=False,
-            content_commitment=False,
-            key_encipherment=False,
-            data_encipherment=False,
-            key_agreement=False,
-            key_cert_sign=True,
-            crl_sign=True,
-            encipher_only=False,
-            decipher_only=False,
-        )
-        builder = builder.add_extension(usage, critical=True)
-    if hosts:
-        builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-    return builder.sign(issuer_key, hashes.SHA256())
-
-
-def _host(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        pass
-    try:
-        return x509.DNSName(name)
-    except ValueError:
-        raise KeysError(f"{name!r} is not a host: expected an address, or a name in ASCII (xn--… for others)") from None
+def _public(key: Ed25519PrivateKey) -> str:
+    return key.public_key().public_bytes_raw().hex()
 
 
 def _pem(key: EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.touch(mode=0o600)
-        path.write_bytes(data)
-    except OSError as fault:
-        raise KeysError(f"{path} cannot be written: {fault.strerror or fault}") from None
+def _certificate_pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
 
 
-def _load_certificate(path: Path) -> x509.Certificate:
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files that only their owner can read."""
+    for name, data in files.items():
+        path = folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)
+            path.write_bytes(data)
+        except OSError as fault:
+            raise KeysError(f"{path} cannot be written: {fault.strerror or fault}") from None
+
+
+def _checked_certificate(ca: Path, certificate: Path, key: Path) -> x509.Certificate:
+    """The server's certificate, if the CA issued it for this key and it has not expired."""
+    own = load_certificate(certificate)
     try:
-        return x509.load_pem_x509_certificate(read(path))
-    except ValueError as fault:
-        raise KeysError(f"{path} is not a certificate: {str(fault).splitlines()[0]}") from None
+        own.verify_directly_issued_by(load_certificate(ca))
+    except (ValueError, TypeError, InvalidSignature):
+        raise KeysError(f"{certificate} was not issued by {ca}; take both from the same `baffle keys new`") from None
+    private = load_private(key, load_pem_private_key)
+    if not isinstance(private, EllipticCurvePrivateKey) or private.public_key() != own.public_key():
+        raise KeysError(f"{key} is not the key of {certificate}; take both from the same folder")
+    if datetime.now(UTC) >= own.not_valid_after_utc:
+        raise KeysError(
+            f"{certificate} expired at {own.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ};"
+            " make a new one with `baffle keys certificate`"
+        )
+    return own
