@@ -93,3 +93,10 @@ def first_line(fault: BaseException) -> str:
     """The first line of another library's error message, or the error's type if it has no message."""
     message = str(fault).strip()
     return message.splitlines()[0] if message else type(fault).__name__
+
+
+def one_line(text: str, most: int = 300) -> str:
+    """Text that a stranger may have written, fit to be shown: one line without control characters, of at most `most`
+    characters."""
+    shown = "".join(character for character in " ".join(text.split()) if character.isprintable())
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
