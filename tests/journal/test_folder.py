@@ -36,6 +36,13 @@ def test_a_folder_that_holds_something_else_is_not_used(tmp_path: Path) -> None:
         RunFolder.new(tmp_path)
 
 
+def test_a_folder_that_holds_only_a_servers_log_is_used(tmp_path: Path) -> None:
+    """A server logs before its run begins, also when it fails to begin."""
+    (tmp_path / "serve.log").touch()
+    (tmp_path / "serve.log.1").touch()
+    RunFolder.new(tmp_path)
+
+
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunFolderError, match=r"file cannot be used for a run: Not a directory.*--out"):

@@ -15,6 +15,12 @@ from baffle.files import replace
 PLAN = "plan.toml"
 """The first file that a run writes. A process killed while writing it leaves only `.plan.toml.new`."""
 
+LOG = "serve.log"
+"""Where a server logs what it does, also before it has written its plan."""
+
+NOT_YET_A_RUN = {f".{PLAN}.new", LOG, f"{LOG}.1"}
+"""What a folder may hold that a new run can still use."""
+
 
 class RunFolder:
     """The files of a run. While it is open, the folder is locked. Files are replaced whole or not at all."""
@@ -29,9 +35,9 @@ class RunFolder:
 
     @classmethod
     def new(cls, path: Path) -> "RunFolder":
-        """A folder for a new run, which must be missing or empty. It is created on entering."""
+        """A folder for a new run, which must be missing or empty but for a log. It is created on entering."""
         try:
-            taken = sorted({entry.name for entry in path.iterdir()} - {f".{PLAN}.new"}) if path.exists() else []
+            taken = sorted({entry.name for entry in path.iterdir()} - NOT_YET_A_RUN) if path.exists() else []
         except OSError as fault:
             raise RunFolderError(
                 f"{path} cannot be used for a run: {fault.strerror or fault}; give another --out"
