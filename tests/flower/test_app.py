@@ -24,6 +24,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from baffle.flower.app import ACTIONS, answer, client, server
 from baffle.flower.app_wrappers import Delivery
+from baffle.flower.identify import Me, Who
 
 
 class Nodes(Grid):
@@ -114,7 +115,7 @@ def test_a_run_of_the_app_ends_with_the_weights_of_a_simulation(
     grid = play(config, SIMULATED)
     simulate(tiny(*settings), tmp_path / "simulated")
     assert weights_hash(config["out"]) == weights_hash(tmp_path / "simulated")
-    expected = {"introduce", "begin", "hello", "turn", "masked_request", "over"}
+    expected = {"who", "introduce", "begin", "hello", "turn", "masked_request", "over"}
     assert set(grid.actions) == {f"train.{action}" for action in expected | ({"agree"} if mode != "on" else set())}
 
 
@@ -143,13 +144,15 @@ def delivery(content: bytes, node: Config, config: Config, state: bytes = b"") -
 
 
 def introduce(tiny: Callable[..., Plan]) -> bytes:
-    return encode(Introduce(bytes(32), bytes(32), tiny("secure.mode=on").to_toml()))
+    return encode(Introduce(bytes(32), tiny("secure.mode=on").to_toml()))
 
 
 def test_the_partition_number_says_which_client_a_node_is(config: Config, tiny: Callable[..., Plan]) -> None:
     reply, state = answer(delivery(introduce(tiny), {"partition-id": 2}, config))
-    assert decode(reply, Introduction).client == 2
+    assert decode(reply, Introduction).samples
     assert state == b""
+    reply, _ = answer(delivery(encode(Who(bytes(32))), {"partition-id": 2}, config))
+    assert decode(reply, Me).client == 2
 
 
 @pytest.mark.parametrize(

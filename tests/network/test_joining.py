@@ -1,17 +1,15 @@
-"""How clients introduce themselves, and which introductions the server believes."""
+"""How connected clients become clients of a run, and what the server does about those that do not."""
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baffle.core.messages import Abstention, Message, decode, encode
-from baffle.errors import RefusalError
+from baffle.core.messages import Abstention, Message, encode
 from baffle.network import joining
 from baffle.network.joining import (
+    NO_RUN,
     UNREADY,
     Begin,
     ConnectedClients,
@@ -19,27 +17,21 @@ from baffle.network.joining import (
     Introduction,
     Ready,
     decode_asked,
-    introduce_oneself,
-    require_known,
 )
-from tests.support.nodes_in_memory import Nodes
+from tests.support.lines_in_memory import LinesInMemory
 
-RUN = bytes(32)
+RUN = bytes([7] * 32)
 DIGEST = bytes(range(32))
-IDENTITIES = [Ed25519PrivateKey.generate() for _ in range(3)]
-DIRECTORY = {number: key.public_key().public_bytes_raw() for number, key in enumerate(IDENTITIES)}
-ASKED = Introduce(RUN, bytes(32), "")
-
-numbers = st.integers(0, 2**63 - 1)
+BEGIN = Begin(RUN, "", ())
 
 
-def introduced(number: int, key: Ed25519PrivateKey | None = None, samples: int = 5) -> Callable[[bytes], bytes]:
-    """A node that introduces itself as this client, is ready for any run, and echoes everything else."""
+def client(samples: int = 5) -> Callable[[bytes], bytes]:
+    """A client that introduces itself, is ready for any run, and echoes everything else."""
 
     def answer(data: bytes) -> bytes:
         match decode_asked(data):
-            case Introduce() as asked:
-                return encode(introduce_oneself(key or IDENTITIES[number], asked, number, samples, 0, 0))
+            case Introduce():
+                return encode(Introduction(samples, 0, 0))
             case Begin():
                 return encode(Ready(DIGEST))
             case _:
@@ -54,36 +46,14 @@ def told() -> list[str]:
 
 
 @pytest.fixture
-def clients(told: list[str], monkeypatch: pytest.MonkeyPatch) -> ConnectedClients:
+def lines() -> LinesInMemory:
+    return LinesInMemory()
+
+
+@pytest.fixture
+def clients(lines: LinesInMemory, told: list[str], monkeypatch: pytest.MonkeyPatch) -> ConnectedClients:
     monkeypatch.setattr(joining, "AGAIN", 0.0)
-    return ConnectedClients(Nodes(), DIRECTORY, RUN, "", told.append)
-
-
-def computers(clients: ConnectedClients) -> dict[int, Callable[[bytes], bytes | None]]:
-    assert isinstance(clients.nodes, Nodes)
-    return clients.nodes.computers
-
-
-@given(st.sampled_from(range(3)), numbers.filter(bool), numbers, numbers)
-def test_a_signed_introduction_is_believed(client: int, samples: int, affords: int, held: int) -> None:
-    introduction = introduce_oneself(IDENTITIES[client], ASKED, client, samples, affords, held)
-    require_known(DIRECTORY, ASKED, decode(encode(introduction), Introduction))
-
-
-@given(st.sampled_from(["client", "samples", "affords", "held", "run", "challenge", "signature"]), st.integers(1, 255))
-def test_a_changed_or_replayed_introduction_is_refused(part: str, change: int) -> None:
-    introduction = introduce_oneself(IDENTITIES[1], ASKED, 1, 5, 0, 7)
-    asked = ASKED
-    if part in ("run", "challenge"):  # the same introduction in answer to another question
-        asked = msgspec.structs.replace(asked, **{part: bytes([change]) * 32})
-    elif part == "signature":
-        spoilt = bytes([introduction.signature[0] ^ change]) + introduction.signature[1:]
-        introduction = msgspec.structs.replace(introduction, signature=spoilt)
-    else:
-        other = {"client": 2, "samples": 5 + change, "affords": change, "held": 7 + change}
-        introduction = msgspec.structs.replace(introduction, **{part: other[part]})
-    with pytest.raises(RefusalError, match="is not signed with its key"):
-        require_known(DIRECTORY, asked, introduction)
+    return ConnectedClients(lines, dict.fromkeys(range(3), b""), RUN, "", told.append)
 
 
 @given(st.binary(max_size=64))
@@ -92,54 +62,35 @@ def test_messages_that_are_not_about_joining_are_not_decoded(data: bytes) -> Non
     assert decode_asked(encode(Abstention(0, "no"))) is None
 
 
-def test_clients_are_met_told_about_the_run_and_asked_by_their_numbers(clients: ConnectedClients) -> None:
-    computers(clients).update({77: introduced(2), 5: introduced(0)})
-    assert set(clients.meet_new_nodes()) == {0, 2}
-    assert clients.met == {2: 77, 0: 5}
+def test_clients_are_met_told_about_the_run_and_asked(clients: ConnectedClients, lines: LinesInMemory) -> None:
+    lines.clients.update({2: client(), 0: client()})
+    assert set(clients.meet()) == {0, 2}
     assert clients.exchange({0: b"a", 2: b"b"}) == {}  # nobody has been told about the run yet
-    assert clients.start_run([0, 2], Begin(RUN, "", ()), DIGEST) == {0, 2}
+    assert clients.start_run([0, 2], BEGIN, DIGEST) == {0, 2}
     assert clients.exchange({0: b"a", 1: b"c", 2: b"b"}) == {0: b"a", 2: b"b"}
-    assert clients.meet_new_nodes() == {}
+    assert clients.meet() == {}
+    assert lines.runs == [NO_RUN, NO_RUN, RUN]
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (introduced(1, IDENTITIES[2]), "in the name of client 1 is not signed with its key"),
-        (introduced(9, IDENTITIES[2]), "client 9 is not on the roster"),
-        (introduced(1, samples=0), "client 1 has no samples"),
+        (client(samples=0), "it has no samples"),
         (lambda _data: encode(Abstention(0, "another plan")), "another plan"),
         (lambda _data: encode(Ready(DIGEST)), "expected Introduction, got Ready"),
         (lambda _data: UNREADY, "expected Introduction, got Unready"),
         (lambda _data: b"\xc1", "expected a message of type"),
     ],
 )
-def test_a_node_that_is_no_client_is_reported_once_and_harms_nobody(
-    clients: ConnectedClients, told: list[str], answer: Callable[[bytes], bytes], reason: str
+def test_a_client_that_does_not_introduce_itself_is_reported_once_and_harms_nobody(
+    clients: ConnectedClients, lines: LinesInMemory, told: list[str], answer: Callable[[bytes], bytes], reason: str
 ) -> None:
-    computers(clients).update({1: answer, 2: introduced(0)})
-    assert set(clients.meet_new_nodes()) == {0}
-    assert clients.meet_new_nodes() == {}
+    lines.clients.update({1: answer, 2: client()})
+    assert set(clients.meet()) == {2}
+    assert clients.meet() == {}
     assert len(told) == 1
-    assert told[0].startswith("turned away")
+    assert told[0].startswith("client 1 does not take part: ")
     assert reason in told[0]
-
-
-def test_a_replayed_introduction_is_refused(clients: ConnectedClients, told: list[str]) -> None:
-    """Each question has a new challenge, so an introduction that was overheard is of no use."""
-    overheard: list[bytes] = []
-    honest = introduced(0)
-
-    def tapped(data: bytes) -> bytes:
-        overheard.append(honest(data))
-        return overheard[-1]
-
-    computers(clients)[1] = tapped
-    assert set(clients.meet_new_nodes()) == {0}
-    computers(clients)[2] = lambda _data: overheard[0]
-    assert clients.meet_new_nodes() == {}
-    assert clients.met == {0: 1}
-    assert "is not signed" in told[-1]
 
 
 @pytest.mark.parametrize(
@@ -151,24 +102,24 @@ def test_a_replayed_introduction_is_refused(clients: ConnectedClients, told: lis
     ],
 )
 def test_a_client_that_does_not_take_part_is_reported_and_asked_again(
-    clients: ConnectedClients, told: list[str], reply: Message | None, reason: str
+    clients: ConnectedClients, lines: LinesInMemory, told: list[str], reply: Message | None, reason: str
 ) -> None:
-    honest = introduced(0)
-    computers(clients)[1] = lambda data: (
+    honest = client()
+    lines.clients[0] = lambda data: (
         (encode(reply) if reply else None) if isinstance(decode_asked(data), Begin) else honest(data)
     )
-    assert set(clients.meet_new_nodes()) == {0}
-    assert clients.start_run([0], Begin(RUN, "", ()), DIGEST) == set()
-    assert told == [f"turned away: client 0 does not take part: {reason}"]
-    computers(clients)[1] = honest
-    assert set(clients.meet_new_nodes()) == {0}
-    assert clients.start_run([0], Begin(RUN, "", ()), DIGEST) == {0}
+    assert set(clients.meet()) == {0}
+    assert clients.start_run([0], BEGIN, DIGEST) == set()
+    assert told == [f"client 0 does not take part: {reason}"]
+    lines.clients[0] = honest
+    assert set(clients.meet()) == {0}
+    assert clients.start_run([0], BEGIN, DIGEST) == {0}
 
 
-def test_a_silent_node_and_one_that_was_turned_away_are_left_alone_for_a_while(
-    clients: ConnectedClients, monkeypatch: pytest.MonkeyPatch
+def test_a_silent_client_and_one_that_was_turned_away_are_left_alone_for_a_while(
+    clients: ConnectedClients, lines: LinesInMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everybody waits for the answer: a silent node would stretch every round to the deadline."""
+    """Everybody waits for the answer: a silent client would stretch every round to the deadline."""
     monkeypatch.setattr(joining, "AGAIN", 1000.0)
     asked = list[int]()
 
@@ -179,27 +130,38 @@ def test_a_silent_node_and_one_that_was_turned_away_are_left_alone_for_a_while(
         asked.append(2)
         return encode(Abstention(0, "no"))
 
-    computers(clients).update({1: silent, 2: refusing, 3: introduced(0)})
-    assert set(clients.meet_new_nodes()) == {0}
+    lines.clients.update({1: silent, 2: refusing})
+    assert clients.meet() == {}
     assert sorted(asked) == [1, 2]
-    assert clients.meet_new_nodes() == {}
-    assert sorted(asked) == [1, 2]
-    computers(clients)[4] = introduced(1)
-    assert set(clients.meet_new_nodes()) == {1}
+    lines.clients[0] = client()
+    assert set(clients.meet()) == {0}
     assert sorted(asked) == [1, 2]
 
 
-def test_a_client_that_was_restarted_or_has_left_is_met_again(clients: ConnectedClients, told: list[str]) -> None:
-    computers(clients)[1] = introduced(0)
-    clients.start_run(clients.meet_new_nodes(), Begin(RUN, "", ()), DIGEST)
-    computers(clients)[1] = lambda _data: UNREADY
+def test_a_client_that_forgot_the_run_was_restarted_or_has_left_is_met_again(
+    clients: ConnectedClients, lines: LinesInMemory, told: list[str]
+) -> None:
+    def meet_and_start() -> None:
+        clients.start_run(clients.meet(), BEGIN, DIGEST)
+
+    forgetful = client()
+    answers: list[Callable[[bytes], bytes]] = [forgetful]
+    lines.clients[0] = lambda data: answers[-1](data)
+    meet_and_start()
+    answers.append(lambda _data: UNREADY)
     assert clients.exchange({0: b"a"}) == {}
     assert clients.ready == set()
     assert told == ["client 0 must be told about the run again"]
-    computers(clients)[1] = introduced(0)
-    clients.start_run(clients.meet_new_nodes(), Begin(RUN, "", ()), DIGEST)
+    answers.pop()
+    meet_and_start()
     assert clients.exchange({0: b"a"}) == {0: b"a"}
-    computers(clients)[8] = computers(clients).pop(1)  # it comes back as another node
-    clients.start_run(clients.meet_new_nodes(), Begin(RUN, "", ()), DIGEST)
+    lines.clients[0] = client()  # another process
+    meet_and_start()
+    assert told[-1] == "client 0 was restarted"
+    assert clients.exchange({0: b"a"}) == {0: b"a"}
+    gone = lines.clients.pop(0)
+    assert clients.meet() == {}
     assert told[-1] == "client 0 has left"
+    lines.clients[0] = gone
+    meet_and_start()
     assert clients.exchange({0: b"a"}) == {0: b"a"}

@@ -17,7 +17,7 @@ from baffle.network.member import Member
 from baffle.plan import Plan, change
 from baffle.task.load import load_task
 from baffle.trajectory import trajectory_of
-from tests.support.nodes_in_memory import Federation, new_keys
+from tests.support.lines_in_memory import Federation, new_keys
 
 RUN = bytes(32)
 
@@ -60,10 +60,10 @@ def refusal(member: Member, message: Message) -> str:
 
 def test_it_introduces_itself_and_takes_part_in_the_run(federation: Federation, plan: Plan) -> None:
     member = federation.member(1)
-    introduction = ask(member, Introduce(RUN, bytes(32), plan.to_toml()))
+    introduction = ask(member, Introduce(RUN, plan.to_toml()))
     assert isinstance(introduction, Introduction)
     shares = load_task(plan).shares
-    assert (introduction.client, introduction.samples, introduction.held) == (1, len(shares[1]), 0)
+    assert (introduction.samples, introduction.held) == (len(shares[1]), 0)
     assert ask(member, begin(plan)) == Ready(plan.trajectory_digest())
     assert isinstance(ask(member, Hello(0)), Advertisement)
 
@@ -82,7 +82,7 @@ def test_what_is_no_message_is_refused(federation: Federation, plan: Plan, data:
 
 def test_a_plan_that_shows_a_clients_values_needs_its_consent(federation: Federation, plan: Plan) -> None:
     shown = change(plan, ['secure.mode="off"'])
-    for message in (Introduce(RUN, bytes(32), shown.to_toml()), begin(shown)):
+    for message in (Introduce(RUN, shown.to_toml()), begin(shown)):
         assert 'secure.mode = "off"' in refusal(federation.member(0), message)
     assert isinstance(ask(federation.member(0, pinned=shown), begin(shown)), Ready)
 
@@ -93,7 +93,7 @@ def test_a_plan_that_shows_a_clients_values_needs_its_consent(federation: Federa
 def test_a_client_with_a_pinned_plan_takes_part_in_no_other(federation: Federation, plan: Plan, setting: str) -> None:
     member = federation.member(0, pinned=plan)
     other = change(plan, [setting])
-    for message in (Introduce(RUN, bytes(32), other.to_toml()), begin(other)):
+    for message in (Introduce(RUN, other.to_toml()), begin(other)):
         assert "another than the one" in refusal(member, message)
 
 
@@ -108,7 +108,7 @@ def test_a_pinned_plan_may_leave_open_what_the_server_settles(federation: Federa
 @pytest.mark.parametrize("setting", ["task.data=os:getcwd", 'task.model={name="custom", factory="os:getcwd"}'])
 def test_it_calls_no_function_that_a_server_names(federation: Federation, plan: Plan, setting: str) -> None:
     offered = change(plan, [setting])
-    for message in (Introduce(RUN, bytes(32), offered.to_toml()), begin(offered)):
+    for message in (Introduce(RUN, offered.to_toml()), begin(offered)):
         assert "functions outside BAFFLE" in refusal(federation.member(0), message)
 
 
@@ -123,8 +123,8 @@ def test_it_refuses_another_number_of_clients_and_more_directions_than_it_afford
 
 
 def test_a_malformed_plan_is_refused(federation: Federation) -> None:
-    assert "plan" in refusal(federation.member(0), Introduce(RUN, bytes(32), "k = ["))
-    assert "unknown" in refusal(federation.member(0), Introduce(RUN, bytes(32), "surprise = 1")).lower()
+    assert "plan" in refusal(federation.member(0), Introduce(RUN, "k = ["))
+    assert "unknown" in refusal(federation.member(0), Introduce(RUN, "surprise = 1")).lower()
 
 
 def test_being_told_again_changes_nothing(federation: Federation, plan: Plan) -> None:
@@ -138,7 +138,7 @@ def test_being_told_again_changes_nothing(federation: Federation, plan: Plan) ->
 
 def test_marks_outlive_the_process(federation: Federation) -> None:
     """A client that was restarted still refuses a server that asks it about the same slot twice."""
-    federation.serve(federation.nodes(3))
+    federation.serve(federation.lines(3))
     message = begin(load_task(federation.plan).plan)
     run = bytes.fromhex(serve._read(federation.run).run)
     for _ in range(2):
@@ -168,15 +168,15 @@ def test_a_folder_that_cannot_be_used_is_reported_in_the_refusal(federation: Fed
 def test_a_client_with_a_damaged_replica_gets_the_weights_whole(federation: Federation, damage: str) -> None:
     """The hash gives the damage away, and the client is back two rounds later."""
     federation.plan = change(federation.plan, ["rounds=10"])
-    nodes = federation.nodes(3)
+    lines = federation.lines(3)
 
     def restart_damaged(exchange: int) -> None:
         if exchange == 12:
             damage_replica(federation, damage)
-            nodes.computers[102] = federation.member(2).answer
+            lines.clients[2] = federation.member(2).answer
 
-    nodes.before = restart_damaged
-    summary = federation.serve(nodes)
+    lines.before = restart_damaged
+    summary = federation.serve(lines)
     assert summary["rounds"] == 10
     assert summary["skipped_rounds"] <= 3
     federation.require_agreement(range(3))
@@ -203,7 +203,7 @@ def damage_replica(federation: Federation, damage: str) -> None:
 
 
 def test_a_replica_that_went_astray_is_replaced_while_the_client_lives(federation: Federation) -> None:
-    nodes = federation.nodes(3)
+    lines = federation.lines(3)
     federation.members[1].tell = federation.told.append
 
     def lose_state(exchange: int) -> None:
@@ -212,8 +212,8 @@ def test_a_replica_that_went_astray_is_replaced_while_the_client_lives(federatio
             held = client.replica._held
             client.replica._held = held._replace(state=Replica(client.replica.trajectory)._held.state)
 
-    nodes.before = lose_state
-    federation.serve(nodes)
+    lines.before = lose_state
+    federation.serve(lines)
     assert federation.said("asks for them whole")
     federation.require_agreement(range(3))
 
@@ -236,4 +236,4 @@ def test_an_error_of_its_own_is_an_abstention(federation: Federation, plan: Plan
 
     member = federation.member(0)
     member.samples = fails
-    assert refusal(member, Introduce(RUN, bytes(32), plan.to_toml())) == "no disk"
+    assert refusal(member, Introduce(RUN, plan.to_toml())) == "no disk"

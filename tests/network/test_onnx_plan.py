@@ -23,7 +23,7 @@ from baffle.runtime.onnx.model_folder import WEIGHTS, read_manifest, read_weight
 from baffle.simulation import resume, simulate
 from baffle.task.costs import costs
 from baffle.task.load import load_task
-from tests.support.nodes_in_memory import Nodes, new_keys
+from tests.support.lines_in_memory import LinesInMemory, new_keys
 
 ONNX = 'task.model={name="onnx"}'
 
@@ -116,7 +116,7 @@ def test_clients_of_a_network_need_the_folder_and_get_everybodys_weights(
         return Member(keys[number], tmp_path / f"state-{number}", count, equip)
 
     lines = list[str]()
-    nodes = Nodes({number: member(number).answer for number in range(4)})
+    nodes = LinesInMemory({number: member(number).answer for number in range(4)})
     chosen = plan("federation.clients=4", "run.deadline_seconds=3")
     summary = serve(chosen, tmp_path / "run", nodes, keys[0].roster, least=3, tell=lines.append)
     assert summary["rounds"] == 6

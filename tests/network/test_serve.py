@@ -16,7 +16,7 @@ from baffle.network.serve import settle
 from baffle.plan import Plan, change
 from baffle.schedule import tiers_of
 from baffle.simulation import simulate
-from tests.support.nodes_in_memory import Federation, Nodes, StoppedError, new_keys
+from tests.support.lines_in_memory import Federation, LinesInMemory, StoppedError, new_keys
 
 ON = ('secure.mode="on"',)
 
@@ -53,7 +53,7 @@ def test_a_network_and_a_simulation_end_with_the_same_weights(
     federation: Federation, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
     federation.plan = change(federation.plan, ["federation.clients=4", *settings])
-    summary = federation.serve(federation.nodes(4))
+    summary = federation.serve(federation.lines(4))
     simulated = simulate(federation.plan, tmp_path / "simulated")
     assert summary["weights_sha256"] == simulated["weights_sha256"] == verify(federation.run).weights_sha256
     assert summary["skipped_rounds"] == 0
@@ -61,20 +61,20 @@ def test_a_network_and_a_simulation_end_with_the_same_weights(
 
 
 def test_in_the_end_every_client_has_the_last_weights_on_disk(federation: Federation) -> None:
-    summary = federation.serve(federation.nodes(4))
+    summary = federation.serve(federation.lines(4))
     assert summary["weights_sha256"] == federation.require_agreement(range(4))
     assert all(member.over for member in federation.members.values())
 
 
 def test_a_client_that_is_restarted_comes_back(federation: Federation) -> None:
-    nodes = federation.nodes(4)
+    lines = federation.lines(4)
 
     def restart(exchange: int) -> None:
         if exchange in (9, 14):
-            nodes.computers[102] = federation.member(2).answer
+            lines.clients[2] = federation.member(2).answer
 
-    nodes.before = restart
-    summary = federation.serve(nodes)
+    lines.before = restart
+    summary = federation.serve(lines)
     assert summary["rounds"] == 6
     assert summary["skipped_rounds"] == 0
     assert federation.said("client 2 must be told about the run again")
@@ -83,16 +83,16 @@ def test_a_client_that_is_restarted_comes_back(federation: Federation) -> None:
 
 def test_a_client_joins_late_and_another_leaves(federation: Federation) -> None:
     federation.plan = change(federation.plan, ["rounds=10"])
-    nodes = federation.nodes(3)
+    lines = federation.lines(3)
 
     def come_and_go(exchange: int) -> None:
         if exchange == 10:
-            nodes.computers[103] = federation.member(3).answer
+            lines.clients[3] = federation.member(3).answer
         if exchange == 20:
-            del nodes.computers[100]
+            del lines.clients[0]
 
-    nodes.before = come_and_go
-    summary = federation.serve(nodes, least=3)
+    lines.before = come_and_go
+    summary = federation.serve(lines, least=3)
     assert (summary["rounds"], summary["skipped_rounds"]) == (10, 0)
     assert federation.said("client 3 takes part")
     assert federation.said("client 0 has left")
@@ -101,11 +101,11 @@ def test_a_client_joins_late_and_another_leaves(federation: Federation) -> None:
 
 def test_a_client_that_is_silent_for_a_while_is_a_dropout(federation: Federation) -> None:
     federation.plan = change(federation.plan, ["rounds=8"])
-    nodes = federation.nodes(4)
-    answer = nodes.computers[101]
+    lines = federation.lines(4)
+    answer = lines.clients[1]
     silent = iter([False] * 6 + [True] * 4)
-    nodes.computers[101] = lambda data: None if next(silent, False) else answer(data)
-    summary = federation.serve(nodes)
+    lines.clients[1] = lambda data: None if next(silent, False) else answer(data)
+    summary = federation.serve(lines)
     assert summary["rounds"] == 8
     assert summary["dropouts"] > 0
     federation.require_agreement(range(4))
@@ -113,21 +113,21 @@ def test_a_client_that_is_silent_for_a_while_is_a_dropout(federation: Federation
 
 def test_the_server_waits_while_too_few_clients_are_here(federation: Federation) -> None:
     """No round is skipped while the others are away."""
-    nodes = federation.nodes(4)
+    lines = federation.lines(4)
     away: dict[int, Callable[[bytes], bytes | None]] = {}
 
     def leave(exchange: int) -> None:
         if exchange == 9:
-            away.update({node: nodes.computers.pop(node) for node in (100, 101)})
+            away.update({client: lines.clients.pop(client) for client in (0, 1)})
 
-    nodes.before = leave
+    lines.before = leave
 
     def tell(line: str) -> None:
         federation.told.append(line)
         if "are needed: waiting" in line:
-            nodes.computers.update(away)
+            lines.clients.update(away)
 
-    summary = serve.serve(federation.plan, federation.run, nodes, federation.roster, tell=tell)
+    summary = serve.serve(federation.plan, federation.run, lines, federation.roster, tell=tell)
     assert federation.said("2 clients are here, 3 are needed: waiting")
     assert summary["skipped_rounds"] <= 2
     federation.require_agreement(range(4))
@@ -148,15 +148,15 @@ def test_the_server_is_killed_at_every_exchange_and_goes_on(
     keys: list[ClientKeys], federation: Federation, tmp_path: Path
 ) -> None:
     """The members stay alive. At most two rounds are skipped, the journal verifies, and everybody holds its weights."""
-    undisturbed = federation.nodes(4)
+    undisturbed = federation.lines(4)
     federation.serve(undisturbed)
     for stop in range(1, undisturbed.exchanges + 1):
         stopped = Federation(keys, tmp_path / str(stop), federation.plan)
-        nodes = stopped.nodes(4)
-        nodes.before = stop_at(stop)
+        lines = stopped.lines(4)
+        lines.before = stop_at(stop)
         with pytest.raises(StoppedError):
-            stopped.serve(nodes)
-        summary = stopped.serve(nodes)
+            stopped.serve(lines)
+        summary = stopped.serve(lines)
         assert summary["rounds"] == 6
         assert summary["skipped_rounds"] <= 2, stop
         assert stopped.said("4 of 4 clients hold the last weights"), stop
@@ -165,27 +165,27 @@ def test_the_server_is_killed_at_every_exchange_and_goes_on(
 
 @pytest.mark.parametrize("stop", [6, 9, 12])
 def test_everybody_is_killed_at_once_and_goes_on(federation: Federation, stop: int) -> None:
-    nodes = federation.nodes(4)
-    nodes.before = stop_at(stop)
+    lines = federation.lines(4)
+    lines.before = stop_at(stop)
     with pytest.raises(StoppedError):
-        federation.serve(nodes)
-    summary = federation.serve(federation.nodes(4))
+        federation.serve(lines)
+    summary = federation.serve(federation.lines(4))
     assert summary["rounds"] == 6
     assert summary["skipped_rounds"] <= 2
     federation.require_agreement(range(4))
 
 
 def test_a_client_that_missed_the_end_gets_the_weights_when_the_server_is_started_again(federation: Federation) -> None:
-    nodes = federation.nodes(4)
+    lines = federation.lines(4)
 
     def leave(exchange: int) -> None:
         if exchange == 14:
-            del nodes.computers[103]
+            del lines.clients[3]
 
-    nodes.before = leave
-    federation.serve(nodes)
-    nodes.computers[103] = federation.member(3).answer
-    again = federation.serve(nodes)
+    lines.before = leave
+    federation.serve(lines)
+    lines.clients[3] = federation.member(3).answer
+    again = federation.serve(lines)
     assert again["rounds"] == 6
     federation.require_agreement(range(4))
 
@@ -193,7 +193,7 @@ def test_a_client_that_missed_the_end_gets_the_weights_when_the_server_is_starte
 def test_a_server_that_was_killed_before_its_plan_was_written_begins_anew(federation: Federation) -> None:
     federation.run.mkdir()
     (federation.run / "network.json").write_text('{"run": "00", "ti')
-    assert federation.serve(federation.nodes(4))["rounds"] == 6
+    assert federation.serve(federation.lines(4))["rounds"] == 6
 
 
 def test_a_run_of_another_kind_is_not_taken_over(federation: Federation, finished_run: Path) -> None:
@@ -202,13 +202,13 @@ def test_a_run_of_another_kind_is_not_taken_over(federation: Federation, finishe
     federation.plan = change(federation.plan, ["federation.clients=3", 'secure.mode="off"'])
     three = msgspec.structs.replace(federation.roster, clients=federation.roster.clients[:3])
     with pytest.raises(RunFolderError, match="was not begun by `baffle serve`"):
-        serve.serve(federation.plan, federation.run, Nodes(), three)
+        serve.serve(federation.plan, federation.run, LinesInMemory(), three)
 
 
 def test_slower_clients_get_a_tier(federation: Federation) -> None:
-    nodes = federation.nodes(3)
-    nodes.computers[103] = federation.member(3, affords=2).answer
-    summary = federation.serve(nodes)
+    lines = federation.lines(3)
+    lines.clients[3] = federation.member(3, affords=2).answer
+    summary = federation.serve(lines)
     assert federation.members[3]._client is not None
     assert [federation.members[n]._client.worker.k for n in range(4)] == [4, 4, 4, 2]  # type: ignore[union-attr]
     assert (summary["rounds"], summary["skipped_rounds"], summary["refusals"]) == (6, 0, 0)
@@ -216,7 +216,7 @@ def test_slower_clients_get_a_tier(federation: Federation) -> None:
 
 
 def introductions(*affords: int) -> dict[int, Introduction]:
-    return {number: Introduction(number, 10 + number, k, 0, bytes(64)) for number, k in enumerate(affords)}
+    return {number: Introduction(10 + number, k, 0) for number, k in enumerate(affords)}
 
 
 def test_the_server_settles_the_plan_from_the_clients_introductions(federation: Federation) -> None:
@@ -242,7 +242,7 @@ def test_a_tier_whose_last_directions_would_be_seen_is_refused(federation: Feder
 
 
 def test_a_server_must_go_on_with_its_own_plan(federation: Federation) -> None:
-    federation.serve(federation.nodes(4))
+    federation.serve(federation.lines(4))
     federation.plan = msgspec.structs.replace(federation.plan, seed=5)
     with pytest.raises(RefusalError, match="another"):
-        federation.serve(federation.nodes(4))
+        federation.serve(federation.lines(4))

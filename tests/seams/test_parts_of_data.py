@@ -14,7 +14,7 @@ from baffle.network.member import Member
 from baffle.network.serve import serve
 from baffle.plan import Plan
 from baffle.server.recorder import Summary
-from tests.support.nodes_in_memory import Nodes, new_keys
+from tests.support.lines_in_memory import LinesInMemory, new_keys
 
 CLIENTS = 3
 
@@ -38,7 +38,7 @@ def _serve(plan: Plan, folder: Path, server_data: Path, clients_data: Path) -> t
         count = count_samples(number, clients_data, part=True)
         return Member(keys[number], folder / f"state-{number}", count, with_torch(number, clients_data, part=True))
 
-    nodes = Nodes({number: member(number).answer for number in range(CLIENTS)})
+    nodes = LinesInMemory({number: member(number).answer for number in range(CLIENTS)})
     summary = serve(plan, folder / "run", nodes, keys[0].roster, data=server_data, tell=reports.append)
     assert verify(folder / "run").weights_sha256 == summary["weights_sha256"]
     return summary, reports
@@ -77,7 +77,7 @@ def test_a_server_without_data_can_be_started_again(plan: Plan, tmp_path: Path) 
     data = _usps(tmp_path / "client", "train")
     keys, folder = new_keys(tmp_path, CLIENTS), tmp_path / "run"
 
-    def nodes(stop_after: int | None = None) -> Nodes:
+    def nodes(stop_after: int | None = None) -> LinesInMemory:
         def member(number: int) -> Member:
             count = count_samples(number, data, part=True)
             return Member(keys[number], tmp_path / f"state-{number}", count, with_torch(number, data, part=True))
@@ -86,7 +86,7 @@ def test_a_server_without_data_can_be_started_again(plan: Plan, tmp_path: Path) 
             if exchange == stop_after:
                 raise InterruptedError
 
-        return Nodes({number: member(number).answer for number in range(CLIENTS)}, before=stop)
+        return LinesInMemory({number: member(number).answer for number in range(CLIENTS)}, before=stop)
 
     with pytest.raises(InterruptedError):
         serve(plan, folder, nodes(stop_after=9), keys[0].roster, data=tmp_path / "nothing")

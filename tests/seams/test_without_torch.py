@@ -19,7 +19,7 @@ from baffle.network.member import Member
 from baffle.network.serve import serve
 from baffle.plan import load
 from baffle.simulation import resume, simulate
-from tests.support.nodes_in_memory import Nodes, new_keys
+from tests.support.lines_in_memory import LinesInMemory, new_keys
 
 plan_file, model, folder = map(Path, sys.argv[1:])
 plan = load(str(plan_file), ['task.model={name="onnx"}', f"run.model={model}", 'secure.mode="on"'])
@@ -34,7 +34,7 @@ members = [
            with_onnx(key.number, None, model, part=True))
     for key in keys
 ]
-served = serve(plan, folder / "served", Nodes({m.keys.number: m.answer for m in members}), keys[0].roster)
+served = serve(plan, folder / "served", LinesInMemory({m.keys.number: m.answer for m in members}), keys[0].roster)
 assert verify(folder / "served").weights_sha256 == served["weights_sha256"]
 assert {"torch", "onnx"}.isdisjoint(sys.modules), "PyTorch was imported"
 print("done")

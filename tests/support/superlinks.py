@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -116,14 +116,27 @@ Join = Callable[..., Echo]
 """Starts a client with the arguments of `Echo`."""
 
 
-def transport_to(
-    run: "FlowerRun", nodes: list[int], seconds: float = 30, told: dict[int, str] | None = None
-) -> "GridTransport":
+class Echoes:
+    """Clients 0, 1, … on these nodes, over a grid."""
+
+    def __init__(self, transport: "GridTransport", nodes: list[int]) -> None:
+        self._transport, self._nodes = transport, nodes
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+        replies = self._transport.exchange({self._nodes[client]: data for client, data in requests.items()})
+        return {self._nodes.index(node): data for node, data in replies.items()}
+
+
+def transport_to(run: "FlowerRun", nodes: list[int], seconds: float = 30, told: dict[int, str] | None = None) -> Echoes:
     """A transport on which clients 0, 1, … are these nodes. `told` collects why clients failed."""
     from baffle.flower.grid_transport import GridTransport
 
-    tell = ({} if told is None else told).__setitem__
-    return GridTransport(run.grid, lambda: dict(enumerate(nodes)), seconds, tell)
+    reasons = {} if told is None else told
+
+    def tell(node: int, why: str) -> None:
+        reasons[nodes.index(node)] = why
+
+    return Echoes(GridTransport(run.grid, seconds, tell), nodes)
 
 
 def until(condition: Callable[[], bool], seconds: float = 40) -> None:

@@ -7,11 +7,17 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event, Timer
+from typing import TYPE_CHECKING
 
 import click
 
-from baffle.cli.options import path
+from baffle.cli.log import Log, Style
+from baffle.cli.options import engine_option, log_option, path, stopped_by_sigterm
 from baffle.errors import RunFolderError
+
+if TYPE_CHECKING:
+    from baffle.network.keys import ClientKeys
+    from baffle.network.member import Member
 
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")
 """Set to 1 for a client on ONNX Runtime: it uses one thread, and each further thread or arena costs megabytes."""
@@ -41,6 +47,8 @@ LINGER = 3.0
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a setting of --plan.")
 @click.option("--insecure", is_flag=True, help="Connect without TLS, to a server that was started with --insecure.")
 @click.option("--stay", is_flag=True, help="After a run, wait for the next one.")
+@engine_option
+@log_option
 def join(
     address: str,
     keys_folder: Path,
@@ -53,23 +61,19 @@ def join(
     settings: tuple[str, ...],
     insecure: bool,
     stay: bool,
+    engine: str,
+    log_style: Style,
 ) -> None:
     """Take part in a server's runs as one client. The server is at ADDRESS (host:port)."""
     if model and not all(name in os.environ for name in THREADS):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **dict.fromkeys(THREADS, "1")})
-    from baffle.flower.node import FlowerNode
     from baffle.network.equipment import count_samples, with_onnx, with_torch
     from baffle.network.keys import ClientKeys
     from baffle.network.member import Member
     from baffle.plan import load
 
     own = ClientKeys.load(keys_folder)
-    leaving = Event()
-
-    def tell(words: str) -> None:
-        if not leaving.is_set():  # a server that closes the connection then is no news
-            click.echo(f"client {own.number}: {words}", err=True)
-
+    log = Log(log_style, f"client {own.number}", state / "join.log")
     equip = with_onnx(own.number, data, model, part=part) if model else with_torch(own.number, data, part=part)
     member = Member(
         own,
@@ -78,23 +82,57 @@ def join(
         equip,
         affords,
         load(pinned, settings) if pinned else None,
-        tell,
+        log,
     )
+    take_part = _over_flower if engine == "flower" else _over_link
+    with stopped_by_sigterm(log, "the same command joins again"), _alone(state), closing(member):
+        take_part(address, own, member, log, state, insecure=insecure, stay=stay)
+
+
+def _over_link(
+    address: str, own: "ClientKeys", member: "Member", log: Log, _state: Path, *, insecure: bool, stay: bool
+) -> None:
+    from baffle.network.link.client import Line, client_tls
+
+    with Line(address, own, None if insecure else client_tls(own), log) as line:
+        for request in line.requests():
+            reply = member.answer(request.body)
+            line.allow(member.most_request_bytes)
+            line.reply(request, reply)
+            if member.over:
+                log("the run is over")
+                member.over = False
+                if not stay:
+                    return
+
+
+def _over_flower(
+    address: str, own: "ClientKeys", member: "Member", log: Log, state: Path, *, insecure: bool, stay: bool
+) -> None:
+    from baffle.flower.identify import with_identity
+    from baffle.flower.node import FlowerNode
+
+    leaving = Event()
+
+    def tell(words: str) -> None:
+        if not leaving.is_set():  # a server that closes the connection then is no news
+            log(words)
+
+    answer = with_identity(own.identity, own.number, member.answer)
     roots, key = (None, None) if insecure else (own.ca, own.node)
-    with _alone(state), closing(member):
-        known = _known_node(state)
-        with FlowerNode(address, roots, key, tell, known=known) as node:
-            for message in node.messages():
-                if node.number != known:
-                    known = node.number
-                    _node_file(state).write_text(str(known))
-                node.reply(message, member.answer(message.content))
-                if member.over:
-                    tell("the run is over")
-                    member.over = False
-                    if not stay:
-                        leaving.set()
-                        Timer(LINGER, node.stop).start()
+    known = _known_node(state)
+    with FlowerNode(address, roots, key, tell, known=known) as node:
+        for message in node.messages():
+            if node.number != known:
+                known = node.number
+                _node_file(state).write_text(str(known))
+            node.reply(message, answer(message.content))
+            if member.over:
+                tell("the run is over")
+                member.over = False
+                if not stay:
+                    leaving.set()
+                    Timer(LINGER, node.stop).start()
 
 
 @contextmanager

@@ -1,5 +1,9 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and how the long-running ones are stopped."""
 
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -21,3 +25,25 @@ log_option = click.option(
     show_default=True,
     help="Log lines of text, or one JSON object a line.",
 )
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["link", "flower"]),
+    default="link",
+    show_default=True,
+    help="What carries messages: BAFFLE's own link, or Flower's SuperLink. The same on both sides.",
+)
+
+
+@contextmanager
+def stopped_by_sigterm(tell: Callable[[str], None], what_next: str) -> Iterator[None]:
+    """SIGTERM ends the process in order, with exit code 0. `what_next` tells the reader of the log what to do."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        tell(f"stopped by SIGTERM; {what_next}")
+        sys.exit(0)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

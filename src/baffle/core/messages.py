@@ -99,6 +99,15 @@ def tag_of(data: bytes) -> str:
     return tag.decode("ascii", errors="ignore")
 
 
+def first_number(data: bytes) -> int:
+    """The first number of an encoded message, which is the round or slot that it is about; 0 if it begins with anything
+    else. The rest is not read."""
+    at = 0
+    while at < len(data) and (data[at] >> 4 == 0x9 or data[at] >> 5 == 0b101 or data[at] == 0xC0):
+        at += 1 + (data[at] & 0x1F if data[at] >> 5 == 0b101 else 0)  # into arrays, past short strings and nil
+    return int.from_bytes(data[at + 1 : at + 9], "big") if data[at : at + 1] == b"\xd3" else 0
+
+
 def decode(data: bytes, kind: type[M]) -> M:
     """Read one message of the given type; anything else is refused."""
     return cast(M, read(data, kind, kind.__name__))

@@ -21,7 +21,8 @@ from baffle.aggregation.messages import Request
 from baffle.core.messages import Abstention, encode, tag_of
 from baffle.errors import BaffleError, KeysError, PlanError, RunFolderError
 from baffle.flower.app_wrappers import Delivery, Settings, client_app, server_app
-from baffle.flower.grid_transport import FlowerNodes
+from baffle.flower.identify import Who, with_identity
+from baffle.flower.lines import FlowerLines
 from baffle.flower.records import action
 from baffle.flower.run import AppRun
 from baffle.network.authority import ServerKeys
@@ -72,12 +73,12 @@ def play(run: AppRun, config: Settings) -> None:
     out = folder(configs, "out")
     if plan is None or keys is None or out is None:
         raise PlanError("keys and out: expected folders, got none; name them with flwr run --run-config")
-    nodes = FlowerNodes(run, plan.run.deadline_seconds, lambda node, why: tell(f"node {node} failed: {why}"))
+    roster = ServerKeys.load(keys / "server").roster
     summary = serve(
         plan,
         out,
-        nodes,
-        ServerKeys.load(keys / "server").roster,
+        FlowerLines(run, roster.directory(), plan.run.deadline_seconds, tell),
+        roster,
         least=setting(configs, "least", 0),
         data=folder(configs, "data"),
         watch=_ProgressLog(),
@@ -96,7 +97,7 @@ def answer(delivery: Delivery) -> tuple[bytes, bytes]:
                 member.thaw(delivery.state, idle=tag_of(delivery.content) not in NEEDS_WORK)
             except BaffleError as fault:
                 tell(f"client {own.number}: must start over: {fault}")
-            reply = member.answer(delivery.content)
+            reply = with_identity(own.identity, own.number, member.answer)(delivery.content)
             return reply, b"" if member.over else member.frozen()
     except BaffleError as fault:
         return encode(Abstention(0, str(fault))), delivery.state
@@ -173,7 +174,7 @@ class _ProgressLog:
         tell(f"round {progress.rounds_done:.0f} of {progress.rounds}{loss}")
 
 
-ACTIONS = [action(str(kind.__struct_config__.tag)) for kind in (*get_args(Asked), *get_args(Request))]
+ACTIONS = [action(str(kind.__struct_config__.tag)) for kind in (Who, *get_args(Asked), *get_args(Request))]
 
 server = server_app(play)
 client = client_app(ACTIONS, answer)

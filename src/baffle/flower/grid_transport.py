@@ -14,7 +14,7 @@ from flwr.superlink.grid import http_grid
 from baffle.core.messages import tag_of
 from baffle.errors import AwayError
 from baffle.flower.records import action, content_of, to_record
-from baffle.flower.run import AppRun, FlowerRun, superlink_error
+from baffle.flower.run import superlink_error
 from baffle.flower.wire import KEY, RECORD
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5  # seconds between two pulls
@@ -24,53 +24,49 @@ _PULL_DEADLINE = ContextVar("pull_deadline", default=math.inf)
 
 
 class GridTransport:
-    """A transport over a grid. `nodes` says which node each client is now. `seconds` is the deadline of an exchange;
-    SuperLink accepts no reply after it either. `tell` is called with each client that failed, and the reason."""
+    """Exchanges messages with nodes, by their numbers. `seconds` is the deadline of an exchange; SuperLink accepts no
+    reply after it either. `tell` is called with each node that failed, and the reason."""
 
     def __init__(
         self,
         grid: Grid,
-        nodes: Callable[[], Mapping[int, int]],
         seconds: float,
-        tell: Callable[[int, str], None] = lambda _client, _why: None,
+        tell: Callable[[int, str], None] = lambda _node, _why: None,
     ) -> None:
         self._grid = grid
-        self._nodes = nodes
         self._seconds = seconds
         self._tell = tell
         self._stale: set[str] = set()  # messages past their deadline; pulled once more, so that SuperLink forgets them
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         begun = time.monotonic()
-        nodes = self._nodes()
-        present = [client for client in requests if client in nodes]
-        message_ids = self._push([(nodes[client], requests[client]) for client in present], begun)
-        waiting = dict(zip(message_ids, present, strict=True))
+        message_ids = self._push(list(requests.items()), begun)
+        waiting = dict(zip(message_ids, requests, strict=True))
         replies: dict[int, bytes] = {}
         while waiting and (spent := time.monotonic() - begun) < self._seconds:
             pulled = time.monotonic()
             for reply in self._pull(waiting.keys() | self._stale):
                 message_id = reply.metadata.reply_to_message_id
                 self._stale.discard(message_id)
-                client = waiting.pop(message_id, None)
-                if client is None:
+                node = waiting.pop(message_id, None)
+                if node is None:
                     continue
-                content = self._read(client, reply)
+                content = self._read(node, reply)
                 if content is not None:
-                    replies[client] = content
+                    replies[node] = content
             if waiting:
                 time.sleep(min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, spent / 10, time.monotonic() - pulled)))
         self._stale |= waiting.keys()
-        return {client: replies[client] for client in requests if client in replies}
+        return {node: replies[node] for node in requests if node in replies}
 
-    def _read(self, client: int, reply: Message) -> bytes | None:
+    def _read(self, node: int, reply: Message) -> bytes | None:
         """A reply's content; None, with the reason passed to `tell`, if it has none."""
         if reply.has_error():
-            self._tell(client, reply.error.reason or f"error {reply.error.code}")
+            self._tell(node, reply.error.reason or f"error {reply.error.code}")
             return None
         content = content_of(reply)
         if content is None:
-            self._tell(client, f"expected a record {RECORD!r} with {KEY!r} as bytes, got another reply")
+            self._tell(node, f"expected a record {RECORD!r} with {KEY!r} as bytes, got another reply")
         return content
 
     def _push(self, contents: list[tuple[int, bytes]], begun: float) -> list[str]:
@@ -117,19 +113,3 @@ def _pull_in_time(object_ids: list[str], pull_object_fn: Callable[[str], bytes])
 
 
 vars(http_grid)["pull_objects"] = _pull_in_time
-
-
-class FlowerNodes:
-    """The nodes of a run that are online, and messages to them."""
-
-    def __init__(self, run: FlowerRun | AppRun, seconds: float, tell: Callable[[int, str], None]) -> None:
-        self._run = run
-        self._present: set[int] = set()
-        self._transport = GridTransport(run.grid, lambda: {node: node for node in self._present}, seconds, tell)
-
-    def present(self) -> set[int]:
-        self._present = set(self._run.nodes())
-        return set(self._present)
-
-    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        return self._transport.exchange(requests)

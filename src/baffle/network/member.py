@@ -11,7 +11,7 @@ import msgspec
 
 from baffle.aggregation.client.marks import MarksFile
 from baffle.aggregation.client.session import ClientSession
-from baffle.client.client import Client
+from baffle.client.client import Client, contribution_bytes
 from baffle.client.replica import Replica
 from baffle.client.worker import Worker
 from baffle.core.messages import Abstention, Message, Number, RoundRequest, decode, encode
@@ -22,13 +22,14 @@ from baffle.network.joining import (
     Begin,
     Done,
     Introduce,
+    Introduction,
     Over,
     Ready,
     Unready,
     decode_asked,
-    introduce_oneself,
 )
 from baffle.network.keys import ClientKeys, Roster
+from baffle.network.link.limits import PLAN_BYTES, most_request_bytes
 from baffle.plan import Custom, Model, Plan, parse
 from baffle.schedule import policy_of
 from baffle.trajectory import Trajectory, trajectory_of
@@ -83,6 +84,14 @@ class Member:
             self.tell(f"will not take part: {fault}")
             return encode(Abstention(0, str(fault)))
 
+    @property
+    def most_request_bytes(self) -> int:
+        """The most bytes that a request may have: before this client has a plan, enough for one."""
+        if self._client is None:
+            return PLAN_BYTES
+        trajectory = self._client.replica.trajectory
+        return most_request_bytes(len(self.keys.roster.clients), trajectory.n, contribution_bytes(trajectory))
+
     def frozen(self) -> bytes:
         """Everything that another member needs to continue in place of this one. It contains secrets: keep it in
         memory only."""
@@ -135,14 +144,7 @@ class Member:
             case Introduce():
                 plan = parse(asked.plan)
                 self._require_acceptable(plan)
-                return introduce_oneself(
-                    self.keys.identity,
-                    asked,
-                    self.keys.number,
-                    self.samples(plan),
-                    self.affords,
-                    self._holds(asked.run) + 1,
-                )
+                return Introduction(self.samples(plan), self.affords, self._holds(asked.run) + 1)
             case Begin():
                 self._begin(asked)
                 assert self._client is not None

@@ -14,11 +14,12 @@ import msgspec
 from baffle.aggregation.plain import PlainSum
 from baffle.aggregation.server.crash_record import CrashFile
 from baffle.aggregation.server.secure_sum import SecureSum
+from baffle.client.client import contribution_bytes
 from baffle.core.messages import RoundRequest
 from baffle.core.ports import Aggregation
 from baffle.errors import PlanError, RunFolderError
 from baffle.journal.folder import PLAN, RunFolder
-from baffle.network.joining import Begin, ConnectedClients, Introduction, Nodes
+from baffle.network.joining import Begin, ConnectedClients, Introduction, Lines
 from baffle.network.keys import Roster
 from baffle.network.member import for_roster, require_same
 from baffle.plan import Plan, Tier, load, parse
@@ -49,7 +50,7 @@ class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def serve(
     plan: Plan,
     out: Path,
-    nodes: Nodes,
+    lines: Lines,
     roster: Roster,
     *,
     least: int = 0,
@@ -67,13 +68,13 @@ def serve(
             stored = load(str(folder.plan))
             require_same(plan, stored)
             settled = _read(out)
-            clients = _connected_clients(nodes, roster, settled, stored, tell)
+            clients = _connected_clients(lines, roster, settled, stored, tell)
             task = load_server_task(stored, data, max(stored.ring.n_max, stored.probe.micro_batch))
             return _run(folder, settled, task, clients, {}, watch)
     _remove_settled(out)
     folder = RunFolder.new(out)
     settled = Settled(secrets.token_hex(32), ())
-    clients = _connected_clients(nodes, roster, settled, plan, tell)
+    clients = _connected_clients(lines, roster, settled, plan, tell)
     newcomers = _gather(clients, least or plan.per_round)
     plan, tiers = settle(plan, newcomers)
     task = load_server_task(plan, data, max(newcomer.samples for newcomer in newcomers.values()))
@@ -121,6 +122,7 @@ def _run(
 ) -> Summary:
     trajectory = trajectory_of(task.plan, len(task.initial_weights()))
     aggregation = _aggregation(trajectory, settled, folder, clients)
+    clients.lines.expect(contribution_bytes(trajectory))
     about = Begin(bytes.fromhex(settled.run), task.plan.to_toml(), settled.tiers)
     samples: dict[int, int] = {}
     waiting = False
@@ -134,7 +136,7 @@ def _run(
             clients.tell(f"accuracy is not measured: {running.unevaluated}")
         _welcome(running, samples, clients, newcomers, about)
         while not running.over:
-            for client in _welcome(running, samples, clients, clients.meet_new_nodes(), about):
+            for client in _welcome(running, samples, clients, clients.meet(), about):
                 aggregation.forget(client)
             if len(clients.ready) < _enough(task.plan):
                 if not waiting:
@@ -175,7 +177,7 @@ def _hand_out_last_weights(running: Running, samples: dict[int, int], clients: C
     give_up = time.monotonic() + running.trajectory.plan.run.deadline_seconds
     present = running.present
     while True:
-        _welcome(running, samples, clients, clients.meet_new_nodes(), about)
+        _welcome(running, samples, clients, clients.meet(), about)
         behind = sorted(clients.ready - holders)
         catch_ups = running.downlink.catch_ups(behind, present)
         digest, weights_hash = running.trajectory.digest, present.state.weights_hash()
@@ -206,7 +208,7 @@ def _gather(clients: ConnectedClients, least: int) -> dict[int, Introduction]:
     newcomers: dict[int, Introduction] = {}
     reported = -1
     while True:
-        newcomers |= clients.meet_new_nodes()
+        newcomers |= clients.meet()
         newcomers = {client: newcomer for client, newcomer in newcomers.items() if client in clients.met}
         if len(newcomers) != reported:
             reported = len(newcomers)
@@ -222,8 +224,8 @@ def _plan_for(plan: Plan, roster: Roster) -> Plan:
     return parse(msgspec.structs.replace(for_roster(plan, roster), run=run).to_toml())  # parse checks it as a whole
 
 
-def _connected_clients(nodes: Nodes, roster: Roster, settled: Settled, plan: Plan, tell: Tell) -> ConnectedClients:
-    return ConnectedClients(nodes, roster.directory(), bytes.fromhex(settled.run), plan.to_toml(), tell)
+def _connected_clients(lines: Lines, roster: Roster, settled: Settled, plan: Plan, tell: Tell) -> ConnectedClients:
+    return ConnectedClients(lines, roster.directory(), bytes.fromhex(settled.run), plan.to_toml(), tell)
 
 
 def _read(out: Path) -> Settled:

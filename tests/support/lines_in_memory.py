@@ -1,4 +1,4 @@
-"""A network in memory: members in threads, on nodes that may vanish, come back, be late or lie."""
+"""A network in memory: members in threads, which may vanish, come back, be late or lie."""
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ from baffle.task.load import load_task
 from baffle.trajectory import trajectory_of
 
 Answer = Callable[[bytes], bytes | None]
-"""A node: message → reply, or None if it stays silent."""
+"""A client: message → reply, or None if it stays silent."""
 
 
 def new_keys(folder: Path, clients: int) -> list[ClientKeys]:
@@ -33,25 +33,31 @@ class StoppedError(Exception):
 
 
 @dataclass
-class Nodes:
-    """Nodes by number. `before` is called with the number of each exchange; it may add or remove nodes, or stop the
-    server."""
+class LinesInMemory:
+    """Lines to clients in this process, by number. `before` is called with the number of each exchange; it may add or
+    remove clients, or stop the server. A client that is replaced counts as restarted."""
 
-    computers: dict[int, Answer] = field(default_factory=dict)
+    clients: dict[int, Answer] = field(default_factory=dict)
     before: Callable[[int], None] = lambda _exchange: None
     exchanges: int = 0
+    runs: list[bytes] = field(default_factory=list)
+    contribution: int = 0
 
-    def present(self) -> set[int]:
-        return set(self.computers)
+    def present(self) -> Mapping[int, object]:
+        return dict(self.clients)
 
-    def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
+    def carry(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, bytes]:
         self.exchanges += 1
+        self.runs.append(run)
         self.before(self.exchanges)
-        present = {node: data for node, data in requests.items() if node in self.computers}
+        present = {client: data for client, data in requests.items() if client in self.clients}
         with ThreadPoolExecutor(8) as pool:
-            answers = pool.map(lambda node: self.computers[node](present[node]), present)
+            answers = pool.map(lambda client: self.clients[client](present[client]), present)
             replies = dict(zip(present, answers, strict=True))
-        return {node: reply for node, reply in replies.items() if reply is not None}
+        return {client: reply for client, reply in replies.items() if reply is not None}
+
+    def expect(self, contribution: int) -> None:
+        self.contribution = contribution
 
 
 @dataclass
@@ -84,11 +90,11 @@ class Federation:
         self.members[number] = member
         return member
 
-    def nodes(self, clients: int) -> Nodes:
-        return Nodes({100 + number: self.member(number).answer for number in range(clients)})
+    def lines(self, clients: int) -> LinesInMemory:
+        return LinesInMemory({number: self.member(number).answer for number in range(clients)})
 
-    def serve(self, nodes: Nodes, least: int = 0) -> Summary:
-        return serve(self.plan, self.run, nodes, self.roster, least=least, tell=self.told.append)
+    def serve(self, lines: LinesInMemory, least: int = 0) -> Summary:
+        return serve(self.plan, self.run, lines, self.roster, least=least, tell=self.told.append)
 
     def said(self, words: str) -> bool:
         """Whether the server has reported this."""

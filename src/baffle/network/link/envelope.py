@@ -1,0 +1,98 @@
+"""Signed messages: who says what to whom, in which run and phase, and in answer to what.
+
+    request   run 32 · id 16 · round 4 · phase 1 · signature 64 · body
+    reply     first 4 bytes of the id · signature 64 · body
+
+A signature covers tag, direction, sender, receiver, run, round, phase, id, the hash of the request and the hash of the
+body. It names no connection, so a message that is repeated is the same bytes, and whoever carries it can change
+nothing. It is checked before anybody reads the body.
+"""
+
+import secrets
+import struct
+from dataclasses import dataclass
+from hashlib import sha256
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from baffle.aggregation.context import length_prefixed, signed
+from baffle.aggregation.messages import SIGNATURE_BYTES
+from baffle.errors import MessageError
+
+TAG = b"message/2"
+TO_CLIENT, TO_SERVER = b"to client", b"to server"
+
+PHASES = ("introduce", "begin", "over", "hello", "turn", "request", "masked-request", "agree")
+"""The kinds of requests, each named by the tag of its message. A request's header holds the number of its kind."""
+
+_HEADER = struct.Struct(">32s16sIB")
+_SHORT_ID = 4
+REQUEST_BYTES = _HEADER.size + SIGNATURE_BYTES
+"""What a request adds to its body."""
+REPLY_BYTES = _SHORT_ID + SIGNATURE_BYTES
+"""What a reply adds to its body."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A signed request. `frame` is how it travels."""
+
+    run: bytes
+    id: bytes
+    round: int
+    phase: str
+    body: bytes
+    frame: bytes
+
+    def is_answered_by(self, frame: bytes) -> bool:
+        """Whether a frame claims to be the reply to this request."""
+        return frame[:_SHORT_ID] == self.id[:_SHORT_ID]
+
+
+def ask(identity: Ed25519PrivateKey, receiver: bytes, run: bytes, number: int, phase: str, body: bytes) -> Request:
+    """Sign a request about a round to the owner of a key."""
+    if phase not in PHASES:
+        raise MessageError(f"expected a message of {', '.join(PHASES)}, got {phase!r}")
+    header = _HEADER.pack(run, secrets.token_bytes(16), number, PHASES.index(phase))
+    own = identity.public_key().public_bytes_raw()
+    signature = identity.sign(_text(TO_CLIENT, own, receiver, header, b"", body))
+    return Request(run, header[32:48], number, phase, body, header + signature + body)
+
+
+def read_request(sender: bytes, receiver: bytes, frame: bytes) -> Request:
+    """Read a request that the owner of a key must have signed; refuse any other frame."""
+    if len(frame) < REQUEST_BYTES:
+        raise MessageError(f"a frame of {len(frame)} bytes, expected a request of at least {REQUEST_BYTES}")
+    header, signature, body = frame[: _HEADER.size], frame[_HEADER.size : REQUEST_BYTES], frame[REQUEST_BYTES:]
+    if not signed(sender, signature, _text(TO_CLIENT, sender, receiver, header, b"", body)):
+        raise MessageError("a request that the server has not signed")
+    run, request_id, number, phase = _HEADER.unpack(header)
+    if phase >= len(PHASES):
+        raise MessageError(f"a request of kind {phase}, expected 0 to {len(PHASES) - 1}")
+    return Request(run, request_id, number, PHASES[phase], body, frame)
+
+
+def reply(identity: Ed25519PrivateKey, receiver: bytes, request: Request, body: bytes) -> bytes:
+    """The signed reply to a request, as it travels."""
+    own = identity.public_key().public_bytes_raw()
+    header, request_hash = request.frame[: _HEADER.size], sha256(request.frame).digest()
+    signature = identity.sign(_text(TO_SERVER, own, receiver, header, request_hash, body))
+    return request.id[:_SHORT_ID] + signature + body
+
+
+def read_reply(sender: bytes, receiver: bytes, request: Request, frame: bytes) -> bytes:
+    """The body of a reply that the owner of a key must have signed in answer to a request; refuse any other frame."""
+    if len(frame) < REPLY_BYTES or not request.is_answered_by(frame):
+        raise MessageError("a frame that answers another request")
+    signature, body = frame[_SHORT_ID:REPLY_BYTES], frame[REPLY_BYTES:]
+    header, request_hash = request.frame[: _HEADER.size], sha256(request.frame).digest()
+    if not signed(sender, signature, _text(TO_SERVER, sender, receiver, header, request_hash, body)):
+        raise MessageError("a reply that is not signed with the sender's key")
+    return body
+
+
+def _text(direction: bytes, sender: bytes, receiver: bytes, header: bytes, request_hash: bytes, body: bytes) -> bytes:
+    run, request_id, number, phase = header[:32], header[32:48], header[48:52], header[52:]
+    return length_prefixed(
+        TAG, direction, sender, receiver, run, number, phase, request_id, request_hash, sha256(body).digest()
+    )
