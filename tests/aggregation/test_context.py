@@ -4,9 +4,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from baffle.aggregation.context import box_context, key_context, keys_digest, round_context
+from baffle.aggregation.context import box_context, key_context, keys_digest, length_prefixed, round_context
 from baffle.core.ring import Ring, add
 from baffle.errors import MessageError
 from tests.support.federation import LENGTH, about
@@ -98,3 +100,13 @@ def test_boxes_are_bound_to_slot_and_direction() -> None:
     one, other = bytes(32), b"\x01" * 32
     contexts = {box_context(one, 0, 1), box_context(one, 1, 0), box_context(one, 0, 2), box_context(other, 0, 1)}
     assert len(contexts) == 4
+
+
+@given(st.lists(st.binary(max_size=3), max_size=4), st.lists(st.binary(max_size=3), max_size=4))
+def test_other_fields_give_another_length_prefixed_text(some: list[bytes], others: list[bytes]) -> None:
+    assert (length_prefixed(*some) == length_prefixed(*others)) == (some == others)
+
+
+def test_bytes_cannot_move_from_one_field_to_the_next() -> None:
+    assert length_prefixed(b"ab", b"c") != length_prefixed(b"a", b"bc") != length_prefixed(b"abc")
+    assert length_prefixed(b"ab", b"") == bytes(7) + b"\x02ab" + bytes(8)

@@ -1,20 +1,42 @@
-"""Keys: new ones can be used, and a damaged file is named in one line."""
+"""Keys: new ones can be used, a damaged file is named in one line, and nobody but the authority changes a roster."""
 
 import shutil
 import socket
 import ssl
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
 
 import msgspec
 import pytest
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+    load_ssh_public_key,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from baffle.errors import KeysError
-from baffle.network.authority import ServerKeys, make_keys, sign_roster
-from baffle.network.keys import ClientKeys, Roster, load_identity
+from baffle.network.authority import DAYS, ServerKeys, make_keys, renew_certificate, sign_roster
+from baffle.network.certificates import load_certificate, new_certificate
+from baffle.network.keys import (
+    MOST_ROSTER_BYTES,
+    ClientKeys,
+    Roster,
+    load_identity,
+    load_private,
+    load_roster,
+    load_token,
+)
 
 OFFLINE = ("authority.key", "ca.key", "ca.pem")
 SERVER = (
@@ -58,6 +80,18 @@ def test_each_client_has_its_number_and_everybody_the_same_roster(federation: Pa
     assert [client.number for client in clients] == [0, 1, 2]
     assert all(client.roster == server.roster for client in clients)
     assert len(set(server.roster.node_keys())) == len(set(server.roster.directory().values())) == 3
+    assert server.identity.public_key().public_bytes_raw() == server.roster.server_key
+    assert server.roster.server_key not in server.roster.directory().values()
+    assert server.roster.number == 1
+    assert abs(server.roster.expiry - datetime.now(UTC) - timedelta(days=DAYS)) < timedelta(hours=1)
+
+
+def test_the_server_knows_the_hosts_of_its_certificate_and_the_operators_token(federation: Path, others: Path) -> None:
+    server = ServerKeys.load(federation / "server")
+    assert server.hosts == ("localhost", "127.0.0.1", "::1")
+    assert server.token == load_token(federation / "operator")
+    assert server.token not in (load_token(others / "operator"), server.secret.read_text())
+    assert len(server.token) == 64
 
 
 def test_only_the_owner_can_read_them(federation: Path) -> None:
@@ -140,7 +174,11 @@ def test_a_damaged_file_is_named_in_one_line(keys: Path, name: str, damage: str)
 
 
 @pytest.mark.parametrize(
-    "name", ["server/ca.pem", "server/server.pem", "server/server.key", *(f"client-0/{name}" for name in CLIENT[:2])]
+    "name",
+    [
+        *(f"server/{name}" for name in SERVER if name not in ("secret", "operator.token")),
+        *(f"client-0/{name}" for name in CLIENT if name != "ca.pem"),
+    ],
 )
 def test_a_file_of_another_federation_is_refused(keys: Path, others: Path, name: str) -> None:
     shutil.copy(others / name, keys / name)
@@ -148,14 +186,185 @@ def test_a_file_of_another_federation_is_refused(keys: Path, others: Path, name:
         _load(keys, name)
 
 
+def test_one_cannot_take_the_place_of_another(keys: Path) -> None:
+    """A client's identity does not make a server, nor the server's a client."""
+    mine, servers = keys / "client-0" / "identity.key", keys / "server" / "identity.key"
+    client, server = mine.read_bytes(), servers.read_bytes()
+    mine.write_bytes(server)
+    servers.write_bytes(client)
+    for name in ("client-0", "server"):
+        with pytest.raises(KeysError, match=r"identity\.key is not (a client|the server)'s in"):
+            _load(keys, f"{name}/identity.key")
+    other = generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    mine.write_bytes(other)
+    with pytest.raises(KeysError, match="expected an Ed25519 key"):
+        ClientKeys.load(mine.parent)
+
+
 @pytest.mark.parametrize("node", ["", "ssh-rsa nonsense", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA" + "A" * 42])
 @pytest.mark.parametrize("name", ["server/roster.json", "client-0/roster.json"])
 def test_a_roster_with_an_invalid_node_key_is_refused(keys: Path, name: str, node: str) -> None:
     roster = ServerKeys.load(keys / "server").roster
-    first = msgspec.structs.replace(roster.clients[0], node=node)
-    _sign(keys, name, msgspec.structs.replace(roster, clients=(first, *roster.clients[1:])))
+    first = replace(roster.clients[0], node=node)
+    _sign(keys, name, replace(roster, clients=(first, *roster.clients[1:])))
     with pytest.raises(KeysError, match="node key of client 0"):
         _load(keys, name)
+
+
+@pytest.fixture(scope="module")
+def roster(federation: Path) -> Roster:
+    return load_roster(federation / "server")
+
+
+@pytest.fixture(scope="module")
+def handed_out(federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A client's folder in which each example of a property replaces the roster."""
+    return Path(shutil.copytree(federation / "client-0", tmp_path_factory.mktemp("keys") / "client-0"))
+
+
+@given(st.data())
+def test_a_roster_with_any_changed_byte_is_refused(roster: Roster, handed_out: Path, data: st.DataObject) -> None:
+    file = roster.encode()
+    place = data.draw(st.integers(0, len(file)))
+    removed = data.draw(st.integers(0, 2))
+    put = data.draw(st.binary(max_size=2) | st.sampled_from([b" ", b"\n", b"\t", b"0", b"\\u0061"]))
+    changed = file[:place] + put + file[place + removed :]
+    (handed_out / "roster.json").write_bytes(changed)
+    if changed == file:
+        assert load_roster(handed_out) == roster
+    else:
+        with pytest.raises(KeysError, match="roster") as fault:
+            load_roster(handed_out)
+        assert len(str(fault.value).splitlines()) == 1
+
+
+HEX = st.binary(min_size=32, max_size=32).map(bytes.hex)
+MOMENTS = st.datetimes(min_value=datetime(2030, 1, 1), max_value=datetime(9999, 1, 1))
+
+
+@given(st.data())
+def test_a_roster_with_any_changed_field_is_refused(roster: Roster, handed_out: Path, data: st.DataObject) -> None:
+    """Whoever holds no authority.key may write any well-formed roster: another number, a later end, another server,
+    clients added, left out, renamed or in another order."""
+    clients = st.sampled_from(roster.clients)
+    made_up = st.builds(lambda client, identity: replace(client, identity=identity), clients, HEX)
+    fields = {
+        "number": st.integers(1, 2**53),
+        "expires": MOMENTS.map(lambda moment: f"{moment:%Y-%m-%dT%H:%M:%SZ}"),
+        "server": HEX,
+        "clients": st.lists(clients | made_up, min_size=1, max_size=5).map(tuple),
+        "signature": st.binary(min_size=64, max_size=64).map(bytes.hex),
+    }
+    assert fields.keys() == set(Roster.__struct_fields__)
+    name = data.draw(st.sampled_from(sorted(fields)))
+    forged = replace(roster, **{name: data.draw(fields[name])})
+    (handed_out / "roster.json").write_bytes(forged.encode())
+    if forged == roster:
+        assert load_roster(handed_out) == roster
+    else:
+        with pytest.raises(KeysError, match="is not signed by the authority"):
+            load_roster(handed_out)
+        assert (forged.hash() == roster.hash()) == (name == "signature")
+
+
+def test_a_roster_signed_by_another_authority_is_refused(keys: Path, others: Path, roster: Roster) -> None:
+    stranger = load_identity(others / "authority.key")
+    (keys / "client-0" / "roster.json").write_bytes(sign_roster(roster, stranger).encode())
+    with pytest.raises(KeysError, match=r"not signed by the authority of .*authority\.pub; take both"):
+        ClientKeys.load(keys / "client-0")
+
+
+def test_a_later_roster_of_the_same_authority_is_taken(keys: Path, roster: Roster) -> None:
+    later = replace(roster, number=2, clients=roster.clients[:2])
+    _sign(keys, "client-1/roster.json", later)
+    loaded = ClientKeys.load(keys / "client-1").roster
+    assert (loaded.number, len(loaded.clients)) == (2, 2)
+    assert loaded.hash() != roster.hash()
+
+
+BOTH = pytest.mark.parametrize("name", ["server/roster.json", "client-0/roster.json"])
+
+
+@BOTH
+def test_an_expired_roster_is_refused_with_moment_and_remedy(keys: Path, roster: Roster, name: str) -> None:
+    now = datetime.now(UTC)
+    _sign(keys, name, replace(roster, expires=f"{now + timedelta(minutes=1):%Y-%m-%dT%H:%M:%SZ}"))
+    _load(keys, name)
+    _sign(keys, name, replace(roster, expires=f"{now:%Y-%m-%dT%H:%M:%SZ}"))
+    with pytest.raises(KeysError, match=rf"expired at {now:%Y-%m-%dT%H:%M:%SZ}, .* clock .* `baffle keys new`"):
+        _load(keys, name)
+
+
+@BOTH
+@pytest.mark.parametrize("moment", ["2099-02-30T00:00:00Z", "0000-01-01T00:00:00Z", "2099-01-01T00:00:61Z"])
+def test_a_roster_that_expires_at_no_moment_is_refused(keys: Path, roster: Roster, name: str, moment: str) -> None:
+    _sign(keys, name, replace(roster, expires=moment))
+    with pytest.raises(KeysError, match=f"{moment}, which is no moment"):
+        _load(keys, name)
+
+
+@BOTH
+def test_an_identity_is_in_a_roster_once(keys: Path, roster: Roster, name: str) -> None:
+    first, second, third = roster.clients
+    doubled = replace(roster, clients=(first, second, replace(third, identity=first.identity)))
+    _sign(keys, name, doubled)
+    with pytest.raises(KeysError, match="gives client 2 the identity of client 0"):
+        _load(keys, name)
+    _sign(keys, name, replace(roster, clients=(first, replace(second, identity=roster.server), third)))
+    with pytest.raises(KeysError, match="gives client 1 the identity of the server"):
+        _load(keys, name)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("number", 0),
+        ("number", -1),
+        ("number", 2**53 + 1),
+        ("number", 2**64),
+        ("expires", "2099-01-01"),
+        ("expires", "2099-01-01T00:00:00Z\n"),
+        ("expires", "2099-01-01T00:00:00+00:00"),
+        ("server", "0" * 63),
+        ("server", "0" * 64 + "\n"),
+        ("server", "A" * 64),
+        ("clients", ()),
+    ],
+)
+def test_a_roster_of_another_form_is_refused(keys: Path, roster: Roster, name: str, field: str, value: object) -> None:
+    changes: dict[str, object] = {field: value}
+    (keys / name).write_bytes(replace(roster, **changes).encode())
+    with pytest.raises(KeysError, match=rf"is not a roster: .*{field}"):
+        _load(keys, name)
+
+
+@BOTH
+def test_a_roster_of_version_1_asks_for_new_keys(keys: Path, roster: Roster, name: str) -> None:
+    """Folders of version 1 have neither authority.pub nor a signature."""
+    (keys / name).write_bytes(msgspec.json.encode({"clients": roster.clients}))
+    (keys / name).with_name("authority.pub").unlink()
+    with pytest.raises(
+        KeysError, match=r"made by an earlier version of BAFFLE.*; make new keys with `baffle keys new`"
+    ):
+        _load(keys, name)
+
+
+@BOTH
+def test_a_roster_that_never_ends_is_not_read(keys: Path, name: str) -> None:
+    with (keys / name).open("wb") as file:
+        file.truncate(MOST_ROSTER_BYTES + 1)
+    with pytest.raises(KeysError, match=f"longer than {MOST_ROSTER_BYTES:,} bytes"):
+        _load(keys, name)
+    (keys / name).unlink()
+    (keys / name).symlink_to("/dev/zero")
+    with pytest.raises(KeysError, match="it is not a file"):
+        _load(keys, name)
+
+
+def test_reading_a_clients_keys_loads_no_library_for_certificates() -> None:
+    code = "import sys, baffle.network.keys; sys.exit('cryptography.x509' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def _sign(keys: Path, name: str, roster: Roster) -> None:
@@ -180,3 +389,69 @@ def test_keys_are_made_once(federation: Path, tmp_path: Path) -> None:
         make_keys(tmp_path / "none", 0, ["localhost"])
     with pytest.raises(KeysError, match="not a host"):
         make_keys(tmp_path / "name", 1, ["bücher.example"])
+    with pytest.raises(KeysError, match="at least one host"):
+        make_keys(tmp_path / "nowhere", 1, [])
+    for days in (0, -1, 36_501, 10**9):
+        with pytest.raises(KeysError, match="days, got"):
+            make_keys(tmp_path / "days", 1, ["localhost"], days)
+    assert not any((tmp_path / name).exists() for name in ("none", "name", "nowhere", "days"))
+
+
+def test_certificate_and_roster_end_after_the_given_days(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 1, ["localhost"], days=7)
+    server = ServerKeys.load(tmp_path / "keys" / "server")
+    expiry = load_certificate(server.certificate).not_valid_after_utc
+    assert expiry == server.roster.expiry
+    assert abs(expiry - datetime.now(UTC) - timedelta(days=7)) < timedelta(hours=1)
+    assert load_certificate(server.ca).not_valid_after_utc.year == 9999
+
+
+def test_a_renewed_certificate_needs_nothing_new_at_clients(keys: Path) -> None:
+    before = {path: path.read_bytes() for path in keys.rglob("*") if path.is_file()}
+    (keys / "server" / ".server.key.new").touch(mode=0o644)  # left behind by a renewal that was killed
+    renew_certificate(keys, days=7)
+    after = {path: path.read_bytes() for path in keys.rglob("*") if path.is_file()}
+    renewed = {keys / "server" / "server.pem", keys / "server" / "server.key"}
+    assert {path for path in after if after[path] != before.get(path)} == renewed
+    assert before.keys() == after.keys()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in renewed} == {0o600}
+    assert ServerKeys.load(keys / "server").hosts == ("localhost", "127.0.0.1", "::1")
+    for name in ("localhost", "127.0.0.1"):
+        assert _greeting(keys, keys / "client-1" / "ca.pem", name) == b"hello"
+
+
+def test_a_renewed_certificate_may_be_for_other_hosts(keys: Path) -> None:
+    (keys / "server" / "server.pem").unlink()
+    with pytest.raises(KeysError, match=r"server\.pem is missing, .* give the server's names and addresses"):
+        renew_certificate(keys)
+    renew_certificate(keys, ["fl.example.org"])
+    assert ServerKeys.load(keys / "server").hosts == ("fl.example.org",)
+    assert _greeting(keys, keys / "client-1" / "ca.pem", "fl.example.org") == b"hello"
+    with pytest.raises(ssl.SSLCertVerificationError):
+        _greeting(keys, keys / "client-1" / "ca.pem", "localhost")
+
+
+def test_only_the_cas_own_key_renews_a_certificate(keys: Path, others: Path) -> None:
+    before = {path: path.read_bytes() for path in (keys / "server").rglob("*") if path.is_file()}
+    with pytest.raises(KeysError, match="days, got 0"):
+        renew_certificate(keys, days=0)
+    shutil.copy(others / "ca.key", keys / "ca.key")
+    with pytest.raises(KeysError, match=r"ca\.key is not the key of"):
+        renew_certificate(keys)
+    (keys / "ca.key").unlink()
+    with pytest.raises(KeysError, match=r"ca\.key cannot be read"):
+        renew_certificate(keys)
+    assert before == {path: path.read_bytes() for path in (keys / "server").rglob("*") if path.is_file()}
+
+
+def test_a_server_says_that_its_certificate_has_expired(keys: Path) -> None:
+    key, moment = load_private(keys / "ca.key", load_pem_private_key), datetime.now(UTC) - timedelta(hours=1)
+    own = load_private(keys / "server" / "server.key", load_pem_private_key)
+    assert isinstance(key, EllipticCurvePrivateKey)
+    assert isinstance(own, EllipticCurvePrivateKey)
+    expired = new_certificate(own, load_certificate(keys / "ca.pem"), key, ["localhost"], moment)
+    (keys / "server" / "server.pem").write_bytes(expired.public_bytes(Encoding.PEM))
+    with pytest.raises(KeysError, match=rf"expired at {moment:%Y-%m-%dT%H:%M:%SZ}; .*`baffle keys certificate`"):
+        ServerKeys.load(keys / "server")
+    renew_certificate(keys)
+    ServerKeys.load(keys / "server")

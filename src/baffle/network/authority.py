@@ -131,6 +131,21 @@ def sign_roster(unsigned: Roster, authority: Ed25519PrivateKey) -> Roster:
     return msgspec.structs.replace(unsigned, signature=authority.sign(unsigned.signed_text()).hex())
 
 
+def renew_certificate(folder: Path, hosts: Sequence[str] = (), days: int = DAYS) -> x509.Certificate:
+    """Replace server.pem and server.key in a folder that `make_keys` made. Clients need nothing new: they trust the CA.
+    Without `hosts`, the new certificate is for the same ones as the present certificate."""
+    ca_file, ca_key_file, present = folder / "ca.pem", folder / "ca.key", folder / "server" / "server.pem"
+    ca, ca_key = load_certificate(ca_file), load_private(ca_key_file, load_pem_private_key)
+    if not isinstance(ca_key, EllipticCurvePrivateKey) or ca_key.public_key() != ca.public_key():
+        raise KeysError(f"{ca_key_file} is not the key of {ca_file}; take both from the same `baffle keys new`")
+    if not hosts and not present.exists():
+        raise KeysError(f"{present} is missing, so its hosts are not known; give the server's names and addresses")
+    key = generate_private_key(SECP256R1())
+    certificate = new_certificate(key, ca, ca_key, hosts or hosts_in(load_certificate(present)), _in_days(days))
+    _replace(folder / "server", {"server.pem": _certificate_pem(certificate), "server.key": _pem(key)})
+    return certificate
+
+
 def _in_days(days: int) -> datetime:
     if not 1 <= days <= MOST_DAYS:
         raise KeysError(f"expected 1 to {MOST_DAYS:,} days, got {days}")
@@ -164,6 +179,19 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
             path.write_bytes(data)
         except OSError as fault:
             raise KeysError(f"{path} cannot be written: {fault.strerror or fault}") from None
+
+
+def _replace(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files that only their owner can read in place of older ones, once all of them are complete."""
+    new = {name: folder / f".{name}.new" for name in files}
+    try:
+        for path in new.values():
+            path.unlink(missing_ok=True)
+        _write(folder, {path.name: files[name] for name, path in new.items()})
+        for name, path in new.items():
+            path.replace(folder / name)
+    except OSError as fault:
+        raise KeysError(f"{folder} cannot be changed: {fault.strerror or fault}") from None
 
 
 def _checked_certificate(ca: Path, certificate: Path, key: Path) -> x509.Certificate:
