@@ -240,7 +240,7 @@ def on_torch(clients: int, k: int, rounds: int) -> dict[str, Any]:
     plan = ["digits", "--set", f"probe.k={k}", "--set", f"rounds={rounds}", "--set", "run.evaluate_every=1000"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make(folder, "keys", "keys", "--clients", str(clients))
+        make(folder, "keys", "new", "keys", "--clients", str(clients))
         with Federation(folder, plan, []) as federation:
             federation.wait_for("listening", 1, "server")
             for number in range(clients - 1):
@@ -271,7 +271,7 @@ def on_onnx(clients: int, k: int, rounds: int) -> dict[str, Any]:
         folder = Path(name)
         for number in range(clients):
             write_samples(folder / f"data-{number}", SAMPLES, number)
-        make(folder, "keys", "keys", "--clients", str(clients))
+        make(folder, "keys", "new", "keys", "--clients", str(clients))
         make(folder, "export", *plan, "--data", "data-0", "--out", "model")
         with Federation(folder, plan, ["--data", "data-0"]) as federation:
             federation.wait_for("listening", 1, "server")

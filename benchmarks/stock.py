@@ -83,7 +83,7 @@ def play(folder: Path, clients: int, k: int, rounds: int) -> dict[str, Any]:
     settings = [f"federation.clients={clients}", f"probe.k={k}", f"rounds={rounds}", "run.evaluate_every=1000"]
     settings.append(f"run.deadline_seconds={DEADLINE}")
     plan = ["digits", *(word for setting in settings for word in ("--set", setting))]
-    make(folder, "keys", "keys", "--clients", str(clients), "--host", "127.0.0.1")
+    make(folder, "keys", "new", "keys", "--clients", str(clients), "--host", "127.0.0.1")
     make(folder, "export", *plan, "--out", "model")
     keys, link = folder / "keys", free_port()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # Flower's programs start each other by name

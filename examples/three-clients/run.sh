@@ -32,7 +32,7 @@ join() {  # NUMBER OPTIONS…: starts a client with its own keys and state; it t
         2>"$folder/client-$number.log" &
 }
 
-baffle keys "$folder/keys" --clients 3
+baffle keys new "$folder/keys" --clients 3
 baffle export digits --set federation.clients=3 --out "$folder/model" >"$folder/export.log"
 
 baffle serve digits --set rounds="$rounds" --keys "$folder/keys/server" --out "$folder/run" \

@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from baffle.cli.keys import keys as commands
+from baffle.network.authority import DAYS, ServerKeys
+
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
 def keys(cli: Cli, tmp_path: Path) -> Path:
-    done = cli("keys", tmp_path / "keys", "--clients", 2, "--host", "127.0.0.1")
+    done = cli("keys", "new", tmp_path / "keys", "--clients", 2, "--host", "127.0.0.1")
     assert done.returncode == 0
     assert "client-0 … client-1" in done.stdout
-    assert "Keep" in done.stdout
+    assert "authority.key" in done.stdout.splitlines()[-1]
     return tmp_path / "keys"
 
 
@@ -28,13 +31,38 @@ def refused(done: subprocess.CompletedProcess[str], words: str) -> None:
 
 
 def test_keys_are_never_overwritten(cli: Cli, keys: Path) -> None:
-    refused(cli("keys", keys, "--clients", 2), "not empty")
+    refused(cli("keys", "new", keys, "--clients", 2), "not empty")
+
+
+def test_a_new_certificate_is_for_the_same_hosts_or_for_those_given(cli: Cli, keys: Path) -> None:
+    done = cli("keys", "certificate", keys)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "for 127.0.0.1 and valid until" in done.stdout
+    assert f"Copy {keys}/server/server.pem and {keys}/server/server.key to the server" in done.stdout
+    assert "restart the server" in done.stdout
+    done = cli("keys", "certificate", keys, "--host", "fl.example.org", "--days", 7)
+    assert "for fl.example.org, 127.0.0.1 and valid until" in done.stdout
+    assert ServerKeys.load(keys / "server").hosts == ("fl.example.org", "127.0.0.1")
+
+
+def test_what_keys_are_made_for_is_checked(cli: Cli, keys: Path, tmp_path: Path) -> None:
+    refused(cli("keys", "certificate", tmp_path), "expected a folder that `baffle keys new` made")
+    refused(cli("keys", "certificate", keys, "--host", "fl.example.org:9092"), "no port")
+    refused(cli("keys", "new", tmp_path / "long", "--clients", 2, "--days", 36_501), "expected 1 to 36,500 days")
+    refused(cli("keys", tmp_path / "keys", "--clients", 2), "No such command")
+
+
+def test_days_have_one_default() -> None:
+    for command in commands.commands.values():
+        assert [option.default for option in command.params if option.name == "days"] == [DAYS]
 
 
 @pytest.mark.parametrize("command", ["serve", "join"])
 def test_a_folder_without_keys_is_named(cli: Cli, tmp_path: Path, command: str) -> None:
     arguments = {"serve": ["digits", "--out", tmp_path / "run"], "join": ["127.0.0.1:1", "--state", tmp_path / "state"]}
-    refused(cli(command, *arguments[command], "--keys", tmp_path / "none"), "expected a folder that `baffle keys` made")
+    refused(
+        cli(command, *arguments[command], "--keys", tmp_path / "none"), "expected a folder that `baffle keys new` made"
+    )
 
 
 def test_a_clients_folder_is_for_one_process(cli: Cli, keys: Path, tmp_path: Path) -> None:

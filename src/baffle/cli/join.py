@@ -28,7 +28,9 @@ LINGER = 3.0
 
 @click.command()
 @click.argument("address")
-@click.option("--keys", "keys_folder", type=path, required=True, help="This client's folder that `baffle keys` made.")
+@click.option(
+    "--keys", "keys_folder", type=path, required=True, help="This client's folder that `baffle keys new` made."
+)
 @click.option(
     "--state",
     type=path,
