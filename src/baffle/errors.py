@@ -98,5 +98,5 @@ def first_line(fault: BaseException) -> str:
 def one_line(text: str, most: int = 300) -> str:
     """Text that a stranger may have written, fit to be shown: one line without control characters, of at most `most`
     characters."""
-    shown = "".join(character for character in " ".join(text.split()) if character.isprintable())
+    shown = " ".join("".join(c for c in text if c.isprintable() or c.isspace()).split())
     return shown if len(shown) <= most else shown[: most - 1] + "…"
