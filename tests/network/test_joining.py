@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baffle.core.messages import Abstention, Message, encode
+from baffle.core.messages import Abstention, CatchUp, Message, RoundRequest, encode
 from baffle.network import joining
 from baffle.network.joining import (
     NO_RUN,
@@ -114,6 +114,20 @@ def test_a_client_that_does_not_take_part_is_reported_and_asked_again(
     lines.clients[0] = honest
     assert set(clients.meet()) == {0}
     assert clients.start_run([0], BEGIN, DIGEST) == {0}
+
+
+def test_what_a_client_says_is_quoted_safely(clients: ConnectedClients, lines: LinesInMemory, told: list[str]) -> None:
+    """Otherwise it could write lines of its own into the server's log."""
+    honest, no = client(), encode(Abstention(0, "no\x1b[2J\nclient 1 takes part" + "x" * 100_000))
+    lines.clients.update({0: lambda data: honest(data) if isinstance(decode_asked(data), Introduce) else no})
+    lines.clients.update({2: lambda _data: no})
+    assert set(clients.meet()) == {0}
+    clients.start_run([0], BEGIN, DIGEST)
+    assert set(clients.meet()) == {0}
+    clients.ready.add(0)
+    clients.end_run({0: RoundRequest(1, 0, DIGEST, DIGEST, CatchUp("weights", 0, ()))})
+    assert len(told) == 3
+    assert all(line.isprintable() and "no[2J client 1 takes part" in line and len(line) < 400 for line in told)
 
 
 def test_a_silent_client_and_one_that_was_turned_away_are_left_alone_for_a_while(

@@ -11,7 +11,7 @@ import numpy as np
 
 from baffle.core.arrays import I32
 from baffle.core.ring import ELEMENT, RingVector
-from baffle.errors import MessageError
+from baffle.errors import MessageError, one_line
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A round, a key's number, a weight."""
@@ -113,6 +113,13 @@ def decode(data: bytes, kind: type[M]) -> M:
     return cast(M, read(data, kind, kind.__name__))
 
 
+def decode_answer(data: bytes, kind: type[M]) -> M:
+    """Read a client's answer of the given type; the error for an abstention says why."""
+    if tag_of(data) == Abstention.__struct_config__.tag:
+        raise _abstained(decode(data, Abstention))
+    return decode(data, kind)
+
+
 def decode_reply(data: bytes) -> Reply:
     return cast(Reply, read(data, Reply, "Reply"))
 
@@ -123,7 +130,7 @@ def contribution_to(request: RoundRequest, data: bytes) -> RingVector:
     if reply.round != request.round:
         raise MessageError(f"a reply to round {reply.round}, expected round {request.round}")
     if isinstance(reply, Abstention):
-        raise MessageError(f"abstained: {reply.reason}")
+        raise _abstained(reply)
     return reply.elements()
 
 
@@ -132,7 +139,11 @@ def read(data: bytes, kind: Any, name: str) -> Any:
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as fault:
-        raise MessageError(f"expected a message of type {name}: {fault}") from None
+        raise MessageError(f"expected a message of type {name}: {one_line(str(fault))}") from None
+
+
+def _abstained(reply: Abstention) -> MessageError:
+    return MessageError(f"abstained: {one_line(reply.reason)}")
 
 
 def _whole(data: bytes) -> bytes:

@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from baffle.aggregation.messages import Key
 from baffle.core.messages import Abstention, Hash, Message, Number, RoundRequest, encode, read
-from baffle.errors import MessageError
+from baffle.errors import MessageError, one_line
 
 AGAIN = 5.0
 """Seconds until a client that was silent or turned away is asked again: while the server asks, the others wait."""
@@ -184,7 +184,7 @@ class ConnectedClients:
             elif isinstance(reply, Unready):
                 self._drop(client, "must be told about the run again")
             elif isinstance(reply, Abstention):
-                self.tell(f"client {client} does not hold the last weights: {reply.reason}")
+                self.tell(f"client {client} does not hold the last weights: {one_line(reply.reason)}")
         return holders
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
@@ -240,7 +240,7 @@ def decode_asked(data: bytes) -> Asked | None:
 def _expect(kind: type[M], answer: Answered) -> M:
     """The answer if it is of this kind; a MessageError if it is an abstention or of another kind."""
     if isinstance(answer, Abstention):
-        raise MessageError(answer.reason)
+        raise MessageError(one_line(answer.reason))
     if not isinstance(answer, kind):
         raise MessageError(f"expected {kind.__name__}, got {type(answer).__name__}")
     return answer

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from msgspec import msgpack
 from msgspec.structs import replace
 
 from baffle.aggregation.client.refusals import MOST_QUERIES
@@ -299,6 +300,41 @@ def test_events_say_how_each_client_ended_the_round() -> None:
         1: "missing",
         **dict.fromkeys(range(2, 6), "contributed"),
     }
+
+
+HOSTILE = "no\x1b[2J\nclient 1: contributed" + "x" * 900
+
+
+@pytest.mark.parametrize("phase", ["hello", "seal", "vector", "agree", "unmask"])
+def test_an_abstention_is_counted_in_every_phase_and_its_reason_is_quoted_safely(phase: str) -> None:
+    rounds = Rounds(6, agreement=True)
+    rounds.network.spoil = lambda client, at, data: (
+        encode(Abstention(0, HOSTILE)) if (client, at) == (0, phase) else data
+    )
+    refusals = rounds.play_groups(0).refusals
+    assert {client for client, _ in refusals} == {0}
+    assert all(why.isprintable() and len(why) <= 320 for _, why in refusals)
+    assert refusals[0][1].startswith("abstained: no[2J client 1: contributedxxx")
+
+
+def test_what_a_client_refuses_in_a_turn_is_quoted_safely() -> None:
+    rounds = Rounds(6)
+    rounds.network.spoil = lambda client, phase, data: (
+        encode(replace(decode(data, Turned), refusal=HOSTILE)) if (client, phase) == (0, "unmask") else data
+    )
+    ((client, why),) = rounds.play_groups(0).refusals
+    assert client == 0
+    assert why.startswith("no[2J client 1: contributedxxx")
+    assert why.isprintable()
+    assert len(why) <= 300
+
+
+def test_a_message_of_a_made_up_type_is_quoted_safely() -> None:
+    rounds, made_up = Rounds(6), msgpack.encode(["\x1b[2J" + "x" * 100_000])
+    rounds.network.spoil = lambda client, phase, data: made_up if (client, phase) == (0, "vector") else data
+    ((_, why),) = rounds.play_groups(0).refusals
+    assert why.isprintable()
+    assert len(why) < 400
 
 
 def test_an_abandoned_sum_says_why() -> None:

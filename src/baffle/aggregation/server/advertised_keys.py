@@ -10,7 +10,7 @@ from baffle.aggregation.masks import agree
 from baffle.aggregation.messages import Advertisement, Hello
 from baffle.aggregation.server.slot import ServerSlot
 from baffle.aggregation.server.traffic import Traffic
-from baffle.core.messages import decode, encode
+from baffle.core.messages import decode_answer, encode
 from baffle.errors import MessageError, RefusalError
 
 
@@ -33,7 +33,7 @@ class AdvertisedKeys:
         lacking = [client for client in members if client not in self._advertised]
         for client, data in traffic.exchange({client: Hello(slot) for client in lacking}).items():
             try:
-                self._advertised[client] = self._checked(client, slot, decode(data, Advertisement))
+                self._advertised[client] = self._checked(client, slot, decode_answer(data, Advertisement))
                 self._delivered.pop(client, None)
             except MessageError as fault:
                 traffic.refuse(client, fault)

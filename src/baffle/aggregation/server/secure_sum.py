@@ -19,10 +19,10 @@ from baffle.aggregation.server.crash_record import (
 from baffle.aggregation.server.group_sum import GroupSum, continue_each
 from baffle.aggregation.server.slot import ServerSlot
 from baffle.aggregation.server.traffic import Traffic
-from baffle.core.messages import RoundRequest, contribution_to, decode
+from baffle.core.messages import RoundRequest, contribution_to, decode_answer
 from baffle.core.ports import Collected, Transport
 from baffle.core.ring import EXTRAS, Ring, Sum
-from baffle.errors import AbortError, MessageError, RefusalError
+from baffle.errors import AbortError, MessageError, RefusalError, one_line
 
 
 @dataclass
@@ -148,7 +148,7 @@ class SecureSum:
             slot = sums[index].open_slot()
             for client in replies.keys() & set(slot.alive):
                 try:
-                    slot.take_agreed(client, decode(replies[client], Agreed), self.directory[client])
+                    slot.take_agreed(client, decode_answer(replies[client], Agreed), self.directory[client])
                 except MessageError as fault:
                     traffic.refuse(client, fault)
 
@@ -209,7 +209,7 @@ class SecureSum:
         opens = {client: slot for slot in opening for client in slot.slot.opening.members}
         for client, data in replies.items():
             try:
-                turned = decode(data, Turned)
+                turned = decode_answer(data, Turned)
                 if turned.unmasked and client in ends:
                     ends[client].take_unmasked(client, turned.unmasked)
                 if turned.sealed and client in opens:
@@ -218,7 +218,7 @@ class SecureSum:
                 elif client in opens:
                     self._keys.forget(client)  # if it was restarted, it has lost these keys
                 if turned.refusal:
-                    raise RefusalError(turned.refusal)
+                    raise RefusalError(one_line(turned.refusal))
             except MessageError as fault:
                 traffic.refuse(client, fault)
 
