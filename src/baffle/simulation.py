@@ -117,7 +117,12 @@ def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn) -> Summary:
     runtimes, replica = Runtimes(task, trajectory.threads), Replica(trajectory)
     sums, sessions = aggregation(trajectory, task)
     clients = [
-        Client(replica, Worker(number, k, trajectory, task.source.train, share, runtimes.borrow), sessions.get(number))
+        Client(
+            replica,
+            Worker(number, k, trajectory, task.source.train, share, runtimes.borrow),
+            sessions.get(number),
+            candid=True,
+        )
         for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
     ]
 

@@ -1,34 +1,81 @@
 """The half of a client that talks: its replies, and when it abstains."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
+from baffle.aggregation.messages import Turn, Turned, Unmask
+from baffle.client.abstaining import UNABLE
 from baffle.client.client import Client, contribution_bytes
 from baffle.client.replica import Replica
 from baffle.core.messages import (
     Abstention,
     CatchUp,
+    RoundRequest,
+    decode,
     decode_reply,
     encode,
 )
 from baffle.core.ring import EXTRAS
 from baffle.plan import Plan
+from tests.support.federation import Federation
 from tests.support.one_client import BACKPROP, CENTRAL, EPOCH, FORWARD, OWN, Bowl, Setting, plan_for
 
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("level", [["federation.epochs=1"], EPOCH])
 @pytest.mark.parametrize("estimator", [FORWARD, CENTRAL, BACKPROP])
-def test_a_client_whose_loss_is_not_finite_abstains_and_says_why(
+def test_a_client_whose_loss_is_not_finite_abstains_and_its_own_log_says_why(
     tiny: Callable[..., Plan], level: list[str], estimator: list[str], loss: float
 ) -> None:
-    reply = Setting(plan_for(tiny, *level, *estimator), Bowl(5, loss=loss)).reply(3)
+    setting, told = Setting(plan_for(tiny, *level, *estimator), Bowl(5, loss=loss)), list[str]()
+    client = replace(setting.client, tell=told.append)
+    assert decode_reply(client.answer(setting.request(3))) == Abstention(3, UNABLE)
+    (words,) = told
+    assert words.startswith("abstained: the loss")
+    assert str(loss) in words
+
+
+def test_a_candid_client_tells_the_server_why(tiny: Callable[..., Plan]) -> None:
+    """In a simulation nobody would read the clients' own logs."""
+    setting = Setting(plan_for(tiny), Bowl(5, loss=np.nan))
+    reply = decode_reply(replace(setting.client, candid=True).answer(setting.request(3)))
     assert isinstance(reply, Abstention)
-    assert reply.round == 3
-    assert "loss" in reply.reason
-    assert str(loss) in reply.reason
+    assert "loss is nan" in reply.reason
+
+
+def test_an_error_of_the_system_is_an_abstention(tiny: Callable[..., Plan]) -> None:
+    setting, told = Setting(plan_for(tiny), Bowl(5)), list[str]()
+
+    @contextmanager
+    def borrow() -> Iterator[NoReturn]:
+        raise OSError(5, "Input/output error", "/home/alice/samples")
+        yield
+
+    client = replace(setting.client, worker=replace(setting.worker, borrow=borrow), tell=told.append)
+    assert decode_reply(client.answer(setting.request(3))) == Abstention(3, UNABLE)
+    assert told == ["abstained: [Errno 5] Input/output error: '/home/alice/samples'"]
+
+
+def test_a_snapshot_that_cannot_be_read_is_the_servers_to_know(tiny: Callable[..., Plan]) -> None:
+    setting = Setting(plan_for(tiny), Bowl(5))
+    damaged = CatchUp("snapshot", 0, (b"noise",))
+    request = RoundRequest(0, 0, setting.trajectory.digest, setting.state.weights_hash(), damaged)
+    reply = decode_reply(setting.client.answer(encode(request)))
+    assert isinstance(reply, Abstention)
+    assert "a snapshot cannot be read" in reply.reason
+
+
+def test_what_is_refused_in_a_turn_is_told(tiny: Callable[..., Plan]) -> None:
+    federation, told = Federation(3), list[str]()
+    client = Client(Setting(plan_for(tiny), Bowl(5)).client.replica, None, federation.sessions[0], told.append)
+    reply = decode(client.answer(encode(Turn(Unmask(9, (0, 1), (2,)), None))), Turned)
+    assert reply.refusal == "slot 9 was not opened"
+    assert told == ["refused: slot 9 was not opened"]
 
 
 @pytest.mark.parametrize("settings", [FORWARD, OWN, EPOCH, BACKPROP])

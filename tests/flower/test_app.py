@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from uuid import uuid4
 
 import pytest
 
 from baffle.aggregation.messages import Hello
+from baffle.client.abstaining import UNABLE
 from baffle.core.messages import Abstention, decode, encode
 from baffle.errors import MessageError, PlanError
 from baffle.network.authority import make_keys
@@ -22,6 +23,7 @@ from flwr.common.serde import context_from_proto, context_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from baffle.flower import app
 from baffle.flower.app import ACTIONS, answer, client, server
 from baffle.flower.app_wrappers import Delivery
 from baffle.flower.identify import Me, Who
@@ -166,11 +168,36 @@ def test_the_partition_number_says_which_client_a_node_is(config: Config, tiny: 
         ({"partition-id": 0, "part": 1}, {}, "part: expected bool, got 1"),
     ],
 )
-def test_a_node_with_a_wrong_configuration_says_what_is_wrong(
-    config: Config, tiny: Callable[..., Plan], node: Config, changes: Config, reason: str
+def test_a_node_with_a_wrong_configuration_says_what_is_wrong_in_its_own_log(
+    config: Config,
+    tiny: Callable[..., Plan],
+    node: Config,
+    changes: Config,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(app, "tell", told.append)
     reply, _ = answer(delivery(introduce(tiny), node, {**config, **changes}))
-    assert reason in decode(reply, Abstention).reason
+    assert decode(reply, Abstention).reason == UNABLE
+    assert len(told) == 1
+    assert reason in told[0]
+
+
+def test_no_error_of_a_node_reaches_flower(
+    config: Config, tiny: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower sends the text of an error to the server."""
+
+    def fails(_delivery: Delivery) -> NoReturn:
+        raise ValueError("/home/alice/notes")
+
+    told: list[str] = []
+    monkeypatch.setattr(app, "tell", told.append)
+    monkeypatch.setattr(app, "_identify", fails)
+    reply, _ = answer(delivery(introduce(tiny), {"partition-id": 0}, config))
+    assert decode(reply, Abstention).reason == UNABLE
+    assert told == ["cannot answer: ValueError('/home/alice/notes')"]
 
 
 def test_a_node_that_remembers_nothing_is_unready(config: Config) -> None:

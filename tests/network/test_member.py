@@ -1,16 +1,21 @@
 """The networked client: what it takes part in, what it refuses, and what it does not forget."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
+from uuid import uuid4
 
 import pytest
 
-from baffle.aggregation.messages import Advertisement, Hello, Turned
+from baffle.aggregation.messages import Advertisement, Hello, Turn, Turned, Unmask
+from baffle.client.abstaining import UNABLE
 from baffle.client.replica import Replica
 from baffle.core.messages import Abstention, CatchUp, Message, RoundRequest, decode, encode, read
 from baffle.core.state import pack
-from baffle.errors import RunFolderError
+from baffle.export import export_plan
 from baffle.network import joining, serve
+from baffle.network.equipment import count_samples, with_onnx, with_torch
 from baffle.network.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready
 from baffle.network.keys import ClientKeys
 from baffle.network.member import Member
@@ -156,12 +161,9 @@ def test_damaged_marks_keep_a_client_out(federation: Federation, plan: Plan) -> 
     folder = federation.folder / "client-0" / RUN.hex()[:16]
     folder.mkdir(parents=True)
     (folder / "marks.jsonl").write_text("nonsense\n")
-    assert "could be asked twice" in refusal(federation.member(0), begin(plan))
-
-
-def test_a_folder_that_cannot_be_used_is_reported_in_the_refusal(federation: Federation, plan: Plan) -> None:
-    (federation.folder / "client-0").write_text("a file")
-    assert "cannot be used" in refusal(federation.member(0), begin(plan))
+    told: list[str] = []
+    assert refusal(federation.member(0, tell=told.append), begin(plan)) == UNABLE
+    assert "could be asked twice" in told[0]
 
 
 @pytest.mark.parametrize("damage", ["bytes", "missing", "other weights"])
@@ -230,10 +232,157 @@ def test_a_server_whose_snapshot_is_wrong_is_refused(federation: Federation, pla
     assert "not the ones that the server names" in decode(member.answer(encode(request)), Abstention).reason
 
 
-def test_an_error_of_its_own_is_an_abstention(federation: Federation, plan: Plan) -> None:
-    def fails(_plan: Plan) -> int:
-        raise RunFolderError("no disk")
+SECRET = "alices-notes"
+"""A part of every path of a client's machine in the tests below."""
 
-    member = federation.member(0)
-    member.samples = fails
-    assert refusal(member, Introduce(RUN, plan.to_toml())) == "no disk"
+Trouble = Callable[[Path, pytest.MonkeyPatch], dict[str, object]]
+"""Spoils something in a client's folder, and says what else is special about the client."""
+
+
+def state_is_a_file(folder: Path, _patch: pytest.MonkeyPatch) -> dict[str, object]:
+    (folder / "state").write_text("a file")
+    return {}
+
+
+def marks_are_damaged(folder: Path, _patch: pytest.MonkeyPatch) -> dict[str, object]:
+    run = folder / "state" / RUN.hex()[:16]
+    run.mkdir(parents=True)
+    (run / "marks.jsonl").write_text("nonsense\n")
+    return {}
+
+
+def data_are_missing(folder: Path, _patch: pytest.MonkeyPatch) -> dict[str, object]:
+    return {"samples": count_samples(0, folder / "nowhere", part=False)}
+
+
+def data_are_missing_later(folder: Path, _patch: pytest.MonkeyPatch) -> dict[str, object]:
+    return {"samples": lambda _plan: 10, "equip": with_torch(0, folder / "nowhere", part=False)}
+
+
+def data_are_damaged(folder: Path, _patch: pytest.MonkeyPatch) -> dict[str, object]:
+    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
+        (folder / name).write_bytes(b"nonsense")
+    return {"samples": count_samples(0, folder, part=False)}
+
+
+def data_cannot_be_read(folder: Path, _patch: pytest.MonkeyPatch) -> dict[str, object]:
+    def fails(_plan: Plan) -> NoReturn:
+        raise OSError(5, "Input/output error", str(folder / "samples"))
+
+    return {"samples": fails}
+
+
+def own_function_fails(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, object]:
+    name = f"own_{uuid4().hex}"
+    (folder / f"{name}.py").write_text("def data():\n    raise RuntimeError('no samples')\n")
+    patch.syspath_prepend(str(folder))
+    return {"own": f"{name}:data"}
+
+
+def own_function_is_missing(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, object]:
+    patch.syspath_prepend(str(folder))
+    return {"own": "no_such_module:data"}
+
+
+def model_is_missing(folder: Path, _patch: pytest.MonkeyPatch) -> dict[str, object]:
+    return {"equip": with_onnx(0, None, folder / "model", part=True)}
+
+
+def model_is_of_another_plan(folder: Path, _patch: pytest.MonkeyPatch) -> dict[str, object]:
+    export_plan("digits", folder / "model", ["federation.clients=3"])
+    return {"equip": with_onnx(0, None, folder / "model", part=True)}
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        state_is_a_file,
+        marks_are_damaged,
+        data_are_missing,
+        data_are_missing_later,
+        data_are_damaged,
+        data_cannot_be_read,
+        own_function_fails,
+        own_function_is_missing,
+        model_is_missing,
+        pytest.param(model_is_of_another_plan, marks=pytest.mark.slow),
+    ],
+)
+def test_only_its_own_log_says_what_is_wrong_on_a_clients_machine(
+    keys: list[ClientKeys], plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Trouble
+) -> None:
+    folder, told = tmp_path / SECRET, list[str]()
+    folder.mkdir()
+    special = trouble(folder, monkeypatch)
+    if trouble in (data_are_missing, data_are_missing_later, data_are_damaged):
+        plan = change(plan, ["task.data=mnist"])
+    if own := special.pop("own", None):
+        plan = change(plan, [f"task.data={own}"])
+    settings: dict[str, Any] = {
+        "samples": count_samples(0, None, part=True),
+        "equip": with_torch(0, None, part=True),
+        "pinned": plan,
+        "tell": told.append,
+    }
+    member = Member(keys[0], folder / "state", **{**settings, **special})
+    messages = [Introduce(RUN, plan.to_toml()), begin(plan), Hello(0)]
+    replies = [member.answer(encode(message)) for message in messages for _ in range(3)]
+    assert any(UNABLE.encode() in reply for reply in replies)
+    assert not any(SECRET.encode() in reply for reply in replies)
+    about_it = [words for words in told if SECRET in words]
+    assert about_it
+    assert len(about_it) == len(set(about_it))  # the server asks again and again
+
+
+def test_a_server_counts_a_client_that_abstains_and_learns_no_more(federation: Federation) -> None:
+    """For some rounds its marks cannot be written. The others go on, and later it is back."""
+    federation.plan = change(federation.plan, ["rounds=8", "secure.floor=2"])
+    federation.folder = federation.folder / SECRET
+    federation.folder.mkdir()
+    nodes, told, replies = federation.lines(3), list[str](), list[bytes]()
+    troubled = federation.members[2]
+    troubled.tell = told.append
+
+    def hinder(exchange: int) -> None:
+        if exchange == 8:
+            (marks,) = federation.folder.glob("client-2/*/marks.jsonl")
+            marks.rename(marks.with_name("saved"))
+            marks.mkdir()
+        elif exchange == 14:
+            (saved,) = federation.folder.glob("client-2/*/saved")
+            saved.with_name("marks.jsonl").rmdir()
+            saved.rename(saved.with_name("marks.jsonl"))
+
+    def answer(data: bytes) -> bytes:
+        replies.append(troubled.answer(data))
+        return replies[-1]
+
+    nodes.before, lines.clients[2] = hinder, answer
+    summary = federation.serve(nodes)
+    metrics = (federation.run / "metrics.jsonl").read_text()
+    refused = [why for line in metrics.splitlines() for why in json.loads(line).get("refused", [])]
+    assert f"client 2: abstained: {UNABLE}" in refused
+    assert summary["refusals"] == len(refused)
+    assert summary["skipped_rounds"] == 0
+    assert SECRET not in metrics
+    assert not any(SECRET in line for line in federation.told)
+    assert not any(SECRET.encode() in reply for reply in replies)
+    (reason,) = (words for words in told if SECRET in words)
+    assert "marks.jsonl cannot be written" in reason
+    federation.require_agreement(range(3))
+
+
+def test_what_it_refuses_every_round_is_told_once(federation: Federation, plan: Plan) -> None:
+    told: list[str] = []
+    member = federation.member(0, tell=told.append)
+    ask(member, begin(plan))
+    del told[:]
+    for number in range(20):
+        turned = ask(member, Turn(Unmask(number, (0, 1), (2,)), None))
+        assert isinstance(turned, Turned)
+        assert turned.refusal == f"slot {number} was not opened"
+    for _ in range(20):
+        assert "affords" not in refusal(member, begin(change(plan, ["federation.clients=5"]), (4,) * 5))
+    assert told[0] == "refused: slot 0 was not opened"
+    assert told[1].startswith("will not take part: a run of 5 clients")
+    assert len(told) == 2

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.messages import Agree, Hello, MaskedRequest, Request, Turn, decode_request
+from baffle.client.abstaining import Tell, abstention
 from baffle.client.replica import Replica
 from baffle.client.worker import Worker
 from baffle.core.messages import Abstention, Contribution, Message, RoundRequest, encode
@@ -17,22 +18,26 @@ class Client:
     """One participant: its copy of the weights, its worker, and its side of the secure sum.
 
     Without a session the server sees its values. Without a worker it can still answer the other messages of a secure
-    sum, but computes nothing.
+    sum, but computes nothing. `tell` gets the whole reason of everything that it refuses or cannot do.
     """
 
     replica: Replica
     worker: Worker | None
     session: ClientSession | None = None
+    tell: Tell = lambda _words: None
+    candid: bool = False
+    """Whether the server may read every reason. So it is in a simulation, where both are one process."""
 
     def answer(self, data: bytes) -> bytes:
-        """The reply to a request. If this client cannot contribute, the reply is an Abstention that says why."""
+        """The reply to a request. If this client cannot do what is asked, the reply is an Abstention."""
         number = 0
         try:
             asked = decode_request(data)
             number = asked.request.round if isinstance(asked, MaskedRequest) else getattr(asked, "round", 0)
             return encode(self._answer(asked))
-        except BaffleError as fault:
-            return encode(Abstention(number, str(fault)))
+        except (BaffleError, OSError) as fault:
+            self.tell(f"abstained: {fault}")
+            return encode(Abstention(number, str(fault)) if self.candid else abstention(number, fault))
 
     def _answer(self, asked: Request) -> Message:
         session = self.session
@@ -46,7 +51,10 @@ class Client:
             case Agree() if session is not None:
                 return session.agree(asked)
             case Turn() if session is not None:
-                return session.turn(asked)
+                turned = session.turn(asked)
+                if turned.refusal:
+                    self.tell(f"refused: {turned.refusal}")
+                return turned
             case _:
                 mode = "on" if session else "off"
                 raise RefusalError(f"a {type(asked).__name__}, but this client's secure.mode is {mode}")

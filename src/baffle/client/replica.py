@@ -121,7 +121,10 @@ class Replica:
     def _advanced(self, catch_up: CatchUp) -> Held:
         match catch_up.kind:
             case "snapshot":
-                state = unpack(self.trajectory.rule, _only(catch_up))
+                try:
+                    state = unpack(self.trajectory.rule, _only(catch_up))
+                except JournalError as fault:
+                    raise MessageError(f"the server's state is of no use: {fault}") from None
                 return Held(state, state.weights)
             case "outcomes":
                 state = self._replayed(catch_up)

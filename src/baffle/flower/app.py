@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from baffle.aggregation.messages import Request
-from baffle.core.messages import Abstention, encode, tag_of
+from baffle.client.abstaining import abstention
+from baffle.core.messages import encode, tag_of
 from baffle.errors import BaffleError, KeysError, PlanError, RunFolderError
 from baffle.flower.app_wrappers import Delivery, Settings, client_app, server_app
 from baffle.flower.identify import Who, with_identity
@@ -99,8 +100,9 @@ def answer(delivery: Delivery) -> tuple[bytes, bytes]:
                 tell(f"client {own.number}: must start over: {fault}")
             reply = with_identity(own.identity, own.number, member.answer)(delivery.content)
             return reply, b"" if member.over else member.frozen()
-    except BaffleError as fault:
-        return encode(Abstention(0, str(fault))), delivery.state
+    except Exception as fault:  # Flower would send the text of any error that it sees to the server
+        tell(f"cannot answer: {fault if isinstance(fault, BaffleError) else repr(fault)}")
+        return encode(abstention(0, fault)), delivery.state
 
 
 def _identify(delivery: Delivery) -> tuple[ClientKeys, Path | None]:

@@ -11,11 +11,12 @@ import msgspec
 
 from baffle.aggregation.client.marks import MarksFile
 from baffle.aggregation.client.session import ClientSession
+from baffle.client.abstaining import Sparingly, Tell, abstention
 from baffle.client.client import Client, contribution_bytes
 from baffle.client.replica import Replica
 from baffle.client.worker import Worker
-from baffle.core.messages import Abstention, Message, Number, RoundRequest, decode, encode
-from baffle.errors import BaffleError, MessageError, RefusalError, RunFolderError
+from baffle.core.messages import Message, Number, RoundRequest, decode, encode
+from baffle.errors import BaffleError, MessageError, PlanError, RefusalError, RunFolderError
 from baffle.network.joining import (
     UNREADY,
     Asked,
@@ -60,6 +61,9 @@ class Member:
 
     With a `pinned` plan it takes part in no other. Without one it takes part in any plan with secure sums that calls no
     functions from outside BAFFLE.
+
+    `tell` is its own log: it gets the whole reason of everything that it refuses or cannot do. The server reads only
+    reasons that lie with the server.
     """
 
     keys: ClientKeys
@@ -68,11 +72,14 @@ class Member:
     equip: Equip
     affords: int = 0
     pinned: Plan | None = None
-    tell: Callable[[str], None] = lambda _words: None
+    tell: Tell = lambda _words: None
     over: bool = False
     """Whether its run has ended."""
     _begun: Begin | None = field(default=None, repr=False)
     _client: Client | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self._tell_sparingly = Sparingly(lambda words: self.tell(words))
 
     def answer(self, data: bytes) -> bytes:
         asked = decode_asked(data)
@@ -80,9 +87,9 @@ class Member:
             return self._answer_round(data)
         try:
             return encode(self._answer(asked))
-        except BaffleError as fault:
-            self.tell(f"will not take part: {fault}")
-            return encode(Abstention(0, str(fault)))
+        except (BaffleError, OSError) as fault:
+            self._tell_sparingly(f"will not take part: {fault}")
+            return encode(abstention(0, fault))
 
     @property
     def most_request_bytes(self) -> int:
@@ -135,14 +142,14 @@ class Member:
         introduces itself again, the server sends it the whole state."""
         if not replica.astray:
             return False
-        self.tell("this client's weights are not the server's; it asks for them whole")
+        self._tell_sparingly("this client's weights are not the server's; it asks for them whole")
         replica.forget()
         return True
 
     def _answer(self, asked: Asked) -> Message:
         match asked:
             case Introduce():
-                plan = parse(asked.plan)
+                plan = _offered(asked)
                 self._require_acceptable(plan)
                 return Introduction(self.samples(plan), self.affords, self._holds(asked.run) + 1)
             case Begin():
@@ -167,7 +174,7 @@ class Member:
         return Done(last.weights_hash)
 
     def _begin(self, asked: Begin) -> None:
-        plan = parse(asked.plan)
+        plan = _offered(asked)
         self._require_acceptable(plan)
         number, roster = self.keys.number, self.keys.roster
         if not plan.federation.clients == len(asked.tiers) == len(roster.clients):
@@ -206,7 +213,7 @@ class Member:
         replica = Replica(trajectory, folder / "replica" if folder else None)
         if known:
             replica.thaw(known.replica)
-        self._client = Client(replica, worker, session)
+        self._client = Client(replica, worker, session, self._tell_sparingly)
         self._begun = msgspec.structs.replace(begun, plan=trajectory.plan.to_toml())  # the plan as resolved
         return self._client
 
@@ -244,6 +251,14 @@ class Member:
         except OSError as fault:
             raise RunFolderError(f"{folder} cannot be used: {fault.strerror or fault}") from None
         return folder
+
+
+def _offered(asked: Introduce | Begin) -> Plan:
+    """The plan that a server offers. What is wrong in it is the server's to know."""
+    try:
+        return parse(asked.plan)
+    except PlanError as fault:
+        raise RefusalError(str(fault)) from None
 
 
 def for_roster(plan: Plan, roster: Roster) -> Plan:
