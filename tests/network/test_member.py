@@ -339,7 +339,7 @@ def test_a_server_counts_a_client_that_abstains_and_learns_no_more(federation: F
     federation.plan = change(federation.plan, ["rounds=8", "secure.floor=2"])
     federation.folder = federation.folder / SECRET
     federation.folder.mkdir()
-    nodes, told, replies = federation.lines(3), list[str](), list[bytes]()
+    lines, told, replies = federation.lines(3), list[str](), list[bytes]()
     troubled = federation.members[2]
     troubled.tell = told.append
 
@@ -357,8 +357,8 @@ def test_a_server_counts_a_client_that_abstains_and_learns_no_more(federation: F
         replies.append(troubled.answer(data))
         return replies[-1]
 
-    nodes.before, lines.clients[2] = hinder, answer
-    summary = federation.serve(nodes)
+    lines.before, lines.clients[2] = hinder, answer
+    summary = federation.serve(lines)
     metrics = (federation.run / "metrics.jsonl").read_text()
     refused = [why for line in metrics.splitlines() for why in json.loads(line).get("refused", [])]
     assert f"client 2: abstained: {UNABLE}" in refused
