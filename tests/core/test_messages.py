@@ -3,6 +3,8 @@
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baffle.core.messages import (
     Abstention,
@@ -15,6 +17,7 @@ from baffle.core.messages import (
     decode,
     decode_reply,
     encode,
+    first_number,
     tag_of,
 )
 from baffle.errors import MessageError
@@ -48,6 +51,17 @@ def test_its_type_can_be_told_without_reading_it(message: Message) -> None:
 @pytest.mark.parametrize("data", [b"", b"\x91", b"noise", b"\x91\xc0", b"\xa3abc"])
 def test_what_is_no_message_has_no_type(data: bytes) -> None:
     assert tag_of(data) == ""
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_the_round_of_a_message_can_be_told_without_reading_it(number: int) -> None:
+    for message in (RoundRequest(number, 4, bytes(32), bytes(32), CATCH_UP), Abstention(number, "")):
+        assert first_number(encode(message)) == number
+
+
+@given(st.binary(max_size=40))
+def test_what_is_no_message_has_a_round_nevertheless(data: bytes) -> None:
+    assert 0 <= first_number(data) < 2**64
 
 
 @pytest.mark.parametrize("message", EVERY, ids=NAMES)

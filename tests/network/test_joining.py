@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baffle.core.messages import Abstention, CatchUp, Message, RoundRequest, encode
+from baffle.aggregation.messages import Agree, Hello, MaskedRequest, Opening, Turn, Unmask
+from baffle.core.messages import Abstention, CatchUp, Message, RoundRequest, encode, first_number, tag_of
 from baffle.network import joining
 from baffle.network.joining import (
     NO_RUN,
@@ -15,9 +16,11 @@ from baffle.network.joining import (
     ConnectedClients,
     Introduce,
     Introduction,
+    Over,
     Ready,
     decode_asked,
 )
+from baffle.network.link.envelope import PHASES
 from tests.support.lines_in_memory import LinesInMemory
 
 RUN = bytes([7] * 32)
@@ -60,6 +63,18 @@ def clients(lines: LinesInMemory, told: list[str], monkeypatch: pytest.MonkeyPat
 def test_messages_that_are_not_about_joining_are_not_decoded(data: bytes) -> None:
     assert decode_asked(data) is None
     assert decode_asked(encode(Abstention(0, "no"))) is None
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_the_link_finds_the_round_of_every_request(number: int) -> None:
+    about = RoundRequest(number, 1, DIGEST, DIGEST, CatchUp("weights", 0, ()))
+    opening = Opening(number, (1, 2), 2, 2, DIGEST, ())
+    unmask = Unmask(number, (1, 2), ())
+    requests: list[Message] = [about, Over(about), MaskedRequest(about, (1, 2), DIGEST, b""), Hello(number)]
+    requests += [Agree(number, (1,), ()), Turn(None, opening), Turn(unmask, None), Turn(unmask, opening)]
+    assert {first_number(encode(request)) for request in requests} == {number}
+    assert {first_number(encode(request)) for request in (BEGIN, Introduce(RUN, ""))} == {0}
+    assert {tag_of(encode(request)) for request in (*requests, BEGIN, Introduce(RUN, ""))} == set(PHASES)
 
 
 def test_clients_are_met_told_about_the_run_and_asked(clients: ConnectedClients, lines: LinesInMemory) -> None:
