@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    load_pem_private_key,
     load_ssh_public_key,
 )
 from hypothesis import given
@@ -26,17 +25,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from baffle.errors import KeysError
-from baffle.network.authority import DAYS, ServerKeys, make_keys, renew_certificate, sign_roster
+from baffle.network.authority import DAYS, ServerKeys, load_private, make_keys, renew_certificate, sign_roster
 from baffle.network.certificates import load_certificate, new_certificate
 from baffle.network.keys import (
     MOST_ROSTER_BYTES,
     ClientKeys,
     Roster,
     load_identity,
-    load_private,
     load_roster,
     load_token,
 )
+from baffle.network.node_keys import load_node_key, public_node_keys
 
 OFFLINE = ("authority.key", "ca.key", "ca.pem")
 SERVER = (
@@ -79,7 +78,7 @@ def test_each_client_has_its_number_and_everybody_the_same_roster(federation: Pa
     clients = [ClientKeys.load(federation / f"client-{number}") for number in range(3)]
     assert [client.number for client in clients] == [0, 1, 2]
     assert all(client.roster == server.roster for client in clients)
-    assert len(set(server.roster.node_keys())) == len(set(server.roster.directory().values())) == 3
+    assert len(set(public_node_keys(server.roster))) == len(set(server.roster.directory().values())) == 3
     assert server.identity.public_key().public_bytes_raw() == server.roster.server_key
     assert server.roster.server_key not in server.roster.directory().values()
     assert server.roster.number == 1
@@ -111,7 +110,12 @@ def test_only_the_owner_can_read_them(federation: Path) -> None:
 def test_the_node_keys_can_be_registered_at_another_superlink(federation: Path) -> None:
     for number in range(3):
         public = load_ssh_public_key((federation / "server" / "nodes" / f"client-{number}.pub").read_bytes())
-        assert public == ClientKeys.load(federation / f"client-{number}").node.public_key()
+        assert (
+            public
+            == load_node_key(
+                federation / f"client-{number}", ClientKeys.load(federation / f"client-{number}")
+            ).public_key()
+        )
 
 
 def test_no_private_key_is_in_two_places(federation: Path) -> None:
@@ -373,8 +377,12 @@ def _sign(keys: Path, name: str, roster: Roster) -> None:
 
 
 def _load(keys: Path, name: str) -> object:
+    """Load everything in the folder that a server, or a client on Flower, would load."""
     folder = (keys / name).parent
-    return ServerKeys.load(folder) if folder.name == "server" else ClientKeys.load(folder)
+    if folder.name == "server":
+        return ServerKeys.load(folder)
+    own = ClientKeys.load(folder)
+    return own, load_node_key(folder, own)
 
 
 def test_keys_are_made_once(federation: Path, tmp_path: Path) -> None:
@@ -445,8 +453,8 @@ def test_only_the_cas_own_key_renews_a_certificate(keys: Path, others: Path) -> 
 
 
 def test_a_server_says_that_its_certificate_has_expired(keys: Path) -> None:
-    key, moment = load_private(keys / "ca.key", load_pem_private_key), datetime.now(UTC) - timedelta(hours=1)
-    own = load_private(keys / "server" / "server.key", load_pem_private_key)
+    key, moment = load_private(keys / "ca.key"), datetime.now(UTC) - timedelta(hours=1)
+    own = load_private(keys / "server" / "server.key")
     assert isinstance(key, EllipticCurvePrivateKey)
     assert isinstance(own, EllipticCurvePrivateKey)
     expired = new_certificate(own, load_certificate(keys / "ca.pem"), key, ["localhost"], moment)

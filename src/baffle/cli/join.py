@@ -86,14 +86,14 @@ def join(
         load(pinned, settings) if pinned else None,
         log,
     )
-    take_part = _over_flower if engine == "flower" else _over_link
     with stopped_by_sigterm(log, "the same command joins again"), _alone(state), closing(member):
-        take_part(address, own, member, log, state, insecure=insecure, stay=stay)
+        if engine == "flower":
+            _over_flower(address, own, member, log, state, None if insecure else keys_folder, stay=stay)
+        else:
+            _over_link(address, own, member, log, insecure=insecure, stay=stay)
 
 
-def _over_link(
-    address: str, own: "ClientKeys", member: "Member", log: Log, _state: Path, *, insecure: bool, stay: bool
-) -> None:
+def _over_link(address: str, own: "ClientKeys", member: "Member", log: Log, *, insecure: bool, stay: bool) -> None:
     from baffle.network.link.client import Line, client_tls
 
     with Line(address, own, None if insecure else client_tls(own), log) as line:
@@ -109,10 +109,12 @@ def _over_link(
 
 
 def _over_flower(
-    address: str, own: "ClientKeys", member: "Member", log: Log, state: Path, *, insecure: bool, stay: bool
+    address: str, own: "ClientKeys", member: "Member", log: Log, state: Path, keys: Path | None, *, stay: bool
 ) -> None:
+    """Take part over Flower. With the folder of this client's keys the connection has TLS."""
     from baffle.flower.identify import with_identity
     from baffle.flower.node import FlowerNode
+    from baffle.network.node_keys import load_node_key
 
     leaving = Event()
 
@@ -121,7 +123,7 @@ def _over_flower(
             log(words)
 
     answer = with_identity(own.identity, own.number, member.answer)
-    roots, key = (None, None) if insecure else (own.ca, own.node)
+    roots, key = (own.ca, load_node_key(keys, own)) if keys else (None, None)
     known = _known_node(state)
     with FlowerNode(address, roots, key, tell, known=known) as node:
         for message in node.messages():

@@ -11,6 +11,7 @@ from baffle.flower.run import FlowerRun
 from baffle.flower.superlink import SuperLink
 from baffle.network.authority import ServerKeys
 from baffle.network.joining import Lines
+from baffle.network.node_keys import public_node_keys
 from baffle.plan import Plan
 from baffle.server.recorder import Summary
 
@@ -39,7 +40,7 @@ def play_over_flower(
     certificates = None if insecure else (own.ca, own.certificate, own.key)
     superlink = SuperLink(host, port, out.with_name(f"{out.name}.flower"), own.secret, certificates)
     roots = None if insecure else own.ca.read_bytes()
-    public = [] if insecure else own.roster.node_keys()
+    public = [] if insecure else public_node_keys(own.roster)
     failures = 0
     while True:
         advanced.clear()

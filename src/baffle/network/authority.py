@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import (
     SECP256R1,
     SECP384R1,
@@ -36,18 +36,18 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from baffle.errors import KeysError
+from baffle.errors import KeysError, first_line
 from baffle.network.certificates import hosts_in, load_certificate, new_ca, new_certificate
 from baffle.network.keys import (
     MOST_CLIENTS,
     Participant,
     Roster,
     load_identity,
-    load_private,
     load_roster,
     load_token,
     read,
 )
+from baffle.network.node_keys import public_node_keys
 
 DAYS = 3650
 """How long certificates and rosters are valid if nobody says otherwise."""
@@ -73,7 +73,7 @@ class ServerKeys:
     @classmethod
     def load(cls, folder: Path) -> "ServerKeys":
         roster = load_roster(folder)
-        roster.node_keys()  # raises if one of them cannot be read
+        public_node_keys(roster)  # raises if one of them cannot be read
         identity = load_identity(folder / "identity.key")
         if identity.public_key().public_bytes_raw() != roster.server_key:
             raise KeysError(
@@ -135,7 +135,7 @@ def renew_certificate(folder: Path, hosts: Sequence[str] = (), days: int = DAYS)
     """Replace server.pem and server.key in a folder that `make_keys` made. Clients need nothing new: they trust the CA.
     Without `hosts`, the new certificate is for the same ones as the present certificate."""
     ca_file, ca_key_file, present = folder / "ca.pem", folder / "ca.key", folder / "server" / "server.pem"
-    ca, ca_key = load_certificate(ca_file), load_private(ca_key_file, load_pem_private_key)
+    ca, ca_key = load_certificate(ca_file), load_private(ca_key_file)
     if not isinstance(ca_key, EllipticCurvePrivateKey) or ca_key.public_key() != ca.public_key():
         raise KeysError(f"{ca_key_file} is not the key of {ca_file}; take both from the same `baffle keys new`")
     if not hosts and not present.exists():
@@ -194,6 +194,14 @@ def _replace(folder: Path, files: dict[str, bytes]) -> None:
         raise KeysError(f"{folder} cannot be changed: {fault.strerror or fault}") from None
 
 
+def load_private(path: Path) -> object:
+    """The private key of any type in a PEM file."""
+    try:
+        return load_pem_private_key(read(path), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as fault:
+        raise KeysError(f"{path} is not a private key: {first_line(fault)}") from None
+
+
 def _checked_certificate(ca: Path, certificate: Path, key: Path) -> x509.Certificate:
     """The server's certificate, if the CA issued it for this key and it has not expired."""
     own = load_certificate(certificate)
@@ -201,7 +209,7 @@ def _checked_certificate(ca: Path, certificate: Path, key: Path) -> x509.Certifi
         own.verify_directly_issued_by(load_certificate(ca))
     except (ValueError, TypeError, InvalidSignature):
         raise KeysError(f"{certificate} was not issued by {ca}; take both from the same `baffle keys new`") from None
-    private = load_private(key, load_pem_private_key)
+    private = load_private(key)
     if not isinstance(private, EllipticCurvePrivateKey) or private.public_key() != own.public_key():
         raise KeysError(f"{key} is not the key of {certificate}; take both from the same folder")
     if datetime.now(UTC) >= own.not_valid_after_utc:

@@ -1,15 +1,16 @@
 """What a client, or an operator's console, reads from a folder that authority.py made.
 
-A client has two private keys: an identity, which signs its messages, and a node key, which admits it to Flower's
-SuperLink. The roster holds the public keys of all clients and of the server. An authority, whose private key stays
-offline, signs it; its public key lies in each folder as authority.pub.
+A client's identity signs its messages. The roster holds the public keys of all clients and of the server. An authority,
+whose private key stays offline, signs it; its public key lies in each folder as authority.pub. Clients on Flower have a
+second key (node_keys.py).
 
-Certificates are left to the TLS library here: a library that parses them takes memory that a small client lacks.
+Certificates are left to the TLS library here, and the one kind of private key is read by hand: libraries that parse
+them take memory that a small client lacks.
 """
 
 import re
 import ssl
-from collections.abc import Callable
+from base64 import b64decode
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -17,20 +18,15 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_private_key,
-    load_ssh_private_key,
-    load_ssh_public_key,
-)
 
 from baffle.aggregation.context import length_prefixed, signed
 from baffle.errors import KeysError
 from baffle.files import read_file
+
+_PRIVATE_PEM = re.compile(rb"-----BEGIN PRIVATE KEY-----\s+([A-Za-z0-9+/=\s]+)-----END PRIVATE KEY-----")
+_ED25519 = bytes.fromhex("302e020100300506032b657004220420")
+"""What stands before the 32 bytes of an Ed25519 key in PKCS #8."""
 
 MOST_CLIENTS = 100_000
 MOST_NODE_KEY_LETTERS = 300
@@ -76,13 +72,6 @@ class Roster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Client number → public identity."""
         return {number: bytes.fromhex(client.identity) for number, client in enumerate(self.clients)}
 
-    def node_keys(self) -> list[bytes]:
-        """The node keys as PEM, which Flower expects."""
-        return [
-            _node_key(number, client).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-            for number, client in enumerate(self.clients)
-        ]
-
     def signed_text(self) -> bytes:
         """What the authority signs: every field but the signature."""
         head = (str(self.number).encode(), self.expires.encode(), self.server_key)
@@ -104,11 +93,10 @@ class _RosterOfVersion1(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class ClientKeys:
-    """A client's number, its two private keys, the certificate of the CA that it trusts, and the roster."""
+    """A client's number, its private key, the certificate of the CA that it trusts, and the roster."""
 
     number: int
     identity: Ed25519PrivateKey
-    node: EllipticCurvePrivateKey
     ca: bytes
     roster: Roster
 
@@ -116,9 +104,6 @@ class ClientKeys:
     def load(cls, folder: Path) -> "ClientKeys":
         roster = load_roster(folder)
         identity = load_identity(folder / "identity.key")
-        node = load_private(folder / "node.key", load_ssh_private_key)
-        if not isinstance(node, EllipticCurvePrivateKey):
-            raise KeysError(f"{folder / 'node.key'} is of another type than `baffle keys new` makes")
         own = identity.public_key().public_bytes_raw()
         number = next((number for number, public in roster.directory().items() if public == own), None)
         if number is None:
@@ -126,11 +111,7 @@ class ClientKeys:
                 f"{folder / 'identity.key'} is not a client's in {folder / 'roster.json'};"
                 " take both from the same folder"
             )
-        if _node_key(number, roster.clients[number]) != node.public_key():
-            raise KeysError(
-                f"{folder / 'node.key'} is not the one in {folder / 'roster.json'}; take both from the same folder"
-            )
-        return cls(number, identity, node, _certificate(folder / "ca.pem"), roster)
+        return cls(number, identity, _certificate(folder / "ca.pem"), roster)
 
 
 def read(path: Path, most: int = MOST_KEY_FILE_BYTES) -> bytes:
@@ -202,28 +183,16 @@ def _require_not_expired(path: Path, roster: Roster) -> None:
         )
 
 
-def _node_key(number: int, client: Participant) -> EllipticCurvePublicKey:
-    try:
-        key = load_ssh_public_key(client.node.encode())
-    except (ValueError, UnsupportedAlgorithm) as fault:
-        raise KeysError(f"the roster's node key of client {number} cannot be read: {fault}") from None
-    if not isinstance(key, EllipticCurvePublicKey):
-        raise KeysError(f"the roster's node key of client {number} is of another type than `baffle keys new` makes")
-    return key
-
-
-def load_private(path: Path, load: Callable[[bytes, bytes | None], object]) -> object:
-    try:
-        return load(read(path), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as fault:
-        raise KeysError(f"{path} is not a private key: {str(fault).splitlines()[0]}") from None
-
-
 def load_identity(path: Path) -> Ed25519PrivateKey:
-    identity = load_private(path, load_pem_private_key)
-    if not isinstance(identity, Ed25519PrivateKey):
-        raise KeysError(f"{path} is of another type than `baffle keys new` makes; expected an Ed25519 key")
-    return identity
+    """The Ed25519 key in a PEM file (PKCS #8, not encrypted)."""
+    match = _PRIVATE_PEM.fullmatch(read(path).strip())
+    try:
+        der = b64decode(match[1]) if match else b""
+    except ValueError:
+        der = b""
+    if not der.startswith(_ED25519) or len(der) != len(_ED25519) + 32:
+        raise KeysError(f"{path} is not a private key; expected an Ed25519 key that `baffle keys new` made")
+    return Ed25519PrivateKey.from_private_bytes(der[len(_ED25519) :])
 
 
 def load_token(folder: Path) -> str:

@@ -1,9 +1,7 @@
 """Read plans from presets and TOML files, override settings, and explain what is wrong in a plan."""
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -153,9 +151,11 @@ def _choices(keys: list[str], raw: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _nearest(word: str, known: Iterable[str], path: str = "") -> str:
+    import difflib  # only for errors, so a small client need not load it
+
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {path}{close[0]}?)" if close else ""
 
 
-def _preset_folder() -> Any:
-    return resources.files("baffle") / "plans"
+def _preset_folder() -> Path:
+    return Path(__file__).parent.parent / "plans"
