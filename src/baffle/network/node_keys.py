@@ -1,4 +1,4 @@
-"""The keys that admit clients to Flower's SuperLink: one for each client, beside its identity. Only Flower needs them."""
+"""The keys that admit clients to Flower's SuperLink: one for each client, beside its identity; for Flower alone."""
 
 from pathlib import Path
 
