@@ -19,6 +19,7 @@ from baffle.network.equipment import count_samples, with_onnx, with_torch
 from baffle.network.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready
 from baffle.network.keys import ClientKeys
 from baffle.network.member import Member
+from baffle.network.settling import read_settled
 from baffle.plan import Plan, change
 from baffle.task.load import load_task
 from baffle.trajectory import trajectory_of
@@ -145,7 +146,7 @@ def test_marks_outlive_the_process(federation: Federation) -> None:
     """A client that was restarted still refuses a server that asks it about the same slot twice."""
     federation.serve(federation.lines(3))
     message = begin(load_task(federation.plan).plan)
-    run = bytes.fromhex(serve._read(federation.run).run)
+    run = bytes.fromhex(read_settled(federation.run).run)
     for _ in range(2):
         restarted = federation.member(1)
         assert isinstance(ask(restarted, Begin(run, message.plan, message.tiers)), Ready)

@@ -16,7 +16,8 @@ from baffle.export import export_onnx, export_run
 from baffle.journal.replay import verify
 from baffle.network.edge import edge_worker
 from baffle.network.equipment import count_samples, with_onnx, with_torch
-from baffle.network.member import Member, require_same
+from baffle.network.member import Member
+from baffle.network.same_plan import require_same
 from baffle.network.serve import serve
 from baffle.plan import Onnx, Plan, load
 from baffle.runtime.onnx.model_folder import WEIGHTS, read_manifest, read_weights

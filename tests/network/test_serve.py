@@ -7,14 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baffle.errors import PlanError, RefusalError, RunFolderError
+from baffle.errors import RefusalError, RunFolderError
 from baffle.journal.replay import verify
 from baffle.network import joining, serve
-from baffle.network.joining import Introduction
 from baffle.network.keys import ClientKeys
-from baffle.network.serve import settle
 from baffle.plan import Plan, change
-from baffle.schedule import tiers_of
 from baffle.simulation import simulate
 from tests.support.lines_in_memory import Federation, LinesInMemory, StoppedError, new_keys
 
@@ -213,32 +210,6 @@ def test_slower_clients_get_a_tier(federation: Federation) -> None:
     assert [federation.members[n]._client.worker.k for n in range(4)] == [4, 4, 4, 2]  # type: ignore[union-attr]
     assert (summary["rounds"], summary["skipped_rounds"], summary["refusals"]) == (6, 0, 0)
     federation.require_agreement(range(4))
-
-
-def introductions(*affords: int) -> dict[int, Introduction]:
-    return {number: Introduction(10 + number, k, 0) for number, k in enumerate(affords)}
-
-
-def test_the_server_settles_the_plan_from_the_clients_introductions(federation: Federation) -> None:
-    four = change(federation.plan, ["federation.clients=4"])
-    plan, tiers = settle(four, introductions(0, 3, 9, 4))
-    assert tiers == (4, 3, 4, 4)
-    assert [(tier.k, tier.share) for tier in plan.federation.tiers] == [(3, 1 / 4)]
-    assert plan.ring.n_max == 13
-    tiered = change(four, ["federation.tiers=[{k=1, share=0.25}]"])
-    assert settle(tiered, introductions(0, 0, 0, 0))[1] == tuple(tiers_of(tiered))
-    uniform = change(federation.plan, ['federation.weighting="uniform"'])
-    assert settle(uniform, introductions(0))[0].ring.n_max == 1
-    fixed = change(federation.plan, ["ring.n_max=7"])
-    assert settle(fixed, introductions(0))[0].ring.n_max == 7
-
-
-def test_a_tier_whose_last_directions_would_be_seen_is_refused(federation: Federation) -> None:
-    plan = change(federation.plan, ["federation.clients=4"])
-    with pytest.raises(PlanError, match=r"only 2 clients afford 4 directions.*expected at least 3.*set probe.k=3"):
-        settle(plan, introductions(0, 2, 3, 4))
-    without_secure_sums = change(plan, ['secure.mode="off"'])
-    assert settle(without_secure_sums, introductions(0, 2, 3, 4))[1] == (4, 2, 3, 4)
 
 
 def test_a_server_must_go_on_with_its_own_plan(federation: Federation) -> None:

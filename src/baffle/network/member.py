@@ -29,9 +29,10 @@ from baffle.network.joining import (
     Unready,
     decode_asked,
 )
-from baffle.network.keys import ClientKeys, Roster
+from baffle.network.keys import ClientKeys
 from baffle.network.link.limits import PLAN_BYTES, most_request_bytes
-from baffle.plan import Custom, Model, Plan, parse
+from baffle.network.same_plan import for_roster, require_same
+from baffle.plan import Custom, Plan, parse
 from baffle.schedule import policy_of
 from baffle.trajectory import Trajectory, trajectory_of
 
@@ -259,38 +260,3 @@ def _offered(asked: Introduce | Begin) -> Plan:
         return parse(asked.plan)
     except PlanError as fault:
         raise RefusalError(str(fault)) from None
-
-
-def for_roster(plan: Plan, roster: Roster) -> Plan:
-    """The plan with the roster's number of clients."""
-    return msgspec.structs.replace(
-        plan, federation=msgspec.structs.replace(plan.federation, clients=len(roster.clients))
-    )
-
-
-def require_same(pinned: Plan, offered: Plan) -> None:
-    """Refuse an offered plan that is not the pinned one. It may differ in what the pinned plan leaves open, in how long
-    the run is, and in `run.*`."""
-    task, ring, probe, federation = pinned.task, pinned.ring, pinned.probe, pinned.federation
-    settled = msgspec.structs.replace(
-        pinned,
-        task=msgspec.structs.replace(task, model=_filled_in(task.model, offered.task.model)),
-        ring=ring if ring.n_max else msgspec.structs.replace(ring, n_max=offered.ring.n_max),
-        probe=msgspec.structs.replace(
-            probe,
-            micro_batch=probe.micro_batch or offered.probe.micro_batch,
-            layout=probe.layout or offered.probe.layout,
-        ),
-        federation=federation
-        if federation.tiers
-        else msgspec.structs.replace(federation, tiers=offered.federation.tiers),
-    )
-    if settled.trajectory_digest() != offered.trajectory_digest() or settled.secure != offered.secure:
-        raise RefusalError("the server's plan is another than the one that this client takes part in")
-
-
-def _filled_in(pinned: Model, offered: Model) -> Model:
-    """The pinned model, with what it leaves to the run taken from the offered one."""
-    if type(pinned) is not type(offered):
-        return pinned
-    return msgspec.structs.replace(pinned, **{name: getattr(offered, name) for name in pinned.unsettled()})

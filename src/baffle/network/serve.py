@@ -17,34 +17,23 @@ from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.client.client import contribution_bytes
 from baffle.core.messages import RoundRequest
 from baffle.core.ports import Aggregation
-from baffle.errors import PlanError, RunFolderError
 from baffle.journal.folder import PLAN, RunFolder
 from baffle.network.joining import Begin, ConnectedClients, Introduction, Lines
 from baffle.network.keys import Roster
-from baffle.network.member import for_roster, require_same
-from baffle.plan import Plan, Tier, load, parse
-from baffle.schedule import policy_of, tiers_of
+from baffle.network.same_plan import for_roster, require_same
+from baffle.network.settling import Settled, read_settled, remove_settled, settle, write_settled
+from baffle.plan import Plan, load, parse
+from baffle.schedule import policy_of
 from baffle.server.recorder import Summary, Watch
 from baffle.server.run import Running, opened
 from baffle.task.load import Runtimes, ServerTask, load_server_task
 from baffle.trajectory import Trajectory, trajectory_of
-
-SETTLED = "network.json"
-"""The file in the run's folder that holds a `Settled`. It is written before the plan."""
 
 LOOK = 0.25
 """Seconds between two checks for new clients, while there are too few."""
 
 Tell = Callable[[str], None]
 """Takes one line about the run's progress, to show to a person."""
-
-
-class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a networked run must keep beside its plan: a random name for the run, in hex, and how many directions each
-    client evaluates."""
-
-    run: str
-    tiers: tuple[int, ...]
 
 
 def serve(
@@ -67,11 +56,11 @@ def serve(
         with RunFolder.existing(out) as folder:
             stored = load(str(folder.plan))
             require_same(plan, stored)
-            settled = _read(out)
+            settled = read_settled(out)
             clients = _connected_clients(lines, roster, settled, stored, tell)
             task = load_server_task(stored, data, max(stored.ring.n_max, stored.probe.micro_batch))
             return _run(folder, settled, task, clients, {}, watch)
-    _remove_settled(out)
+    remove_settled(out)
     folder = RunFolder.new(out)
     settled = Settled(secrets.token_hex(32), ())
     clients = _connected_clients(lines, roster, settled, plan, tell)
@@ -80,36 +69,10 @@ def serve(
     task = load_server_task(plan, data, max(newcomer.samples for newcomer in newcomers.values()))
     with folder:
         settled = Settled(settled.run, tiers)
-        _write(out, settled)
+        write_settled(out, settled)
         folder.write_plan(task.plan.to_toml())
         clients.plan = task.plan.to_toml()
         return _run(folder, settled, task, clients, newcomers, watch)
-
-
-def settle(plan: Plan, newcomers: Mapping[int, Introduction]) -> tuple[Plan, tuple[int, ...]]:
-    """The plan with what follows from the clients' introductions: the largest number of samples, and tiers for clients
-    that afford fewer directions than others. A client that has not connected yet is expected to afford them all."""
-    ring, federation = plan.ring, plan.federation
-    most = 1 if federation.weighting == "uniform" else max(newcomer.samples for newcomer in newcomers.values())
-    tiers = tiers_of(plan)
-    if plan.outcome_kind == "scalars" and not federation.tiers:
-        for client, newcomer in newcomers.items():
-            tiers[client] = min(newcomer.affords or plan.probe.k, plan.probe.k)
-    slower = sorted({k for k in tiers if k < plan.probe.k})
-    if slower and not federation.tiers and tiers.count(plan.probe.k) < plan.secure.floor and plan.secure.mode != "off":
-        raise PlanError(
-            f"probe.k: only {tiers.count(plan.probe.k)} clients afford {plan.probe.k} directions, so the server could "
-            f"see their last values; expected at least {plan.secure.floor} such clients; set probe.k={slower[-1]}"
-        )
-    shares = tuple(Tier(k=k, share=tiers.count(k) / len(tiers)) for k in slower)
-    return (
-        msgspec.structs.replace(
-            plan,
-            ring=msgspec.structs.replace(ring, n_max=ring.n_max or most),
-            federation=msgspec.structs.replace(federation, tiers=federation.tiers or shares),
-        ),
-        tuple(tiers),
-    )
 
 
 def _run(
@@ -226,28 +189,3 @@ def _plan_for(plan: Plan, roster: Roster) -> Plan:
 
 def _connected_clients(lines: Lines, roster: Roster, settled: Settled, plan: Plan, tell: Tell) -> ConnectedClients:
     return ConnectedClients(lines, roster.directory(), bytes.fromhex(settled.run), plan.to_toml(), tell)
-
-
-def _read(out: Path) -> Settled:
-    path = out / SETTLED
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Settled)
-    except (OSError, msgspec.MsgspecError) as fault:
-        raise RunFolderError(
-            f"{path} cannot be read: {fault}; the run in {out} was not begun by `baffle serve`, or is damaged"
-        ) from None
-
-
-def _remove_settled(out: Path) -> None:
-    """Remove the file that is left if a server was killed before it wrote its plan. No client learnt of that run."""
-    try:
-        (out / SETTLED).unlink(missing_ok=True)
-    except OSError as fault:
-        raise RunFolderError(f"{out} cannot be used for a run: {fault.strerror or fault}; give another --out") from None
-
-
-def _write(out: Path, settled: Settled) -> None:
-    try:
-        (out / SETTLED).write_bytes(msgspec.json.encode(settled))
-    except OSError as fault:
-        raise RunFolderError(f"{out} cannot be written: {fault.strerror or fault}") from None
