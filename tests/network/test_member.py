@@ -18,9 +18,9 @@ from baffle.network import joining, serve
 from baffle.network.equipment import count_samples, with_onnx, with_torch
 from baffle.network.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready
 from baffle.network.keys import ClientKeys
-from baffle.network.member import Member
+from baffle.network.member import FrozenMember, Member
 from baffle.network.settling import read_settled
-from baffle.plan import Plan, change
+from baffle.plan import Plan, change, parse
 from baffle.task.load import load_task
 from baffle.trajectory import trajectory_of
 from tests.support.lines_in_memory import Federation, new_keys
@@ -140,6 +140,19 @@ def test_being_told_again_changes_nothing(federation: Federation, plan: Plan) ->
     client = member._client
     assert isinstance(ask(member, begin(plan)), Ready)
     assert member._client is client
+
+
+def test_a_run_that_goes_on_keeps_its_session_and_everything_that_guards_it(federation: Federation, plan: Plan) -> None:
+    member = federation.member(0)
+    ask(member, begin(plan))
+    client, longer = member._client, change(plan, ["rounds=9", "run.evaluate_every=1"])
+    for weaker in (change(longer, ["secure.floor=2"]), change(longer, ["secure.mode=off"])):
+        assert refusal(member, begin(weaker))
+    assert "keeps them" in refusal(member, begin(longer, (4, 4, 3)))
+    assert parse(decode(member.frozen(), FrozenMember).begun.plan).rounds == plan.rounds
+    assert isinstance(ask(member, begin(longer)), Ready)
+    assert member._client is client
+    assert parse(decode(member.frozen(), FrozenMember).begun.plan).rounds == 9
 
 
 def test_marks_outlive_the_process(federation: Federation) -> None:

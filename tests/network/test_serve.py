@@ -7,11 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baffle.errors import RefusalError, RunFolderError
+from baffle.errors import PlanError, RefusalError, RunFolderError
 from baffle.journal.replay import verify
+from baffle.journal.store import Journal
 from baffle.network import joining, serve
 from baffle.network.keys import ClientKeys
-from baffle.plan import Plan, change
+from baffle.plan import Plan, change, load
 from baffle.simulation import simulate
 from tests.support.lines_in_memory import Federation, LinesInMemory, StoppedError, new_keys
 
@@ -209,6 +210,59 @@ def test_slower_clients_get_a_tier(federation: Federation) -> None:
     assert federation.members[3]._client is not None
     assert [federation.members[n]._client.worker.k for n in range(4)] == [4, 4, 4, 2]  # type: ignore[union-attr]
     assert (summary["rounds"], summary["skipped_rounds"], summary["refusals"]) == (6, 0, 0)
+    federation.require_agreement(range(4))
+
+
+RESTARTS: dict[str, Callable[[Federation, LinesInMemory], LinesInMemory]] = {
+    "stay": lambda _federation, lines: lines,
+    "start again": lambda federation, _lines: federation.lines(4),
+}
+"""What clients do while the server is away."""
+
+
+@pytest.mark.parametrize("clients", RESTARTS)
+@pytest.mark.parametrize("stop", [0, 9, 12])
+def test_a_run_is_extended_whether_it_is_over_or_not(
+    federation: Federation, tmp_path: Path, clients: str, stop: int
+) -> None:
+    """Clients that stay connected know when the run was to end, and must learn that it goes on."""
+    lines = federation.lines(4)
+    if stop:
+        lines.before = stop_at(stop)
+        with pytest.raises(StoppedError):
+            federation.serve(lines)
+    else:
+        assert federation.serve(lines)["rounds"] == 6
+    federation.plan = change(federation.plan, ["rounds=9", "run.evaluate_every=2", "federation.clients=4"])
+    summary = federation.serve(RESTARTS[clients](federation, lines))
+    assert summary["rounds"] == 9
+    assert summary["skipped_rounds"] <= (2 if stop else 0)
+    assert federation.said("the run now ends after 9 rounds, before it was 6")
+    assert federation.said("4 of 4 clients hold the last weights")
+    federation.require_agreement(range(4))
+    stored = load(str(federation.run / "plan.toml"))
+    assert (stored.rounds, stored.run.evaluate_every) == (9, 2)
+    with Journal.open(federation.run / "journal.sqlite") as journal:
+        assert journal.plan() == stored
+        assert all("test_accuracy" in record for record in list(journal.metrics())[7::2])
+    if not stop:
+        assert summary["weights_sha256"] == simulate(federation.plan, tmp_path / "simulated")["weights_sha256"]
+
+
+def test_a_run_may_end_earlier_than_planned_but_not_before_the_present(federation: Federation) -> None:
+    lines = federation.lines(4)
+    lines.before = stop_at(12)
+    with pytest.raises(StoppedError):
+        federation.serve(lines)
+    played = verify(federation.run).rounds
+    assert 1 < played < 5
+    stored = (federation.run / "plan.toml").read_bytes()
+    federation.plan = change(federation.plan, [f"rounds={played - 1}"])
+    with pytest.raises(PlanError, match=rf"has already played {played}, so .* {played - 1}; .* or start a new run"):
+        federation.serve(lines)
+    assert (federation.run / "plan.toml").read_bytes() == stored
+    federation.plan = change(federation.plan, [f"rounds={played + 1}"])
+    assert federation.serve(lines)["rounds"] == played + 1
     federation.require_agreement(range(4))
 
 

@@ -4,7 +4,7 @@ It needs no PyTorch. Its caller supplies a function that makes a `Worker` for a 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -185,13 +185,25 @@ class Member:
             )
         if self.affords and asked.tiers[number] > self.affords:
             raise RefusalError(f"{asked.tiers[number]} directions a round, but this client affords {self.affords}")
-        current = self._client.replica.trajectory.digest if self._client and self._in(asked.run) else b""
-        if current == plan.trajectory_digest():
-            return  # the server repeats itself; a new session would lose keys that the other clients still rely on
+        if self._client and self._in(asked.run) and self._client.replica.trajectory.digest == plan.trajectory_digest():
+            self._go_on(self._client, asked, plan)
+            return
         worker = self.equip(plan, asked.tiers[number])
         replica = self._take_part(asked, worker.trajectory, worker).replica
         at = f", from round {replica.round + 1} on" if replica.round >= 0 else ""
         self.tell(f"takes part in {plan.name!r} as client {number} of {len(roster.clients)}{at}")
+
+    def _go_on(self, client: Client, asked: Begin, plan: Plan) -> None:
+        """The server repeats itself, or the run has another number of rounds now. A new session would lose keys that
+        the other clients still rely on."""
+        assert self._begun is not None
+        trajectory = client.replica.trajectory
+        if plan.secure != trajectory.plan.secure or asked.tiers != self._begun.tiers:
+            raise RefusalError("other secure.* settings or tiers than before, but a run keeps them to its end")
+        longer = replace(trajectory, plan=msgspec.structs.replace(trajectory.plan, rounds=plan.rounds))
+        if client.session:
+            client.session.go_on_under(policy_of(longer, dict(enumerate(asked.tiers))))
+        self._begun = msgspec.structs.replace(self._begun, plan=longer.plan.to_toml())
 
     def _take_part(
         self, begun: Begin, trajectory: Trajectory, worker: Worker | None, known: FrozenMember | None = None

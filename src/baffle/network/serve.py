@@ -6,7 +6,7 @@ before any client learns of it.
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,9 +20,10 @@ from baffle.core.ports import Aggregation
 from baffle.journal.folder import PLAN, RunFolder
 from baffle.network.joining import Begin, ConnectedClients, Introduction, Lines
 from baffle.network.keys import Roster
-from baffle.network.same_plan import for_roster, require_same
+from baffle.network.resuming import Tell, resume
+from baffle.network.same_plan import for_roster
 from baffle.network.settling import Settled, read_settled, remove_settled, settle, write_settled
-from baffle.plan import Plan, load, parse
+from baffle.plan import Plan, parse
 from baffle.schedule import policy_of
 from baffle.server.recorder import Summary, Watch
 from baffle.server.run import Running, opened
@@ -31,9 +32,6 @@ from baffle.trajectory import Trajectory, trajectory_of
 
 LOOK = 0.25
 """Seconds between two checks for new clients, while there are too few."""
-
-Tell = Callable[[str], None]
-"""Takes one line about the run's progress, to show to a person."""
 
 
 def serve(
@@ -47,18 +45,17 @@ def serve(
     watch: Watch = lambda _progress: None,
     tell: Tell = lambda _words: None,
 ) -> Summary:
-    """Run a plan with the clients of a network into a folder, or continue the run that is already there. A new run
-    begins when `least` clients are connected (0: as many as take part in a round).
+    """Run a plan with the clients of a network into a folder. If a run is already there, continue it, to as many rounds
+    and with the settings `run.*` that the plan has now. A new run begins when `least` clients are connected (0: as many
+    as take part in a round).
 
     The server needs no training sample. Without a test set it measures no accuracy, and says so."""
     plan = _plan_for(plan, roster)
     if (out / PLAN).exists():
         with RunFolder.existing(out) as folder:
-            stored = load(str(folder.plan))
-            require_same(plan, stored)
             settled = read_settled(out)
-            clients = _connected_clients(lines, roster, settled, stored, tell)
-            task = load_server_task(stored, data, max(stored.ring.n_max, stored.probe.micro_batch))
+            task = resume(folder, plan, data, tell)
+            clients = _connected_clients(lines, roster, settled, task.plan, tell)
             return _run(folder, settled, task, clients, {}, watch)
     remove_settled(out)
     folder = RunFolder.new(out)

@@ -124,6 +124,10 @@ class ClientSession:
             )
         )
 
+    def go_on_under(self, policy: ClientPolicy) -> None:
+        """Insist on this policy from now on. It may differ in when the run ends, and in nothing else."""
+        self._policy = policy
+
     def advertise(self, first: int) -> Advertisement:
         """Keys for the slots from `first` on. A slot keeps its key, however often it is advertised."""
         require_unused(first, self._marks)
