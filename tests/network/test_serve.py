@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baffle.errors import PlanError, RefusalError, RunFolderError
+from baffle.errors import PlanError, RunFolderError
 from baffle.journal.replay import verify
 from baffle.journal.store import Journal
 from baffle.network import joining, serve
@@ -268,6 +268,13 @@ def test_a_run_may_end_earlier_than_planned_but_not_before_the_present(federatio
 
 def test_a_server_must_go_on_with_its_own_plan(federation: Federation) -> None:
     federation.serve(federation.lines(4))
-    federation.plan = msgspec.structs.replace(federation.plan, seed=5)
-    with pytest.raises(RefusalError, match="another"):
+    federation.plan = change(federation.plan, ["seed=5", "probe.k=7", "secure.floor=2", "rounds=99"])
+    before = {file: file.read_bytes() for file in federation.run.iterdir()}
+    with pytest.raises(RunFolderError) as refused:
         federation.serve(federation.lines(4))
+    assert str(refused.value) == (
+        f"the run in {federation.run} was begun with another plan: probe.k is 4 there and 7 here, secure.floor is 3 "
+        "there and 2 here, seed is 0 there and 5 here; start a new run with another --out, or give the plan that it "
+        "was begun with"
+    )
+    assert {file: file.read_bytes() for file in federation.run.iterdir()} == before

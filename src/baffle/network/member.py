@@ -31,7 +31,7 @@ from baffle.network.joining import (
 )
 from baffle.network.keys import ClientKeys
 from baffle.network.link.limits import PLAN_BYTES, most_request_bytes
-from baffle.network.same_plan import for_roster, require_same
+from baffle.network.same_plan import differences, for_roster
 from baffle.plan import Custom, Plan, parse
 from baffle.schedule import policy_of
 from baffle.trajectory import Trajectory, trajectory_of
@@ -235,7 +235,9 @@ class Member:
 
     def _require_acceptable(self, plan: Plan) -> None:
         if self.pinned is not None:
-            require_same(for_roster(self.pinned, self.keys.roster), plan)
+            if differing := differences(for_roster(self.pinned, self.keys.roster), plan):
+                self._tell_sparingly(f"the server's plan is another than this client's --plan: {differing}")
+                raise RefusalError("the server's plan is another than the one that this client takes part in")
         elif plan.secure.mode == "off":
             raise RefusalError(
                 'the plan has secure.mode = "off": the server would see this client\'s values; to accept that, give '

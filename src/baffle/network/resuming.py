@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from baffle.errors import JournalError, PlanError
+from baffle.errors import JournalError, PlanError, RunFolderError
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
-from baffle.network.same_plan import require_same
+from baffle.network.same_plan import differences
 from baffle.plan import Plan, load
 from baffle.task.load import ServerTask, load_server_task
 
@@ -20,7 +20,11 @@ def resume(folder: RunFolder, plan: Plan, data: Path | None, tell: Tell) -> Serv
     """The task of the run in a folder. The plan may change `rounds` and `run.*`; the plan in the folder then changes
     too."""
     stored = load(str(folder.plan))
-    require_same(plan, stored)
+    if differing := differences(plan, stored):
+        raise RunFolderError(
+            f"the run in {folder.path} was begun with another plan: {differing}; start a new run with another --out, "
+            "or give the plan that it was begun with"
+        )
     played = _rounds_played(folder)
     if plan.rounds < played:
         raise PlanError(

@@ -1,10 +1,18 @@
-"""Whether a plan that somebody was given is the plan of a run, which has been settled."""
+"""Whether a plan that somebody was given is the plan of a run, which has been settled; and if not, what differs."""
+
+from typing import Any
 
 import msgspec
 
-from baffle.errors import RefusalError
+from baffle.errors import one_line
 from baffle.network.keys import Roster
 from baffle.plan import Model, Plan
+
+FREE = {"name", "rounds", "run"}
+"""What a plan may change in a run that has begun."""
+
+MOST_DIFFERENCES, MOST_CHARACTERS = 3, 60
+"""How many differences are listed, and how much of a value is shown."""
 
 
 def for_roster(plan: Plan, roster: Roster) -> Plan:
@@ -14,29 +22,54 @@ def for_roster(plan: Plan, roster: Roster) -> Plan:
     )
 
 
-def require_same(pinned: Plan, offered: Plan) -> None:
-    """Refuse an offered plan that is not the pinned one. It may differ in what the pinned plan leaves open, in how long
-    the run is, and in `run.*`."""
-    task, ring, probe, federation = pinned.task, pinned.ring, pinned.probe, pinned.federation
-    settled = msgspec.structs.replace(
-        pinned,
-        task=msgspec.structs.replace(task, model=_filled_in(task.model, offered.task.model)),
-        ring=ring if ring.n_max else msgspec.structs.replace(ring, n_max=offered.ring.n_max),
+def differences(given: Plan, settled: Plan) -> str:
+    """In what a given plan differs from a run's, as part of a sentence: "probe.k is 20 there and 50 here". Empty if it
+    is the run's plan. It may differ in what it leaves open, in how long the run is, and in `run.*`."""
+    here, there = _settings(_settled_like(given, settled)), _settings(settled)
+    differing = sorted(name for name in here.keys() & there.keys() if here[name] != there[name])
+    listed = [f"{name} is {_shown(there[name])} there and {_shown(here[name])} here" for name in differing]
+    more = len(listed) - MOST_DIFFERENCES
+    return ", ".join([*listed[:MOST_DIFFERENCES], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _settled_like(given: Plan, settled: Plan) -> Plan:
+    """The given plan, with what it leaves open taken from the settled one."""
+    task, ring, probe, federation = given.task, given.ring, given.probe, given.federation
+    return msgspec.structs.replace(
+        given,
+        task=msgspec.structs.replace(task, model=_filled_in(task.model, settled.task.model)),
+        ring=msgspec.structs.replace(ring, n_max=ring.n_max or settled.ring.n_max),
         probe=msgspec.structs.replace(
             probe,
-            micro_batch=probe.micro_batch or offered.probe.micro_batch,
-            layout=probe.layout or offered.probe.layout,
+            micro_batch=probe.micro_batch or settled.probe.micro_batch,
+            layout=probe.layout or settled.probe.layout,
         ),
-        federation=federation
-        if federation.tiers
-        else msgspec.structs.replace(federation, tiers=offered.federation.tiers),
+        federation=msgspec.structs.replace(federation, tiers=federation.tiers or settled.federation.tiers),
     )
-    if settled.trajectory_digest() != offered.trajectory_digest() or settled.secure != offered.secure:
-        raise RefusalError("the server's plan is another than the one that this client takes part in")
 
 
-def _filled_in(pinned: Model, offered: Model) -> Model:
-    """The pinned model, with what it leaves to the run taken from the offered one."""
-    if type(pinned) is not type(offered):
-        return pinned
-    return msgspec.structs.replace(pinned, **{name: getattr(offered, name) for name in pinned.unsettled()})
+def _filled_in(given: Model, settled: Model) -> Model:
+    """The given model, with what it leaves to the run taken from the settled one."""
+    if type(given) is not type(settled):
+        return given
+    return msgspec.structs.replace(given, **{name: getattr(settled, name) for name in given.unsettled()})
+
+
+def _settings(plan: Plan) -> dict[str, str]:
+    """Every setting that a run keeps, by its dotted name, as JSON. Models of two kinds share the setting `name`, so at
+    least that one differs."""
+    settings: dict[str, str] = {}
+
+    def add(table: dict[str, Any], path: str) -> None:
+        for name, value in table.items():
+            if isinstance(value, dict):
+                add(value, f"{path}{name}.")
+            else:
+                settings[f"{path}{name}"] = msgspec.json.encode(value).decode()
+
+    add({name: value for name, value in msgspec.to_builtins(plan).items() if name not in FREE}, "")
+    return settings
+
+
+def _shown(value: str) -> str:
+    return one_line(value, MOST_CHARACTERS)
