@@ -44,12 +44,14 @@ class Introduce(Message, frozen=True, tag="introduce"):
 
 
 class Introduction(Message, frozen=True, tag="introduction"):
-    """From a client: how many samples it has, how many directions a round it affords (0: all), and one more than the
-    round whose weights it holds (0: it holds none)."""
+    """From a client: how many samples it has, how many directions a round it affords (0: all), one more than the round
+    whose weights it holds (0: it holds none), and one more than the last round that it has answered by its marks (0: it
+    has answered none)."""
 
     samples: Number
     affords: Number
     held: Number
+    answered: Number = 0
 
 
 class Begin(Message, frozen=True, tag="begin"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from baffle.aggregation.client.marks import MarksFile
+from baffle.aggregation.client.marks import Marks, MarksFile
 from baffle.aggregation.client.session import ClientSession
 from baffle.client.abstaining import Sparingly, Tell, abstention
 from baffle.client.client import Client, contribution_bytes
@@ -38,6 +38,9 @@ from baffle.trajectory import Trajectory, trajectory_of
 
 NEEDS_WORK = {"request", "masked-request"}
 """The types of messages that a client needs its samples and its model to answer."""
+
+MARKS = "marks.jsonl"
+"""The file of a client's marks, in its folder for a run."""
 
 Equip = Callable[[Plan, int], Worker]
 """A plan, and how many of its directions this client evaluates → the worker that computes for it."""
@@ -152,7 +155,8 @@ class Member:
             case Introduce():
                 plan = _offered(asked)
                 self._require_acceptable(plan)
-                return Introduction(self.samples(plan), self.affords, self._holds(asked.run) + 1)
+                held, answered = self._holds(asked.run) + 1, self._marks(asked.run).slot + 1
+                return Introduction(self.samples(plan), self.affords, held, answered)
             case Begin():
                 self._begin(asked)
                 assert self._client is not None
@@ -212,7 +216,7 @@ class Member:
         number, folder = self.keys.number, self._folder(begun.run)
         session = None
         if trajectory.plan.secure.mode != "off":
-            marks = MarksFile(folder / "marks.jsonl") if folder else None
+            marks = MarksFile(folder / MARKS) if folder else None
             session = ClientSession(
                 number,
                 self.keys.identity,
@@ -256,6 +260,13 @@ class Member:
             return self._client.replica.round
         folder = self._folder(run)
         return Replica.round_in(folder / "replica") if folder else -1
+
+    def _marks(self, run: bytes) -> Marks:
+        """What this client remembers of a run."""
+        if self._client and self._in(run):
+            return self._client.session.marks if self._client.session else Marks()
+        folder = self._folder(run)
+        return MarksFile(folder / MARKS).marks if folder else Marks()
 
     def _folder(self, run: bytes) -> Path | None:
         if self.folder is None:

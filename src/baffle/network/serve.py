@@ -20,6 +20,7 @@ from baffle.core.ports import Aggregation
 from baffle.journal.folder import PLAN, RunFolder
 from baffle.network.joining import Begin, ConnectedClients, Introduction, Lines
 from baffle.network.keys import Roster
+from baffle.network.reception import Reception
 from baffle.network.resuming import Tell, resume
 from baffle.network.same_plan import for_roster
 from baffle.network.settling import Settled, read_settled, remove_settled, settle, write_settled
@@ -94,9 +95,10 @@ def _run(
             clients.tell(advice)
         if running.unevaluated:
             clients.tell(f"accuracy is not measured: {running.unevaluated}")
-        _welcome(running, samples, clients, newcomers, about)
+        reception = Reception(running, clients, about, folder.path, samples)
+        reception.welcome(newcomers)
         while not running.over:
-            for client in _welcome(running, samples, clients, clients.meet(), about):
+            for client in reception.welcome(clients.meet()):
                 aggregation.forget(client)
             if len(clients.ready) < _enough(task.plan):
                 if not waiting:
@@ -105,31 +107,13 @@ def _run(
                 time.sleep(LOOK)
                 continue
             waiting = False
+            reception.require_newest_copy()
             running.play(clients, aggregation)
-        _hand_out_last_weights(running, samples, clients, about)
+        _hand_out_last_weights(running, clients, reception)
         return running.finish()
 
 
-def _welcome(
-    running: Running,
-    samples: dict[int, int],
-    clients: ConnectedClients,
-    newcomers: Mapping[int, Introduction],
-    about: Begin,
-) -> set[int]:
-    """Tell newcomers about the run, and note which round each already holds. Returns those that take part."""
-    if not newcomers:
-        return set()
-    started = clients.start_run(list(newcomers), about, running.trajectory.digest)
-    for client in sorted(started):
-        held = newcomers[client].held - 1
-        running.downlink.holds(client, held if 0 <= held <= running.present.round else None)
-        samples[client] = newcomers[client].samples
-        clients.tell(f"client {client} takes part")
-    return started
-
-
-def _hand_out_last_weights(running: Running, samples: dict[int, int], clients: ConnectedClients, about: Begin) -> None:
+def _hand_out_last_weights(running: Running, clients: ConnectedClients, reception: Reception) -> None:
     """Bring everybody to the last weights. Wait for each client that has taken part, at most as long as a round waits
     for a reply. If the server was restarted and knows of none, wait for every client of the roster."""
     expected = clients.ever_ready or set(clients.directory)
@@ -137,7 +121,8 @@ def _hand_out_last_weights(running: Running, samples: dict[int, int], clients: C
     give_up = time.monotonic() + running.trajectory.plan.run.deadline_seconds
     present = running.present
     while True:
-        _welcome(running, samples, clients, clients.meet(), about)
+        reception.welcome(clients.meet())
+        reception.require_newest_copy()
         behind = sorted(clients.ready - holders)
         catch_ups = running.downlink.catch_ups(behind, present)
         digest, weights_hash = running.trajectory.digest, present.state.weights_hash()

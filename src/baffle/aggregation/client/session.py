@@ -124,6 +124,11 @@ class ClientSession:
             )
         )
 
+    @property
+    def marks(self) -> Marks:
+        """How far this client has gone."""
+        return self._marks
+
     def go_on_under(self, policy: ClientPolicy) -> None:
         """Insist on this policy from now on. It may differ in when the run ends, and in nothing else."""
         self._policy = policy

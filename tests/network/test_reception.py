@@ -1,0 +1,148 @@
+"""What a server does about clients that are further than its journal, because a copy was put back, or they lie."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from baffle.core.messages import decode, encode
+from baffle.errors import JournalError
+from baffle.journal.replay import verify
+from baffle.network import joining, serve
+from baffle.network.joining import Introduce, Introduction, decode_asked
+from baffle.network.keys import ClientKeys
+from baffle.plan import Plan, change
+from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, new_keys
+
+COPIED = 2
+"""How many rounds a copy of the run's folder holds."""
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> list[ClientKeys]:
+    return new_keys(tmp_path_factory.mktemp("keys"), 4)
+
+
+@pytest.fixture
+def federation(
+    keys: list[ClientKeys], tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Federation:
+    monkeypatch.setattr(serve, "LOOK", 0.001)
+    monkeypatch.setattr(joining, "AGAIN", 0.0)
+    return Federation(keys, tmp_path, tiny('secure.mode="on"', "run.deadline_seconds=0.2", "run.evaluate_every=100"))
+
+
+def claiming(answer: Answer, **claims: int) -> Answer:
+    """A client that lies about how far it is, and is honest in everything else."""
+
+    def lie(data: bytes) -> bytes | None:
+        reply = answer(data)
+        if reply is None or not isinstance(decode_asked(data), Introduce):
+            return reply
+        return encode(msgspec.structs.replace(decode(reply, Introduction), **claims))
+
+    return lie
+
+
+def play_and_put_back(federation: Federation) -> LinesInMemory:
+    """Play the run to its end, and put a copy back that was made after two rounds. Returns the lines to its clients."""
+    lines = federation.lines(4)
+    copy = federation.folder / "copy"
+
+    def make_copy(_exchange: int) -> None:
+        metrics = federation.run / "metrics.jsonl"
+        if not copy.exists() and metrics.exists() and metrics.read_text().count("\n") == COPIED:
+            shutil.copytree(federation.run, copy)
+
+    lines.before = make_copy
+    assert federation.serve(lines)["rounds"] == 6
+    shutil.rmtree(federation.run)
+    copy.rename(federation.run)
+    assert verify(federation.run).rounds == COPIED
+    return lines
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("downlink", ["scalars", "weights"])
+def test_a_server_refuses_to_go_on_from_an_older_copy(federation: Federation, restarted: bool, downlink: str) -> None:
+    """A client that was restarted may hold no weights: it keeps them only if it replays rounds. Its marks tell."""
+    federation.plan = change(federation.plan, [f'run.downlink="{downlink}"', "update.ema=0"])
+    lines = play_and_put_back(federation)
+    reached = 5 if restarted and downlink == "weights" else 6
+    with pytest.raises(JournalError) as refused:
+        federation.serve(federation.lines(4) if restarted else lines)
+    assert str(refused.value) == (
+        f"4 of 4 clients have reached round {reached} of this run, but the journal in {federation.run} ends at round "
+        "2, so it is an older copy; clients answer no round twice, so put a newer copy of the folder back, or begin "
+        "a new run with another --out"
+    )
+    assert verify(federation.run).rounds == COPIED
+
+
+def test_an_older_copy_of_a_run_that_was_extended_is_not_handed_out_as_its_end(federation: Federation) -> None:
+    lines = play_and_put_back(federation)
+    federation.plan = change(federation.plan, [f"rounds={COPIED}"])
+    with pytest.raises(JournalError, match="so it is an older copy"):
+        federation.serve(lines)
+
+
+def test_a_new_run_begins_where_the_older_copy_was_refused(federation: Federation) -> None:
+    lines = play_and_put_back(federation)
+    shutil.rmtree(federation.run)
+    assert federation.serve(lines)["skipped_rounds"] == 0
+    assert verify(federation.run).rounds == 6
+
+
+@pytest.mark.parametrize("claims", [{"held": 1000}, {"answered": 1000}])
+def test_one_liar_cannot_stop_a_server(federation: Federation, claims: dict[str, int]) -> None:
+    lines = federation.lines(4)
+    lines.clients[1] = claiming(lines.clients[1], **claims)
+    assert federation.serve(lines)["skipped_rounds"] == 0
+    assert federation.said("client 1 says that it has reached round 999, but the journal ends at round 0")
+    federation.require_agreement(range(4))
+
+
+def test_a_liar_that_comes_first_cannot_stop_a_server_either(federation: Federation) -> None:
+    """The server waits until enough clients for a round are here before it judges."""
+    federation.serve(federation.lines(4))
+    federation.plan = change(federation.plan, ["rounds=8"])
+    honest = federation.lines(4).clients
+    lines = LinesInMemory({1: claiming(honest.pop(1), held=1000)})
+
+    def tell(line: str) -> None:
+        federation.told.append(line)
+        if "1 clients are here, 3 are needed: waiting" in line:
+            lines.clients.update(honest)
+
+    summary = serve.serve(federation.plan, federation.run, lines, federation.roster, tell=tell)
+    assert (summary["rounds"], summary["skipped_rounds"]) == (8, 0)
+    assert federation.said("client 1 says that it has reached round 999, but the journal ends at round 6")
+
+
+def test_a_liar_that_is_alone_cannot_stop_a_server(federation: Federation) -> None:
+    """Without secure sums one client is enough for a round."""
+    federation.plan = change(federation.plan, ['secure.mode="off"'])
+    lines = LinesInMemory({2: claiming(federation.member(2, pinned=federation.plan).answer, held=1000)})
+    assert federation.serve(lines, least=1)["rounds"] == 6
+
+
+def test_half_of_the_clients_are_not_enough_to_stop_a_server(federation: Federation) -> None:
+    lines = federation.lines(4)
+    lines.clients |= {number: claiming(lines.clients[number], held=9) for number in (0, 3)}
+    assert federation.serve(lines)["rounds"] == 6
+
+
+def test_clients_that_come_later_cannot_stop_a_run_that_goes_on(federation: Federation) -> None:
+    federation.plan = change(federation.plan, ["rounds=10"])
+    lines = federation.lines(4)
+
+    def lie(exchange: int) -> None:
+        if exchange == 10:
+            lines.clients |= {number: claiming(lines.clients[number], held=1000) for number in range(3)}
+
+    lines.before = lie
+    assert federation.serve(lines)["rounds"] == 10
+    assert all(federation.said(f"client {number} says that it has reached round 999") for number in range(3))
+    federation.require_agreement(range(4))
