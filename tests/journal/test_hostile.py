@@ -111,6 +111,7 @@ def _catch_up(run: Path) -> None:
         catch_up(journal, trajectory_of(journal.plan(), journal.n_weights()))
         list(journal.metrics())
         journal.contributions(journal.plan().federation.clients)
+        journal.last_contributions(journal.plan().federation.clients)
 
 
 def _database(run: Path) -> "closing[sqlite3.Connection]":

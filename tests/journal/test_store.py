@@ -116,6 +116,7 @@ def test_metrics_are_kept_in_order_with_who_took_part(journal: Journal, trajecto
     db.close()
     assert rows == [(0, 0, "contributed"), (0, 2, "missing")]
     assert journal.contributions(3) == {0: 3, 2: 2}
+    assert journal.last_contributions(3) == {0: 2, 2: 2}
 
 
 def test_the_initial_and_the_two_newest_snapshots_are_kept(journal: Journal, trajectory: Trajectory) -> None:

@@ -81,7 +81,7 @@ def test_clients_are_met_told_about_the_run_and_asked(clients: ConnectedClients,
     lines.clients.update({2: client(), 0: client()})
     assert set(clients.meet()) == {0, 2}
     assert clients.exchange({0: b"a", 2: b"b"}) == {}  # nobody has been told about the run yet
-    assert clients.start_run([0, 2], BEGIN, DIGEST) == {0, 2}
+    assert clients.start_run(dict.fromkeys([0, 2], BEGIN), DIGEST) == {0, 2}
     assert clients.exchange({0: b"a", 1: b"c", 2: b"b"}) == {0: b"a", 2: b"b"}
     assert clients.meet() == {}
     assert lines.runs == [NO_RUN, NO_RUN, RUN]
@@ -124,11 +124,11 @@ def test_a_client_that_does_not_take_part_is_reported_and_asked_again(
         (encode(reply) if reply else None) if isinstance(decode_asked(data), Begin) else honest(data)
     )
     assert set(clients.meet()) == {0}
-    assert clients.start_run([0], BEGIN, DIGEST) == set()
+    assert clients.start_run(dict.fromkeys([0], BEGIN), DIGEST) == set()
     assert told == [f"client 0 does not take part: {reason}"]
     lines.clients[0] = honest
     assert set(clients.meet()) == {0}
-    assert clients.start_run([0], BEGIN, DIGEST) == {0}
+    assert clients.start_run(dict.fromkeys([0], BEGIN), DIGEST) == {0}
 
 
 def test_what_a_client_says_is_quoted_safely(clients: ConnectedClients, lines: LinesInMemory, told: list[str]) -> None:
@@ -137,7 +137,7 @@ def test_what_a_client_says_is_quoted_safely(clients: ConnectedClients, lines: L
     lines.clients.update({0: lambda data: honest(data) if isinstance(decode_asked(data), Introduce) else no})
     lines.clients.update({2: lambda _data: no})
     assert set(clients.meet()) == {0}
-    clients.start_run([0], BEGIN, DIGEST)
+    clients.start_run(dict.fromkeys([0], BEGIN), DIGEST)
     assert set(clients.meet()) == {0}
     clients.ready.add(0)
     clients.end_run({0: RoundRequest(1, 0, DIGEST, DIGEST, CatchUp("weights", 0, ()))})
@@ -171,7 +171,7 @@ def test_a_client_that_forgot_the_run_was_restarted_or_has_left_is_met_again(
     clients: ConnectedClients, lines: LinesInMemory, told: list[str]
 ) -> None:
     def meet_and_start() -> None:
-        clients.start_run(clients.meet(), BEGIN, DIGEST)
+        clients.start_run(dict.fromkeys(clients.meet(), BEGIN), DIGEST)
 
     forgetful = client()
     answers: list[Callable[[bytes], bytes]] = [forgetful]

@@ -1,6 +1,7 @@
 """The networked client: what it takes part in, what it refuses, and what it does not forget."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -175,6 +176,63 @@ def test_marks_outlive_the_process(federation: Federation) -> None:
     in_another_run = federation.member(1)
     assert isinstance(ask(in_another_run, message), Ready)
     assert isinstance(ask(in_another_run, Hello(0)), Advertisement)
+
+
+def begin_again(federation: Federation, plan: Plan, answered: int) -> Begin:
+    """How a server tells a client about the run again that it has played."""
+    return Begin(bytes.fromhex(read_settled(federation.run).run), plan.to_toml(), (4, 4, 4), answered)
+
+
+def test_a_client_that_has_lost_its_state_refuses_to_go_on(federation: Federation) -> None:
+    """Without its marks it would answer rounds again that it has answered. The server names it."""
+    federation.plan = change(federation.plan, ["federation.clients=3", "rounds=3", "secure.floor=2"])
+    federation.serve(federation.lines(3))
+    shutil.rmtree(federation.folder / "client-1")
+    federation.plan = change(federation.plan, ["rounds=5"])
+    log = list[str]()
+    lines = federation.lines(3)
+    lines.clients[1] = federation.member(1, tell=log.append).answer
+    summary = federation.serve(lines)
+    assert (summary["rounds"], summary["skipped_rounds"]) == (5, 0)
+    why = (
+        "this client contributed to round 2, but its state folder has no mark of it, so it was lost or is an older copy"
+    )
+    assert federation.said(f"client 1 does not take part: {why}")
+    assert federation.told.count("client 1 takes part") == 1  # before it lost its state
+    (said,) = log
+    assert said.startswith(f"will not take part: {why}")
+    assert said.endswith("put the right folder back, or wait for the next run")
+    federation.require_agreement((0, 2))
+
+
+def test_an_older_copy_of_a_clients_state_is_refused_too(federation: Federation) -> None:
+    federation.serve(federation.lines(3))
+    plan = load_task(federation.plan).plan
+    (marks,) = (federation.folder / "client-1").glob("*/marks.jsonl")
+    lines = marks.read_bytes().splitlines(keepends=True)
+    assert isinstance(ask(federation.member(1), begin_again(federation, plan, answered=6)), Ready)
+    last = next(i for i, line in enumerate(lines) if b'"slot":5' in line)
+    marks.write_bytes(b"".join(lines[:last]))
+    for member in (federation.member(1), federation.member(1)):
+        assert "contributed to round 5" in refusal(member, begin_again(federation, plan, answered=6))
+    assert isinstance(ask(federation.member(1), begin_again(federation, plan, answered=5)), Ready)
+
+
+def test_a_server_that_lies_about_it_only_loses_the_client(federation: Federation, plan: Plan) -> None:
+    member = federation.member(0)
+    lie = Begin(RUN, plan.to_toml(), (4, 4, 4), 2**63 - 1)
+    assert "contributed to round 9223372036854775806" in refusal(member, lie)
+    assert isinstance(ask(member, begin(plan)), Ready)
+    client = member._client
+    assert "contributed to round" in refusal(member, lie)
+    assert member._client is client
+    assert isinstance(ask(member, begin(plan)), Ready)
+
+
+def test_without_secure_sums_there_are_no_marks_to_lose(federation: Federation, plan: Plan) -> None:
+    shown = change(plan, ['secure.mode="off"'])
+    asked = Begin(RUN, shown.to_toml(), (4, 4, 4), 3)
+    assert isinstance(ask(federation.member(0, pinned=shown), asked), Ready)
 
 
 def test_damaged_marks_keep_a_client_out(federation: Federation, plan: Plan) -> None:

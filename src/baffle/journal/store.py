@@ -167,14 +167,21 @@ class Journal:
 
     def contributions(self, clients: int) -> dict[int, int]:
         """How many rounds each of the run's clients contributed to."""
+        return self._of_contributions("count(*)", clients)
+
+    def last_contributions(self, clients: int) -> dict[int, int]:
+        """The last round that each of the run's clients contributed to; a client that never did is not in it."""
+        return self._of_contributions("max(round)", clients)
+
+    def _of_contributions(self, number: str, clients: int) -> dict[int, int]:
+        query = f"SELECT client, {number} FROM participation WHERE event = ? GROUP BY client"
         with reading(self._path):
-            rows = self._db.execute(
-                "SELECT client, count(*) FROM participation WHERE event = ? GROUP BY client", (CONTRIBUTED,)
-            )
-            rounds = dict(rows.fetchall())
-        if not all(client in range(clients) for client in rounds):
+            numbers = dict(self._db.execute(query, (CONTRIBUTED,)).fetchall())
+        if not all(client in range(clients) for client in numbers):
             raise JournalError(f"{self._path} counts rounds of clients that the run does not have; it is damaged")
-        return rounds
+        if not all(isinstance(value, int) and value >= 0 for value in numbers.values()):
+            raise JournalError(f"{self._path} counts contributions to rounds that have no number; it is damaged")
+        return numbers
 
     def count(self, event: str) -> int:
         """How often clients ended a round in this way."""

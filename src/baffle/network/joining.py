@@ -14,7 +14,7 @@ One that was restarted, or whose weights went wrong, answers `Unready`, and has 
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol, TypeVar
 
@@ -55,11 +55,13 @@ class Introduction(Message, frozen=True, tag="introduction"):
 
 
 class Begin(Message, frozen=True, tag="begin"):
-    """To a client: the run's plan with every setting decided, and how many directions each client evaluates."""
+    """To a client: the run's plan with every setting decided, how many directions each client evaluates, and one more
+    than the last round that this client contributed to (0: it contributed to none)."""
 
     run: Key
     plan: PlanText
     tiers: tuple[Number, ...]
+    answered: Number = 0
 
 
 class Ready(Message, frozen=True, tag="ready"):
@@ -155,11 +157,11 @@ class ConnectedClients:
             introductions[client] = introduction
         return introductions
 
-    def start_run(self, clients: Iterable[int], begin: Begin, trajectory_digest: bytes) -> set[int]:
-        """Tell these clients about the run. Returns those that take part in it."""
-        replies = self._ask(dict.fromkeys(clients, begin), NO_RUN)
+    def start_run(self, begins: Mapping[int, Begin], trajectory_digest: bytes) -> set[int]:
+        """Tell clients about the run. Returns those that take part in it."""
+        replies = self._ask(begins, NO_RUN)
         started: set[int] = set()
-        for client in clients:
+        for client in begins:
             try:
                 if client not in replies:
                     raise MessageError("it did not answer")

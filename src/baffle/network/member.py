@@ -189,6 +189,8 @@ class Member:
             )
         if self.affords and asked.tiers[number] > self.affords:
             raise RefusalError(f"{asked.tiers[number]} directions a round, but this client affords {self.affords}")
+        if plan.secure.mode != "off":
+            self._require_marks(asked)
         if self._client and self._in(asked.run) and self._client.replica.trajectory.digest == plan.trajectory_digest():
             self._go_on(self._client, asked, plan)
             return
@@ -196,6 +198,16 @@ class Member:
         replica = self._take_part(asked, worker.trajectory, worker).replica
         at = f", from round {replica.round + 1} on" if replica.round >= 0 else ""
         self.tell(f"takes part in {plan.name!r} as client {number} of {len(roster.clients)}{at}")
+
+    def _require_marks(self, asked: Begin) -> None:
+        """Refuse to go on without the marks of a round that this client contributed to: they are on its disk before
+        anything is sent. A server that lies about it only loses this client."""
+        if self._marks(asked.run).slot + 1 < asked.answered:
+            raise RefusalError(
+                f"this client contributed to round {asked.answered - 1}, but its state folder has no mark of it, so it "
+                "was lost or is an older copy; without its marks it could be asked twice: put the right folder back, "
+                "or wait for the next run"
+            )
 
     def _go_on(self, client: Client, asked: Begin, plan: Plan) -> None:
         """The server repeats itself, or the run has another number of rounds now. A new session would lose keys that

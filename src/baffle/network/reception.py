@@ -6,9 +6,11 @@ further, an older copy of the run's folder was put back. Clients answer no round
 rounds, and what the run had learnt in them would be lost.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from baffle.errors import JournalError
 from baffle.network.joining import Begin, ConnectedClients, Introduction
@@ -35,7 +37,7 @@ class Reception:
         if not newcomers:
             return set()
         present = self.running.present.round
-        started = self.clients.start_run(list(newcomers), self.begin, self.running.trajectory.digest)
+        started = self.clients.start_run(self._begins(newcomers), self.running.trajectory.digest)
         for client in sorted(started):
             introduction = newcomers[client]
             held, reached = introduction.held - 1, max(introduction.held, introduction.answered) - 1
@@ -49,6 +51,12 @@ class Reception:
                     f"{present}; it is treated as a client that holds nothing"
                 )
         return started
+
+    def _begins(self, clients: Iterable[int]) -> dict[int, Begin]:
+        """What to tell each client. Clients that are told the same share one object."""
+        answered = {client: self.running.contributed.get(client, -1) + 1 for client in clients}
+        shared = {number: msgspec.structs.replace(self.begin, answered=number) for number in set(answered.values())}
+        return {client: shared[number] for client, number in answered.items()}
 
     def require_newest_copy(self) -> None:
         """Refuse to go on from an older copy of the run: more than half of the clients, and more than one, say that

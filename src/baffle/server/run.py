@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from baffle.core.arrays import F32
-from baffle.core.ports import Aggregation, Transport
+from baffle.core.ports import CONTRIBUTED, Aggregation, Transport
 from baffle.errors import JournalError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import Present, catch_up
@@ -28,6 +28,8 @@ class Running:
     recorder: Recorder
     downlink: Downlink
     present: Present
+    contributed: dict[int, int]
+    """Client → the last round that it contributed to."""
     unevaluated: str
     """Why accuracies are not measured; empty if they are."""
 
@@ -46,6 +48,8 @@ class Running:
             self.downlink,
             self.recorder.measure,
         )
+        contributors = [client for client, event in played.participation.items() if event == CONTRIBUTED]
+        self.contributed |= dict.fromkeys(contributors, self.present.round)
         self.recorder.record(played)
         self.present = played.present
 
@@ -73,7 +77,8 @@ def opened(
         evaluation = Evaluation(task, evaluating, trajectory.rule)
         recorder = Recorder(folder, journal, trajectory, evaluation, tiers, samples, watch)
         downlink = Downlink(plan.run.downlink, journal)
-        yield Running(trajectory, journal, recorder, downlink, present, evaluation.missing)
+        contributed = journal.last_contributions(plan.federation.clients)
+        yield Running(trajectory, journal, recorder, downlink, present, contributed, evaluation.missing)
 
 
 def _open_journal(folder: RunFolder, task: ServerTask, trajectory: Trajectory, initial: F32) -> Journal:
