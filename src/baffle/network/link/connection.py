@@ -4,6 +4,7 @@ limits, and nothing about runs."""
 import asyncio
 import logging
 import socket
+from collections import deque
 from contextlib import suppress
 from typing import Protocol, cast
 
@@ -12,15 +13,24 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from baffle.errors import MessageError
+from baffle.errors import MessageError, first_line
 from baffle.network.link import door
-from baffle.network.link.handshake import GOODBYE, HANDSHAKE_BYTES, PATH, REFUSED, WRONG
+from baffle.network.link.handshake import GOODBYE, HANDSHAKE_BYTES, NORMAL, PATH, REFUSED, WRONG
 
 CLOSE_SECONDS = 2.0
 """How long the other end may take to close a connection that we have ended."""
 
 SWITCHING = 101
 """The status of a response that opens a websocket."""
+
+PIECE = 64 * 1024
+"""Bytes are handed to the transport in pieces of this size, and only while it takes them: what waits is counted."""
+
+CONTROL_FRAMES = 100
+"""How many pings and pongs the other end may send, besides one a second."""
+
+REASON_BYTES = 120
+"""The most bytes of a reason for closing: a control frame has 125 in all."""
 
 _SILENT = logging.Logger("baffle.link", logging.CRITICAL + 1)  # strangers' mistakes are counted, not logged
 
@@ -32,13 +42,21 @@ class Host(Protocol):
         """The answer to a request that opens no websocket."""
         ...
 
-    def opened(self, connection: "Connection") -> None:
-        """A websocket is open; who is at the other end is not known yet."""
+    def received(self, connection: "Connection", frame: bytes) -> None:
+        """Raises a MessageError if the frame is not what it should be. The connection is then closed."""
         ...
 
-    def received(self, connection: "Connection", frame: bytes) -> None: ...
+    def refused(self, connection: "Connection", why: str) -> None:
+        """The other end did what it must not do; the connection is about to be closed."""
+        ...
 
-    def lost(self, connection: "Connection") -> None: ...
+    def lost(self, connection: "Connection") -> None:
+        """The connection has ended: nothing more is received or sent. This is said once."""
+        ...
+
+    def gone(self, connection: "Connection") -> None:
+        """The socket is closed, too. This is said once, if the connection was made."""
+        ...
 
 
 class Connection(asyncio.Protocol):
@@ -47,21 +65,21 @@ class Connection(asyncio.Protocol):
     def __init__(self, host: Host, address: str, accepted: socket.socket) -> None:
         self._host = host
         self._socket = accepted
+        self._loop = asyncio.get_running_loop()
         self.address = address
         self.client: int | None = None
         self.process = b""
-        self.left = False
-        """Whether the other end said goodbye."""
-        self.heard = 0.0
-        """When the other end was last heard from, by the loop's clock."""
+        self.made = self.served = self.ended = False
+        self.broke = False
+        """Whether the connection ended although neither end meant it to."""
+        self.begun = self.heard = self._loop.time()
+        """When the connection began, and when the other end was last heard from, by the loop's clock."""
         self._protocol = ServerProtocol(max_size=HANDSHAKE_BYTES, logger=_SILENT)
-        self._received = 0
+        self._received = self._controls = 0
+        self._waiting = deque[bytes | memoryview]()  # empty bytes: close the transport
+        self._paused = False
         self._transport: asyncio.Transport | None = None
-        self._timer = asyncio.get_running_loop().call_later(door.SECONDS, self.drop)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self.heard = asyncio.get_running_loop().time()
+        self._timer = self._loop.call_later(door.SECONDS, self.drop)
 
     def prove(self, client: int, process: bytes) -> None:
         """The other end is this client: the limits on strangers no longer hold."""
@@ -84,36 +102,46 @@ class Connection(asyncio.Protocol):
 
     @property
     def unsent(self) -> int:
-        """How many bytes the other end has not taken yet."""
-        return self._transport.get_write_buffer_size() if self._transport else 0
+        """How many bytes wait because the other end does not take them."""
+        return sum(map(len, self._waiting)) + (self._transport.get_write_buffer_size() if self._transport else 0)
 
     def close(self, code: int, reason: str = "") -> None:
         """Say goodbye, and end the connection even if the other end does not."""
         if self._protocol.state is State.OPEN:
-            self._protocol.send_close(code, reason[:120])
-            self._flush()
-        if self._transport:
-            asyncio.get_running_loop().call_later(CLOSE_SECONDS, self.drop)
+            self._protocol.send_close(code, reason.encode()[:REASON_BYTES].decode(errors="ignore"))
+        self._flush()
+        self._end(broke=False)
 
     def drop(self) -> None:
         """End the connection without a word."""
+        self._end(broke=False)
         if self._transport:
             self._transport.abort()
         else:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # TLS is not open yet, and will not be
 
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.made = True
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(PIECE)
+        if self.ended:
+            self.drop()
+
     def data_received(self, data: bytes) -> None:
-        self.heard = asyncio.get_running_loop().time()
-        if self.client is None:
+        self.heard = self._loop.time()
+        if self.client is None or self.ended:
             self._received += len(data)
             if self._received > door.BYTES:
                 self.drop()
                 return
-        self._protocol.receive_data(data)
-        for event in self._protocol.events_received():
-            self._take(event)
-        self._flush()
+        try:
+            self._read(data)
+        except Exception as fault:  # whatever a stranger sends must stay that stranger's problem
+            self._host.refused(self, f"its bytes led to {type(fault).__name__}: {first_line(fault)}")
+            self.drop()
 
     def eof_received(self) -> None:
         self._protocol.receive_eof()
@@ -121,39 +149,87 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the name is asyncio's
         self._timer.cancel()
+        self._waiting.clear()
         self._transport = None
-        self._host.lost(self)
+        self._end(broke=True)
+        self._host.gone(self)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._write()
+
+    # Bytes become events
+
+    def _read(self, data: bytes) -> None:
+        self._protocol.receive_data(data)
+        for event in self._protocol.events_received():
+            if not self.ended:
+                self._take(event)
+        if self._protocol.parser_exc and not self.ended:
+            self._refuse(first_line(self._protocol.parser_exc))
+        self._flush()
 
     def _take(self, event: Request | Response | Frame) -> None:
         if isinstance(event, Request):
-            self._open(event)
+            self._answer(event)
         elif isinstance(event, Frame):
             self._take_frame(event)
 
-    def _open(self, request: Request) -> None:
+    def _answer(self, request: Request) -> None:
         response = self._protocol.accept(request) if request.path == PATH else None
-        if response is None or response.status_code != SWITCHING:
+        is_websocket = response is not None and response.status_code == SWITCHING
+        if response is None or not is_websocket:
             response = self._host.page(self, request)
         self._protocol.send_response(response)
-        if self._protocol.state is State.OPEN:
-            self._host.opened(self)
+        if not is_websocket:
+            self._flush()
+            self._end(broke=False)
 
     def _take_frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.CLOSE:
             code = self._protocol.close_rcvd.code if self._protocol.close_rcvd else 0
-            self.left = code in (1000, GOODBYE)
+            self._flush()
+            self._end(broke=code not in (NORMAL, GOODBYE))
+        elif frame.opcode in (Opcode.PING, Opcode.PONG):
+            self._controls += 1
+            if self._controls > CONTROL_FRAMES + self._loop.time() - self.begun:
+                self._refuse("too many pings")
         elif frame.opcode is Opcode.BINARY and frame.fin:
             try:
                 self._host.received(self, bytes(frame.data))
             except MessageError as fault:
-                self.close(REFUSED if self.client is None else WRONG, str(fault))
-        elif frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
-            self.close(WRONG, "expected whole binary frames")
+                self._refuse(str(fault))
+        else:
+            self._refuse("a frame that is not whole or not binary")
+
+    def _refuse(self, why: str) -> None:
+        self._host.refused(self, why)
+        self.close(REFUSED if self.client is None else WRONG, why)
+
+    def _end(self, *, broke: bool) -> None:
+        if self.ended:
+            return
+        self.ended, self.broke = True, broke
+        self._received = 0
+        self._timer.cancel()
+        if self._transport:
+            self._timer = self._loop.call_later(CLOSE_SECONDS, self.drop)
+        self._host.lost(self)
+
+    # Frames become bytes
 
     def _flush(self) -> None:
         for data in self._protocol.data_to_send():
-            if self._transport is None or self._transport.is_closing():
-                return
+            pieces = [memoryview(data)[at : at + PIECE] for at in range(0, len(data), PIECE)]
+            self._waiting.extend(pieces if len(pieces) > 1 else [data])
+        self._write()
+
+    def _write(self) -> None:
+        while self._waiting and not self._paused and self._transport and not self._transport.is_closing():
+            data = self._waiting.popleft()
             if data:
                 self._transport.write(data)
             else:

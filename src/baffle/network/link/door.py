@@ -4,7 +4,8 @@ few places, and an address that keeps failing is shut out for a while."""
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from ipaddress import IPv6Address
+from typing import Protocol, TypeVar
 
 SECONDS = 5.0
 """How long a connection may take to prove who it is."""
@@ -15,6 +16,10 @@ BYTES = 16 * 1024
 PLACES = 64
 """How many connections may be unproved at the same time; large federations get an eighth of their size on top."""
 
+UNDISTURBED = 1.0
+"""Seconds for which a visitor keeps its place, even if others wait for one: when a server starts, all its clients come
+at once, and none would get through if each newcomer took the place of one that is halfway."""
+
 FAILURES = 20
 """An address that failed this often is shut out until time has forgiven it."""
 
@@ -22,10 +27,10 @@ FORGIVEN = 3.0
 """Seconds after which one failure of an address is forgiven."""
 
 MOST_ADDRESSES = 10_000
-"""How many addresses' failures are remembered; the oldest are forgotten first."""
+"""How many addresses are remembered; the oldest are forgotten first."""
 
 KNOWN_FOR = 600.0
-"""Seconds for which an address that a client has come from is not shut out: many clients may share one address."""
+"""Seconds for which an address is not shut out after its last client has gone: many clients may share one address."""
 
 
 class Visitor(Protocol):
@@ -44,58 +49,79 @@ class Door:
     now: Callable[[], float]
     turned_away: int = 0
     """Connections that were refused, failed or took too long."""
-    _visitors: list[Visitor] = field(default_factory=list)
+    _visitors: dict[Visitor, float] = field(default_factory=dict)  # → when it came; the oldest first
     _failures: dict[str, tuple[float, float]] = field(default_factory=dict)  # address → failures, and when counted
-    _known: dict[str, float] = field(default_factory=dict)  # address → when a client last came from there
+    _connected: Counter[str] = field(default_factory=Counter)  # address → how many clients are connected from there
+    _known: dict[str, float] = field(default_factory=dict)  # address → when the last client from there has gone
 
     @property
     def places(self) -> int:
         return PLACES + self.clients // 8
 
     def admits(self, address: str) -> bool:
-        """Whether a connection from this address may enter. It is asked before a byte is read."""
-        known = self.now() - self._known.get(address, -KNOWN_FOR) < KNOWN_FOR
-        if not known and self._failures_of(address) >= FAILURES:
+        """Whether a connection from this address may enter. It is asked before a byte is read. If every place is taken,
+        somebody else may have to go."""
+        if self._is_shut_out(address) or (len(self._visitors) >= self.places and not self._make_room(address)):
             self.turned_away += 1
             return False
         return True
 
     def enter(self, visitor: Visitor) -> None:
-        """Take a visitor in. If there is no place left, the one that has waited longest has to go, of those from the
-        address that holds most places."""
-        if len(self._visitors) >= self.places:
-            crowded, _ = Counter(other.address for other in self._visitors).most_common(1)[0]
-            oldest = next(other for other in self._visitors if other.address == crowded)
-            self.fail(oldest)
-            oldest.drop()
-        self._visitors.append(visitor)
+        self._visitors[visitor] = self.now()
 
     def prove(self, visitor: Visitor) -> None:
-        """The visitor is a client: it is none of the door's business any more."""
-        self._leave(visitor)
-        self._known[visitor.address] = self.now()
+        """The visitor is a client: it needs no place in the doorway any more."""
+        self._visitors.pop(visitor, None)
+        self._connected[visitor.address] += 1
 
-    def fail(self, visitor: Visitor) -> None:
-        """The visitor has failed to prove itself. Does nothing if it was no visitor (any more)."""
-        if not self._leave(visitor):
+    def leave(self, visitor: Visitor, *, failed: bool) -> None:
+        """The visitor has gone. Does nothing if it was no visitor (any more)."""
+        if self._visitors.pop(visitor, None) is None or not failed:
             return
         self.turned_away += 1
-        failures = self._failures_of(visitor.address) + 1
-        self._failures.pop(visitor.address, None)
-        self._failures[visitor.address] = failures, self.now()
-        while len(self._failures) > MOST_ADDRESSES:
-            del self._failures[next(iter(self._failures))]
+        _remember(self._failures, visitor.address, (self._failures_of(visitor.address) + 1, self.now()))
 
-    def leave(self, visitor: Visitor) -> None:
-        """The visitor goes without having failed, for example after it asked for a page."""
-        self._leave(visitor)
+    def part(self, address: str) -> None:
+        """A client that came from this address has gone."""
+        self._connected[address] -= 1
+        if self._connected[address] <= 0:
+            del self._connected[address]
+        _remember(self._known, address, self.now())
 
-    def _leave(self, visitor: Visitor) -> bool:
-        present = visitor in self._visitors
-        if present:
-            self._visitors.remove(visitor)
-        return present
+    def _make_room(self, address: str) -> bool:
+        """Send somebody away for a newcomer from this address: the one that has waited longest, of those from the
+        address that holds most places. If that would be unfair, the newcomer gets no place."""
+        held = Counter(visitor.address for visitor in self._visitors)
+        crowded, most = held.most_common(1)[0]
+        oldest = next(visitor for visitor in self._visitors if visitor.address == crowded)
+        is_fair = most > held[address] + 1 or self.now() - self._visitors[oldest] > UNDISTURBED
+        if is_fair:
+            self.leave(oldest, failed=True)
+            oldest.drop()
+        return is_fair
+
+    def _is_shut_out(self, address: str) -> bool:
+        known = address in self._connected or self.now() - self._known.get(address, -KNOWN_FOR) < KNOWN_FOR
+        return not known and self._failures_of(address) >= FAILURES
 
     def _failures_of(self, address: str) -> float:
         failures, counted = self._failures.get(address, (0.0, 0.0))
         return max(0.0, failures - (self.now() - counted) / FORGIVEN)
+
+
+def origin(address: str) -> str:
+    """What counts as one address. Whoever has an IPv6 address has all of its network, so the network counts as one."""
+    if ":" not in address:
+        return address
+    whole = IPv6Address(address.partition("%")[0])
+    return str(whole.ipv4_mapped or IPv6Address(int(whole) >> 64 << 64))
+
+
+T = TypeVar("T")
+
+
+def _remember(by_address: dict[str, T], address: str, value: T) -> None:
+    by_address.pop(address, None)
+    by_address[address] = value
+    if len(by_address) > MOST_ADDRESSES:
+        del by_address[next(iter(by_address))]

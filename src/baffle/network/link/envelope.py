@@ -25,6 +25,8 @@ TO_CLIENT, TO_SERVER = b"to client", b"to server"
 PHASES = ("introduce", "begin", "over", "hello", "turn", "request", "masked-request", "agree")
 """The kinds of requests, each named by the tag of its message. A request's header holds the number of its kind."""
 
+MOST_ROUND = 2**32 - 1
+
 _HEADER = struct.Struct(">32s16sIB")
 _SHORT_ID = 4
 REQUEST_BYTES = _HEADER.size + SIGNATURE_BYTES
@@ -44,15 +46,23 @@ class Request:
     body: bytes
     frame: bytes
 
-    def is_answered_by(self, frame: bytes) -> bool:
-        """Whether a frame claims to be the reply to this request."""
-        return frame[:_SHORT_ID] == self.id[:_SHORT_ID]
+    @property
+    def short_id(self) -> bytes:
+        """What a reply names this request by."""
+        return self.id[:_SHORT_ID]
+
+
+def answered_id(frame: bytes) -> bytes:
+    """The short id of the request that a frame claims to answer."""
+    return frame[:_SHORT_ID]
 
 
 def ask(identity: Ed25519PrivateKey, receiver: bytes, run: bytes, number: int, phase: str, body: bytes) -> Request:
     """Sign a request about a round to the owner of a key."""
     if phase not in PHASES:
         raise MessageError(f"expected a message of {', '.join(PHASES)}, got {phase!r}")
+    if not 0 <= number <= MOST_ROUND:
+        raise MessageError(f"expected a round of 0 to {MOST_ROUND}, got {number}")
     header = _HEADER.pack(run, secrets.token_bytes(16), number, PHASES.index(phase))
     own = identity.public_key().public_bytes_raw()
     signature = identity.sign(_text(TO_CLIENT, own, receiver, header, b"", body))
@@ -77,12 +87,12 @@ def reply(identity: Ed25519PrivateKey, receiver: bytes, request: Request, body: 
     own = identity.public_key().public_bytes_raw()
     header, request_hash = request.frame[: _HEADER.size], sha256(request.frame).digest()
     signature = identity.sign(_text(TO_SERVER, own, receiver, header, request_hash, body))
-    return request.id[:_SHORT_ID] + signature + body
+    return request.short_id + signature + body
 
 
 def read_reply(sender: bytes, receiver: bytes, request: Request, frame: bytes) -> bytes:
     """The body of a reply that the owner of a key must have signed in answer to a request; refuse any other frame."""
-    if len(frame) < REPLY_BYTES or not request.is_answered_by(frame):
+    if len(frame) < REPLY_BYTES or answered_id(frame) != request.short_id:
         raise MessageError("a frame that answers another request")
     signature, body = frame[_SHORT_ID:REPLY_BYTES], frame[REPLY_BYTES:]
     header, request_hash = request.frame[: _HEADER.size], sha256(request.frame).digest()

@@ -31,9 +31,9 @@ HANDSHAKE_BYTES = 512
 PATH = "/link"
 """The path at which clients open their websocket."""
 
-GOODBYE, REPLACED, REFUSED, WRONG = 1001, 4001, 4003, 4004
-"""Why a connection is closed: one end stops, the same key has connected again, the handshake is refused, or a frame was
-not what it should be."""
+NORMAL, GOODBYE, REPLACED, REFUSED, WRONG = 1000, 1001, 4001, 4003, 4004
+"""Why a connection is closed: nothing is left to say, one end stops, the same key has connected again, the handshake is
+refused, or a frame was not what it should be."""
 
 Host = Annotated[str, Meta(max_length=255)]
 

@@ -7,7 +7,7 @@ from baffle.aggregation.shares import SHARE_BYTES
 SMALL = 8 * 1024
 """Room for a message without vectors, shares or keys; and for the rest of a message that has them."""
 
-PLAN_BYTES = 4 << 20
+PLAN_BYTES = SMALL + (4 << 20)
 """Room for a message with a plan: its text has at most a million characters."""
 
 KEY_BYTES = 32 + 5

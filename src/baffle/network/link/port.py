@@ -1,0 +1,196 @@
+"""The server's port: it takes connections in, lets the door judge them, and has clients prove who they are. It runs on
+the link's thread."""
+
+import asyncio
+import socket
+import ssl
+from asyncio import sslproto
+from collections.abc import Callable, Coroutine
+from errno import ECONNABORTED
+from http import HTTPStatus
+from typing import Any
+
+from websockets.http11 import Request, Response
+
+from baffle.errors import TransportError, first_line
+from baffle.network.authority import ServerKeys
+from baffle.network.link import door
+from baffle.network.link.connection import CLOSE_SECONDS, Connection
+from baffle.network.link.door import Door, origin
+from baffle.network.link.exchanges import QUIET, Exchanges
+from baffle.network.link.handshake import GOODBYE, ServerSide
+from baffle.network.link.pages import Pages
+
+BACKLOG = 1024
+
+REFUSAL_PAUSE = 0.001
+"""Seconds until the next connection is accepted after one was turned away, so that a flood of them costs little."""
+
+FAULT_PAUSE = 1.0
+"""Seconds until another try after an error of the system, for example too many open files."""
+
+sslproto.SSLProtocol.max_size = 16 * 1024
+# asyncio gives every TLS connection a buffer of 256 kB, which is a quarter of a gigabyte for a thousand clients.
+
+
+class Port:
+    """All connections to a listening socket, without TLS if `tls` is None. Clients' frames go to `exchanges`."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        tls: ssl.SSLContext | None,
+        keys: ServerKeys,
+        pages: Pages,
+        exchanges: Exchanges,
+        say: Callable[[str], None],
+    ) -> None:
+        self._listener, self._tls, self._pages, self._exchanges, self._say = listener, tls, pages, exchanges, say
+        self._identity, self._hosts = keys.identity, frozenset(host.lower() for host in keys.hosts)
+        self._clients = {key: number for number, key in keys.roster.directory().items()}
+        self._loop = asyncio.get_running_loop()
+        self.door = Door(len(self._clients), self._loop.time)
+        self._handshakes: dict[Connection, ServerSide] = {}
+        self._all = set[Connection]()
+        self._tasks = set[asyncio.Task[None]]()
+        for work in (self._accept, self._keep_alive):
+            self._start(self._for_ever(work))
+
+    async def stop(self) -> None:
+        """Say goodbye to everybody, and stop listening."""
+        await self._cancel(self._tasks)
+        self._listener.close()
+        for connection in list(self._all):
+            connection.close(GOODBYE, "the server stops")
+        end = self._loop.time() + CLOSE_SECONDS
+        while self._all and self._loop.time() < end:
+            await asyncio.sleep(0.01)
+        for connection in list(self._all):
+            connection.drop()
+        while self._all:
+            await asyncio.sleep(0)
+        await self._cancel(asyncio.all_tasks() - {asyncio.current_task()})
+
+    # What connections report
+
+    def page(self, connection: Connection, request: Request) -> Response:
+        response = self._pages.answer(request)
+        connection.served = response.status_code == HTTPStatus.OK
+        return response
+
+    def received(self, connection: Connection, frame: bytes) -> None:
+        if connection.client is not None:
+            self._exchanges.take(connection.client, frame)
+            return
+        if connection not in self._handshakes:
+            self._handshakes[connection] = ServerSide(self._identity, self._clients, self._hosts)
+        handshake = self._handshakes[connection]
+        answer = handshake.take(frame)
+        if handshake.client is None:
+            connection.send(answer)
+            return
+        del self._handshakes[connection]
+        self.door.prove(connection)
+        connection.prove(handshake.client, handshake.process)
+        connection.send(answer)
+        self._exchanges.welcome(connection, handshake.client)
+
+    def refused(self, connection: Connection, why: str) -> None:
+        if connection.client is not None:
+            self._exchanges.note_refused(connection.client, why)
+
+    def lost(self, connection: Connection) -> None:
+        self._handshakes.pop(connection, None)
+        if connection.client is not None:
+            self._exchanges.lost(connection, connection.client)
+
+    def gone(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        if connection.client is None:
+            self.door.leave(connection, failed=not connection.served)
+        else:
+            self.door.part(connection.address)
+
+    # The listening socket
+
+    async def _accept(self) -> None:
+        """Accept one connection, and let it in or turn it away."""
+        try:
+            accepted, address = await self._loop.sock_accept(self._listener)
+        except OSError as fault:
+            if fault.errno != ECONNABORTED:
+                self._say(f"a connection cannot be accepted: {fault.strerror or fault}")
+                await asyncio.sleep(FAULT_PAUSE)
+            return
+        if self.door.admits(origin(address[0])):
+            self._start(self._open(accepted, origin(address[0])))
+            await asyncio.sleep(0)  # accepting alone would not let anybody else have a turn
+        else:
+            accepted.close()
+            await asyncio.sleep(REFUSAL_PAUSE)
+
+    async def _open(self, accepted: socket.socket, address: str) -> None:
+        connection = Connection(self, address, accepted)
+        self.door.enter(connection)
+        self._all.add(connection)
+        tls = {"ssl_handshake_timeout": door.SECONDS, "ssl_shutdown_timeout": CLOSE_SECONDS} if self._tls else {}
+        try:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.connect_accepted_socket(lambda: connection, accepted, ssl=self._tls, **tls)
+        except (OSError, EOFError):  # TLS errors are OSErrors
+            pass
+        finally:
+            if not connection.made:
+                connection.drop()
+                accepted.close()
+                self.gone(connection)
+
+    async def _keep_alive(self) -> None:
+        await asyncio.sleep(QUIET / 3)
+        self._exchanges.check_silence()
+
+    # Tasks
+
+    async def _for_ever(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do something again and again. A mistake in it must not end the link."""
+        while True:
+            try:
+                await work()
+            except Exception as fault:
+                self._say(f"a mistake in the link: {type(fault).__name__}: {first_line(fault)}")
+                await asyncio.sleep(FAULT_PAUSE)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _cancel(self, tasks: set[Any]) -> None:
+        tasks = set(tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError, UnicodeError) as fault:
+        raise TransportError(
+            f"cannot listen at {host}:{port}: {getattr(fault, 'strerror', None) or fault}; give another --host or "
+            "--port, or stop the process that listens there"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def server_tls(keys: ServerKeys) -> ssl.SSLContext:
+    """TLS for a server with these keys."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = 0  # a client's connection lasts; tickets would only cost bytes
+    context.load_cert_chain(keys.certificate, keys.key)
+    return context
