@@ -2,8 +2,11 @@
 the answers. If the line breaks it is opened again, also while the client computes."""
 
 import random
+import re
 import secrets
+import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import SimpleQueue
@@ -29,9 +32,15 @@ from baffle.network.link.handshake import (
 from baffle.network.link.limits import PLAN_BYTES
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0
-"""Seconds before the first new attempt to connect, and at most; each pause is up to twice as long as the one before."""
+"""Seconds before the first new attempt to connect, and at most; each pause is up to twice as long as the one before,
+until a connection has lasted for longer than the pause."""
 
 OPEN_SECONDS, PING_SECONDS, CLOSE_SECONDS = 10.0, 20.0, 2.0
+
+LEAVE_SECONDS = 0.5
+"""How long leaving waits for an attempt to connect. It may go on in the background, and then ends."""
+
+_NAME, _IPV6 = re.compile(r"[A-Za-z0-9._-]{1,253}"), re.compile(r"\[[0-9A-Fa-f:.]{2,45}\]")
 
 
 class Line:
@@ -40,14 +49,17 @@ class Line:
 
     def __init__(self, address: str, keys: ClientKeys, tls: ssl.SSLContext | None, tell: Callable[[str], None]) -> None:
         self._address, self._keys, self._tls, self._tell = address, keys, tls, tell
-        self._host, _ = split(address)
+        self._host, self._port = split(address)
         self._server = keys.roster.server_key
         self._own = keys.identity.public_key().public_bytes_raw()
         self._process = secrets.token_bytes(16)
         self._limit = PLAN_BYTES
         self._lock = Lock()
+        self._socket: socket.socket | None = None
         self._connection: ClientConnection | None = None
+        self._opened: float | None = None
         self._asked: Request | None = None
+        self._asked_on: ClientConnection | None = None  # where the server waits for the answer
         self._answered: tuple[bytes, bytes] = b"", b""  # the newest request that was answered, and the answer
         self._inbox: SimpleQueue[Request | BaseException | None] = SimpleQueue()
         self._stopped = Event()
@@ -62,7 +74,7 @@ class Line:
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        self._thread.join(2 * CLOSE_SECONDS)
+        self._thread.join(LEAVE_SECONDS)
 
     def requests(self) -> Iterator[Request]:
         """What the server asks, until `stop` is called. Raises the error if the server can't be talked to at all."""
@@ -76,11 +88,14 @@ class Line:
                 yield item
 
     def reply(self, request: Request, body: bytes) -> None:
-        """Answer a request. If the line is broken, the answer is sent when the server asks again."""
+        """Answer a request. If its line is broken, the answer is sent when the server asks again. If the server has
+        asked something else meanwhile, it no longer waits for the answer."""
         frame = reply(self._keys.identity, self._server, request, body)
         with self._lock:
+            if request is not self._asked:
+                return
             self._answered = request.frame, frame
-            connection = self._connection
+            connection = self._asked_on
         if connection:
             with suppress(ConnectionClosed):
                 connection.send(frame)
@@ -97,33 +112,37 @@ class Line:
         self._stopped.set()
         self._inbox.put(None)
         with self._lock:
-            connection = self._connection
+            connection, opening = self._connection, self._socket
         if connection:
             connection.close(GOODBYE, "the client stops")
+        elif opening:
+            with suppress(OSError):
+                opening.shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
         pause = FIRST_PAUSE
         while not self._stopped.is_set():
+            self._opened = None
             try:
                 self._connect_and_listen()
-                pause = FIRST_PAUSE
             except AwayError as fault:
                 self._say(f"{fault}; trying again")
-            except TransportError as fault:
+            except Exception as fault:  # also a mistake of ours, which must not leave the client waiting for ever
                 self._inbox.put(fault)
                 return
-            except Exception as fault:  # a mistake of ours must not leave the client waiting for ever
-                self._inbox.put(fault)
-                return
+            if self._opened is not None and time.monotonic() - self._opened > pause:
+                pause = FIRST_PAUSE
             self._stopped.wait(random.uniform(pause / 2, pause))
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _connect_and_listen(self) -> None:
-        """Open a connection and take what comes, until it is closed."""
-        scheme = "wss" if self._tls else "ws"
+        """Open a connection and take what comes. When it is closed, raise the error that says why."""
         try:
+            self._socket = socket.create_connection((self._host, self._port), timeout=OPEN_SECONDS)
+            self._require_wanted()
             with connect(
-                f"{scheme}://{self._address}{PATH}",
+                f"{'wss' if self._tls else 'ws'}://{self._address}{PATH}",
+                sock=self._socket,  # so that `stop` can end an attempt, and nobody can send us elsewhere
                 ssl=self._tls,
                 compression=None,
                 open_timeout=OPEN_SECONDS,
@@ -142,11 +161,13 @@ class Line:
                 raise AwayError(f"{self._address} closed the connection ({connection.close_reason or 'no reason'})")
         except ConnectionClosed as fault:
             raise self._closed(fault) from None
-        except (ssl.SSLError, OSError, TimeoutError, InvalidHandshake, EOFError) as fault:
+        except (OSError, InvalidHandshake, EOFError, ValueError) as fault:
             raise _error(self._address, fault) from None
         finally:
             with self._lock:
-                self._connection = None
+                opening, self._socket, self._connection, self._asked_on = self._socket, None, None, None
+            if opening:
+                opening.close()
 
     def _shake_hands(self, connection: ClientConnection) -> None:
         side = ClientSide(self._keys.identity, self._server, self._host, self._process)
@@ -176,7 +197,13 @@ class Line:
         with self._lock:
             connection.protocol.max_message_size = self._limit + REQUEST_BYTES
             self._connection = connection
+        self._opened = time.monotonic()
+        self._require_wanted()
         self._say(f"connected to {self._address}")
+
+    def _require_wanted(self) -> None:
+        if self._stopped.is_set():
+            raise AwayError("the client stops")
 
     def _take(self, connection: ClientConnection, frame: str | bytes) -> None:
         """Take a request: a new one is handed out, one that was answered gets the same answer again, and one that is
@@ -186,11 +213,14 @@ class Line:
         except MessageError as fault:
             raise AwayError(f"{self._address} sent {fault}") from None
         with self._lock:
-            asked, answer = self._answered
-        if request.frame == asked:
+            answered, answer = self._answered
+            is_new = request.frame != answered and (self._asked is None or request.frame != self._asked.frame)
+            if is_new:
+                self._asked = request
+            self._asked_on = connection
+        if request.frame == answered:
             connection.send(answer)
-        elif self._asked is None or request.frame != self._asked.frame:
-            self._asked = request
+        elif is_new:
             self._inbox.put(request)
 
     def _closed(self, fault: ConnectionClosed) -> TransportError:
@@ -218,10 +248,11 @@ def client_tls(keys: ClientKeys) -> ssl.SSLContext:
 
 def split(address: str) -> tuple[str, int]:
     """Host and port of an address."""
-    host, divider, port = address.rpartition(":")
-    if not divider or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise TransportError(f"expected an address as host:port, got {address!r}")
-    return host.strip("[]"), int(port)
+    host, _, port = address.rpartition(":")
+    is_host = _NAME.fullmatch(host) or _IPV6.fullmatch(host)
+    if not is_host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
+        raise TransportError(f"expected an address as host:port or [IPv6]:port, got {address!r}")
+    return host.strip("[]").lower(), int(port)
 
 
 def _binary(frame: str | bytes) -> bytes:
@@ -237,7 +268,7 @@ def _error(address: str, fault: Exception) -> TransportError:
             f"the certificate of {address} was not issued by this client's CA, or is for another address "
             f"({fault.verify_message})"
         )
-    if isinstance(fault, InvalidHandshake):
+    if isinstance(fault, InvalidHandshake) or (isinstance(fault, ValueError) and not isinstance(fault, UnicodeError)):
         return AwayError(f"{address} does not answer as a BAFFLE server ({fault})")
     if isinstance(fault, ssl.SSLError):
         return AwayError(f"{address} does not answer with TLS ({fault.reason or fault})")
