@@ -1,0 +1,187 @@
+"""The door: few places, little patience, and a memory for addresses that fail."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baffle.network.link.door import FAILURES, FORGIVEN, KNOWN_FOR, MOST_ADDRESSES, UNDISTURBED, Door, origin
+
+
+@dataclass(eq=False)
+class Guest:
+    address: str
+    dropped: bool = False
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+@dataclass
+class House:
+    """A door with a clock that the test turns."""
+
+    clients: int = 8
+    time: float = 1000.0
+    door: Door = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.door = Door(self.clients, lambda: self.time)
+
+    def guest(self, address: str) -> Guest | None:
+        """Somebody who knocks; None if the door stays shut."""
+        if not self.door.admits(address):
+            return None
+        guest = Guest(address)
+        self.door.enter(guest)
+        return guest
+
+    def fail(self, address: str, times: int) -> None:
+        for _ in range(times):
+            guest = self.guest(address)
+            assert guest
+            self.door.leave(guest, failed=True)
+
+
+def test_an_address_that_fails_often_is_shut_out_until_time_has_forgiven_it() -> None:
+    house = House()
+    house.fail("1.1.1.1", FAILURES)
+    assert house.guest("1.1.1.1") is None
+    assert house.guest("2.2.2.2")
+    house.time += FORGIVEN
+    house.fail("1.1.1.1", 1)
+    assert house.guest("1.1.1.1") is None
+    house.time += FORGIVEN * FAILURES + 1
+    house.fail("1.1.1.1", FAILURES)
+
+
+def test_who_was_served_a_page_has_not_failed() -> None:
+    house = House()
+    for _ in range(10 * FAILURES):
+        guest = house.guest("1.1.1.1")
+        assert guest
+        house.door.leave(guest, failed=False)
+    assert house.door.turned_away == 0
+
+
+def test_clients_get_in_from_an_address_that_strangers_share() -> None:
+    house = House()
+    client = house.guest("1.1.1.1")
+    assert client
+    house.door.prove(client)
+    house.fail("1.1.1.1", 3 * FAILURES)
+    house.time += 2 * KNOWN_FOR  # a client that stays connected keeps its address open, however long ago it came
+    house.fail("1.1.1.1", FAILURES)
+    house.door.part("1.1.1.1")
+    house.time += KNOWN_FOR - 1
+    house.fail("1.1.1.1", 2 * FAILURES)
+    house.time += 1
+    assert house.guest("1.1.1.1") is None
+
+
+def test_an_address_is_known_until_its_last_client_has_gone() -> None:
+    house = House()
+    for _ in range(2):
+        client = house.guest("1.1.1.1")
+        assert client
+        house.door.prove(client)
+    house.door.part("1.1.1.1")
+    house.time += 2 * KNOWN_FOR
+    house.fail("1.1.1.1", 2 * FAILURES)
+
+
+def test_the_address_that_holds_most_places_makes_room() -> None:
+    house = House()
+    crowd = [house.guest("6.6.6.6") for _ in range(house.door.places)]
+    newcomer = house.guest("1.1.1.1")
+    assert newcomer
+    assert not newcomer.dropped
+    assert [guest.dropped for guest in crowd if guest] == [True] + [False] * (house.door.places - 1)
+
+
+def test_an_address_cannot_hurry_its_own_visitors_out() -> None:
+    house = House()
+    first = house.guest("1.1.1.1")
+    crowd = [house.guest("1.1.1.1") for _ in range(house.door.places - 1)]
+    assert all(crowd)
+    assert house.guest("1.1.1.1") is None
+    assert first
+    assert not first.dropped
+    house.time += UNDISTURBED + 0.01
+    assert house.guest("1.1.1.1")
+    assert first.dropped
+
+
+def test_clients_that_all_come_at_once_do_not_push_each_other_out() -> None:
+    house = House()
+    inside = [house.guest(f"10.0.0.{number}") for number in range(house.door.places)]
+    assert [house.guest(f"10.0.1.{number}") for number in range(20)] == [None] * 20
+    assert not any(guest.dropped for guest in inside if guest)
+    for number in range(20):  # nor is it held against them that they were turned away
+        assert not house.door._failures_of(f"10.0.1.{number}")
+
+
+def test_large_federations_have_more_places() -> None:
+    assert House(clients=800).door.places == House(clients=0).door.places + 100
+
+
+def test_leaving_twice_counts_once() -> None:
+    house = House()
+    guest = house.guest("1.1.1.1")
+    assert guest
+    house.door.leave(guest, failed=True)
+    house.door.leave(guest, failed=True)
+    assert house.door.turned_away == 1
+
+
+def test_memory_is_bounded_however_many_addresses_come() -> None:
+    house = House()
+    for number in range(MOST_ADDRESSES + 100):
+        address = f"a{number}"
+        house.fail(address, 1)
+        client = house.guest(address)
+        assert client
+        house.door.prove(client)
+        house.door.part(address)
+    assert len(house.door._failures) == len(house.door._known) == MOST_ADDRESSES
+    assert not house.door._connected
+    assert not house.door._visitors
+
+
+@pytest.mark.parametrize(
+    ("address", "counted"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "fe80::"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+    ],
+)
+def test_an_ipv6_network_counts_as_one_address(address: str, counted: str) -> None:
+    assert origin(address) == counted
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["come", "fail", "prove", "part", "wait"]))))
+def test_there_are_never_more_visitors_than_places(steps: list[tuple[str, str]]) -> None:
+    house = House()
+    guests: list[Guest] = [guest for _ in range(house.door.places - 3) if (guest := house.guest("z"))]
+    connected: list[str] = []
+    for address, step in steps:
+        match step:
+            case "come":
+                if guest := house.guest(address):
+                    guests.append(guest)
+            case "fail" if guests:
+                house.door.leave(guests.pop(), failed=True)
+            case "prove" if guests and not guests[-1].dropped:
+                house.door.prove(guests[-1])
+                connected.append(guests.pop().address)
+            case "part" if connected:
+                house.door.part(connected.pop())
+            case "wait":
+                house.time += 0.6
+        assert len(house.door._visitors) <= house.door.places
+        assert sum(house.door._connected.values()) == len(connected)
+        assert set(house.door._visitors) == {guest for guest in guests if not guest.dropped}

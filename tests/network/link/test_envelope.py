@@ -1,0 +1,169 @@
+"""Signed messages: whatever is changed, moved or swapped is refused before anybody reads the body."""
+
+from dataclasses import replace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baffle.errors import MessageError
+from baffle.network.link.envelope import (
+    PHASES,
+    REPLY_BYTES,
+    REQUEST_BYTES,
+    Request,
+    answered_id,
+    ask,
+    read_reply,
+    read_request,
+    reply,
+)
+
+SERVER, CLIENT, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2, 3))
+
+
+def public(key: Ed25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes_raw()
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> Request:
+    run, number = draw(st.binary(min_size=32, max_size=32)), draw(st.integers(0, 2**32 - 1))
+    return ask(SERVER, public(CLIENT), run, number, draw(st.sampled_from(PHASES)), draw(st.binary(max_size=200)))
+
+
+bodies = st.binary(max_size=200)
+
+
+@given(asked(), bodies)
+def test_what_is_sent_is_what_is_read(request: Request, body: bytes) -> None:
+    assert read_request(public(SERVER), public(CLIENT), request.frame) == request
+    frame = reply(CLIENT, public(SERVER), request, body)
+    assert read_reply(public(CLIENT), public(SERVER), request, frame) == body
+    assert answered_id(frame) == request.short_id
+
+
+@given(asked(), bodies)
+def test_a_request_adds_117_bytes_and_a_reply_68(request: Request, body: bytes) -> None:
+    assert len(request.frame) - len(request.body) == REQUEST_BYTES == 117
+    assert len(reply(CLIENT, public(SERVER), request, body)) - len(body) == REPLY_BYTES == 68
+
+
+@given(asked(), st.data())
+def test_a_request_with_any_bit_flipped_is_refused(request: Request, data: st.DataObject) -> None:
+    with pytest.raises(MessageError):
+        read_request(public(SERVER), public(CLIENT), _flipped(request.frame, data))
+
+
+@given(asked(), bodies, st.data())
+def test_a_reply_with_any_bit_flipped_is_refused(request: Request, body: bytes, data: st.DataObject) -> None:
+    frame = _flipped(reply(CLIENT, public(SERVER), request, body), data)
+    with pytest.raises(MessageError):
+        read_reply(public(CLIENT), public(SERVER), request, frame)
+
+
+@given(asked(), bodies, st.data())
+def test_a_message_that_is_cut_or_lengthened_is_refused(request: Request, body: bytes, data: st.DataObject) -> None:
+    frame = reply(CLIENT, public(SERVER), request, body)
+    for whole, read in (
+        (request.frame, lambda changed: read_request(public(SERVER), public(CLIENT), changed)),
+        (frame, lambda changed: read_reply(public(CLIENT), public(SERVER), request, changed)),
+    ):
+        shorter = whole[: data.draw(st.integers(0, len(whole) - 1))]
+        for changed in (shorter, whole + data.draw(st.binary(min_size=1, max_size=9))):
+            with pytest.raises(MessageError):
+                read(changed)
+
+
+@given(asked())
+def test_a_request_is_for_one_receiver_and_from_one_sender(request: Request) -> None:
+    for sender, receiver in ((OTHER, CLIENT), (SERVER, OTHER), (CLIENT, SERVER), (CLIENT, CLIENT), (SERVER, SERVER)):
+        with pytest.raises(MessageError, match="not signed"):
+            read_request(public(sender), public(receiver), request.frame)
+
+
+@given(asked(), bodies)
+def test_a_reply_is_for_one_receiver_and_from_one_sender(request: Request, body: bytes) -> None:
+    frame = reply(CLIENT, public(SERVER), request, body)
+    for sender, receiver in ((OTHER, SERVER), (CLIENT, OTHER), (SERVER, CLIENT)):
+        with pytest.raises(MessageError, match="not signed"):
+            read_reply(public(sender), public(receiver), request, frame)
+
+
+@given(asked(), bodies, st.data())
+def test_a_reply_answers_one_request_of_one_run_round_and_phase(
+    request: Request, body: bytes, data: st.DataObject
+) -> None:
+    """Also if the other request has the same id, which a server that lies could choose."""
+    frame = reply(CLIENT, public(SERVER), request, body)
+    run = data.draw(st.binary(min_size=32, max_size=32).filter(lambda other: other != request.run))
+    number = data.draw(st.integers(0, 2**32 - 1).filter(lambda other: other != request.round))
+    phase = data.draw(st.sampled_from(PHASES).filter(lambda other: other != request.phase))
+    for other in (
+        ask(SERVER, public(CLIENT), run, request.round, request.phase, request.body),
+        ask(SERVER, public(CLIENT), request.run, number, request.phase, request.body),
+        ask(SERVER, public(CLIENT), request.run, request.round, phase, request.body),
+        ask(SERVER, public(CLIENT), request.run, request.round, request.phase, request.body + b"!"),
+        ask(SERVER, public(CLIENT), request.run, request.round, request.phase, request.body),
+    ):
+        same_id = replace(other, id=request.id)
+        moved = _with_id(other, request.id)
+        for mistaken in (other, same_id, moved):
+            if mistaken.frame != request.frame:
+                with pytest.raises(MessageError):
+                    read_reply(public(CLIENT), public(SERVER), mistaken, frame)
+
+
+@given(asked(), bodies)
+def test_neither_direction_passes_for_the_other(request: Request, body: bytes) -> None:
+    frame = reply(CLIENT, public(SERVER), request, body)
+    for mirrored in (request.frame, frame):
+        with pytest.raises(MessageError):
+            read_request(public(CLIENT), public(SERVER), mirrored)
+    echoed = request.short_id + request.frame[53:117] + request.body
+    with pytest.raises(MessageError):
+        read_reply(public(SERVER), public(CLIENT), request, echoed)
+
+
+@given(asked(), bodies)
+def test_a_repeated_answer_is_the_same_bytes(request: Request, body: bytes) -> None:
+    assert reply(CLIENT, public(SERVER), request, body) == reply(CLIENT, public(SERVER), request, body)
+
+
+@settings(max_examples=20)
+@given(st.binary(max_size=400))
+def test_bytes_that_nobody_signed_are_refused(frame: bytes) -> None:
+    request = ask(SERVER, public(CLIENT), bytes(32), 0, "hello", b"")
+    with pytest.raises(MessageError):
+        read_request(public(SERVER), public(CLIENT), frame)
+    for claimed in (frame, request.short_id + frame):
+        with pytest.raises(MessageError):
+            read_reply(public(CLIENT), public(SERVER), request, claimed)
+
+
+def test_a_kind_that_is_not_known_is_refused_even_if_signed() -> None:
+    """A later server may sign kinds of requests that this client does not know."""
+    from baffle.network.link import envelope
+
+    header = envelope._HEADER.pack(bytes(32), bytes(16), 0, len(PHASES))
+    signature = SERVER.sign(envelope._text(envelope.TO_CLIENT, public(SERVER), public(CLIENT), header, b"", b""))
+    with pytest.raises(MessageError, match=f"kind {len(PHASES)}"):
+        read_request(public(SERVER), public(CLIENT), header + signature)
+
+
+@pytest.mark.parametrize(("number", "phase"), [(2**32, "hello"), (-1, "hello"), (0, "contribution"), (0, "")])
+def test_what_is_no_request_is_not_signed(number: int, phase: str) -> None:
+    with pytest.raises(MessageError, match="expected"):
+        ask(SERVER, public(CLIENT), bytes(32), number, phase, b"")
+
+
+def _flipped(frame: bytes, data: st.DataObject) -> bytes:
+    bit = data.draw(st.integers(0, 8 * len(frame) - 1))
+    changed = bytearray(frame)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def _with_id(request: Request, other: bytes) -> Request:
+    return replace(request, id=other, frame=request.frame[:32] + other + request.frame[48:])
