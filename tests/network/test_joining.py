@@ -1,6 +1,7 @@
 """How connected clients become clients of a run, and what the server does about those that do not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from baffle.network.joining import (
     Introduction,
     Over,
     Ready,
+    Reply,
     decode_asked,
 )
 from baffle.network.link.envelope import PHASES
@@ -165,6 +167,48 @@ def test_a_silent_client_and_one_that_was_turned_away_are_left_alone_for_a_while
     lines.clients[0] = client()
     assert set(clients.meet()) == {0}
     assert sorted(asked) == [1, 2]
+
+
+def test_nobody_waits_for_a_client_that_takes_its_time(clients: ConnectedClients) -> None:
+    """It may have to load its samples or its model. Its answer is taken when it has come."""
+    answers: dict[int, bytes] = {}
+    late: Reply = Future()
+
+    class Slow(LinesInMemory):
+        def post(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, Reply]:
+            quick = super().post({other: data for other, data in requests.items() if other != 1}, run)
+            answers.update({other: data for other, data in requests.items() if other == 1})
+            return {**quick, **dict.fromkeys(answers, late)}
+
+    def answer_late() -> None:
+        nonlocal late
+        done, late = late, Future()
+        done.set_result(client()(answers.pop(1)))
+
+    clients.lines = slow = Slow({0: client(), 1: client()})
+    assert set(clients.meet()) == {0}
+    assert clients.start_run({0: BEGIN}, DIGEST) == {0}
+    assert clients.exchange({0: b"a", 1: b"b"}) == {0: b"a"}
+    assert clients.meet() == {}
+    answer_late()
+    assert set(clients.meet()) == {1}
+    assert clients.start_run({1: BEGIN}, DIGEST) == set()
+    assert clients.starting
+    assert clients.exchange({0: b"a", 1: b"b"}) == {0: b"a"}
+    answer_late()
+    assert clients.start_run({}, DIGEST) == {1}
+    assert not clients.starting
+    assert clients.exchange({0: b"a", 1: b"b"}) == {0: b"a", 1: b"b"}
+    slow.clients[1] = client()  # it was restarted, and leaves before it has introduced itself
+    assert clients.meet() == {}
+    del slow.clients[1]
+    assert clients.meet() == {}
+    answer_late()
+    assert clients.meet() == {}
+    slow.clients[1] = client()
+    clients.meet()
+    answer_late()
+    assert set(clients.meet()) == {1}
 
 
 def test_a_client_that_forgot_the_run_was_restarted_or_has_left_is_met_again(

@@ -114,15 +114,16 @@ def test_clients_of_a_network_need_the_folder_and_get_everybodys_weights(
     def member(number: int) -> Member:
         count = count_samples(number, None, part=True)
         equip = with_onnx(number, None, model, part=True) if number < 3 else with_torch(number, None, part=True)
-        return Member(keys[number], tmp_path / f"state-{number}", count, equip)
+        return Member(keys[number], tmp_path / f"state-{number}", count, equip, tell=own_logs[number].append)
 
-    lines = list[str]()
-    nodes = LinesInMemory({number: member(number).answer for number in range(4)})
+    told, own_logs = list[str](), [list[str]() for _ in range(4)]
+    lines = LinesInMemory({number: member(number).answer for number in range(4)})
     chosen = plan("federation.clients=4", "run.deadline_seconds=3")
-    summary = serve(chosen, tmp_path / "run", nodes, keys[0].roster, least=3, tell=lines.append)
+    summary = serve(chosen, tmp_path / "run", lines, keys[0].roster, least=3, tell=told.append)
     assert summary["rounds"] == 6
-    assert any("client 3 does not take part" in line and "copy its folder" in line for line in lines), lines
-    assert lines[-1] == "3 of 4 clients hold the last weights"
+    assert any("client 3 does not take part" in line for line in told), told
+    assert any("copy its folder" in line for line in own_logs[3]), own_logs
+    assert told[-1] == "3 of 4 clients hold the last weights"
     assert verify(tmp_path / "run").weights_sha256 == summary["weights_sha256"]
 
 

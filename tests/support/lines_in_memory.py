@@ -1,7 +1,7 @@
 """A network in memory: members in threads, which may vanish, come back, be late or lie."""
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -11,6 +11,7 @@ from baffle.core.state import FLOAT
 from baffle.journal.replay import verify
 from baffle.network.authority import make_keys
 from baffle.network.equipment import count_samples, with_torch
+from baffle.network.joining import Reply
 from baffle.network.keys import ClientKeys, Roster
 from baffle.network.member import Member
 from baffle.network.serve import serve
@@ -55,6 +56,14 @@ class LinesInMemory:
             answers = pool.map(lambda client: self.clients[client](present[client]), present)
             replies = dict(zip(present, answers, strict=True))
         return {client: reply for client, reply in replies.items() if reply is not None}
+
+    def post(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, Reply]:
+        """The replies, for which everybody waits."""
+        replies = self.carry(requests, run)
+        futures: dict[int, Reply] = {client: Future() for client in requests}
+        for client, future in futures.items():
+            future.set_result(replies.get(client))
+        return futures
 
     def expect(self, contribution: int) -> None:
         self.contribution = contribution

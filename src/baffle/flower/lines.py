@@ -7,6 +7,7 @@ is believed.
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 
 from baffle.aggregation.context import signed
 from baffle.core.messages import decode, encode
@@ -14,6 +15,7 @@ from baffle.errors import MessageError
 from baffle.flower.grid_transport import GridTransport
 from baffle.flower.identify import Me, Who, proof_text
 from baffle.flower.run import AppRun, FlowerRun
+from baffle.network.joining import Reply
 
 AGAIN = 5.0
 """Seconds until a node that did not say who it is is asked again: while the server asks, the others wait."""
@@ -45,6 +47,14 @@ class FlowerLines:
         nodes = {client: self._nodes[client] for client in requests if client in self._nodes}
         replies = self._grid.exchange({node: requests[client] for client, node in nodes.items()})
         return {client: replies[node] for client, node in nodes.items() if node in replies}
+
+    def post(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, Reply]:
+        """The replies, for which everybody waits."""
+        replies = self.carry(requests, run)
+        futures: dict[int, Reply] = {client: Future() for client in requests}
+        for client, future in futures.items():
+            future.set_result(replies.get(client))
+        return futures
 
     def expect(self, contribution: int) -> None:
         """SuperLink has limits of its own."""

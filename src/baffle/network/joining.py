@@ -15,6 +15,7 @@ One that was restarted, or whose weights went wrong, answers `Unready`, and has 
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol, TypeVar
 
@@ -25,7 +26,7 @@ from baffle.core.messages import Abstention, Hash, Message, Number, RoundRequest
 from baffle.errors import MessageError, one_line
 
 AGAIN = 5.0
-"""Seconds until a client that was silent or turned away is asked again: while the server asks, the others wait."""
+"""Seconds until a client that was silent or turned away is asked again."""
 
 MOST_PLAN = 1 << 20
 """The most characters that a plan may have."""
@@ -92,6 +93,10 @@ Asked = Introduce | Begin | Over
 Answered = Introduction | Ready | Done | Unready | Abstention
 
 
+Reply = Future[bytes | None]
+"""What a client answers, or None if it does not answer in time."""
+
+
 class Lines(Protocol):
     """Lines to clients, by their numbers. Who is at the other end of a line has been proved."""
 
@@ -101,6 +106,10 @@ class Lines(Protocol):
 
     def carry(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, bytes]:
         """Send each client its request and return the replies. A client that does not answer in time is missing."""
+        ...
+
+    def post(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, Reply]:
+        """Send each client its request without waiting for it: each reply, or None, comes in a future of its own."""
         ...
 
     def expect(self, contribution: int) -> None:
@@ -123,72 +132,85 @@ class ConnectedClients:
     """Clients that have been told about the run and take part in it."""
     ever_ready: set[int] = field(default_factory=set)
     """Clients that have been ready at least once."""
-    _ask_after: dict[int, float] = field(default_factory=dict)
+    _introducing: dict[int, tuple[object, Reply]] = field(default_factory=dict)  # its process, and what it answers
+    _starting: dict[int, Reply] = field(default_factory=dict)
+    _ask_after: dict[int, tuple[object, float]] = field(default_factory=dict)
     _turned_away: dict[int, str] = field(default_factory=dict)
 
     def meet(self) -> dict[int, Introduction]:
-        """Ask every connected client that we have not met to introduce itself. One that will not take part is reported
-        and left alone for a while."""
+        """Ask every connected client that we have not met to introduce itself, and return the introductions that have
+        come by now. Nobody waits for a client that takes its time. One that will not take part is reported and left
+        alone for a while."""
         present = self.lines.present()
         for client, process in list(self.met.items()):
             if present.get(client) != process:
                 self._drop(client, "was restarted" if client in present else "has left")
-        now = time.monotonic()
+        for client, (process, _) in list(self._introducing.items()):
+            if present.get(client) != process:
+                del self._introducing[client]
         newcomers = [
-            client for client in sorted(present.keys() - self.met.keys()) if self._ask_after.get(client, now) <= now
+            client
+            for client in sorted(present.keys() - self.met.keys() - self._introducing.keys())
+            if not self._is_left_alone(client, present[client])
         ]
-        if not newcomers:
-            return {}
-        question = Introduce(self.run, self.plan)
-        replies = self._ask(dict.fromkeys(newcomers, question), NO_RUN)
-        self._ask_after |= dict.fromkeys(newcomers, time.monotonic() + AGAIN)
+        asked = self._post(dict.fromkeys(newcomers, Introduce(self.run, self.plan)))
+        self._introducing |= {client: (present[client], reply) for client, reply in asked.items()}
         introductions: dict[int, Introduction] = {}
-        for client, reply in replies.items():
+        for client, (process, reply) in list(self._introducing.items()):
+            if not reply.done():
+                continue
+            del self._introducing[client]
             try:
-                introduction = _expect(Introduction, reply)
+                introduction = _expect(Introduction, reply.result())
                 if not introduction.samples:
                     raise MessageError("it has no samples")
             except MessageError as fault:
-                self._turn_away(client, str(fault))
+                self._turn_away(client, process, str(fault))
                 continue
-            self.met[client] = present[client]
+            self.met[client] = process
             self.ready.discard(client)
-            del self._ask_after[client]
             introductions[client] = introduction
         return introductions
 
     def start_run(self, begins: Mapping[int, Begin], trajectory_digest: bytes) -> set[int]:
-        """Tell clients about the run. Returns those that take part in it."""
-        replies = self._ask(begins, NO_RUN)
+        """Tell clients that we have met about the run. Returns those that have answered by now, these or earlier ones,
+        and take part: a client may have to load its model first, and the rounds do not wait for it."""
+        self._starting |= self._post(begins)
         started: set[int] = set()
-        for client in begins:
+        for client, reply in list(self._starting.items()):
+            if not reply.done():
+                continue
+            del self._starting[client]
+            if client not in self.met:
+                continue  # it has left, or was restarted
             try:
-                if client not in replies:
-                    raise MessageError("it did not answer")
-                if _expect(Ready, replies[client]).trajectory != trajectory_digest:
+                if _expect(Ready, reply.result()).trajectory != trajectory_digest:
                     raise MessageError("it follows another plan")
             except MessageError as fault:
+                self._turn_away(client, self.met[client], str(fault))
                 self._drop(client, "does not take part")
-                self._ask_after[client] = time.monotonic() + AGAIN
-                self._turn_away(client, str(fault))
                 continue
             started.add(client)
         self.ready |= started
         self.ever_ready |= started
         return started
 
+    @property
+    def starting(self) -> bool:
+        """Whether clients have been told about the run and have not answered yet."""
+        return bool(self._starting)
+
     def end_run(self, last: Mapping[int, RoundRequest]) -> set[int]:
         """Tell the clients that the run is over, each with the request that brings it to the last weights. Returns
         those that now hold them."""
-        replies = self._ask({client: Over(request) for client, request in last.items()}, self.run)
+        replies = self.exchange({client: encode(Over(request)) for client, request in last.items()})
         holders: set[int] = set()
-        for client, reply in replies.items():
-            if isinstance(reply, Done) and reply.weights_hash == last[client].weights_hash:
-                holders.add(client)
-            elif isinstance(reply, Unready):
-                self._drop(client, "must be told about the run again")
-            elif isinstance(reply, Abstention):
-                self.tell(f"client {client} does not hold the last weights: {one_line(reply.reason)}")
+        for client, data in replies.items():
+            try:
+                if _expect(Done, data).weights_hash == last[client].weights_hash:
+                    holders.add(client)
+            except MessageError as fault:
+                self.tell(f"client {client} does not hold the last weights: {fault}")
         return holders
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
@@ -201,32 +223,34 @@ class ConnectedClients:
             self._drop(client, "must be told about the run again")
         return replies
 
-    def _ask(self, questions: Mapping[int, Message], run: bytes) -> dict[int, Answered]:
-        """Send each client its message and return the replies that can be read."""
+    def _post(self, questions: Mapping[int, Message]) -> dict[int, Reply]:
+        """Send each client its message, before it knows of a run, without waiting for the replies."""
         if not questions:
             return {}
         encoded_once = {id(message): encode(message) for message in questions.values()}
-        replies = self.lines.carry({client: encoded_once[id(message)] for client, message in questions.items()}, run)
-        answers: dict[int, Answered] = {}
-        for client, data in replies.items():
-            try:
-                answers[client] = read(data, Answered, "Introduction, Ready or Done")
-            except MessageError as fault:
-                self._turn_away(client, str(fault))
-        return answers
+        return dict(
+            self.lines.post({client: encoded_once[id(message)] for client, message in questions.items()}, NO_RUN)
+        )
 
     def _drop(self, client: int, why: str) -> None:
         """Forget that we have met this client. A client that took part is reported."""
         self.met.pop(client, None)
+        self._starting.pop(client, None)
         if client in self.ready:
             self.ready.discard(client)
             self.tell(f"client {client} {why}")
 
-    def _turn_away(self, client: int, why: str) -> None:
-        """Report why a client does not take part: once for each reason, because it is asked again and again."""
+    def _turn_away(self, client: int, process: object, why: str) -> None:
+        """Leave a client alone for a while, and report why: once for each reason, because it is asked again and
+        again."""
+        self._ask_after[client] = process, time.monotonic() + AGAIN
         if self._turned_away.get(client) != why:
             self._turned_away[client] = why
             self.tell(f"client {client} does not take part: {why}")
+
+    def _is_left_alone(self, client: int, process: object) -> bool:
+        turned_away, until = self._ask_after.get(client, (None, 0.0))
+        return process == turned_away and time.monotonic() < until
 
 
 UNREADY = encode(Unready())
@@ -241,8 +265,11 @@ def decode_asked(data: bytes) -> Asked | None:
     return asked
 
 
-def _expect(kind: type[M], answer: Answered) -> M:
-    """The answer if it is of this kind; a MessageError if it is an abstention or of another kind."""
+def _expect(kind: type[M], data: bytes | None) -> M:
+    """The answer if it is of this kind; a MessageError if there is none, or if it is an abstention or anything else."""
+    if data is None:
+        raise MessageError("it did not answer")
+    answer: Answered = read(data, Answered, "Introduction, Ready or Done")
     if isinstance(answer, Abstention):
         raise MessageError(one_line(answer.reason))
     if not isinstance(answer, kind):

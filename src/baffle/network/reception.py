@@ -26,6 +26,7 @@ class Reception:
     begin: Begin
     folder: Path
     samples: dict[int, int]
+    _introductions: dict[int, Introduction] = field(default_factory=dict)
     _reached: dict[int, int] = field(default_factory=dict)
     """Client → the round that it says it has reached."""
 
@@ -33,13 +34,13 @@ class Reception:
         self._began_at = self.running.present.round
 
     def welcome(self, newcomers: Mapping[int, Introduction]) -> set[int]:
-        """Tell newcomers about the run, and note which round each already holds. Returns those that take part."""
-        if not newcomers:
-            return set()
+        """Tell newcomers about the run. Returns the clients that take part from now on, these or earlier ones; of each
+        the server notes which round it already holds."""
+        self._introductions |= newcomers
         present = self.running.present.round
         started = self.clients.start_run(self._begins(newcomers), self.running.trajectory.digest)
         for client in sorted(started):
-            introduction = newcomers[client]
+            introduction = self._introductions.pop(client)
             held, reached = introduction.held - 1, max(introduction.held, introduction.answered) - 1
             self.running.downlink.holds(client, held if held >= 0 and reached <= present else None)
             self.samples[client] = introduction.samples

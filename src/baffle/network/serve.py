@@ -34,6 +34,9 @@ from baffle.trajectory import Trajectory, trajectory_of
 LOOK = 0.25
 """Seconds between two checks for new clients, while there are too few."""
 
+MOMENT = 0.02
+"""Seconds between two checks whether clients are ready, before the first round."""
+
 
 def serve(
     plan: Plan,
@@ -97,6 +100,9 @@ def _run(
             clients.tell(f"accuracy is not measured: {running.unevaluated}")
         reception = Reception(running, clients, about, folder.path, samples)
         reception.welcome(newcomers)
+        while clients.starting:  # the first round is with everybody who is here
+            time.sleep(MOMENT)
+            reception.welcome({})
         while not running.over:
             for client in reception.welcome(clients.meet()):
                 aggregation.forget(client)

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 from baffle.core.messages import first_number, tag_of
 from baffle.errors import TransportError, first_line
 from baffle.network.authority import ServerKeys
+from baffle.network.joining import Reply
 from baffle.network.link.connection import CLOSE_SECONDS
-from baffle.network.link.envelope import ask
+from baffle.network.link.envelope import Request, ask
 from baffle.network.link.exchanges import Exchanges
 from baffle.network.link.pages import Pages
 from baffle.network.link.port import Port, listen, server_tls
@@ -83,12 +84,25 @@ class Link:
 
     def carry(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, bytes]:
         """Send each client its request and return the replies, in the order of the requests."""
-        signed = {
+        replies = self._call(self._exchanges.carry(self._signed(requests, run)))
+        return {client: replies[client] for client in requests if client in replies}
+
+    def post(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, Reply]:
+        """Send each client its request without waiting: each reply, or None, comes in a future of its own."""
+        signed = self._signed(requests, run)
+        return {
+            client: asyncio.run_coroutine_threadsafe(self._ask(client, request), self._loop)
+            for client, request in signed.items()
+        }
+
+    async def _ask(self, client: int, request: Request) -> bytes | None:
+        return (await self._exchanges.carry({client: request})).get(client)
+
+    def _signed(self, requests: Mapping[int, bytes], run: bytes) -> dict[int, Request]:
+        return {
             client: ask(self._keys.identity, self._directory[client], run, first_number(body), tag_of(body), body)
             for client, body in requests.items()
         }
-        replies = self._call(self._exchanges.carry(signed))
-        return {client: replies[client] for client in requests if client in replies}
 
     def expect(self, contribution: int) -> None:
         """Accept contributions of at most this many bytes."""
