@@ -164,3 +164,34 @@ def test_a_length_that_is_only_claimed_is_refused(kind: type[Message], claim: by
 def test_text_that_is_no_utf_8_is_refused(text: bytes) -> None:
     with pytest.raises(MessageError):
         decode_reply(b"\x93\xaaabstention\1" + text)
+
+
+class Lists(Message, frozen=True, tag="lists"):
+    numbers: tuple[int, ...]
+    items: tuple[bytes, ...]
+    mixed: tuple[int | bytes, ...]
+
+
+def one_by_one(value: Any) -> Any:
+    """The widest form of everything in a message, item after item."""
+    if isinstance(value, tuple):
+        return [one_by_one(item) for item in value]
+    if isinstance(value, int):
+        return msgspec.Raw(b"\xd3" + value.to_bytes(8, "big", signed=True))
+    return msgspec.Raw(b"\xc6" + len(value).to_bytes(4, "big") + value)
+
+
+lengths = st.sampled_from([0, 1, 15, 16, 17, 200, 2**16 - 1, 2**16])
+
+
+@settings(max_examples=50)
+@given(lengths, lengths, st.integers(0, 40), st.data())
+def test_long_lists_are_written_as_item_after_item(numbers: int, items: int, size: int, data: st.DataObject) -> None:
+    few = data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5))
+    texts = data.draw(st.lists(st.binary(min_size=size, max_size=size), min_size=1, max_size=5))
+    odd = data.draw(st.lists(st.binary(max_size=3) | integers, max_size=40))
+    message = Lists(
+        tuple(few[i % len(few)] for i in range(numbers)), tuple(texts[i % len(texts)] for i in range(items)), tuple(odd)
+    )
+    expected = ["lists", *map(one_by_one, (message.numbers, message.items, message.mixed))]
+    assert encode(message) == msgspec.msgpack.encode(expected)

@@ -158,10 +158,35 @@ def _fixed_width(value: Any) -> Any:
             fields = (getattr(value, name) for name in value.__struct_fields__)
             return [value.__struct_config__.tag, *map(_fixed_width, fields)]
         case tuple():
-            return [_fixed_width(item) for item in value]
+            return _packed(value) or [_fixed_width(item) for item in value]
         case int():
             return msgspec.Raw(b"\xd3" + value.to_bytes(8, "big", signed=True))
         case bytes():
             return msgspec.Raw(b"\xc6" + len(value).to_bytes(4, "big") + value)
         case _:
             return value
+
+
+_NUMBERS = np.dtype([("tag", "u1"), ("number", ">i8")])
+
+
+def _packed(items: tuple[Any, ...]) -> msgspec.Raw | None:
+    """The same bytes for many numbers, or for many byte strings of one length, at once: messages between hundreds of
+    clients hold lists of all of them. None for anything else."""
+    kinds = set(map(type, items)) if len(items) >= _MANY else set()
+    if kinds == {int}:
+        numbers = np.empty(len(items), _NUMBERS)
+        numbers["tag"], numbers["number"] = 0xD3, items
+        return msgspec.Raw(_array_head(len(items)) + numbers.tobytes())
+    if kinds == {bytes} and len(set(map(len, items))) == 1:
+        head = b"\xc6" + len(items[0]).to_bytes(4, "big")
+        return msgspec.Raw(_array_head(len(items)) + head + head.join(items))
+    return None
+
+
+_MANY = 16
+"""From this many items on, msgpack writes an array's length into bytes of its own."""
+
+
+def _array_head(length: int) -> bytes:
+    return b"\xdc" + length.to_bytes(2, "big") if length < 1 << 16 else b"\xdd" + length.to_bytes(4, "big")
