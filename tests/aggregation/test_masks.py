@@ -2,6 +2,7 @@
 
 import secrets
 import struct
+from contextlib import suppress
 from string import ascii_lowercase
 
 import numpy as np
@@ -12,7 +13,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from hypothesis import given
 from hypothesis.strategies import binary, text
 
-from baffle.aggregation.masks import agree, derive, expand, pair_mask, self_mask, stream
+from baffle.aggregation.masks import agree, derive, expand, is_low_order, pair_mask, self_mask, stream
 from baffle.core.ring import add
 from baffle.errors import RefusalError
 
@@ -72,6 +73,22 @@ def test_both_sides_agree_and_a_third_does_not() -> None:
 def test_a_key_of_low_order_is_refused(key: bytes) -> None:
     with pytest.raises(RefusalError):
         agree(X25519PrivateKey.generate(), key)
+
+
+@pytest.mark.parametrize("highest_bit", [0, 2**255])
+def test_low_order_is_told_without_agreeing(highest_bit: int) -> None:
+    private = X25519PrivateKey.generate()
+    points = {int.from_bytes(key, "little") + distance for key in LOW_ORDER for distance in range(-40, 41)}
+    refused = 0
+    for point in sorted(point for point in points if 0 <= point < 2**255):
+        key = (point + highest_bit).to_bytes(32, "little")
+        with suppress(RefusalError):
+            agree(private, key)
+            assert not is_low_order(key)
+            continue
+        assert is_low_order(key)
+        refused += 1
+    assert refused == len(LOW_ORDER)
 
 
 @pytest.mark.parametrize("size", [0, 31, 33])

@@ -23,6 +23,25 @@ def agree(private: X25519PrivateKey, public: bytes) -> bytes:
         raise RefusalError("a public key that nobody can agree with") from None
 
 
+LOW_ORDER = {
+    0,
+    1,
+    325606250916557431795983626356110631294008115727848805560023387167927233504,
+    39382357235489614581723060781553021112529911719440698176882885853963445705823,
+    2**255 - 20,
+    2**255 - 19,
+    2**255 - 18,
+}
+"""The points of Curve25519 and its twist whose order divides 8, in every way that 255 bits can write them (RFC 7748,
+section 6.1). With these, everybody agrees on zeros."""
+
+
+def is_low_order(public: bytes) -> bool:
+    """Whether `agree` refuses a key, whatever the private key is. A server asks this of every key of every client: it
+    must cost less than an agreement."""
+    return int.from_bytes(public, "little") % 2**255 in LOW_ORDER  # X25519 ignores the highest bit
+
+
 def derive(secret: bytes, context: bytes, purpose: str) -> bytes:
     """A key for one purpose in one context, from any secret: HKDF-SHA256 with the context as salt."""
     return expand(hmac.digest(context, secret, "sha256"), b"", purpose)

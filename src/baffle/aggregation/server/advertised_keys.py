@@ -3,10 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
 from baffle.aggregation.context import require_signed_keys
-from baffle.aggregation.masks import agree
+from baffle.aggregation.masks import is_low_order
 from baffle.aggregation.messages import Advertisement, Hello
 from baffle.aggregation.server.slot import ServerSlot
 from baffle.aggregation.server.traffic import Traffic
@@ -22,7 +20,6 @@ class AdvertisedKeys:
     directory: Mapping[int, bytes]
     _advertised: dict[int, Advertisement] = field(default_factory=dict)
     _delivered: dict[int, dict[int, bytes]] = field(default_factory=dict)  # client → peer → signature of its list
-    _test_key: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
 
     def collect(self, slot: int, members: Sequence[int], traffic: Traffic) -> None:
         """Ask every member that has no key for this slot to advertise."""
@@ -62,6 +59,6 @@ class AdvertisedKeys:
         if advertisement.sender != client or not 0 <= slot - advertisement.first < len(advertisement.keys):
             raise RefusalError(f"keys of client {advertisement.sender} from slot {advertisement.first} on")
         require_signed_keys(self.directory[client], self.run, advertisement)
-        for key in (advertisement.channel, *advertisement.keys):
-            agree(self._test_key, key)  # a key of low order would make all its peers refuse the slot
+        if any(map(is_low_order, (advertisement.channel, *advertisement.keys))):  # all its peers would refuse the slot
+            raise RefusalError(f"client {client} advertises a public key that nobody can agree with")
         return advertisement
