@@ -20,6 +20,7 @@ class AdvertisedKeys:
     directory: Mapping[int, bytes]
     _advertised: dict[int, Advertisement] = field(default_factory=dict)
     _delivered: dict[int, dict[int, bytes]] = field(default_factory=dict)  # client → peer → signature of its list
+    _encoded: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # client → signature, the whole list
 
     def collect(self, slot: int, members: Sequence[int], traffic: Traffic) -> None:
         """Ask every member that has no key for this slot to advertise."""
@@ -48,12 +49,19 @@ class AdvertisedKeys:
         known = self._delivered.get(client, {})
         lists = slot.advertisements
         neighbours = slot.slot.graph.neighbours[client]
-        return tuple(encode(lists[peer]) for peer in neighbours if known.get(peer) != lists[peer].signature)
+        return tuple(self._encode(lists[peer]) for peer in neighbours if known.get(peer) != lists[peer].signature)
 
     def note_delivered(self, client: int, slot: ServerSlot) -> None:
         """A client that has sealed its shares for a slot has the keys of all its neighbours there."""
         signatures = {peer: slot.advertisements[peer].signature for peer in slot.slot.graph.neighbours[client]}
         self._delivered.setdefault(client, {}).update(signatures)
+
+    def _encode(self, advertisement: Advertisement) -> bytes:
+        """A list as it is sent; every list is encoded once and sent to many."""
+        known = self._encoded.get(advertisement.sender)
+        if known is None or known[0] != advertisement.signature:
+            known = self._encoded[advertisement.sender] = advertisement.signature, encode(advertisement)
+        return known[1]
 
     def _checked(self, client: int, slot: int, advertisement: Advertisement) -> Advertisement:
         if advertisement.sender != client or not 0 <= slot - advertisement.first < len(advertisement.keys):
