@@ -51,8 +51,8 @@ WITH_TORCH = 2
 BLOWS = ("kill",) * 12 + ("stop",) * 2 + ("full", "double")
 """How often each kind of blow is dealt, out of sixteen. A quarter of the kills hit the server."""
 
-PAUSE = 2.0
-"""Seconds between two blows, on average."""
+PAUSE = 1.0
+"""Seconds into a round until a blow falls, on average. At least one round is played between two blows."""
 
 DISTURBED = 2
 """How many clients may be disturbed at a time."""
@@ -127,7 +127,7 @@ class Chaos:
         """Run the federation until the server has ended, with blow after blow until shortly before the end."""
         for name in self.names:
             self.start(name)
-        restarts, next_blow = 0, time.monotonic()
+        restarts, next_blow, struck_at = 0, 0.0, 0
         seen, since, troubled = self.rounds(), time.monotonic(), True
         while True:
             time.sleep(0.02)
@@ -145,9 +145,10 @@ class Chaos:
                 self._keep()
             if moment - since > STUCK:
                 raise StuckError(f"no round after round {seen} for {STUCK:.0f} s; the logs are in {self.folder}")
-            if 0 < now < self._rounds - 5 and moment > next_blow:
-                self._strike(now)
-                next_blow = time.monotonic() + self._draw.uniform(0, 2 * PAUSE)
+            if struck_at < now < self._rounds - 5:
+                next_blow = next_blow or moment + self._draw.uniform(0, 2 * PAUSE)
+                if moment > next_blow and self._strike(now):
+                    next_blow, struck_at = 0.0, now
 
     def stop(self) -> None:
         for process in self._processes.values():
@@ -188,7 +189,7 @@ class Chaos:
             and len(held) == self.clients,
         }
 
-    def _strike(self, now: int) -> None:
+    def _strike(self, now: int) -> bool:
         """Deal the next blow to somebody who is not in trouble already, if enough others are left."""
         disturbed = {name for _, name, _ in self._healing}
         blow = self._draw.choice(BLOWS)
@@ -199,7 +200,7 @@ class Chaos:
         elif not on_server and len(disturbed - {SERVER}) < DISTURBED and whole:
             victim = self._draw.choice(whole)
         else:
-            return
+            return False
         print(f"round {now}: {blow} {victim}", file=sys.stderr)
         self.blows[f"{blow} {SERVER if victim == SERVER else 'client'}"] += 1
         process = self._processes[victim]
@@ -217,6 +218,7 @@ class Chaos:
             case _:
                 self.start(victim, double=True)
                 self._later(6.0, 12.0, victim, lambda: self._end_double(victim))
+        return True
 
     def _end_double(self, name: str) -> None:
         """End the second process, and start the first again: it must have ended when the second came."""
