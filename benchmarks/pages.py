@@ -216,13 +216,23 @@ def stock() -> str:
     return f"{rows(head, lines)}\n\n{measured['cores']} cores, load {measured['load_before']} before the first of them."
 
 
-def soak() -> str:
-    run = read("soak")
-    kills = run["kills"]
+def chaos() -> str:
+    run = read("chaos")
+    blows, seconds = run["blows"], run["seconds_a_round"]
+    words = {
+        "kill client": "a client was killed",
+        "kill server": "the server was killed",
+        "stop client": "a client was stopped",
+        "full client": "a client's disk was full",
+        "full server": "the server's disk was full",
+        "double client": "a second process came with a client's key",
+    }
+    dealt = ", ".join(f"{blows.get(blow, 0)} times {what}" for blow, what in words.items())
     verdict = "everybody held the same weights" if run["equal"] else f"not equal: {', '.join(run['others'])}"
     return (
-        f"{run['rounds']} rounds with {run['clients']} clients; {kills.get('client', 0)} times a client and "
-        f"{kills.get('server', 0)} times the server was killed. {run['skipped_rounds']} rounds were skipped, "
+        f"{run['rounds']} rounds with {run['clients']} clients: {dealt}. {run['rounds_under_fire']} rounds were under fire: "
+        f"they took {seconds['under fire']['median']:.1f} s in the median and {seconds['under fire']['mean']:.1f} s on "
+        f"average, the others {seconds['calm']['median']:.1f} s in the median. {run['skipped_rounds']} rounds were skipped, "
         f"{run['dropouts']} times a client was missing from a sum; at the end {verdict}, those of the replay "
         f"(accuracy {run['test_accuracy']:.1%})."
     )
@@ -289,7 +299,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "edge": edge,
     "network": network,
     "stock": stock,
-    "soak": soak,
+    "chaos": chaos,
     "networked edge": networked_edge,
 }
 

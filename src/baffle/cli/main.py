@@ -32,7 +32,7 @@ EXTRAS = {
     "onnxscript": "export",
     "onnxruntime": "edge",
     "flwr": "flower",
-    "google": "edge",
+    "google": "flower-client",
 }
 """Packages that a command may need, and the extra that installs each."""
 
