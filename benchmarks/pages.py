@@ -229,11 +229,12 @@ def chaos() -> str:
     }
     dealt = ", ".join(f"{blows.get(blow, 0)} times {what}" for blow, what in words.items())
     verdict = "everybody held the same weights" if run["equal"] else f"not equal: {', '.join(run['others'])}"
+    fire, calm = seconds["under fire"], seconds["calm"]
     return (
-        f"{run['rounds']} rounds with {run['clients']} clients: {dealt}. {run['rounds_under_fire']} rounds were under fire: "
-        f"they took {seconds['under fire']['median']:.1f} s in the median and {seconds['under fire']['mean']:.1f} s on "
-        f"average, the others {seconds['calm']['median']:.1f} s in the median. {run['skipped_rounds']} rounds were skipped, "
-        f"{run['dropouts']} times a client was missing from a sum; at the end {verdict}, those of the replay "
+        f"{run['rounds']} rounds with {run['clients']} clients: {dealt}. {run['rounds_under_fire']} rounds were under "
+        f"fire: they took {fire['median']:.1f} s in the median and {fire['mean']:.1f} s on average, the others "
+        f"{calm['median']:.1f} s in the median. {run['skipped_rounds']} rounds were skipped, {run['dropouts']} "
+        f"times a client was missing from a sum; at the end {verdict}, those of the replay "
         f"(accuracy {run['test_accuracy']:.1%})."
     )
 

@@ -16,8 +16,9 @@ from baffle.aggregation.server.crash_record import CrashFile
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.client.client import contribution_bytes
 from baffle.core.messages import RoundRequest
-from baffle.core.ports import Aggregation
+from baffle.core.ports import MISSING, Aggregation
 from baffle.journal.folder import PLAN, RunFolder
+from baffle.network.board import Board
 from baffle.network.joining import Begin, ConnectedClients, Introduction, Lines
 from baffle.network.keys import Roster
 from baffle.network.reception import Reception
@@ -46,6 +47,7 @@ def serve(
     *,
     least: int = 0,
     data: Path | None = None,
+    board: Board | None = None,
     watch: Watch = lambda _progress: None,
     tell: Tell = lambda _words: None,
 ) -> Summary:
@@ -53,19 +55,22 @@ def serve(
     and with the settings `run.*` that the plan has now. A new run begins when `least` clients are connected (0: as many
     as take part in a round).
 
-    The server needs no training sample. Without a test set it measures no accuracy, and says so."""
+    The server needs no training sample. Without a test set it measures no accuracy, and says so. The board always shows
+    how the run goes."""
     plan = _plan_for(plan, roster)
+    board = board or Board()
+    board.begin(out.resolve().name, plan, len(roster.clients))
     if (out / PLAN).exists():
         with RunFolder.existing(out) as folder:
             settled = read_settled(out)
             task = resume(folder, plan, data, tell)
             clients = _connected_clients(lines, roster, settled, task.plan, tell)
-            return _run(folder, settled, task, clients, {}, watch)
+            return _run(folder, settled, task, clients, {}, watch, board)
     remove_settled(out)
     folder = RunFolder.new(out)
     settled = Settled(secrets.token_hex(32), ())
     clients = _connected_clients(lines, roster, settled, plan, tell)
-    newcomers = _gather(clients, least or plan.per_round)
+    newcomers = _gather(clients, least or plan.per_round, board)
     plan, tiers = settle(plan, newcomers)
     task = load_server_task(plan, data, max(newcomer.samples for newcomer in newcomers.values()))
     with folder:
@@ -73,7 +78,7 @@ def serve(
         write_settled(out, settled)
         folder.write_plan(task.plan.to_toml())
         clients.plan = task.plan.to_toml()
-        return _run(folder, settled, task, clients, newcomers, watch)
+        return _run(folder, settled, task, clients, newcomers, watch, board)
 
 
 def _run(
@@ -83,17 +88,19 @@ def _run(
     clients: ConnectedClients,
     newcomers: Mapping[int, Introduction],
     watch: Watch,
+    board: Board,
 ) -> Summary:
     trajectory = trajectory_of(task.plan, len(task.initial_weights()))
     aggregation = _aggregation(trajectory, settled, folder, clients)
     clients.lines.expect(contribution_bytes(trajectory))
     about = Begin(bytes.fromhex(settled.run), task.plan.to_toml(), settled.tiers)
     samples: dict[int, int] = {}
-    waiting = False
+    waiting, enough = False, _enough(task.plan)
     with (
         task.model.one_thread_each(),
         opened(folder, task, trajectory, Runtimes(task, 1), settled.tiers, samples, watch) as running,
     ):
+        board.open(task.plan, running.journal.metrics(), running.journal.count(MISSING))
         for advice in task.model.advice():
             clients.tell(advice)
         if running.unevaluated:
@@ -106,20 +113,23 @@ def _run(
         while not running.over:
             for client in reception.welcome(clients.meet()):
                 aggregation.forget(client)
-            if len(clients.ready) < _enough(task.plan):
+            if len(clients.ready) < enough:
+                why = f"{len(clients.ready)} clients are here, {enough} are needed"
+                board.wait(why, enough, clients.ready)
                 if not waiting:
-                    clients.tell(f"{len(clients.ready)} clients are here, {_enough(task.plan)} are needed: waiting")
+                    clients.tell(f"{why}: waiting")
                 waiting = True
                 time.sleep(LOOK)
                 continue
             waiting = False
             reception.require_newest_copy()
-            running.play(clients, aggregation)
-        _hand_out_last_weights(running, clients, reception)
+            board.play(enough, clients.ready)
+            board.record(running.play(clients, aggregation), clients.ready)
+        _hand_out_last_weights(running, clients, reception, board)
         return running.finish()
 
 
-def _hand_out_last_weights(running: Running, clients: ConnectedClients, reception: Reception) -> None:
+def _hand_out_last_weights(running: Running, clients: ConnectedClients, reception: Reception, board: Board) -> None:
     """Bring everybody to the last weights. Wait for each client that has taken part, at most as long as a round waits
     for a reply. If the server was restarted and knows of none, wait for every client of the roster."""
     expected = clients.ever_ready or set(clients.directory)
@@ -129,6 +139,7 @@ def _hand_out_last_weights(running: Running, clients: ConnectedClients, receptio
     while True:
         reception.welcome(clients.meet())
         reception.require_newest_copy()
+        board.end(len(holders), len(expected), clients.ready)
         behind = sorted(clients.ready - holders)
         catch_ups = running.downlink.catch_ups(behind, present)
         digest, weights_hash = running.trajectory.digest, present.state.weights_hash()
@@ -154,7 +165,7 @@ def _aggregation(trajectory: Trajectory, settled: Settled, folder: RunFolder, cl
     return SecureSum(trajectory.ring, trajectory.length, run, clients.directory, policy, crash_file)
 
 
-def _gather(clients: ConnectedClients, least: int) -> dict[int, Introduction]:
+def _gather(clients: ConnectedClients, least: int, board: Board) -> dict[int, Introduction]:
     """Wait until enough clients have introduced themselves."""
     newcomers: dict[int, Introduction] = {}
     reported = -1
@@ -163,8 +174,10 @@ def _gather(clients: ConnectedClients, least: int) -> dict[int, Introduction]:
         newcomers = {client: newcomer for client, newcomer in newcomers.items() if client in clients.met}
         if len(newcomers) != reported:
             reported = len(newcomers)
+            board.wait(f"{reported} clients are here, {least} are needed to begin", least)
             clients.tell(f"{reported} of {least} clients are here")
         if reported >= least:
+            board.prepare()
             return newcomers
         time.sleep(LOOK)
 

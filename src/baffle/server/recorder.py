@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -41,6 +41,8 @@ class Progress:
     seconds_left: float | None = None
 
 
+Phase = Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,20}\Z")]
+
 Watch = Callable[[Progress], None]
 Record = dict[str, Any]
 Summary = dict[str, Any]
@@ -61,6 +63,8 @@ class RoundMetrics(msgspec.Struct):
     joins: int
     refusals: int
     seconds: float = 0.0
+    silent: dict[Phase, int] = {}
+    test_accuracy: float | None = None
 
 
 class Recorder:

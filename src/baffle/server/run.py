@@ -14,7 +14,7 @@ from baffle.runtime.model import FLOAT32
 from baffle.server.downlink import Downlink
 from baffle.server.evaluation import Evaluation
 from baffle.server.recorder import Recorder, Summary, Watch
-from baffle.server.round import play_round
+from baffle.server.round import Played, play_round
 from baffle.task.load import Runtimes, ServerTask, versions
 from baffle.trajectory import Trajectory
 
@@ -37,7 +37,7 @@ class Running:
     def over(self) -> bool:
         return self.present.round >= self.trajectory.plan.rounds
 
-    def play(self, transport: Transport, aggregation: Aggregation) -> None:
+    def play(self, transport: Transport, aggregation: Aggregation) -> Played:
         """Play one round, record it, and move on to the next."""
         played = play_round(
             self.trajectory,
@@ -52,6 +52,7 @@ class Running:
         self.contributed |= dict.fromkeys(contributors, self.present.round)
         self.recorder.record(played)
         self.present = played.present
+        return played
 
     def finish(self) -> Summary:
         return self.recorder.finish(self.present)

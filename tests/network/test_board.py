@@ -1,0 +1,184 @@
+"""The board: its numbers agree with the run's summary, and it can be read while a round is played."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from threading import Event, Thread
+
+import msgspec
+import pytest
+
+from baffle.errors import JournalError
+from baffle.network import joining, serve
+from baffle.network.board import MOST_NAME, Board
+from baffle.network.keys import ClientKeys
+from baffle.network.status import LinkCounts, Status
+from baffle.plan import Plan, change
+from baffle.server.recorder import Summary
+from tests.support.lines_in_memory import Federation, LinesInMemory, StoppedError, new_keys
+
+SILENT_LINK = LinkCounts()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "LOOK", 0.001)
+    monkeypatch.setattr(joining, "AGAIN", 0.0)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> list[ClientKeys]:
+    return new_keys(tmp_path_factory.mktemp("keys"), 4)
+
+
+@pytest.fixture
+def federation(keys: list[ClientKeys], tiny: Callable[..., Plan], tmp_path: Path) -> Federation:
+    return Federation(keys, tmp_path, tiny('secure.mode="on"', "run.deadline_seconds=0.2", "run.evaluate_every=3"))
+
+
+def play(federation: Federation, lines: LinesInMemory, board: Board, least: int = 0) -> Summary:
+    return serve.serve(federation.plan, federation.run, lines, federation.roster, least=least, board=board)
+
+
+def require_agreement(status: Status, summary: Summary) -> None:
+    assert (status.rounds_done, status.rounds) == (summary["rounds"], summary["rounds"])
+    assert (status.skipped_rounds, status.dropouts) == (summary["skipped_rounds"], summary["dropouts"])
+    assert status.refusals == summary["refusals"]
+    assert status.accuracy == summary["test_accuracy"]
+    assert status.loss == summary["train_loss"]
+    assert (status.secure, status.plan) == (summary["secure"], summary["name"])
+
+
+def test_after_a_run_the_numbers_are_those_of_the_summary(federation: Federation) -> None:
+    board, lines = Board(), federation.lines(4)
+    answer = lines.clients[1]
+    silent = iter([False] * 6 + [True] * 2)
+    lines.clients[1] = lambda data: None if next(silent, False) else answer(data)
+    summary = play(federation, lines, board)
+    status = board.status(SILENT_LINK)
+    require_agreement(status, summary)
+    assert status.dropouts > 0
+    assert sum(status.silent.values()) >= status.dropouts
+    assert status.silent.keys() <= {"keys", "share", "vector", "agree", "unmask"}
+    assert (status.run, status.clients_on_roster, status.epsilon) == ("run", 4, None)
+    assert status.uplink_bytes > 6 * 3 * summary["uplink_bytes_per_client_round"]
+    assert status.downlink_bytes > status.uplink_bytes / 10
+    assert (status.doing, status.taking_part) == ("ending", "0-3")
+    assert status.recent_round_seconds is not None
+    assert status.median_round_seconds is not None
+    assert 0 < status.median_round_seconds < status.uptime_seconds
+
+
+def test_a_restarted_server_counts_on_from_its_journal(federation: Federation) -> None:
+    lines = federation.lines(4)
+
+    def stop(exchange: int) -> None:
+        if exchange == 12:
+            raise StoppedError
+
+    lines.before = stop
+    first, second = Board(), Board()
+    with pytest.raises(StoppedError):
+        play(federation, lines, first)
+    before = first.status(SILENT_LINK)
+    assert 0 < before.rounds_done < 6
+    summary = play(federation, lines, second)
+    after = second.status(SILENT_LINK)
+    require_agreement(after, summary)
+    assert after.uplink_bytes > before.uplink_bytes
+    assert after.downlink_bytes > before.downlink_bytes
+
+
+def test_the_board_is_read_while_rounds_are_played(federation: Federation) -> None:
+    """Another thread reads it all the time; each thing that it sees is whole."""
+    federation.plan = change(federation.plan, ["rounds=20"])
+    board, over, seen = Board(), Event(), list[Status]()
+
+    def watch() -> None:
+        while not over.wait(0.0005):
+            seen.append(board.status(LinkCounts((0, 1, 2, 3), sent_bytes=len(seen))))
+
+    lines = federation.lines(4)
+    reader = Thread(target=watch)
+    reader.start()
+    try:
+        play(federation, lines, board)
+    finally:
+        over.set()
+        reader.join()
+    done = [status.rounds_done for status in seen]
+    assert done == sorted(done)
+    assert len(set(done)) > 10, "a round takes many times longer than the pause between two looks"
+    during = [status for status in seen if status.doing == "playing"]
+    assert {(status.clients_taking_part, status.taking_part, status.clients_needed) for status in during} == {
+        (4, "0-3", 3)
+    }
+    assert all(status.waits_for is None for status in during)
+    assert all(status.rounds == 20 and status.plan == "tiny" for status in during)
+    for status in seen:
+        assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status
+
+
+def test_it_says_for_what_the_server_waits(federation: Federation) -> None:
+    lines, board, seen = federation.lines(2), Board(), list[Status]()
+    away: dict[int, Callable[[bytes], bytes | None]] = {}
+    present = lines.present
+
+    def look() -> object:
+        status = board.status(SILENT_LINK)
+        if status.doing == "waiting" and (not seen or status.waits_for != seen[-1].waits_for):
+            seen.append(status)
+        if status.waits_for == "2 clients are here, 4 are needed to begin":
+            lines.clients.update({number: federation.member(number).answer for number in (2, 3)})
+        if status.rounds_done == 2 and not away:
+            away.update({number: lines.clients.pop(number) for number in (0, 1)})
+        if status.waits_for == "2 clients are here, 3 are needed":
+            lines.clients.update(away)
+        return present()
+
+    lines.present = look  # type: ignore[method-assign, assignment]
+    play(federation, lines, board, least=4)
+    assert [status.waits_for for status in seen] == [
+        "2 clients are here, 4 are needed to begin",
+        "2 clients are here, 3 are needed",
+    ]
+    assert [(status.clients_needed, status.taking_part) for status in seen] == [(4, ""), (3, "2-3")]
+
+
+def test_the_loss_of_a_single_client_is_not_shown(federation: Federation) -> None:
+    """If one client contributes to a round, the round's loss is that client's own."""
+    board = Board()
+    federation.plan = change(federation.plan, ['secure.mode="off"', "federation.participation=0.25"])
+    members = {number: federation.member(number, pinned=federation.plan) for number in range(4)}
+    lines = LinesInMemory({number: member.answer for number, member in members.items()})
+    summary = play(federation, lines, board, least=4)
+    assert summary["train_loss"] is not None
+    assert board.status(SILENT_LINK).loss is None
+    assert board.status(SILENT_LINK).rounds_done == 6
+
+
+def test_what_the_link_counts_is_shown() -> None:
+    status = Board().status(LinkCounts((0, 1, 2, 7), 1, 2, 3, 4, 5))
+    assert (status.clients_connected, status.connected) == (4, "0-2, 7")
+    assert (status.late_replies, status.refused_replies, status.turned_away) == (1, 2, 3)
+    assert (status.received_bytes, status.sent_bytes) == (4, 5)
+
+
+@pytest.mark.parametrize("name", ["\x1b[2Jgone", "a\nb", "x" * 10_000, "\u202egnirts", "\udcff"])
+def test_names_are_shown_without_control_characters_and_cut(tiny: Callable[..., Plan], name: str) -> None:
+    board = Board()
+    board.begin(name, msgspec.structs.replace(tiny(), name=name), 4)
+    status = board.status(SILENT_LINK)
+    for shown in (status.run, status.plan):
+        assert shown.isprintable()
+        assert len(shown) <= MOST_NAME
+    assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status
+
+
+def test_a_journal_with_unreadable_counts_is_refused(federation: Federation) -> None:
+    play(federation, federation.lines(4), Board())
+    with closing(sqlite3.connect(federation.run / "journal.sqlite", isolation_level=None)) as database:
+        database.execute("UPDATE metrics SET record = json_set(record, '$.silent', json('{\"KEYS\": 1}'))")
+    with pytest.raises(JournalError, match="metrics cannot be read"):
+        play(federation, federation.lines(4), Board())
