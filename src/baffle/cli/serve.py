@@ -22,6 +22,7 @@ from baffle.cli.options import (
 
 if TYPE_CHECKING:
     from baffle.network.authority import ServerKeys
+    from baffle.network.board import Board
     from baffle.network.joining import Lines
     from baffle.plan import Plan
     from baffle.server.recorder import Progress, Summary
@@ -63,7 +64,8 @@ def serve(
     as_json: bool,
 ) -> None:
     """Run a plan with clients that join over a network. If it is stopped, the same command continues the run. PLAN is a
-    TOML file or a preset's name (default: digits)."""
+    TOML file or a preset's name (default: digits). `baffle status` shows how the run goes, but not with --engine
+    flower."""
     from baffle.network.authority import ServerKeys
     from baffle.plan import load
 
@@ -71,12 +73,13 @@ def serve(
     chosen = load(plan or "digits", settings)
     # Imported only now, because it is slow: an error in the keys or the plan is reported at once.
     from baffle.cli import show
+    from baffle.network.board import Board
     from baffle.network.serve import serve as serve_run
 
     console, _ = show.consoles()
     console.quiet = as_json or log_style == "json"
     log = Log(log_style, "server", out / "serve.log", quiet=as_json)
-    advanced = Event()
+    board, advanced = Board(), Event()
 
     def play(lines: "Lines") -> "Summary":
         with show.watching(console, "probing") as watch:
@@ -86,7 +89,9 @@ def serve(
                     advanced.set()
                 watch(progress)
 
-            return serve_run(chosen, out, lines, own.roster, least=least or 0, data=data, watch=watched, tell=log)
+            return serve_run(
+                chosen, out, lines, own.roster, least=least or 0, data=data, board=board, watch=watched, tell=log
+            )
 
     with stopped_by_sigterm(log, "the same command continues the run"):
         if engine == "flower":
@@ -94,7 +99,7 @@ def serve(
 
             summary = play_over_flower(own, chosen, host, port, play, log, advanced, out, insecure=insecure)
         else:
-            summary = _play_over_link(own, chosen, host, port, play, log, insecure=insecure)
+            summary = _play_over_link(own, chosen, host, port, play, log, board, insecure=insecure)
     if as_json:
         click.echo(json.dumps(summary))
     show.result(console, summary, out)
@@ -107,14 +112,16 @@ def _play_over_link(
     port: int,
     play: Callable[["Lines"], "Summary"],
     tell: Callable[[str], None],
+    board: "Board",
     *,
     insecure: bool,
 ) -> "Summary":
+    from baffle.network.link.pages import Pages
     from baffle.network.link.server import Link, server_tls
     from baffle.network.open_files import require_open_files
 
     require_open_files(len(own.roster.clients), tell)
     tls = None if insecure else server_tls(own)
-    with Link(own, host, port, tls, plan.run.deadline_seconds, tell=tell) as link:
+    with Link(own, host, port, tls, plan.run.deadline_seconds, Pages(own.token, board.status), tell) as link:
         tell(f"listening at {host}:{link.port}{' without TLS' if insecure else ''}")
         return play(link)

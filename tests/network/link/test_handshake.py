@@ -53,7 +53,8 @@ def test_both_ends_prove_who_they_are() -> None:
     proof = client.proof(server.take(client.greeting()))
     assert server.client is None
     decode(server.take(proof), Accepted)
-    assert (server.client, server.process) == (7, PROCESS)
+    number: int | None = server.client
+    assert (number, server.process) == (7, PROCESS)
 
 
 def test_all_frames_fit() -> None:

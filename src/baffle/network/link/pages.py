@@ -2,37 +2,36 @@
 has the operator's token. Everything else is not found."""
 
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-Status = Mapping[str, Any]
+from baffle.network.status import LinkCounts, Status, as_metrics
 
-HEALTH = "/health"
-FOR_OPERATORS = ("/status", "/metrics")
+HEALTH, STATUS, METRICS = "/health", "/status", "/metrics"
 
 
 class Pages:
-    """Answers plain requests. `status` says how the run goes at the moment."""
+    """Answers plain requests. `report` says how the run goes; without one, or without a token, nobody is told."""
 
-    def __init__(self, token: str, status: Callable[[], Status] = dict) -> None:
-        self._token, self._status = token, status
+    def __init__(self, token: str, report: Callable[[LinkCounts], Status] | None = None) -> None:
+        self._token, self._report = token, report
 
-    def answer(self, request: Request) -> Response:
+    def answer(self, request: Request, count: Callable[[], LinkCounts]) -> Response:
+        """`count` gives the link's own numbers."""
         if request.method not in ("GET", "HEAD"):
-            return _page(HTTPStatus.NOT_FOUND, "not found\n")
+            return _not_found()
         if request.path == HEALTH:
-            return _page(HTTPStatus.OK, "ok\n")
-        if request.path not in FOR_OPERATORS or not self._is_operator(request):
-            return _page(HTTPStatus.NOT_FOUND, "not found\n")
-        status = self._status()
-        if request.path == "/status":
-            return _page(HTTPStatus.OK, msgspec.json.encode(status).decode() + "\n", "application/json")
-        return _page(HTTPStatus.OK, prometheus(status), "text/plain; version=0.0.4")
+            return _page(request, "ok\n", "text/plain")
+        if request.path not in (STATUS, METRICS) or self._report is None or not self._is_operator(request):
+            return _not_found()
+        status = self._report(count())
+        if request.path == STATUS:
+            return _page(request, msgspec.json.encode(status).decode() + "\n", "application/json")
+        return _page(request, as_metrics(status), "text/plain; version=0.0.4")
 
     def _is_operator(self, request: Request) -> bool:
         given = request.headers.get_all("Authorization")
@@ -40,22 +39,22 @@ class Pages:
         return bool(self._token) and len(given) == 1 and hmac.compare_digest(given[0].encode(), expected.encode())
 
 
-def prometheus(status: Status) -> str:
-    """A status as Prometheus reads it: a line for each number, and one for each entry of a mapping of numbers."""
-    lines: list[str] = []
-    for name, value in status.items():
-        metric = f"baffle_{name}"
-        if isinstance(value, bool | int | float):
-            lines.append(f"{metric} {float(value):g}")
-        elif isinstance(value, Mapping):
-            numbers = {key: number for key, number in value.items() if isinstance(number, int | float)}
-            lines += [f'{metric}{{of="{key}"}} {float(number):g}' for key, number in numbers.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _page(status: HTTPStatus, text: str, kind: str = "text/plain") -> Response:
+def _page(request: Request, text: str, kind: str) -> Response:
     body = text.encode()
-    headers = Headers(
-        [("Connection", "close"), ("Content-Length", str(len(body))), ("Content-Type", f"{kind}; charset=utf-8")]
+    headers = _headers(len(body), kind)
+    return Response(200, "OK", headers, body if request.method == "GET" else b"")
+
+
+def _not_found() -> Response:
+    return Response(404, HTTPStatus.NOT_FOUND.phrase, _headers(0, "text/plain"), b"")
+
+
+def _headers(length: int, kind: str) -> Headers:
+    return Headers(
+        [
+            ("Connection", "close"),
+            ("Content-Length", str(length)),
+            ("Content-Type", f"{kind}; charset=utf-8"),
+            ("Cache-Control", "no-store"),
+        ]
     )
-    return Response(status.value, status.phrase, headers, body)

@@ -20,6 +20,7 @@ from baffle.network.link.door import Door, origin
 from baffle.network.link.exchanges import QUIET, Exchanges
 from baffle.network.link.handshake import GOODBYE, ServerSide
 from baffle.network.link.pages import Pages
+from baffle.network.status import LinkCounts
 
 BACKLOG = 1024
 
@@ -74,9 +75,20 @@ class Port:
     # What connections report
 
     def page(self, connection: Connection, request: Request) -> Response:
-        response = self._pages.answer(request)
+        response = self._pages.answer(request, self._count)
         connection.served = response.status_code == HTTPStatus.OK
         return response
+
+    def _count(self) -> LinkCounts:
+        counts = self._exchanges.counts
+        return LinkCounts(
+            tuple(sorted(self._exchanges.connections)),
+            counts["late"],
+            counts["refused"],
+            self.door.turned_away,
+            counts["received bytes"],
+            counts["sent bytes"],
+        )
 
     def received(self, connection: Connection, frame: bytes) -> None:
         if connection.client is not None:
