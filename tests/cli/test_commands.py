@@ -35,7 +35,7 @@ def test_help_lists_the_commands(cli: Cli) -> None:
         assert done.returncode == 0
         commands = done.stdout.partition("Commands:")[2]
         listed = [line.split()[0] for line in commands.strip().splitlines()]
-        assert listed == ["export", "join", "keys", "paper", "plan", "run", "serve", "verify"]
+        assert listed == ["export", "join", "keys", "paper", "plan", "run", "serve", "status", "verify"]
 
 
 def test_without_arguments_it_shows_the_help(cli: Cli) -> None:
@@ -45,7 +45,7 @@ def test_without_arguments_it_shows_the_help(cli: Cli) -> None:
     assert "error:" not in shown
 
 
-@pytest.mark.parametrize("command", ["run", "verify", "plan"])
+@pytest.mark.parametrize("command", ["run", "verify", "plan", "status"])
 def test_every_command_has_help(cli: Cli, command: str) -> None:
     done = cli(command, "--help")
     assert done.returncode == 0

@@ -19,6 +19,7 @@ COMMANDS = {
     "plan": ("baffle.cli.plan", "Show what a run will cost."),
     "run": ("baffle.cli.run", "Simulate a federation."),
     "serve": ("baffle.cli.serve", "Run a plan with clients that join over a network."),
+    "status": ("baffle.cli.status", "Show how a server's run goes."),
     "verify": ("baffle.cli.verify", "Replay a run's journal and check every hash."),
 }
 """Each command's module, and the line that `baffle --help` shows for it: the first sentence of the command's own help.

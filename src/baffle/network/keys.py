@@ -11,7 +11,7 @@ them take memory that a small client lacks.
 import re
 import ssl
 from base64 import b64decode
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -112,6 +112,18 @@ class ClientKeys:
                 " take both from the same folder"
             )
         return cls(number, identity, _certificate(folder / "ca.pem"), roster)
+
+
+@dataclass(frozen=True)
+class OperatorKeys:
+    """The certificate of the CA that an operator's console trusts, and the token that it shows to the server."""
+
+    ca: bytes
+    token: str = field(repr=False)
+
+    @classmethod
+    def load(cls, folder: Path) -> "OperatorKeys":
+        return cls(_certificate(folder / "ca.pem"), load_token(folder))
 
 
 def read(path: Path, most: int = MOST_KEY_FILE_BYTES) -> bytes:

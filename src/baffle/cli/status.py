@@ -1,0 +1,79 @@
+"""`baffle status`: how a server's run goes."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from baffle.cli.options import json_option, path
+from baffle.errors import one_line
+
+if TYPE_CHECKING:
+    from baffle.network.status import Status
+
+
+@click.command()
+@click.argument("address")
+@click.option(
+    "--keys", "keys_folder", type=path, required=True, help="The folder `operator` that `baffle keys new` made."
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Ask without TLS a server that was started with --insecure. Whoever listens learns the token.",
+)
+@json_option
+def status(address: str, keys_folder: Path, insecure: bool, as_json: bool) -> None:
+    """Show how a server's run goes. The server is at ADDRESS (host:port). With --engine flower it has no status."""
+    from msgspec import to_builtins
+
+    from baffle.network.console import fetch_status
+    from baffle.network.keys import OperatorKeys
+
+    found = fetch_status(address, OperatorKeys.load(keys_folder), tls=not insecure)
+    if as_json:
+        click.echo(json.dumps(to_builtins(found)))
+        return
+    for name, value in rows(found).items():
+        click.echo(f"{name:<18}{one_line(value, 2_500)}")
+
+
+def rows(status: "Status") -> dict[str, str]:
+    """What a person reads, line by line."""
+    from baffle.cli.show import duration, size
+
+    silent = ", ".join(f"{count:,} in phase {phase}" for phase, count in status.silent.items())
+    up, down = size(status.uplink_bytes), size(status.downlink_bytes)
+    return {
+        "run": f"{status.run}, plan {status.plan}",
+        "secure sum": status.secure,
+        "now": status.doing + (f": {status.waits_for}" if status.waits_for else ""),
+        "server runs for": f"{duration(status.uptime_seconds)}, version {status.version}",
+        "rounds": f"{status.rounds_done:,} of {status.rounds:,}, {status.skipped_rounds:,} skipped",
+        "seconds a round": _pace(status),
+        "clients": f"{status.clients_on_roster:,} on the roster, {status.clients_needed:,} needed",
+        "connected": _those(status.clients_connected, status.connected),
+        "taking part": _those(status.clients_taking_part, status.taking_part),
+        "loss": "–" if status.loss is None else f"{status.loss:.4f}",
+        "test accuracy": "–" if status.accuracy is None else f"{status.accuracy:.2%}",
+        "in rounds": f"{up} up, {down} down",
+        "on the link": f"{size(status.received_bytes)} received, {size(status.sent_bytes)} sent",
+        "dropouts": f"{status.dropouts:,}" + (f" (no answer: {silent})" if silent else ""),
+        "refusals": f"{status.refusals:,}",
+        "late replies": f"{status.late_replies:,}",
+        "refused replies": f"{status.refused_replies:,}",
+        "turned away": f"{status.turned_away:,} connections",
+        "epsilon": "not counted" if status.epsilon is None else f"{status.epsilon:.3g}",
+    }
+
+
+def _pace(status: "Status") -> str:
+    if status.recent_round_seconds is None or status.median_round_seconds is None:
+        return "–"
+    since = "" if status.seconds_since_round is None else f"; the last ended {status.seconds_since_round:.0f} s ago"
+    return f"{status.recent_round_seconds:.2f} lately, median {status.median_round_seconds:.2f}{since}"
+
+
+def _those(count: int, numbers: str) -> str:
+    return f"{count:,}: {numbers}" if count else "0"

@@ -1,0 +1,173 @@
+"""`baffle status`, with real servers: what it shows, and what it says when it cannot."""
+
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from baffle.cli.status import rows
+from baffle.errors import one_line
+from baffle.network.link.server import Link
+from baffle.network.status import Status
+from tests.support.links import link_with_pages, new_keys
+from tests.support.prometheus import parse
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+PATIENCE = 120.0
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return new_keys(tmp_path_factory.mktemp("keys") / "keys", 3)
+
+
+@pytest.fixture
+def link(keys: Path) -> Iterator[Link]:
+    with link_with_pages(keys) as link:
+        yield link
+
+
+def refused(done: "subprocess.CompletedProcess[str]", words: str) -> None:
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_it_shows_a_table(cli: Cli, link: Link, keys: Path) -> None:
+    done = cli("status", f"localhost:{link.port}", "--keys", keys / "operator")
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = {line[:18].strip(): line[18:] for line in done.stdout.splitlines()}
+    assert shown["now"] == "starting"
+    assert shown["epsilon"] == "not counted"
+    assert shown["connected"] == "0"
+    assert shown["seconds a round"] == shown["loss"] == shown["test accuracy"] == "–"
+
+
+def test_as_json_it_prints_one_object(cli: Cli, link: Link, keys: Path) -> None:
+    done = cli("status", f"127.0.0.1:{link.port}", "--keys", keys / "operator", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    status = msgspec.json.decode(done.stdout, type=Status)
+    assert json.loads(done.stdout).keys() == set(Status.__struct_fields__)
+    assert (status.doing, status.epsilon) == ("starting", None)
+
+
+def test_errors_are_one_line(cli: Cli, link: Link, keys: Path, tmp_path: Path) -> None:
+    address, operator = f"127.0.0.1:{link.port}", keys / "operator"
+    other = new_keys(tmp_path / "other", 1)
+    (tmp_path / "wrong").mkdir()
+    (tmp_path / "wrong" / "ca.pem").write_bytes((operator / "ca.pem").read_bytes())
+    (tmp_path / "wrong" / "operator.token").write_bytes((other / "operator" / "operator.token").read_bytes())
+    refused(cli("status", address, "--keys", other / "operator"), "was not issued by the CA in this folder")
+    refused(
+        cli("status", address, "--keys", tmp_path / "wrong"), "either the token in this folder is not that server's"
+    )
+    refused(cli("status", address, "--keys", operator, "--insecure"), "try again without --insecure")
+    refused(cli("status", "127.0.0.1:1", "--keys", operator), "cannot be reached (Connection refused)")
+    refused(cli("status", "nowhere", "--keys", operator), "host:port")
+    refused(cli("status", address, "--keys", tmp_path / "none"), "expected a folder that `baffle keys new` made")
+
+
+def test_a_servers_words_are_shown_without_control_characters() -> None:
+    status = Status("\x1b[2J", "a\nb", "\x07", "on", "waiting", waits_for="\r\x1b]0;x\x07", silent={"\x1b": 1})
+    full = msgspec.structs.replace(
+        status, loss=1e308, accuracy=0.5, epsilon=1.25, recent_round_seconds=1e15, median_round_seconds=0.25
+    )
+    for value in (*rows(status).values(), *rows(full).values()):
+        assert one_line(value, 2_500).isprintable()
+
+
+LIGHT = """
+import sys
+from baffle.cli.main import main
+sys.argv = ["baffle", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as stopped:
+    heavy = {"torch", "sklearn", "scipy", "flwr", "onnxruntime", "sqlite3", "baffle.plan", "baffle.network.board"}
+    print(stopped.code, sorted(heavy & sys.modules.keys()))
+"""
+
+
+def test_it_imports_nothing_heavy(link: Link, keys: Path) -> None:
+    command = [sys.executable, "-c", LIGHT, "status", f"127.0.0.1:{link.port}", "--keys", str(keys / "operator")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.slow
+def test_a_server_is_watched_from_its_start_to_its_end(
+    cli: Cli, start: Start, keys: Path, tiny_toml: Path, tmp_path: Path
+) -> None:
+    """A server and three clients as processes of their own. One of them is stopped, and the server waits for it."""
+    port = free_port()
+    address, operator = f"127.0.0.1:{port}", keys / "operator"
+    settings = ("--set", "secure.mode=on", "--set", "rounds=1000000", "--set", "run.evaluate_every=5")
+    folders = ("--keys", keys / "server", "--out", tmp_path / "first")
+    start("serve", tiny_toml, *settings, *folders, "--host", "127.0.0.1", "--port", port)
+
+    def status_when(so: Callable[[Status], bool]) -> Status:
+        limit = time.monotonic() + PATIENCE
+        done = None
+        while time.monotonic() < limit:
+            done = cli("status", address, "--keys", operator, "--json")
+            if done.returncode == 0 and so(status := msgspec.json.decode(done.stdout, type=Status)):
+                return status
+            time.sleep(0.1)
+        pytest.fail(f"waited in vain: {done}")
+
+    waiting = status_when(lambda status: status.doing == "waiting")
+    assert (waiting.run, waiting.plan, waiting.secure) == ("first", "tiny", "on")
+    assert waiting.waits_for == "0 clients are here, 3 are needed to begin"
+    assert (waiting.clients_on_roster, waiting.clients_needed, waiting.clients_connected) == (3, 3, 0)
+
+    clients = [
+        start("join", address, "--keys", keys / f"client-{number}", "--state", tmp_path / str(number), "--part")
+        for number in range(3)
+    ]
+    playing = status_when(lambda status: status.rounds_done > 20)
+    assert (playing.doing, playing.connected, playing.taking_part) == ("playing", "0-2", "0-2")
+    assert playing.waits_for is None
+    assert playing.accuracy is not None
+    assert playing.loss is not None
+    assert playing.received_bytes > playing.uplink_bytes > 0
+    assert playing.sent_bytes > playing.downlink_bytes > 0
+    assert 0 < (playing.median_round_seconds or 0) < playing.uptime_seconds
+    table = cli("status", address, "--keys", operator).stdout
+    assert "3: 0-2" in table
+    assert "first, plan tiny" in table
+
+    metrics = urllib.request.Request(
+        f"https://{address}/metrics",
+        headers={"Authorization": f"Bearer {(operator / 'operator.token').read_text().strip()}"},
+    )
+    trust = ssl.create_default_context(cafile=operator / "ca.pem")
+    with urllib.request.urlopen(metrics, context=trust) as answer:
+        shown = parse(answer.read().decode())
+    assert shown["baffle_rounds_done_total"].value > 20
+    assert shown["baffle_clients_connected"].value == 3
+
+    clients[1].send_signal(signal.SIGTERM)
+    alone = status_when(lambda status: status.doing == "waiting")
+    assert (alone.connected, alone.taking_part) == ("0, 2", "0, 2")
+    assert alone.waits_for == "2 clients are here, 3 are needed"
+    assert alone.rounds_done >= playing.rounds_done
