@@ -18,7 +18,7 @@ from baffle.cli.status import rows
 from baffle.errors import one_line
 from baffle.network.link.server import Link
 from baffle.network.status import Status
-from tests.support.links import link_with_pages, new_keys
+from tests.support.link_pages import link_with_pages, new_keys
 from tests.support.prometheus import parse
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]

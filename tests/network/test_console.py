@@ -17,7 +17,7 @@ from baffle.network.authority import make_keys
 from baffle.network.console import MOST_BYTES, fetch_status
 from baffle.network.keys import OperatorKeys
 from baffle.network.link import door
-from tests.support.links import link_with_pages, new_keys, say
+from tests.support.link_pages import link_with_pages, new_keys, say
 
 
 @pytest.fixture(scope="module")

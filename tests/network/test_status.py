@@ -1,6 +1,9 @@
 """A status as JSON and as Prometheus reads it; lists of clients in few words."""
 
 import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -10,6 +13,8 @@ from hypothesis import strategies as st
 
 from baffle.network.status import METRICS, MOST_CHARACTERS, MOST_RANGES, Status, as_metrics, ranges
 from tests.support.prometheus import parse
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate.md"
 
 
 def status(**fields: Any) -> Status:
@@ -104,3 +109,14 @@ def test_no_name_breaks_the_format(run: str, plan: str) -> None:
 def test_a_status_survives_its_way_as_json() -> None:
     one = status(loss=1.5, silent={"keys": 1}, connected="0-2", waits_for="clients")
     assert msgspec.json.decode(msgspec.json.encode(one), type=Status) == one
+
+
+def test_the_docs_explain_every_number() -> None:
+    """Rows of the page's table are: field, metric, meaning."""
+    rows: Mapping[str, str] = dict(
+        re.findall(r"^\| `(\w+)` \| (?:`baffle_(\w+?)(?:\{[^}]*\})?`|–) \|", PAGE.read_text(), re.MULTILINE)
+    )
+    assert rows.keys() == set(Status.__struct_fields__)
+    assert {field: name for field, name in rows.items() if name not in ("", "info", "waiting")} == {
+        metric.field: metric.name for metric in METRICS
+    }
