@@ -180,6 +180,8 @@ class Line:
             if fault.rcvd and fault.rcvd.code == REFUSED:
                 raise TransportError(f"{self._address} refuses this client: {fault.rcvd.reason}") from None
             raise
+        with self._lock:  # the first request may come together with the last frame of the handshake
+            connection.protocol.max_message_size = self._limit + REQUEST_BYTES
         connection.send(proof)
         try:
             decode(_binary(connection.recv(OPEN_SECONDS)), Accepted)
