@@ -93,7 +93,7 @@ class Exchanges:
                 async with asyncio.timeout(self._seconds):
                     await exchange.done.wait()
         except TimeoutError:
-            for client in exchange.open:
+            for client in list(exchange.open):
                 self._note_late(client, begun)
         finally:
             self._open.remove(exchange)

@@ -59,7 +59,7 @@ class Port:
 
     async def stop(self) -> None:
         """Say goodbye to everybody, and stop listening."""
-        await self._cancel(self._tasks)
+        await _cancel_the_others()
         self._listener.close()
         for connection in list(self._all):
             connection.close(GOODBYE, "the server stops")
@@ -70,7 +70,7 @@ class Port:
             connection.drop()
         while self._all:
             await asyncio.sleep(0)
-        await self._cancel(asyncio.all_tasks() - {asyncio.current_task()})
+        await _cancel_the_others()
 
     # What connections report
 
@@ -177,19 +177,23 @@ class Port:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _cancel(self, tasks: set[Any]) -> None:
-        tasks = set(tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+async def _cancel_the_others() -> None:
+    """Cancel all tasks but the one that calls."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        if not 0 <= port < 1 << 16:
+            raise OSError("there is no such port")
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError, UnicodeError) as fault:
+    except (OSError, UnicodeError) as fault:
         raise TransportError(
             f"cannot listen at {host}:{port}: {getattr(fault, 'strerror', None) or fault}; give another --host or "
             "--port, or stop the process that listens there"

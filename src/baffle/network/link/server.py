@@ -152,7 +152,7 @@ class Link:
 
     def _say(self, words: str) -> None:
         """Tell something. If it cannot be told, the link still goes on."""
-        with suppress(Exception):
+        with suppress(BaseException):
             self._tell(words)
 
     def _note_mistake(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
