@@ -202,8 +202,9 @@ def is_closed(connection: socket.socket, seconds: float = PATIENCE) -> bool:
 
 @dataclass
 class _Pipe:
-    """One direction of a wire: what has passed, and where it is to be cut."""
+    """One direction of a wire: what was sent, how much of it has passed, and where it is to be cut."""
 
+    sent: bytearray = field(default_factory=bytearray)
     passed: bytearray = field(default_factory=bytearray)
     most: int | None = None
 
@@ -286,6 +287,7 @@ class Wire:
     def _flow(self, source: socket.socket, sink: socket.socket, pipe: _Pipe) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
+                pipe.sent += data
                 self._flowing.wait()
                 if pipe.most is not None:
                     data = data[: max(0, pipe.most - len(pipe.passed))]
