@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from websockets.datastructures import Headers
+from websockets.http11 import Request
 
 from baffle.network.authority import ServerKeys
 from baffle.network.board import Board
@@ -15,7 +17,7 @@ from baffle.network.link import connection, door
 from baffle.network.link.handshake import PATH, REFUSED
 from baffle.network.link.pages import Pages
 from baffle.network.link.server import Link, server_tls
-from baffle.network.status import Status
+from baffle.network.status import LinkCounts, Status
 from tests.support.link_pages import client_connected, link_with_pages, new_keys, say
 from tests.support.prometheus import parse
 
@@ -52,11 +54,19 @@ UPGRADE = (
     "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 )
+NONSENSE = b"\x82\x80\0\0\0\0"
+"""An empty frame, with which no handshake begins. If the request before it opened a websocket, the link closes it."""
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "CLOSE_SECONDS", 0.1)
+
+
+@pytest.fixture(autouse=True)
+def _no_stranger_fills_the_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +132,7 @@ def test_without_credentials_nothing_answers_but_health(link: Link, keys: Path) 
     """Every path with every method, as a page and as a websocket."""
     answered = set()
     for path, method, upgrade in product(PATHS, METHODS, ((), (UPGRADE,))):
-        code = code_of(say_and_leave(link, keys, request(method, path, *upgrade), opens=path == PATH))
+        code = code_of(say(link, keys, request(method, path, *upgrade) + NONSENSE))
         assert code in (200, 404, 101, None), (path, method, upgrade, code)
         if code in (200, 101):
             answered.add((path, method, bool(upgrade), code))
@@ -133,11 +143,6 @@ def test_without_credentials_nothing_answers_but_health(link: Link, keys: Path) 
         ("/health", "HEAD", True, 200),
         (PATH, "GET", True, 101),
     }
-
-
-def say_and_leave(link: Link, keys: Path, data: bytes, *, opens: bool) -> bytes:
-    """If the request may open a websocket, say something that no handshake begins with, so that it is closed."""
-    return say(link, keys, data + (b"\x82\x80\0\0\0\0" if opens else b""))
 
 
 @pytest.mark.parametrize("path", ["/status", "/metrics"])
@@ -237,6 +242,8 @@ def test_who_asks_is_counted_and_shut_out_only_after_failures(keys: Path, token:
 
 def test_without_a_token_nobody_is_an_operator(keys: Path) -> None:
     own = ServerKeys.load(keys / "server")
+    untrimmed = Request("/status", Headers([("Authorization", "Bearer ")]))
+    assert Pages("", Board().status).answer(untrimmed, LinkCounts).status_code == 404
     for pages in (None, Pages(""), Pages("", Board().status), Pages(own.token)):
         with Link(own, "127.0.0.1", 0, server_tls(own), 5.0, pages) as link:
             for header in ("Authorization: Bearer", "Authorization: Bearer ", f"Authorization: Bearer {own.token}"):

@@ -175,8 +175,8 @@ class Connection(asyncio.Protocol):
     def _take(self, event: Request | Response | Frame) -> None:
         if isinstance(event, Request):
             self._answer(event)
-        elif isinstance(event, Frame):
-            self._take_frame(event)
+        elif isinstance(event, Frame) and self._protocol.state is not State.CONNECTING:
+            self._take_frame(event)  # what follows a request that opened no websocket is no frame
 
     def _answer(self, request: Request) -> None:
         response = self._protocol.accept(request) if request.path == PATH else None
