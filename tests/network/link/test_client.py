@@ -26,7 +26,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
         made.append((least, most))
         return 0.01
 
-    monkeypatch.setattr(line_module.random, "uniform", uniform)
+    monkeypatch.setattr("baffle.network.link.client.random.uniform", uniform)
     return made
 
 

@@ -166,4 +166,4 @@ def _flipped(frame: bytes, data: st.DataObject) -> bytes:
 
 
 def _with_id(request: Request, other: bytes) -> Request:
-    return replace(request, id=other, frame=request.frame[:32] + other + request.frame[48:])
+    return replace(request, header=request.header[:32] + other + request.header[48:])

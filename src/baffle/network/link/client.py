@@ -13,8 +13,7 @@ from queue import SimpleQueue
 from threading import Event, Lock, Thread
 from types import TracebackType
 
-from websockets.exceptions import ConnectionClosed, InvalidHandshake
-from websockets.sync.client import ClientConnection, connect
+from websockets.exceptions import InvalidHandshake
 
 from baffle.core.messages import decode
 from baffle.errors import AwayError, KeyRefusedError, MessageError, TransportError
@@ -30,12 +29,14 @@ from baffle.network.link.handshake import (
     ClientSide,
 )
 from baffle.network.link.limits import PLAN_BYTES
+from baffle.network.link.websocket import ClosedError, Websocket
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0
 """Seconds before the first new attempt to connect, and at most; each pause is up to twice as long as the one before,
 until a connection has lasted for longer than the pause."""
 
-OPEN_SECONDS, PING_SECONDS, CLOSE_SECONDS = 10.0, 20.0, 2.0
+OPEN_SECONDS = 10.0
+"""How long opening a connection may take, and each step of the handshake."""
 
 LEAVE_SECONDS = 0.5
 """How long leaving waits for an attempt to connect. It may go on in the background, and then ends."""
@@ -56,11 +57,14 @@ class Line:
         self._limit = PLAN_BYTES
         self._lock = Lock()
         self._socket: socket.socket | None = None
-        self._connection: ClientConnection | None = None
+        self._connection: Websocket | None = None
         self._opened: float | None = None
         self._asked: Request | None = None
-        self._asked_on: ClientConnection | None = None  # where the server waits for the answer
-        self._answered: tuple[bytes, bytes] = b"", b""  # the newest request that was answered, and the answer
+        self._asked_on: Websocket | None = None  # where the server waits for the answer
+        self._answered: tuple[bytes, bytes] = (
+            b"",
+            b"",
+        )  # the hash of the newest request that was answered, and the answer
         self._inbox: SimpleQueue[Request | BaseException | None] = SimpleQueue()
         self._stopped = Event()
         self._said = ""
@@ -94,10 +98,10 @@ class Line:
         with self._lock:
             if request is not self._asked:
                 return
-            self._answered = request.frame, frame
+            self._answered = request.hash(), frame
             connection = self._asked_on
         if connection:
-            with suppress(ConnectionClosed):
+            with suppress(ClosedError, OSError):
                 connection.send(frame)
 
     def allow(self, size: int) -> None:
@@ -105,7 +109,7 @@ class Line:
         with self._lock:
             self._limit = size
             if self._connection:
-                self._connection.protocol.max_message_size = size + REQUEST_BYTES
+                self._connection.allow(size + REQUEST_BYTES)
 
     def stop(self) -> None:
         """Say goodbye to the server."""
@@ -138,29 +142,15 @@ class Line:
     def _connect_and_listen(self) -> None:
         """Open a connection and take what comes. When it is closed, raise the error that says why."""
         try:
-            self._socket = socket.create_connection((self._host, self._port), timeout=OPEN_SECONDS)
-            self._require_wanted()
-            with connect(
-                f"{'wss' if self._tls else 'ws'}://{self._address}{PATH}",
-                sock=self._socket,  # so that `stop` can end an attempt, and nobody can send us elsewhere
-                ssl=self._tls,
-                compression=None,
-                open_timeout=OPEN_SECONDS,
-                ping_interval=PING_SECONDS,
-                ping_timeout=PING_SECONDS,
-                close_timeout=CLOSE_SECONDS,
-                max_size=HANDSHAKE_BYTES,
-                max_queue=2,
-                user_agent_header=None,
-                proxy=None,
-            ) as connection:
-                self._shake_hands(connection)
-                self._open(connection)
-                for frame in connection:
-                    self._take(connection, frame)
-                raise AwayError(f"{self._address} closed the connection ({connection.close_reason or 'no reason'})")
-        except ConnectionClosed as fault:
+            connection = self._connected()
+            self._shake_hands(connection)
+            self._open(connection)
+            while True:
+                self._take(connection, connection.receive())
+        except ClosedError as fault:
             raise self._closed(fault) from None
+        except MessageError as fault:
+            raise AwayError(f"{self._address} sent {fault}") from None
         except (OSError, InvalidHandshake, EOFError, ValueError) as fault:
             raise _error(self._address, fault) from None
         finally:
@@ -169,35 +159,43 @@ class Line:
             if opening:
                 opening.close()
 
-    def _shake_hands(self, connection: ClientConnection) -> None:
+    def _connected(self) -> Websocket:
+        self._socket = socket.create_connection((self._host, self._port), timeout=OPEN_SECONDS)
+        self._require_wanted()
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls:
+            self._socket = self._tls.wrap_socket(self._socket, server_hostname=self._host)
+        return Websocket(self._socket, self._host, self._port, PATH, HANDSHAKE_BYTES, OPEN_SECONDS)
+
+    def _shake_hands(self, connection: Websocket) -> None:
         side = ClientSide(self._keys.identity, self._server, self._host, self._process)
         try:
             connection.send(side.greeting())
-            proof = side.proof(_binary(connection.recv(OPEN_SECONDS)))
+            proof = side.proof(connection.receive(OPEN_SECONDS))
         except MessageError as fault:
             raise TransportError(f"{self._address} is refused: {fault}") from None
-        except ConnectionClosed as fault:
-            if fault.rcvd and fault.rcvd.code == REFUSED:
-                raise TransportError(f"{self._address} refuses this client: {fault.rcvd.reason}") from None
+        except ClosedError as fault:
+            if fault.code == REFUSED:
+                raise TransportError(f"{self._address} refuses this client: {fault.reason}") from None
             raise
         with self._lock:  # the first request may come together with the last frame of the handshake
-            connection.protocol.max_message_size = self._limit + REQUEST_BYTES
+            connection.allow(self._limit + REQUEST_BYTES)
         connection.send(proof)
         try:
-            decode(_binary(connection.recv(OPEN_SECONDS)), Accepted)
+            decode(connection.receive(OPEN_SECONDS), Accepted)
         except MessageError as fault:
             raise TransportError(f"{self._address} does not keep to the handshake: {fault}") from None
-        except ConnectionClosed as fault:
-            if fault.rcvd and fault.rcvd.code == REFUSED:
+        except ClosedError as fault:
+            if fault.code == REFUSED:
                 raise KeyRefusedError(
-                    f"{self._address} refuses this client's key: {fault.rcvd.reason}; expected keys from the same "
+                    f"{self._address} refuses this client's key: {fault.reason}; expected keys from the same "
                     "`baffle keys` as the server's"
                 ) from None
             raise
 
-    def _open(self, connection: ClientConnection) -> None:
+    def _open(self, connection: Websocket) -> None:
         with self._lock:
-            connection.protocol.max_message_size = self._limit + REQUEST_BYTES
+            connection.allow(self._limit + REQUEST_BYTES)
             self._connection = connection
         self._opened = time.monotonic()
         self._require_wanted()
@@ -207,32 +205,29 @@ class Line:
         if self._stopped.is_set():
             raise AwayError("the client stops")
 
-    def _take(self, connection: ClientConnection, frame: str | bytes) -> None:
+    def _take(self, connection: Websocket, frame: bytes) -> None:
         """Take a request: a new one is handed out, one that was answered gets the same answer again, and one that is
         being worked on is answered when the work is done."""
-        try:
-            request = read_request(self._server, self._own, _binary(frame))
-        except MessageError as fault:
-            raise AwayError(f"{self._address} sent {fault}") from None
+        request = read_request(self._server, self._own, frame)
+        name = request.hash()
         with self._lock:
             answered, answer = self._answered
-            is_new = request.frame != answered and (self._asked is None or request.frame != self._asked.frame)
+            is_new = name != answered and (self._asked is None or name != self._asked.hash())
             if is_new:
                 self._asked = request
             self._asked_on = connection
-        if request.frame == answered:
+        if name == answered:
             connection.send(answer)
         elif is_new:
             self._inbox.put(request)
 
-    def _closed(self, fault: ConnectionClosed) -> TransportError:
+    def _closed(self, fault: ClosedError) -> TransportError:
         """Our error for a connection that the server has closed, or that broke."""
-        if fault.rcvd and fault.rcvd.code == REPLACED:
+        if fault.code == REPLACED:
             return TransportError(
                 "another process has connected with this client's key; two must never share a key: stop one of them"
             )
-        reason = fault.rcvd.reason or f"code {fault.rcvd.code}" if fault.rcvd else "the line broke"
-        return AwayError(f"{self._address} closed the connection ({reason})")
+        return AwayError(f"{self._address} closed the connection ({fault.reason})")
 
     def _say(self, words: str) -> None:
         """Tell about a change once, however often it is found again."""
@@ -255,12 +250,6 @@ def split(address: str) -> tuple[str, int]:
     if not is_host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
         raise TransportError(f"expected an address as host:port or [IPv6]:port, got {address!r}")
     return host.strip("[]").lower(), int(port)
-
-
-def _binary(frame: str | bytes) -> bytes:
-    if isinstance(frame, str):
-        raise MessageError("a text frame, expected a binary one")
-    return frame
 
 
 def _error(address: str, fault: Exception) -> TransportError:

@@ -37,19 +37,44 @@ REPLY_BYTES = _SHORT_ID + SIGNATURE_BYTES
 
 @dataclass(frozen=True)
 class Request:
-    """A signed request. `frame` is how it travels."""
+    """A signed request, in the three parts of its frame: bodies may be large, so none is kept twice."""
 
-    run: bytes
-    id: bytes
-    round: int
-    phase: str
+    header: bytes
+    signature: bytes
     body: bytes
-    frame: bytes
+
+    @property
+    def frame(self) -> bytes:
+        """The request as it travels."""
+        return self.header + self.signature + self.body
+
+    @property
+    def run(self) -> bytes:
+        return self.header[:32]
+
+    @property
+    def id(self) -> bytes:
+        return self.header[32:48]
+
+    @property
+    def round(self) -> int:
+        return int.from_bytes(self.header[48:52], "big")
+
+    @property
+    def phase(self) -> str:
+        return PHASES[self.header[52]]
 
     @property
     def short_id(self) -> bytes:
         """What a reply names this request by."""
         return self.id[:_SHORT_ID]
+
+    def hash(self) -> bytes:
+        """The SHA-256 hash of the frame."""
+        frame = sha256(self.header)
+        frame.update(self.signature)
+        frame.update(self.body)
+        return frame.digest()
 
 
 def answered_id(frame: bytes) -> bytes:
@@ -66,7 +91,7 @@ def ask(identity: Ed25519PrivateKey, receiver: bytes, run: bytes, number: int, p
     header = _HEADER.pack(run, secrets.token_bytes(16), number, PHASES.index(phase))
     own = identity.public_key().public_bytes_raw()
     signature = identity.sign(_text(TO_CLIENT, own, receiver, header, b"", body))
-    return Request(run, header[32:48], number, phase, body, header + signature + body)
+    return Request(header, signature, body)
 
 
 def read_request(sender: bytes, receiver: bytes, frame: bytes) -> Request:
@@ -76,17 +101,15 @@ def read_request(sender: bytes, receiver: bytes, frame: bytes) -> Request:
     header, signature, body = frame[: _HEADER.size], frame[_HEADER.size : REQUEST_BYTES], frame[REQUEST_BYTES:]
     if not signed(sender, signature, _text(TO_CLIENT, sender, receiver, header, b"", body)):
         raise MessageError("a request that the server has not signed")
-    run, request_id, number, phase = _HEADER.unpack(header)
-    if phase >= len(PHASES):
-        raise MessageError(f"a request of kind {phase}, expected 0 to {len(PHASES) - 1}")
-    return Request(run, request_id, number, PHASES[phase], body, frame)
+    if header[-1] >= len(PHASES):
+        raise MessageError(f"a request of kind {header[-1]}, expected 0 to {len(PHASES) - 1}")
+    return Request(header, signature, body)
 
 
 def reply(identity: Ed25519PrivateKey, receiver: bytes, request: Request, body: bytes) -> bytes:
     """The signed reply to a request, as it travels."""
     own = identity.public_key().public_bytes_raw()
-    header, request_hash = request.frame[: _HEADER.size], sha256(request.frame).digest()
-    signature = identity.sign(_text(TO_SERVER, own, receiver, header, request_hash, body))
+    signature = identity.sign(_text(TO_SERVER, own, receiver, request.header, request.hash(), body))
     return request.short_id + signature + body
 
 
@@ -95,8 +118,7 @@ def read_reply(sender: bytes, receiver: bytes, request: Request, frame: bytes) -
     if len(frame) < REPLY_BYTES or answered_id(frame) != request.short_id:
         raise MessageError("a frame that answers another request")
     signature, body = frame[_SHORT_ID:REPLY_BYTES], frame[REPLY_BYTES:]
-    header, request_hash = request.frame[: _HEADER.size], sha256(request.frame).digest()
-    if not signed(sender, signature, _text(TO_SERVER, sender, receiver, header, request_hash, body)):
+    if not signed(sender, signature, _text(TO_SERVER, sender, receiver, request.header, request.hash(), body)):
         raise MessageError("a reply that is not signed with the sender's key")
     return body
 

@@ -174,8 +174,9 @@ class Exchanges:
         if len(unanswered) > MOST_UNANSWERED:
             del unanswered[next(iter(unanswered))]
         connection.allow(REPLY_BYTES + max(unanswered.values()))
-        connection.send(request.frame)
-        self.counts["sent bytes"] += len(request.frame)
+        frame = request.frame
+        connection.send(frame)
+        self.counts["sent bytes"] += len(frame)
 
     def _is_stalled(self, client: int) -> bool:
         """Whether a client has given no sign of life since it missed a deadline."""
