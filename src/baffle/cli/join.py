@@ -19,8 +19,15 @@ if TYPE_CHECKING:
     from baffle.network.keys import ClientKeys
     from baffle.network.member import Member
 
-THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX")
-"""Set to 1 for a client on ONNX Runtime: it uses one thread, and each further thread or arena costs megabytes."""
+SMALL = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "PYTHONOPTIMIZE": "2",
+    "PYTHONNODEBUGRANGES": "1",
+}
+"""The environment of a client on ONNX Runtime. It uses one thread, and each further thread or arena costs megabytes; so
+do Python's docstrings and positions in lines."""
 
 LINGER = 3.0
 """Seconds for which a client stays after its last reply: a server that sees it leave too early loses that reply."""
@@ -67,8 +74,8 @@ def join(
     log_style: Style,
 ) -> None:
     """Take part in a server's runs as one client. The server is at ADDRESS (host:port)."""
-    if model and not all(name in os.environ for name in THREADS):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **dict.fromkeys(THREADS, "1")})
+    if model and not SMALL.keys() <= os.environ.keys():
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**SMALL, **os.environ})
     from baffle.network.equipment import count_samples, with_onnx, with_torch
     from baffle.network.keys import ClientKeys
     from baffle.network.member import Member
