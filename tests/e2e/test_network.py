@@ -2,31 +2,19 @@
 PyTorch, some of which are killed."""
 
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from baffle.client.replica import Replica
-from baffle.core.state import FLOAT
 from baffle.export import export_plan
 from baffle.journal.replay import verify
-from baffle.journal.store import Journal
 from baffle.network.authority import make_keys, sign_roster
 from baffle.network.keys import ClientKeys, load_identity, load_roster
 from baffle.plan import load
 from baffle.simulation import simulate
-from baffle.trajectory import trajectory_of
+from tests.support.networks import Network, listening
 
 pytest.importorskip("flwr")
 pytest.importorskip("onnxruntime")
@@ -34,102 +22,6 @@ import httpx
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
-
-PATIENCE = 150.0
-"""Seconds to wait for anything on a busy machine."""
-
-
-@dataclass
-class Network:
-    """A server and clients on this machine, each started from the command line."""
-
-    folder: Path
-    keys: Path
-    plan: list[str]
-    engine: str = "link"
-    insecure: bool = False
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    port: int = 0
-
-    def __post_init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "run"
-
-    def serve(self, *options: str) -> None:
-        folders = ("--keys", self.keys / "server", "--out", self.run)
-        address = ("--host", "127.0.0.1", "--port", self.port)
-        self._start("server", "serve", *self.plan, *folders, *address, *options)
-
-    def join(self, number: int, *options: object, name: str = "", keys: Path | None = None) -> str:
-        name = name or f"client-{number}"
-        own = ("--keys", keys or self.keys / f"client-{number}", "--state", self.folder / name, "--part")
-        self._start(name, "join", f"127.0.0.1:{self.port}", *own, *options)
-        return name
-
-    def kill(self, name: str) -> None:
-        self.processes[name].send_signal(signal.SIGKILL)
-        self.processes.pop(name).wait()
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text()
-
-    def rounds(self) -> int:
-        metrics = self.run / "metrics.jsonl"
-        return metrics.read_text().count("\n") if metrics.exists() else 0
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + PATIENCE
-        while not condition():
-            if time.monotonic() > end:
-                pytest.fail("waited in vain:\n" + "\n".join(f"{name}\n{self.log(name)}" for name in self.processes))
-            time.sleep(0.05)
-
-    def ended(self, name: str) -> int:
-        """Wait until a process has ended; returns its exit code."""
-        self.until(lambda: self.processes[name].poll() is not None)
-        return self.processes[name].returncode
-
-    def held(self, number: int) -> str:
-        """The hash of the weights that a client has on its disk."""
-        with Journal.open(self.run / "journal.sqlite") as journal:
-            trajectory = trajectory_of(journal.plan(), journal.n_weights())
-        (file,) = (self.folder / f"client-{number}").glob("*/replica")
-        return sha256(Replica(trajectory, file)._held.weights.astype(FLOAT).tobytes()).hexdigest()
-
-    def stop(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
-
-    def _start(self, name: str, *arguments: object) -> None:
-        options = ["--engine", self.engine, *(["--insecure"] if self.insecure else [])]
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "baffle.cli.main", *map(str, arguments), *options],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("keys") / "keys"
-    make_keys(folder, 4, ["127.0.0.1"])
-    return folder
-
-
-@pytest.fixture
-def network(keys: Path, tmp_path: Path) -> Iterator[Network]:
-    network = Network(tmp_path, keys, [])
-    yield network
-    network.stop()
 
 
 @pytest.mark.slow
@@ -254,8 +146,3 @@ def test_a_federation_survives_kills(network: Network, tiny_toml: Path, engine: 
     assert summary["skipped_rounds"] <= 5
     replayed = verify(network.run).weights_sha256
     assert {summary["weights_sha256"], *map(network.held, range(4))} == {replayed}
-
-
-def listening(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
