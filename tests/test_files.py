@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baffle.files import replace
+from baffle.files import ROOM, append, replace, require_room
+from tests.support.small_disk import PAGE, small_disk
 
 
 @given(st.lists(st.binary(max_size=100), min_size=1))
@@ -37,3 +38,29 @@ def test_when_it_fails_the_old_content_stays(tmp_path: Path, monkeypatch: pytest
     assert path.read_bytes() == b"old"
     replace(path, b"new and longer")  # what the failure left behind is in nobody's way
     assert path.read_bytes() == b"new and longer"
+
+
+def test_what_has_no_room_is_not_appended_in_part(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        path = disk.folder / "some.jsonl"
+        append(path, b"one\n")
+        disk.fill(leave=2)
+        with pytest.raises(OSError, match="No space"):
+            append(path, bytes(4 * PAGE))
+        assert path.read_bytes() == b"one\n"
+        disk.free()
+        append(path, b"two\n")
+        assert path.read_bytes() == b"one\ntwo\n"
+
+
+def test_room_is_required_and_left(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        path = disk.folder / "some.sqlite"
+        path.touch()
+        require_room(path)
+        disk.fill(leave=ROOM // PAGE)
+        require_room(path)
+        disk.fill(leave=ROOM // PAGE - 1)
+        with pytest.raises(OSError, match="No space"):
+            require_room(path)
+        assert sorted(file.name for file in disk.folder.iterdir()) == ["ballast", "some.sqlite"]

@@ -5,6 +5,7 @@
     ├── DataError        a data set is missing, or one of its files is damaged
     ├── ModelError       an exported model is damaged, of another plan, or cannot be run
     ├── RunFolderError   a run folder cannot be used: it holds another run, is in use, or cannot be written
+    │   └── FullDiskError  there is no room for a file of a run
     ├── JournalError     a journal is damaged, or belongs to another plan or version
     │   └── ChainError   a round of the journal does not follow from the one before
     ├── MessageError     a message between client and server is malformed or does not fit the round
@@ -19,6 +20,11 @@
 
 Every message says what was expected, what came, and what to do.
 """
+
+import errno
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""How the system says that there is no room: on the disk, in a quota, or under a limit on the size of files."""
 
 
 class BaffleError(Exception):
@@ -39,6 +45,15 @@ class ModelError(BaffleError):
 
 class RunFolderError(BaffleError):
     """A run folder holds another run, is in use, or cannot be written."""
+
+
+class FullDiskError(RunFolderError):
+    """There is no room for a file of a run; once there is, trying again helps. `problem` is the message without what to
+    do."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}; {remedy}")
+        self.problem = problem
 
 
 class JournalError(BaffleError):
@@ -87,6 +102,12 @@ class PageError(BaffleError):
 
 class NotFiniteError(BaffleError):
     """A client's loss is not a finite number, so it has nothing to contribute."""
+
+
+def unwritable(path: object, fault: OSError, remedy: str) -> RunFolderError:
+    """Our error for a file of a run that cannot be written."""
+    problem = f"{path} cannot be written: {fault.strerror or fault}"
+    return FullDiskError(problem, remedy) if fault.errno in FULL else RunFolderError(f"{problem}; {remedy}")
 
 
 def first_line(fault: BaseException) -> str:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baffle.client.abstaining import MOST_REASONS, UNABLE, Sparingly, abstention
 from baffle.core.messages import Abstention
-from baffle.errors import BaffleError, ChainError, MessageError
+from baffle.errors import BaffleError, ChainError, FullDiskError, MessageError
 
 
 def every_error(kind: type[BaffleError] = BaffleError) -> Iterator[type[BaffleError]]:
@@ -19,7 +19,8 @@ def every_error(kind: type[BaffleError] = BaffleError) -> Iterator[type[BaffleEr
 
 
 def made(kind: type[BaffleError], text: str) -> BaffleError:
-    return ChainError(text, 3) if kind is ChainError else kind(text)
+    more: dict[type[BaffleError], object] = {ChainError: 3, FullDiskError: "free some space"}
+    return kind(text, more[kind]) if kind in more else kind(text)
 
 
 ERRORS = sorted(set(every_error()), key=lambda kind: kind.__name__)

@@ -1,5 +1,7 @@
 """The journal as a file: what it keeps, when it is durable, and which files it refuses."""
 
+import errno
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -10,8 +12,8 @@ import pytest
 
 from baffle.core.messages import Group, Outcome, encode
 from baffle.core.state import apply
-from baffle.errors import ChainError, JournalError, RunFolderError
-from baffle.journal.database import FORMAT
+from baffle.errors import ChainError, FullDiskError, JournalError, RunFolderError
+from baffle.journal.database import FORMAT, writing
 from baffle.journal.replay import Present, beginning
 from baffle.journal.store import Journal, chain_next, chain_start
 from baffle.plan import Plan, change
@@ -209,6 +211,50 @@ def test_a_round_is_durable_together_with_its_metrics(
     assert reader.contributions(3) == {0: 1}
     reader.close()
     journal.close()
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_a_round_that_is_interrupted_while_it_is_written_leaves_nothing(
+    trajectory: Trajectory, path: Path, monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException]
+) -> None:
+    """A signal may come between two rows; whoever closes the journal then must not commit the first."""
+
+    def interrupted(_state: object) -> bytes:
+        raise interruption
+
+    plan = change(trajectory.plan, ["run.commit_seconds=0"])
+    with Journal.create(path, plan, trajectory.rule.start(np.ones(N, np.float32)), {}) as journal:
+        present = _append(journal, trajectory, _start(trajectory))
+        monkeypatch.setattr("baffle.journal.store.pack", interrupted)
+        with pytest.raises(interruption):
+            _append(journal, trajectory, present, snapshot=True)
+    with Journal.open(path) as journal:
+        assert journal.length() == 1
+        assert len(list(journal.metrics())) == 1
+        assert journal.last_contributions(3) == {0: 0}
+
+
+@pytest.mark.parametrize("errorcode", [sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+def test_a_full_quota_is_told_from_a_broken_disk(
+    path: Path, monkeypatch: pytest.MonkeyPatch, errorcode: int, number: int
+) -> None:
+    """SQLite reports both as the same error, so a file is written to find out."""
+    fault = sqlite3.OperationalError("disk I/O error")
+    fault.sqlite_errorcode = errorcode
+
+    def no_room(_file: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", no_room)
+    full = number != errno.EIO and errorcode != sqlite3.SQLITE_CORRUPT
+    with sqlite3.connect(path) as db, pytest.raises(RunFolderError, match="cannot be written: ") as raised:  # noqa: SIM117
+        with writing(db, path):
+            raise fault
+    db.close()
+    assert isinstance(raised.value, FullDiskError) is full
+    assert (os.strerror(number) in str(raised.value)) is full
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_a_round_that_cannot_be_written_whole_is_not_written(

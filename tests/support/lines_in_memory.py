@@ -79,13 +79,12 @@ class Federation:
     told: list[str] = field(default_factory=list)
     members: dict[int, Member] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.run = self.folder / "run"
+
     @property
     def roster(self) -> Roster:
         return self.keys[0].roster
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "run"
 
     def member(self, number: int, **settings: object) -> Member:
         """Start a client, or start it again: it then knows what its folder holds."""

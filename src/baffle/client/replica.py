@@ -13,7 +13,7 @@ import numpy as np
 from baffle.core.arrays import F32
 from baffle.core.messages import CatchUp, Outcome, RoundRequest, decode, read
 from baffle.core.state import FLOAT, ServerState, apply, pack, unpack
-from baffle.errors import JournalError, MessageError, RunFolderError
+from baffle.errors import JournalError, MessageError, unwritable
 from baffle.files import replace
 from baffle.trajectory import Trajectory
 
@@ -74,9 +74,7 @@ class Replica:
         try:
             replace(self._file, sha256(data).digest() + data)
         except OSError as fault:
-            raise RunFolderError(
-                f"{self._file} cannot be written: {fault.strerror or fault}; free some space"
-            ) from None
+            raise unwritable(self._file, fault, "this client takes no part until it can") from None
         self._saved = time.monotonic()
 
     def frozen(self) -> bytes:

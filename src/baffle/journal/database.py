@@ -2,10 +2,11 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from baffle.errors import JournalError, RunFolderError
+from baffle.errors import FULL, FullDiskError, JournalError, RunFolderError
+from baffle.files import require_room
 
 FORMAT = "baffle-journal/1"
 READERS_SECONDS = 60.0
@@ -32,9 +33,15 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         if read_only:
             return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         db = sqlite3.connect(path, timeout=READERS_SECONDS, isolation_level="DEFERRED")
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+        except sqlite3.Error:
+            db.close()
+            raise
     except sqlite3.Error as fault:
+        if not read_only:
+            raise_if_full(path, fault)
         raise RunFolderError(f"{path} cannot be opened: {fault}") from None
     return db
 
@@ -47,6 +54,39 @@ def reading(path: Path) -> Iterator[None]:
     except (sqlite3.Error, MemoryError) as fault:
         reason = str(fault) or "out of memory"
         raise JournalError(f"{path} cannot be read: {reason}; it is damaged or not a journal") from None
+
+
+@contextmanager
+def writing(db: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """Report what SQLite cannot write. Rounds that are not yet durable can be computed again, but half a round must not
+    stay, whatever it was interrupted by."""
+    try:
+        yield
+    except BaseException as fault:
+        with suppress(sqlite3.Error):
+            db.rollback()
+        if not isinstance(fault, sqlite3.DatabaseError):
+            raise
+        raise_if_full(path, fault)
+        raise RunFolderError(f"{path} cannot be written: {fault}; {_remedy(path)}") from None
+
+
+def raise_if_full(path: Path, fault: sqlite3.Error) -> None:
+    """Raise a FullDiskError if SQLite failed because there is no room. It does not tell an exhausted quota, or a limit
+    on the size of files, from a broken disk, so a file is written to find out: only in a folder of one's own."""
+    code = getattr(fault, "sqlite_errorcode", sqlite3.SQLITE_OK)
+    full, why = code == sqlite3.SQLITE_FULL, str(fault)
+    if code & 0xFF in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+        try:
+            require_room(path)
+        except OSError as reason:
+            full, why = reason.errno in FULL, reason.strerror or str(reason)
+    if full:
+        raise FullDiskError(f"{path} cannot be written: {why}", _remedy(path)) from None
+
+
+def _remedy(path: Path) -> str:
+    return f"free some space or mend the disk, then go on with: baffle run --resume {path.parent}"
 
 
 def require_journal(path: Path) -> None:

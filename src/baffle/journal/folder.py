@@ -3,14 +3,13 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from baffle.errors import RunFolderError
-from baffle.files import replace
+from baffle.errors import RunFolderError, unwritable
+from baffle.files import Attempt, append, once, replace
 
 PLAN = "plan.toml"
 """The first file that a run writes. A process killed while writing it leaves only `.plan.toml.new`."""
@@ -23,10 +22,12 @@ NOT_YET_A_RUN = {f".{PLAN}.new", LOG, f"{LOG}.1"}
 
 
 class RunFolder:
-    """The files of a run. While it is open, the folder is locked. Files are replaced whole or not at all."""
+    """The files of a run. While it is open, the folder is locked. Files are replaced whole or not at all. `attempt`
+    makes every write, and may wait for room."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, attempt: Attempt = once) -> None:
         self.path = path
+        self.attempt = attempt
         self.plan = path / PLAN
         self.journal = path / "journal.sqlite"
         self.metrics = path / "metrics.jsonl"
@@ -34,7 +35,7 @@ class RunFolder:
         self._lock = -1
 
     @classmethod
-    def new(cls, path: Path) -> "RunFolder":
+    def new(cls, path: Path, attempt: Attempt = once) -> "RunFolder":
         """A folder for a new run, which must be missing or empty but for a log. It is created on entering."""
         try:
             taken = sorted({entry.name for entry in path.iterdir()} - NOT_YET_A_RUN) if path.exists() else []
@@ -46,17 +47,17 @@ class RunFolder:
             raise RunFolderError(f"{path} holds another run; go on with it by --resume {path}, or give another --out")
         if taken:
             raise RunFolderError(f"{path} is not empty (it holds {taken[0]}); give another --out")
-        return cls(path)
+        return cls(path, attempt)
 
     @classmethod
-    def existing(cls, path: Path) -> "RunFolder":
+    def existing(cls, path: Path, attempt: Attempt = once) -> "RunFolder":
         try:
             has_plan = (path / PLAN).is_file()
         except OSError as fault:
             raise RunFolderError(f"{path / PLAN} cannot be read: {fault.strerror or fault}") from None
         if not has_plan:
             raise RunFolderError(f"{path} holds no run: expected a folder with plan.toml that `baffle run --out` made")
-        return cls(path)
+        return cls(path, attempt)
 
     def __enter__(self) -> "RunFolder":
         try:
@@ -82,27 +83,25 @@ class RunFolder:
         self._replace(self.metrics, "".join(json.dumps(record) + "\n" for record in records))
 
     def add_metrics(self, record: Mapping[str, Any]) -> None:
-        with self._translated(self.metrics), self.metrics.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        line = f"{json.dumps(record)}\n".encode()
+        self._write(self.metrics, lambda: append(self.metrics, line))
 
     def remove_summary(self) -> None:
         """A run that goes on has no summary until it ends."""
-        with self._translated(self.summary):
-            self.summary.unlink(missing_ok=True)
+        self._write(self.summary, lambda: self.summary.unlink(missing_ok=True))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self._replace(self.summary, json.dumps(summary, indent=2) + "\n")
 
     def _replace(self, path: Path, text: str) -> None:
-        with self._translated(path):
-            replace(path, text.encode())
+        self._write(path, lambda: replace(path, text.encode()))
 
-    @contextmanager
-    def _translated(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as fault:
-            raise RunFolderError(
-                f"{path} cannot be written: {fault.strerror or fault}; free some space or mend the disk, "
-                f"then go on with: baffle run --resume {self.path}"
-            ) from None
+    def _write(self, path: Path, write: Callable[[], None]) -> None:
+        def translated() -> None:
+            try:
+                write()
+            except OSError as fault:
+                remedy = f"free some space or mend the disk, then go on with: baffle run --resume {self.path}"
+                raise unwritable(path, fault, remedy) from None
+
+        self.attempt(translated)

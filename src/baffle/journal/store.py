@@ -18,8 +18,18 @@ from typing import Any
 from baffle.core.messages import Outcome, decode, encode
 from baffle.core.ports import CONTRIBUTED
 from baffle.core.state import Rule, ServerState, pack, unpack
-from baffle.errors import ChainError, JournalError, RunFolderError
-from baffle.journal.database import FORMAT, SCHEMA, connect, reading, require_journal, require_sound
+from baffle.errors import ChainError, JournalError
+from baffle.files import Attempt, once
+from baffle.journal.database import (
+    FORMAT,
+    SCHEMA,
+    connect,
+    raise_if_full,
+    reading,
+    require_journal,
+    require_sound,
+    writing,
+)
 from baffle.plan import Plan, parse
 
 TAG = b"baffle/chain/1"
@@ -50,35 +60,47 @@ class Journal:
     """One run's journal, open for writing by its server or for reading by anybody.
 
     Rounds are committed in groups: a simulation can compute a lost round again, so it commits about once a second;
-    with `commit_seconds = 0` every round is durable when `append` returns.
+    with `commit_seconds = 0` every round is durable when `append` returns. `attempt` makes every write; it may wait for
+    room if every round is committed at once.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, commit_seconds: float) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, commit_seconds: float, attempt: Attempt = once
+    ) -> None:
         self._db = connection
+        self._attempt = attempt
         self._path = path
         self._commit_seconds = commit_seconds
         self._committed = time.monotonic()
         self.append_seconds = 0.0
 
     @classmethod
-    def create(cls, path: Path, plan: Plan, initial: ServerState, versions: Mapping[str, str]) -> "Journal":
+    def create(
+        cls, path: Path, plan: Plan, initial: ServerState, versions: Mapping[str, str], attempt: Attempt = once
+    ) -> "Journal":
         """A new journal with its plan and snapshot 0, or nothing at all: one transaction."""
-        journal = cls(connect(path), path, plan.run.commit_seconds)
-        with journal._writing():
-            journal._db.executescript(f"BEGIN; {SCHEMA}")
-            journal._db.execute(
-                "INSERT INTO run VALUES (?, ?, ?, ?, ?)",
-                (FORMAT, plan.to_toml(), plan.trajectory_digest(), len(initial.weights), json.dumps(dict(versions))),
-            )
-            journal._db.execute("INSERT INTO snapshots VALUES (0, ?)", (pack(initial),))
-            journal._db.commit()
-        return journal
+        db = attempt(lambda: connect(path))
+        about = (FORMAT, plan.to_toml(), plan.trajectory_digest(), len(initial.weights), json.dumps(dict(versions)))
+
+        def write() -> None:
+            with writing(db, path):
+                db.executescript(f"BEGIN; {SCHEMA}")
+                db.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?)", about)
+                db.execute("INSERT INTO snapshots VALUES (0, ?)", (pack(initial),))
+                db.commit()
+
+        attempt(write)
+        return cls(db, path, plan.run.commit_seconds, attempt)
 
     @classmethod
-    def open(cls, path: Path, *, commit_seconds: float | None = None) -> "Journal":
+    def open(cls, path: Path, *, commit_seconds: float | None = None, attempt: Attempt = once) -> "Journal":
         """An existing journal. Without `commit_seconds` it is opened read-only."""
-        require_journal(path)
-        return cls(connect(path, read_only=commit_seconds is None), path, commit_seconds or 0.0)
+
+        def connected() -> sqlite3.Connection:
+            require_journal(path)
+            return connect(path, read_only=commit_seconds is None)
+
+        return cls(attempt(connected), path, commit_seconds or 0.0, attempt)
 
     @classmethod
     def begun(cls, path: Path) -> bool:
@@ -89,6 +111,7 @@ class Journal:
             with closing(sqlite3.connect(path)) as db:
                 return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'run'").fetchone() is not None
         except sqlite3.DatabaseError as fault:
+            raise_if_full(path, fault)  # to read after a crash needs room for the index of the write-ahead log
             raise JournalError(f"{path} cannot be read: {fault}; it is damaged or not a journal") from None
 
     def __enter__(self) -> "Journal":
@@ -100,7 +123,7 @@ class Journal:
         self.close()
 
     def commit(self) -> None:
-        with self._writing():
+        with writing(self._db, self._path):
             self._db.commit()
             self._committed = time.monotonic()
 
@@ -123,9 +146,13 @@ class Journal:
 
     def extend(self, plan: Plan) -> None:
         """Store a plan that changes how far or how the run goes, but not its trajectory."""
-        with self._writing():
-            self._db.execute("UPDATE run SET plan = ?", (plan.to_toml(),))
-            self._db.commit()
+
+        def write() -> None:
+            with writing(self._db, self._path):
+                self._db.execute("UPDATE run SET plan = ?", (plan.to_toml(),))
+                self._db.commit()
+
+        self._attempt(write)
 
     def append(
         self,
@@ -144,16 +171,20 @@ class Journal:
         began = time.perf_counter()
         data = encode(outcome)
         chain = chain_next(previous, data, state)
-        with self._writing():
-            self._db.execute("INSERT INTO rounds VALUES (?, ?, ?)", (outcome.round, data, chain))
-            record = {"round": outcome.round, **(metrics or {})}
-            self._db.execute("INSERT INTO metrics VALUES (?, ?)", (outcome.round, json.dumps(record)))
-            rows = [(outcome.round, client, event) for client, event in (participation or {}).items()]
-            self._db.executemany("INSERT INTO participation VALUES (?, ?, ?)", rows)
-            if snapshot:
-                self._write_snapshot(outcome.round + 1, state)
-        if time.monotonic() - self._committed >= self._commit_seconds:
-            self.commit()
+        record = json.dumps({"round": outcome.round, **(metrics or {})})
+        rows = [(outcome.round, client, event) for client, event in (participation or {}).items()]
+
+        def write() -> None:
+            with writing(self._db, self._path):
+                self._db.execute("INSERT INTO rounds VALUES (?, ?, ?)", (outcome.round, data, chain))
+                self._db.execute("INSERT INTO metrics VALUES (?, ?)", (outcome.round, record))
+                self._db.executemany("INSERT INTO participation VALUES (?, ?, ?)", rows)
+                if snapshot:
+                    self._write_snapshot(outcome.round + 1, state)
+            if time.monotonic() - self._committed >= self._commit_seconds:
+                self.commit()
+
+        self._attempt(write)
         self.append_seconds += time.perf_counter() - began
         return chain
 
@@ -265,16 +296,3 @@ class Journal:
         yield
         with reading(self._path):
             self._db.rollback()
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.DatabaseError as fault:
-            # Rounds that are not yet durable can be computed again, but half a round must not stay.
-            with suppress(sqlite3.DatabaseError):
-                self._db.rollback()
-            raise RunFolderError(
-                f"{self._path} cannot be written: {fault}; free some space or mend the disk, "
-                f"then go on with: baffle run --resume {self._path.parent}"
-            ) from None

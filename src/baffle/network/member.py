@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from baffle.aggregation.client.marks import Marks, MarksFile
+from baffle.aggregation.client.marks import MARKS, Marks, MarksFile
 from baffle.aggregation.client.session import ClientSession
 from baffle.client.abstaining import Sparingly, Tell, abstention
 from baffle.client.client import Client, contribution_bytes
@@ -38,9 +38,6 @@ from baffle.trajectory import Trajectory, trajectory_of
 
 NEEDS_WORK = {"request", "masked-request"}
 """The types of messages that a client needs its samples and its model to answer."""
-
-MARKS = "marks.jsonl"
-"""The file of a client's marks, in its folder for a run."""
 
 Equip = Callable[[Plan, int], Worker]
 """A plan, and how many of its directions this client evaluates → the worker that computes for it."""
@@ -132,8 +129,11 @@ class Member:
 
     def close(self) -> None:
         """Save the replica, so that a restarted client can continue from it."""
-        if self._client:
-            self._client.replica.save()
+        try:
+            if self._client:
+                self._client.replica.save()
+        except RunFolderError as fault:
+            self.tell(f"the weights are not saved: {fault}")
 
     def _answer_round(self, data: bytes) -> bytes:
         if self._client is None:

@@ -43,7 +43,10 @@ def resume(folder: RunFolder, plan: Plan, data: Path | None, tell: Tell) -> Serv
 
 
 def _rounds_played(folder: RunFolder) -> int:
-    if not Journal.begun(folder.journal):
-        return 0
-    with Journal.open(folder.journal) as journal:
-        return journal.length()
+    def played() -> int:
+        if not Journal.begun(folder.journal):
+            return 0
+        with Journal.open(folder.journal) as journal:
+            return journal.length()
+
+    return folder.attempt(played)

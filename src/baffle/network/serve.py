@@ -7,6 +7,7 @@ before any client learns of it.
 import secrets
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from baffle.core.messages import RoundRequest
 from baffle.core.ports import MISSING, Aggregation
 from baffle.journal.folder import PLAN, RunFolder
 from baffle.network.board import Board
+from baffle.network.full_disk import WaitForRoom
 from baffle.network.joining import Begin, ConnectedClients, Introduction, Lines
 from baffle.network.keys import Roster
 from baffle.network.reception import Reception
@@ -60,14 +62,15 @@ def serve(
     plan = _plan_for(plan, roster)
     board = board or Board()
     board.begin(out.resolve().name, plan, len(roster.clients))
+    attempt = WaitForRoom(tell)
     if (out / PLAN).exists():
-        with RunFolder.existing(out) as folder:
+        with RunFolder.existing(out, attempt) as folder:
             settled = read_settled(out)
             task = resume(folder, plan, data, tell)
             clients = _connected_clients(lines, roster, settled, task.plan, tell)
             return _run(folder, settled, task, clients, {}, watch, board)
     remove_settled(out)
-    folder = RunFolder.new(out)
+    folder = RunFolder.new(out, attempt)
     settled = Settled(secrets.token_hex(32), ())
     clients = _connected_clients(lines, roster, settled, plan, tell)
     newcomers = _gather(clients, least or plan.per_round, board)
@@ -75,7 +78,7 @@ def serve(
     task = load_server_task(plan, data, max(newcomer.samples for newcomer in newcomers.values()))
     with folder:
         settled = Settled(settled.run, tiers)
-        write_settled(out, settled)
+        attempt(partial(write_settled, out, settled))
         folder.write_plan(task.plan.to_toml())
         clients.plan = task.plan.to_toml()
         return _run(folder, settled, task, clients, newcomers, watch, board)
@@ -161,7 +164,7 @@ def _aggregation(trajectory: Trajectory, settled: Settled, folder: RunFolder, cl
     if trajectory.plan.secure.mode == "off":
         return PlainSum(trajectory.ring, trajectory.length)
     policy = policy_of(trajectory, dict(enumerate(settled.tiers)))
-    run, crash_file = bytes.fromhex(settled.run), CrashFile(folder.path / "kept")
+    run, crash_file = bytes.fromhex(settled.run), CrashFile(folder.path / "kept", folder.attempt)
     return SecureSum(trajectory.ring, trajectory.length, run, clients.directory, policy, crash_file)
 
 

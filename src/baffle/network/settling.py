@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from baffle.errors import PlanError, RunFolderError
+from baffle.errors import PlanError, RunFolderError, unwritable
 from baffle.network.joining import Introduction
 from baffle.plan import Plan, Tier
 from baffle.schedule import tiers_of
@@ -67,7 +67,8 @@ def remove_settled(out: Path) -> None:
 
 
 def write_settled(out: Path, settled: Settled) -> None:
+    path = out / SETTLED
     try:
-        (out / SETTLED).write_bytes(msgspec.json.encode(settled))
+        path.write_bytes(msgspec.json.encode(settled))
     except OSError as fault:
-        raise RunFolderError(f"{out} cannot be written: {fault.strerror or fault}") from None
+        raise unwritable(path, fault, "free some space or mend the disk, or give another --out") from None

@@ -85,9 +85,10 @@ def opened(
 def _open_journal(folder: RunFolder, task: ServerTask, trajectory: Trajectory, initial: F32) -> Journal:
     """The run's journal; a new one if there is none, or if a process was killed while making it."""
     plan = trajectory.plan
-    if not Journal.begun(folder.journal):
-        return Journal.create(folder.journal, plan, trajectory.rule.start(initial), versions(task.model))
-    journal = Journal.open(folder.journal, commit_seconds=plan.run.commit_seconds)
+    if not folder.attempt(lambda: Journal.begun(folder.journal)):
+        state = trajectory.rule.start(initial)
+        return Journal.create(folder.journal, plan, state, versions(task.model), folder.attempt)
+    journal = Journal.open(folder.journal, commit_seconds=plan.run.commit_seconds, attempt=folder.attempt)
     if journal.plan().trajectory_digest() != trajectory.digest:
         raise JournalError(f"{folder.journal} belongs to another plan than {folder.plan}; put the right file back")
     journal.extend(plan)

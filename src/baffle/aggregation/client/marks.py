@@ -9,7 +9,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from baffle.errors import RunFolderError
+from baffle.errors import RunFolderError, unwritable
+
+MARKS = "marks.jsonl"
+"""The file of a client's marks, in its folder for a run."""
 
 Mark = Annotated[int, Meta(ge=-1)]
 
@@ -62,9 +65,7 @@ class MarksFile:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as fault:
-            raise RunFolderError(
-                f"{self._path} cannot be written: {fault}; this client takes no part until it can"
-            ) from None
+            raise unwritable(self._path, fault, "this client takes no part until it can") from None
         self._size += len(line)
         self.marks = marks
 

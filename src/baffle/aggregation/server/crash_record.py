@@ -14,8 +14,8 @@ from baffle.aggregation.messages import Advertisement, Key, Members, Opening, Pa
 from baffle.aggregation.server.slot import ServerSlot
 from baffle.core.messages import Hash, Message, Number, decode, encode
 from baffle.core.ring import ELEMENT
-from baffle.errors import MessageError, RunFolderError
-from baffle.files import replace
+from baffle.errors import MessageError, RunFolderError, unwritable
+from baffle.files import Attempt, once, replace
 
 
 class CrashStore(Protocol):
@@ -27,18 +27,20 @@ class CrashStore(Protocol):
 
 
 class CrashFile:
-    """A crash record on disk, replaced whole or not at all."""
+    """A crash record on disk, replaced whole or not at all. `attempt` makes every write, and may wait for room."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, attempt: Attempt = once) -> None:
         self._path = path
+        self._attempt = attempt
 
     def write(self, record: bytes) -> None:
-        try:
-            replace(self._path, record)
-        except OSError as fault:
-            raise RunFolderError(
-                f"{self._path} cannot be written: {fault.strerror or fault}; free some space"
-            ) from None
+        def write() -> None:
+            try:
+                replace(self._path, record)
+            except OSError as fault:
+                raise unwritable(self._path, fault, "free some space") from None
+
+        self._attempt(write)
 
     def read(self) -> bytes | None:
         try:
