@@ -36,10 +36,16 @@ engine_option = click.option(
 
 @contextmanager
 def stopped_by_sigterm(tell: Callable[[str], None], what_next: str) -> Iterator[None]:
-    """SIGTERM ends the process in order, with exit code 0. `what_next` tells the reader of the log what to do."""
+    """SIGTERM ends the process in order, with exit code 0. `what_next` tells the reader of the log what to do.
+
+    Nothing is logged before everything has ended: the signal may have interrupted a line that is being logged. A second
+    SIGTERM is ignored, as it would cut short what the first has begun."""
+    stopped = False
 
     def stop(_signal: int, _frame: object) -> None:
-        tell(f"stopped by SIGTERM; {what_next}")
+        nonlocal stopped
+        stopped = True
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sys.exit(0)
 
     before = signal.signal(signal.SIGTERM, stop)
@@ -47,3 +53,5 @@ def stopped_by_sigterm(tell: Callable[[str], None], what_next: str) -> Iterator[
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        if stopped:
+            tell(f"stopped by SIGTERM; {what_next}")
