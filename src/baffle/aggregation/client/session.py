@@ -221,10 +221,11 @@ class ClientSession:
         if self._policy.agreement:
             require_agreement(own, asked, self._run, self._directory)
         require_fresh(request.request, self._marks)
-        neighbours = [peer for peer in own.slot.graph.neighbours[self._number] if peer in request.participants]
+        participants, alive = set(request.participants), set(asked.alive)
+        neighbours = [peer for peer in own.slot.graph.neighbours[self._number] if peer in participants]
         boxes = cut(request.boxes, BOX_BYTES, len(neighbours), "boxes")
         shares = [
-            self._share(peer, own.slot.number, box, alive=peer in asked.alive)
+            self._share(peer, own.slot.number, box, alive=peer in alive)
             for peer, box in zip(neighbours, boxes, strict=True)
         ]
         weights_hash = request.request.weights_hash.hex()
