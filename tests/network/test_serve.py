@@ -1,12 +1,14 @@
 """A networked run from end to end, with members in memory. Clients and servers vanish and come back; the run ends, and
 everybody holds the same weights."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from baffle.core.messages import tag_of
 from baffle.errors import PlanError, RunFolderError
 from baffle.journal.replay import verify
 from baffle.journal.store import Journal
@@ -14,7 +16,7 @@ from baffle.network import joining, serve
 from baffle.network.keys import ClientKeys
 from baffle.plan import Plan, change, load
 from baffle.simulation import simulate
-from tests.support.lines_in_memory import Federation, LinesInMemory, StoppedError, new_keys
+from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, StoppedError, new_keys
 
 ON = ('secure.mode="on"',)
 
@@ -77,6 +79,36 @@ def test_a_client_that_is_restarted_comes_back(federation: Federation) -> None:
     assert summary["skipped_rounds"] == 0
     assert federation.said("client 2 must be told about the run again")
     federation.require_agreement(range(4))
+
+
+def test_a_client_that_was_away_keeps_its_keys(federation: Federation) -> None:
+    """Only its line broke. To ask for its keys again would send every other client a new list of them."""
+    federation.plan = change(federation.plan, ["rounds=10"])
+    lines, hellos = federation.lines(4), Counter[int]()
+    lines.clients = {number: _counting(answer, hellos, number) for number, answer in lines.clients.items()}
+    away: dict[int, Answer] = {}
+
+    def break_line(exchange: int) -> None:
+        if exchange == 10:
+            away[2] = lines.clients.pop(2)
+        if exchange == 14:
+            lines.clients.update(away)
+
+    lines.before = break_line
+    summary = federation.serve(lines)
+    assert federation.told.count("client 2 has left") == 1
+    assert federation.told.count("client 2 takes part") == 2
+    assert summary["skipped_rounds"] == 0
+    assert hellos == {0: 1, 1: 1, 2: 1, 3: 1}
+    federation.require_agreement(range(4))
+
+
+def _counting(answer: Answer, hellos: Counter[int], number: int) -> Answer:
+    def counting(data: bytes) -> bytes | None:
+        hellos[number] += tag_of(data) == "hello"
+        return answer(data)
+
+    return counting
 
 
 def test_a_client_joins_late_and_another_leaves(federation: Federation) -> None:

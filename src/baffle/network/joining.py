@@ -132,6 +132,10 @@ class ConnectedClients:
     """Clients that have been told about the run and take part in it."""
     ever_ready: set[int] = field(default_factory=set)
     """Clients that have been ready at least once."""
+    forgetful: set[int] = field(default_factory=set)
+    """Of the clients that the last `start_run` returned, those that cannot know what was sent to them before: they are
+    here for the first time, as another process, or have said that they forgot the run."""
+    _took_part: dict[int, object] = field(default_factory=dict)  # client → the process as which it was last ready
     _introducing: dict[int, tuple[object, Reply]] = field(default_factory=dict)  # its process, and what it answers
     _starting: dict[int, Reply] = field(default_factory=dict)
     _ask_after: dict[int, tuple[object, float]] = field(default_factory=dict)
@@ -191,6 +195,8 @@ class ConnectedClients:
                 self._drop(client, "does not take part")
                 continue
             started.add(client)
+        self.forgetful = {client for client in started if self._took_part.get(client) != self.met[client]}
+        self._took_part |= {client: self.met[client] for client in started}
         self.ready |= started
         self.ever_ready |= started
         return started
@@ -220,6 +226,7 @@ class ConnectedClients:
         replies = dict(self.lines.carry(asked, self.run)) if asked else {}
         for client in [client for client, data in replies.items() if data == UNREADY]:
             del replies[client]
+            self._took_part.pop(client, None)
             self._drop(client, "must be told about the run again")
         return replies
 

@@ -114,7 +114,8 @@ def _run(
             time.sleep(MOMENT)
             reception.welcome({})
         while not running.over:
-            for client in reception.welcome(clients.meet()):
+            reception.welcome(clients.meet())
+            for client in clients.forgetful:
                 aggregation.forget(client)
             if len(clients.ready) < enough:
                 why = f"{len(clients.ready)} clients are here, {enough} are needed"
