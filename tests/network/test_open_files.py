@@ -10,8 +10,11 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from baffle.network.open_files import SPARE, require_open_files
+from baffle.network.link.door import Door
+from baffle.network.open_files import SPARE, _clients_with, files_for, require_open_files
 
 PROGRAM = """
 import json, os, resource, sys
@@ -55,7 +58,7 @@ def after(clients: int, soft: int, hard: int) -> Found:
 
 def test_a_limit_is_raised_to_what_a_thousand_clients_need() -> None:
     found = after(1000, soft=256, hard=4096)
-    assert (found.soft, found.hard) == (1000 + SPARE, 4096)
+    assert (found.soft, found.hard) == (files_for(1000), 4096)
     assert found.told == []
     assert found.opened == 1000
 
@@ -65,7 +68,7 @@ def test_a_limit_that_is_high_enough_is_left_alone() -> None:
     assert (found.soft, found.hard, found.told, found.opened) == (1024, 4096, [], 100)
 
 
-@pytest.mark.parametrize(("hard", "short"), [(1000 + SPARE, False), (1000 + SPARE - 1, True)])
+@pytest.mark.parametrize(("hard", "short"), [(files_for(1000), False), (files_for(1000) - 1, True)])
 def test_the_border_is_exact(hard: int, short: bool) -> None:
     found = after(1000, soft=256, hard=hard)
     assert found.soft == hard
@@ -76,10 +79,22 @@ def test_a_hard_limit_that_is_too_low_is_named_with_the_clients_that_fit_and_the
     found = after(1000, soft=256, hard=512)
     assert (found.soft, found.hard) == (512, 512)
     assert found.told == [
-        "this server may have 512 files open, which is enough for 448 clients: 1000 clients need 1064; "
-        "start it after `ulimit -n 1064` as root, or with LimitNOFILE=1064 in its systemd unit"
+        "this server may have 512 files open, which is enough for 342 clients: 1000 clients need 1253; "
+        "start it after `ulimit -n 1253` as root, or with LimitNOFILE=1253 in its systemd unit"
     ]
-    assert 448 <= found.opened < 1000
+    assert 342 <= found.opened < 1000
+
+
+@given(st.integers(0, 10**6))
+def test_as_many_clients_fit_as_the_message_says(limit: int) -> None:
+    fit = _clients_with(limit)
+    assert not fit or files_for(fit) <= limit
+    assert files_for(fit + 1) > limit
+
+
+def test_strangers_that_take_every_place_leave_files_for_the_run() -> None:
+    """The door's places are counted, so a full doorway takes nothing from journal and log."""
+    assert files_for(1000) - 1000 - Door(1000, lambda: 0.0).places == SPARE
 
 
 def test_a_limit_below_the_spare_files_fits_no_client() -> None:
@@ -97,7 +112,7 @@ def test_a_limit_that_the_system_refuses_to_raise_is_told_as_it_is(monkeypatch: 
     monkeypatch.setattr(resource, "setrlimit", refuse)
     told: list[str] = []
     require_open_files(20_000, told.append)
-    assert told[0].startswith("this server may have 256 files open, which is enough for 192 clients: 20000 clients")
+    assert told[0].startswith("this server may have 256 files open, which is enough for 114 clients: 20000 clients")
 
 
 def test_no_limit_at_all_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ class Door:
 
     @property
     def places(self) -> int:
-        return PLACES + self.clients // 8
+        return places(self.clients)
 
     def admits(self, address: str) -> bool:
         """Whether a connection from this address may enter. It is asked before a byte is read. If every place is taken,
@@ -107,6 +107,11 @@ class Door:
     def _failures_of(self, address: str) -> float:
         failures, counted = self._failures.get(address, (0.0, 0.0))
         return max(0.0, failures - (self.now() - counted) / FORGIVEN)
+
+
+def places(clients: int) -> int:
+    """How many connections may be unproved at the same time at the server of a federation of this size."""
+    return PLACES + clients // 8
 
 
 def origin(address: str) -> str:
