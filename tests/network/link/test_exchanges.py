@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -336,3 +336,16 @@ def test_a_client_that_never_answers_is_remembered_in_bounded_memory(keys: Keys)
         peer.connection.send(peer.reply(requests[0], b"very late"))
         until(lambda: not at.link.present())
         assert at.told == ["client 0 is disconnected: an answer that nobody asked for"]
+
+
+def test_a_client_that_comes_and_goes_collects_neither_sockets_nor_lines_in_the_log(keys: Keys) -> None:
+    """It says goodbye each time, and keeps its socket open."""
+    with linked(keys) as at, ExitStack() as sockets:
+        for number in range(30):
+            peer = sockets.enter_context(proved(at.address, keys.clients[0], process=number.to_bytes(16, "big")))
+            if number % 2:
+                peer.connection.protocol.send_close(GOODBYE)
+                with peer.connection.protocol_mutex:
+                    peer.connection.send_data()
+        until(lambda: len(at.link._port._all) <= 2, 1)
+        assert len(at.told) == 1

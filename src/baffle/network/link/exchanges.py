@@ -30,7 +30,7 @@ MOST_UNANSWERED = 16
 """How many requests a client may still answer after their deadlines."""
 
 TELL_AGAIN = 5.0
-"""Seconds between two lines about the same client that misbehaves."""
+"""Seconds between two lines about the same client: one that misbehaves could fill a log."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Exchanges:
         self._breaks: dict[int, Break] = {}
         self._stalled: dict[int, float] = {}  # client → when it missed a deadline without a sign of life
         self._open: list[Exchange] = []
-        self._told: dict[int, float] = {}  # client → when it was last told that it misbehaves
+        self._told: dict[int, float] = {}  # client → when something was last told about it
 
     def present(self) -> dict[int, bytes]:
         """The clients that are connected, each with the name of its process."""
@@ -108,7 +108,7 @@ class Exchanges:
         self._unanswered[client] = {}
         if older:
             if older.process != connection.process:
-                self._say(f"client {client} has connected again as another process; the older connection is closed")
+                self._tell_of(client, "has connected again as another process; the older connection is closed")
             older.close(REPLACED, "another process has connected with this client's key")
         for exchange in self._open:
             request = exchange.open.get(client)
@@ -133,9 +133,7 @@ class Exchanges:
     def note_refused(self, client: int, why: str) -> None:
         """A client has done what it must not do."""
         self.counts["refused"] += 1
-        if _now() - self._told.get(client, -TELL_AGAIN) >= TELL_AGAIN:
-            self._told[client] = _now()
-            self._say(f"client {client} is disconnected: {why}")
+        self._tell_of(client, f"is disconnected: {why}")
 
     def lost(self, connection: Connection, client: int) -> None:
         """A client's connection has ended."""
@@ -193,11 +191,16 @@ class Exchanges:
         if connection is None:
             return
         if connection.unsent:
-            self._say(f"client {client} reads too slowly; its connection is closed")
+            self._tell_of(client, "reads too slowly; its connection is closed")
             connection.drop()
         elif connection.heard < begun:
             self._stalled[client] = _now()
             connection.ping()
+
+    def _tell_of(self, client: int, words: str) -> None:
+        if _now() - self._told.get(client, -TELL_AGAIN) >= TELL_AGAIN:
+            self._told[client] = _now()
+            self._say(f"client {client} {words}")
 
 
 def _now() -> float:

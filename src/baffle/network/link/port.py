@@ -53,6 +53,7 @@ class Port:
         self.door = Door(len(self._clients), self._loop.time)
         self._handshakes: dict[Connection, ServerSide] = {}
         self._all = set[Connection]()
+        self._closing: dict[int, Connection] = {}  # client → its connection that has ended and is not closed yet
         self._tasks = set[asyncio.Task[None]]()
         for work in (self._accept, self._keep_alive):
             self._start(self._for_ever(work))
@@ -113,20 +114,27 @@ class Port:
 
     def lost(self, connection: Connection) -> None:
         self._handshakes.pop(connection, None)
-        if connection.client is not None:
-            self._exchanges.lost(connection, connection.client)
+        if connection.client is None:
+            return
+        if older := self._closing.pop(connection.client, None):
+            older.drop()  # a client that comes and goes must not collect sockets
+        self._closing[connection.client] = connection
+        self._exchanges.lost(connection, connection.client)
 
     def gone(self, connection: Connection) -> None:
         self._all.discard(connection)
         if connection.client is None:
             self.door.leave(connection, failed=not connection.served)
-        else:
-            self.door.part(connection.address)
+            return
+        self.door.part(connection.address)
+        if self._closing.get(connection.client) is connection:
+            del self._closing[connection.client]
 
     # The listening socket
 
     async def _accept(self) -> None:
         """Accept one connection, and let it in or turn it away."""
+        await asyncio.sleep(0)  # accepting alone would not let anybody else have a turn
         try:
             accepted, address = await self._loop.sock_accept(self._listener)
         except OSError as fault:
@@ -134,28 +142,31 @@ class Port:
                 self._say(f"a connection cannot be accepted: {fault.strerror or fault}")
                 await asyncio.sleep(FAULT_PAUSE)
             return
-        if self.door.admits(origin(address[0])):
-            self._start(self._open(accepted, origin(address[0])))
-            await asyncio.sleep(0)  # accepting alone would not let anybody else have a turn
-        else:
+        if not self.door.admits(origin(address[0])):
             accepted.close()
             await asyncio.sleep(REFUSAL_PAUSE)
-
-    async def _open(self, accepted: socket.socket, address: str) -> None:
-        connection = Connection(self, address, accepted)
+            return
+        connection = Connection(self, origin(address[0]), accepted)
         self.door.enter(connection)
         self._all.add(connection)
+        self._start(self._open(connection, accepted)).add_done_callback(
+            lambda _task: self._close_unmade(connection, accepted)
+        )
+
+    async def _open(self, connection: Connection, accepted: socket.socket) -> None:
         tls = {"ssl_handshake_timeout": door.SECONDS, "ssl_shutdown_timeout": CLOSE_SECONDS} if self._tls else {}
         try:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(lambda: connection, accepted, ssl=self._tls, **tls)
         except (OSError, EOFError):  # TLS errors are OSErrors
-            pass
-        finally:
-            if not connection.made:
-                connection.drop()
-                accepted.close()
-                self.gone(connection)
+            return
+
+    def _close_unmade(self, connection: Connection, accepted: socket.socket) -> None:
+        """Forget a connection that was never made: TLS was not opened, or the link stops."""
+        if not connection.made:
+            connection.drop()
+            accepted.close()
+            self.gone(connection)
 
     async def _keep_alive(self) -> None:
         await asyncio.sleep(QUIET / 3)
@@ -172,10 +183,11 @@ class Port:
                 self._say(f"a mistake in the link: {type(fault).__name__}: {first_line(fault)}")
                 await asyncio.sleep(FAULT_PAUSE)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 async def _cancel_the_others() -> None:

@@ -31,6 +31,9 @@ __all__ = ["Link", "server_tls"]
 CHECK_SECONDS = 1.0
 """How often a caller that waits makes sure that the link's thread is alive."""
 
+MOST_MISTAKES = 100
+"""How many different mistakes are told."""
+
 T = TypeVar("T")
 
 
@@ -55,6 +58,7 @@ class Link:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._note_mistake)
         self._stopping = False
+        self._mistakes: set[str] = set()
         self._thread = Thread(target=self._run, name="link", daemon=True)
 
     def __enter__(self) -> "Link":
@@ -70,8 +74,9 @@ class Link:
             self._call(self._port.stop(), 2 * CLOSE_SECONDS)
         self._stopping = True
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     @property
     def counts(self) -> Counter[str]:
@@ -90,10 +95,7 @@ class Link:
     def post(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, Reply]:
         """Send each client its request without waiting: each reply, or None, comes in a future of its own."""
         signed = self._signed(requests, run)
-        return {
-            client: asyncio.run_coroutine_threadsafe(self._ask(client, request), self._loop)
-            for client, request in signed.items()
-        }
+        return {client: self._submit(self._ask(client, request)) for client, request in signed.items()}
 
     async def _ask(self, client: int, request: Request) -> bytes | None:
         return (await self._exchanges.carry({client: request})).get(client)
@@ -121,15 +123,11 @@ class Link:
             try:
                 self._loop.run_forever()
             except BaseException as fault:
-                self._say(f"a mistake in the link: {type(fault).__name__}: {first_line(fault)}")
+                self._tell_once(f"a mistake in the link: {type(fault).__name__}: {first_line(fault)}")
 
     def _call(self, work: Coroutine[Any, Any, T], seconds: float = float("inf")) -> T:
-        """Have something done on the link's thread."""
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:
-            work.close()
-            raise TransportError("the link is closed; nobody can be asked any more") from None
+        """Have something done on the link's thread, and wait for it."""
+        future = self._submit(work)
         try:
             return self._result(future, seconds)
         except CancelledError:
@@ -137,6 +135,13 @@ class Link:
         except BaseException:
             future.cancel()  # the caller was interrupted and no longer waits
             raise
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise TransportError("the link is closed; nobody can be asked any more") from None
 
     def _result(self, future: Future[T], seconds: float) -> T:
         waited = 0.0
@@ -157,4 +162,10 @@ class Link:
 
     def _note_mistake(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         fault = context.get("exception")
-        self._say(f"a mistake in the link: {context['message']}" + (f": {first_line(fault)}" if fault else ""))
+        self._tell_once(f"a mistake in the link: {context['message']}" + (f": {first_line(fault)}" if fault else ""))
+
+    def _tell_once(self, words: str) -> None:
+        """Tell of a mistake once: whoever found out how to cause it could fill a log."""
+        if words not in self._mistakes and len(self._mistakes) < MOST_MISTAKES:
+            self._mistakes.add(words)
+            self._say(words)
