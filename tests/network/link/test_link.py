@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import Event
 
 import pytest
@@ -15,6 +15,7 @@ from websockets.frames import Frame, Opcode
 from websockets.server import ServerProtocol
 
 from baffle.errors import TransportError
+from baffle.network.link.client import Line
 from baffle.network.link.exchanges import GRACE
 from baffle.network.link.handshake import REPLACED, ClientSide
 from tests.support.links import (
@@ -78,19 +79,19 @@ def crowd(keys: Keys):  # type: ignore[no-untyped-def]
     def client(number: int) -> Callable[[bytes], bytes]:
         def answer(body: bytes) -> bytes:
             pause = pauses[number]
-            time.sleep(0.6 if pause is None else pause)
+            time.sleep(0.4 if pause is None else pause)
             return bytes([number]) + answer_to(body)
 
         return answer
 
-    with linked(keys, seconds=0.4) as at, ExitStack() as clients:
+    with linked(keys, seconds=0.3) as at, ExitStack() as clients:
         for number in range(5):
             clients.enter_context(Client(at.address, keys.clients[number], answer=client(number)))
         at.until_present(*range(5))
         yield at, pauses
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     asked=st.lists(st.integers(0, 4), unique=True),
     order=st.permutations(range(5)),
@@ -109,8 +110,8 @@ def test_carrying_is_calling(crowd, asked: list[int], order: list[int], silent: 
     }
     assert list(replies) == [client for client in asked if client not in silent]
     if silent & set(asked):
-        assert time.monotonic() - begun >= 0.4
-        time.sleep(0.7)  # they wake up, and their answers come too late
+        assert time.monotonic() - begun >= 0.3
+        time.sleep(0.3)  # they wake up, and their answers come too late
     assert not at.told
 
 
@@ -301,6 +302,37 @@ def test_an_answer_to_a_server_that_has_gone_does_not_reach_its_successor(keys: 
             assert again.ask(0, number=1) == {0: answer_to(question(1))}
             assert len(client.asked) == 2
             assert not again.told
+
+
+def test_a_client_that_leaves_while_its_line_is_broken_first_delivers_its_last_answer(keys: Keys) -> None:
+    with linked(keys, tls=False) as at, Wire(at.address) as wire, ThreadPoolExecutor() as pool:
+        own = keys.clients[0]
+        with Line(wire.address, own, None, lambda _words: None) as line:
+            at.until_present(0)
+            asking = pool.submit(at.ask, 0)
+            request = next(line.requests())
+            wire.cut()
+            until(lambda: not at.link._exchanges.connections)
+            line.reply(request, b"my last words")
+        assert asking.result() == {0: b"my last words"}
+        assert not at.link.present()
+
+
+def test_a_client_that_is_stopped_does_not_wait_for_a_broken_line(keys: Keys) -> None:
+    with linked(keys, tls=False) as at, Wire(at.address) as wire, ThreadPoolExecutor() as pool:
+        own = keys.clients[0]
+        with suppress(KeyboardInterrupt), Line(wire.address, own, None, lambda _words: None) as line:
+            at.until_present(0)
+            asking = pool.submit(at.ask, 0)
+            request = next(line.requests())
+            wire.hold()
+            wire.cut()
+            until(lambda: not at.link._exchanges.connections)
+            line.reply(request, b"nobody waits for this")
+            begun = time.monotonic()
+            raise KeyboardInterrupt
+        assert time.monotonic() - begun < 1.5
+        assert asking.result() == {}
 
 
 def _replies(wire: Wire, connection: int) -> list[Frame]:

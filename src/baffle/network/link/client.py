@@ -41,6 +41,9 @@ OPEN_SECONDS = 10.0
 LEAVE_SECONDS = 0.5
 """How long leaving waits for an attempt to connect. It may go on in the background, and then ends."""
 
+DELIVER_SECONDS = 2.0
+"""How long a client that leaves in peace waits for a broken line, if the server may still want its last answer."""
+
 _NAME, _IPV6 = re.compile(r"[A-Za-z0-9._-]{1,253}"), re.compile(r"\[[0-9A-Fa-f:.]{2,45}\]")
 
 
@@ -61,10 +64,9 @@ class Line:
         self._opened: float | None = None
         self._asked: Request | None = None
         self._asked_on: Websocket | None = None  # where the server waits for the answer
-        self._answered: tuple[bytes, bytes] = (
-            b"",
-            b"",
-        )  # the hash of the newest request that was answered, and the answer
+        self._answered = b"", b""  # the hash of the newest request that was answered, and the answer
+        self._delivered = Event()  # whether that answer has been sent
+        self._delivered.set()
         self._inbox: SimpleQueue[Request | BaseException | None] = SimpleQueue()
         self._stopped = Event()
         self._said = ""
@@ -77,6 +79,8 @@ class Line:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self._delivered.wait(DELIVER_SECONDS)
         self.stop()
         self._thread.join(LEAVE_SECONDS)
 
@@ -99,10 +103,12 @@ class Line:
             if request is not self._asked:
                 return
             self._answered = request.hash(), frame
+            self._delivered.clear()
             connection = self._asked_on
         if connection:
             with suppress(ClosedError, OSError):
                 connection.send(frame)
+                self._delivered.set()
 
     def allow(self, size: int) -> None:
         """Accept requests of at most this many bytes from now on."""
@@ -114,6 +120,7 @@ class Line:
     def stop(self) -> None:
         """Say goodbye to the server."""
         self._stopped.set()
+        self._delivered.set()
         self._inbox.put(None)
         with self._lock:
             connection, opening = self._connection, self._socket
@@ -132,6 +139,7 @@ class Line:
             except AwayError as fault:
                 self._say(f"{fault}; trying again")
             except Exception as fault:  # also a mistake of ours, which must not leave the client waiting for ever
+                self._delivered.set()
                 self._inbox.put(fault)
                 return
             if self._opened is not None and time.monotonic() - self._opened > pause:
@@ -218,6 +226,7 @@ class Line:
             self._asked_on = connection
         if name == answered:
             connection.send(answer)
+            self._delivered.set()
         elif is_new:
             self._inbox.put(request)
 
