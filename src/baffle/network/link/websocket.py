@@ -134,13 +134,18 @@ class Websocket:
 
     def _send_all(self, data: memoryview) -> None:
         give_up = time.monotonic() + SEND_SECONDS
-        while data:
-            try:
-                data = data[self._socket.send(data) :]
-            except ssl.SSLWantReadError:
-                self._await(select.POLLIN, give_up - time.monotonic())
-            except _WAIT:
-                self._await(select.POLLOUT, give_up - time.monotonic())
+        try:
+            while data:
+                try:
+                    data = data[self._socket.send(data) :]
+                except ssl.SSLWantReadError:
+                    self._await(select.POLLIN, give_up - time.monotonic())
+                except _WAIT:
+                    self._await(select.POLLOUT, give_up - time.monotonic())
+        except BaseException:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # after a part of a frame nothing else may follow
+            raise
 
     def _await(self, event: int, seconds: float) -> None:
         poll = select.poll()
