@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baffle.core.messages import tag_of
+from baffle.core.messages import first_number, tag_of
 from baffle.errors import PlanError, RunFolderError
 from baffle.journal.replay import verify
 from baffle.journal.store import Journal
@@ -109,6 +109,29 @@ def _counting(answer: Answer, hellos: Counter[int], number: int) -> Answer:
         return answer(data)
 
     return counting
+
+
+def test_clients_that_have_left_do_not_count_in_later_rounds(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    """Of eight clients three leave in the middle of a round, and another one in each of the next two. A round for all
+    eight would need five of them; one for the five that are here needs three."""
+    plan = tiny(*ON, "run.deadline_seconds=0.2", "run.evaluate_every=100", "federation.clients=8", "rounds=6")
+    federation = Federation(new_keys(tmp_path, 8), tmp_path, plan)
+    lines = federation.lines(8)
+    leaving = {0: 1, 1: 1, 2: 1, 3: 2, 4: 3}
+
+    def until_it_leaves(client: int, answer: Answer) -> Answer:
+        def maybe(data: bytes) -> bytes | None:
+            if tag_of(data) == "masked-request" and first_number(data) == leaving.get(client):
+                del lines.clients[client]
+                return None
+            return answer(data)
+
+        return maybe
+
+    lines.clients = {client: until_it_leaves(client, answer) for client, answer in lines.clients.items()}
+    assert federation.serve(lines)["skipped_rounds"] == 0
+    with Journal.open(federation.run / "journal.sqlite") as journal:
+        assert [record["contributors"] for record in journal.metrics()] == [8, 5, 4, 3, 3, 3]
 
 
 def test_a_client_joins_late_and_another_leaves(federation: Federation) -> None:

@@ -206,6 +206,10 @@ class ConnectedClients:
         """Whether clients have been told about the run and have not answered yet."""
         return bool(self._starting)
 
+    def reachable(self) -> set[int]:
+        """The clients that take part and are connected at this moment."""
+        return self.ready & self.lines.present().keys()
+
     def end_run(self, last: Mapping[int, RoundRequest]) -> set[int]:
         """Tell the clients that the run is over, each with the request that brings it to the last weights. Returns
         those that now hold them."""

@@ -166,7 +166,7 @@ def _aggregation(trajectory: Trajectory, settled: Settled, folder: RunFolder, cl
         return PlainSum(trajectory.ring, trajectory.length)
     policy = policy_of(trajectory, dict(enumerate(settled.tiers)))
     run, crash_file = bytes.fromhex(settled.run), CrashFile(folder.path / "kept", folder.attempt)
-    return SecureSum(trajectory.ring, trajectory.length, run, clients.directory, policy, crash_file)
+    return SecureSum(trajectory.ring, trajectory.length, run, clients.directory, policy, crash_file, clients.reachable)
 
 
 def _gather(clients: ConnectedClients, least: int, board: Board) -> dict[int, Introduction]:

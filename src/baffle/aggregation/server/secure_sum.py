@@ -1,7 +1,7 @@
 """The secure sums of a round: the server's side of every phase, over any transport. A steady round is two exchanges."""
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -30,7 +30,9 @@ class SecureSum:
     """Learns for each group of a round the sum over the clients that finish it, and nothing else about any of them.
 
     The exchange that ends one round opens the next, so that clients do their key work while they wait anyway. With a
-    `crash_store`, a server that crashes while it asks for shares asks for the same sum again.
+    `crash_store`, a server that crashes while it asks for shares asks for the same sum again. `reachable` says which
+    clients can be asked at the moment; without it, all of them. A round is opened for no others: its threshold counts
+    all that it was opened for, and would soon be out of reach of those that are here.
     """
 
     ring: Ring
@@ -39,6 +41,7 @@ class SecureSum:
     directory: Mapping[int, bytes]
     policy: ClientPolicy
     crash_store: CrashStore | None = None
+    reachable: Callable[[], Set[int]] | None = None
     _keys: AdvertisedKeys = field(init=False)
     _opened: list[ServerSlot] = field(default_factory=list)  # slots that the last round opened for the next
 
@@ -174,20 +177,22 @@ class SecureSum:
         return self.ring.decode(slot.total(), len(slot.alive))
 
     def _open_slots(self, number: int, groups: Groups) -> list[ServerSlot | None]:
-        """A slot for each group, or none for a group in which too few clients have keys."""
+        """A slot for each group, or none for a group in which too few clients are reachable and have keys."""
         slots: list[ServerSlot | None] = []
+        reachable = self.reachable() if self.reachable else set(self.directory)
         for group in groups:
             slot = None
             with suppress(RefusalError):
-                slot = self._open_slot(number, group)
+                slot = self._open_slot(number, [client for client in sorted(group) if client in reachable], len(group))
             slots.append(slot)
         return slots
 
-    def _open_slot(self, number: int, group: Sequence[int]) -> ServerSlot:
-        advertisements = self._keys.of(sorted(group))
+    def _open_slot(self, number: int, clients: Sequence[int], company: int) -> ServerSlot:
+        """A slot for those of the clients that have keys. `company` is the size of the whole group."""
+        advertisements = self._keys.of(clients)
         members = tuple(advertisements)
         seed = secrets.token_bytes(32)
-        least = self.policy.least_threshold(self.policy.graph(members, seed), len(group))
+        least = self.policy.least_threshold(self.policy.graph(members, seed), company)
         opening = Opening(number, members, self.policy.threshold or least, self.policy.floor, seed, ())
         return ServerSlot(self.run, checked_slot(opening, self.policy), advertisements)
 
