@@ -238,3 +238,41 @@ def test_a_client_that_forgot_the_run_was_restarted_or_has_left_is_met_again(
     lines.clients[0] = gone
     meet_and_start()
     assert clients.exchange({0: b"a"}) == {0: b"a"}
+
+
+def test_a_client_that_comes_back_as_the_same_process_takes_part_at_once(
+    clients: ConnectedClients, lines: LinesInMemory, told: list[str]
+) -> None:
+    lines.clients = {0: client(), 1: client()}
+    clients.start_run(dict.fromkeys(clients.meet(), BEGIN), DIGEST)
+    away, asked = lines.clients.pop(0), lines.exchanges
+    assert clients.meet() == {}
+    assert clients.ready == clients.reachable() == {1}
+    lines.clients[0] = away
+    assert clients.meet() == {}
+    assert clients.ready == clients.reachable() == {0, 1}
+    assert lines.exchanges == asked
+    assert told == ["client 0 has left", "client 0 is back"]
+
+
+def test_a_client_that_comes_back_as_another_process_introduces_itself(
+    clients: ConnectedClients, lines: LinesInMemory
+) -> None:
+    lines.clients = {0: client()}
+    clients.start_run(dict.fromkeys(clients.meet(), BEGIN), DIGEST)
+    del lines.clients[0]
+    clients.meet()
+    lines.clients[0] = client()
+    assert clients.meet().keys() == {0}
+    assert clients.ready == set()
+
+
+def test_a_client_that_forgot_the_run_introduces_itself_even_as_the_same_process(
+    clients: ConnectedClients, lines: LinesInMemory
+) -> None:
+    introduce = client()
+    lines.clients = {0: lambda data: introduce(data) if decode_asked(data) else UNREADY}
+    clients.start_run(dict.fromkeys(clients.meet(), BEGIN), DIGEST)
+    assert clients.exchange({0: b"a round"}) == {}
+    assert clients.meet().keys() == {0}
+    assert clients.ready == set()

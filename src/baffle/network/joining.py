@@ -132,9 +132,6 @@ class ConnectedClients:
     """Clients that have been told about the run and take part in it."""
     ever_ready: set[int] = field(default_factory=set)
     """Clients that have been ready at least once."""
-    forgetful: set[int] = field(default_factory=set)
-    """Of the clients that the last `start_run` returned, those that cannot know what was sent to them before: they are
-    here for the first time, as another process, or have said that they forgot the run."""
     _took_part: dict[int, object] = field(default_factory=dict)  # client → the process as which it was last ready
     _introducing: dict[int, tuple[object, Reply]] = field(default_factory=dict)  # its process, and what it answers
     _starting: dict[int, Reply] = field(default_factory=dict)
@@ -144,7 +141,7 @@ class ConnectedClients:
     def meet(self) -> dict[int, Introduction]:
         """Ask every connected client that we have not met to introduce itself, and return the introductions that have
         come by now. Nobody waits for a client that takes its time. One that will not take part is reported and left
-        alone for a while."""
+        alone for a while. One whose line broke and that comes back as the same process takes part again at once."""
         present = self.lines.present()
         for client, process in list(self.met.items()):
             if present.get(client) != process:
@@ -152,6 +149,9 @@ class ConnectedClients:
         for client, (process, _) in list(self._introducing.items()):
             if present.get(client) != process:
                 del self._introducing[client]
+        for client in present.keys() - self.met.keys():
+            if client in self._took_part and self._took_part[client] == present[client]:
+                self._take_back(client, present[client])
         newcomers = [
             client
             for client in sorted(present.keys() - self.met.keys() - self._introducing.keys())
@@ -195,7 +195,6 @@ class ConnectedClients:
                 self._drop(client, "does not take part")
                 continue
             started.add(client)
-        self.forgetful = {client for client in started if self._took_part.get(client) != self.met[client]}
         self._took_part |= {client: self.met[client] for client in started}
         self.ready |= started
         self.ever_ready |= started
@@ -242,6 +241,11 @@ class ConnectedClients:
         return dict(
             self.lines.post({client: encoded_once[id(message)] for client, message in questions.items()}, NO_RUN)
         )
+
+    def _take_back(self, client: int, process: object) -> None:
+        self.met[client] = process
+        self.ready.add(client)
+        self.tell(f"client {client} is back")
 
     def _drop(self, client: int, why: str) -> None:
         """Forget that we have met this client. A client that took part is reported."""

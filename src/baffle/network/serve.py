@@ -114,8 +114,7 @@ def _run(
             time.sleep(MOMENT)
             reception.welcome({})
         while not running.over:
-            reception.welcome(clients.meet())
-            for client in clients.forgetful:
+            for client in reception.welcome(clients.meet()):
                 aggregation.forget(client)
             if len(clients.ready) < enough:
                 why = f"{len(clients.ready)} clients are here, {enough} are needed"
