@@ -265,6 +265,32 @@ def test_a_repeated_answer_is_the_same_bytes(keys: Keys) -> None:
         assert len(client.asked) == 1
 
 
+def test_an_answer_is_not_sent_if_the_server_has_asked_something_else_meanwhile(keys: Keys) -> None:
+    computing, go_on = Event(), Event()
+
+    def answer(body: bytes) -> bytes:
+        if not computing.is_set():
+            computing.set()
+            go_on.wait(10)
+        return answer_to(body)
+
+    with (
+        linked(keys, tls=False, seconds=1) as at,
+        Wire(at.address) as wire,
+        Client(wire.address, keys.clients[0], tls=False, answer=answer) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        at.until_present(0)
+        assert at.ask(0) == {}
+        until(lambda: not at.link._exchanges._is_stalled(0))
+        asking = pool.submit(at.ask, 0, number=1)
+        until(lambda: client.line._asked is not client.asked[0])
+        go_on.set()
+        assert asking.result() == {0: answer_to(question(1))}
+        assert len(client.asked) == 2
+        assert len(_replies(wire, 0)) == 1
+
+
 def test_a_server_that_is_killed_and_started_again_gets_its_clients_back(keys: Keys) -> None:
     with ExitStack() as clients:
         with linked(keys) as at:
