@@ -58,3 +58,17 @@ def test_the_tables_in_the_docs_match_the_results() -> None:
     command = [sys.executable, str(BENCHMARKS / "pages.py"), "--check"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_server_under_load_goes_on_in_every_scenario() -> None:
+    measured = run("load", "--clients", "12", "--rounds", "3", "--warm-up", "2", "--deadline", "20", "--json")
+    rows = {row["scenario"]: row for row in measured["scenarios"]}
+    assert list(rows) == ["none", "break", "silent", "stall", "cut", "restart"]
+    assert measured["run"]["rounds"] == 2 + 6 * 4 + 1
+    assert {rows[name]["contributors"]["median"] for name in ("none", "cut", "restart")} == {12}
+    assert rows["silent"]["contributors"]["median"] < 12
+    assert rows["none"]["client_exchanges"] == 2
+    sizes = rows["none"]["client_bytes"]
+    assert all(sizes["messages"][way] < sizes["frames"][way] for way in ("up", "down"))
+    assert rows["none"]["server_cpu_seconds"]["all"] > 0
