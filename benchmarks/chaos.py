@@ -63,6 +63,9 @@ STUCK = 300.0
 GOODBYE = 15.0
 """Seconds to wait for clients after the end of a run."""
 
+NOTICED = 3.0
+"""Seconds that a client may take to end when a second process has come with its key."""
+
 MOST_RESTARTS = 3
 """How often the server is started again after the end, for clients that were away."""
 
@@ -221,13 +224,20 @@ class Chaos:
         return True
 
     def _end_double(self, name: str) -> None:
-        """End the second process, and start the first again: it must have ended when the second came."""
+        """End the second process, and start the first again: it must have ended if the second got as far as to
+        connect."""
         double = self._processes.pop(f"{name}-double")
         double.kill()
         double.wait()
+        log = self.folder / f"{name}-double.log"
+        connected = "connected to" in log.read_text()
+        log.unlink()
+        give_up = time.monotonic() + NOTICED
+        while connected and not self._ended(name) and time.monotonic() < give_up:
+            time.sleep(0.1)
         if self._ended(name):
             self.start(name)
-        else:
+        elif connected:
             self.blows["double that nobody noticed"] += 1
 
     def _later(self, least: float, most: float, name: str, heal: Callable[[], None]) -> None:
