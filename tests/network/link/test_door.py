@@ -56,6 +56,14 @@ def test_an_address_that_fails_often_is_shut_out_until_time_has_forgiven_it() ->
     house.fail("1.1.1.1", FAILURES)
 
 
+def test_behind_a_proxy_nobody_is_shut_out_by_address() -> None:
+    """Everybody has the proxy's address: robots that look for other pages must not lock the clients out."""
+    house = House()
+    house.door.behind_proxy = True
+    house.fail("127.0.0.1", 10 * FAILURES)
+    assert house.guest("127.0.0.1")
+
+
 def test_who_was_served_a_page_has_not_failed() -> None:
     house = House()
     for _ in range(10 * FAILURES):

@@ -43,10 +43,12 @@ class Visitor(Protocol):
 
 @dataclass
 class Door:
-    """Counts visitors and failures by address. `now` is the clock."""
+    """Counts visitors and failures by address. `now` is the clock. Behind a proxy everybody has the proxy's address, so
+    nobody is shut out by it."""
 
     clients: int
     now: Callable[[], float]
+    behind_proxy: bool = False
     turned_away: int = 0
     """Connections that were refused, failed or took too long."""
     _visitors: dict[Visitor, float] = field(default_factory=dict)  # → when it came; the oldest first
@@ -102,7 +104,7 @@ class Door:
 
     def _is_shut_out(self, address: str) -> bool:
         known = address in self._connected or self.now() - self._known.get(address, -KNOWN_FOR) < KNOWN_FOR
-        return not known and self._failures_of(address) >= FAILURES
+        return not self.behind_proxy and not known and self._failures_of(address) >= FAILURES
 
     def _failures_of(self, address: str) -> float:
         failures, counted = self._failures.get(address, (0.0, 0.0))

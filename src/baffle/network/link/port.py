@@ -50,7 +50,7 @@ class Port:
         self._identity, self._hosts = keys.identity, frozenset(host.lower() for host in keys.hosts)
         self._clients = {key: number for number, key in keys.roster.directory().items()}
         self._loop = asyncio.get_running_loop()
-        self.door = Door(len(self._clients), self._loop.time)
+        self.door = Door(len(self._clients), self._loop.time, behind_proxy=tls is None)
         self._handshakes: dict[Connection, ServerSide] = {}
         self._all = set[Connection]()
         self._closing: dict[int, Connection] = {}  # client → its connection that has ended and is not closed yet
