@@ -135,6 +135,7 @@ class Chaos:
         while True:
             time.sleep(0.02)
             self._heal()
+            self._restart_failed()
             if self._ended(SERVER) and not self._healing:
                 if self._clients_ended() or restarts == MOST_RESTARTS:
                     return
@@ -224,8 +225,8 @@ class Chaos:
         return True
 
     def _end_double(self, name: str) -> None:
-        """End the second process, and start the first again: it must have ended if the second got as far as to
-        connect."""
+        """End the second process. The first must have ended if the second got as far as to connect; it is started
+        again."""
         double = self._processes.pop(f"{name}-double")
         double.kill()
         double.wait()
@@ -235,9 +236,7 @@ class Chaos:
         give_up = time.monotonic() + NOTICED
         while connected and not self._ended(name) and time.monotonic() < give_up:
             time.sleep(0.1)
-        if self._ended(name):
-            self.start(name)
-        elif connected:
+        if connected and not self._ended(name):
             self.blows["double that nobody noticed"] += 1
 
     def _later(self, least: float, most: float, name: str, heal: Callable[[], None]) -> None:
@@ -248,6 +247,13 @@ class Chaos:
         self._healing = [trouble for trouble in self._healing if trouble not in due]
         for _, _, heal in due:
             heal()
+
+    def _restart_failed(self) -> None:
+        """Start clients again that ended with an error, as a supervisor would."""
+        disturbed = {name for _, name, _ in self._healing}
+        for name in self.names[1:]:
+            if name not in disturbed and self._processes[name].poll():
+                self.start(name)
 
     def _ended(self, name: str) -> bool:
         return self._processes[name].poll() is not None
