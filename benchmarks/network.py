@@ -1,4 +1,4 @@
-"""Costs of a networked run over loopback: the real commands, SuperLink, TLS and node keys.
+"""Costs of a networked run over loopback: the real commands, with TLS, over the link and over Flower's SuperLink.
 
 python benchmarks/network.py           # 3 and 10 clients on PyTorch, K = 100 on digits; 3 on ONNX Runtime with a LeNet
 python benchmarks/network.py --json    # for results/network.json
@@ -6,6 +6,14 @@ python benchmarks/network.py --json    # for results/network.json
 Clients reach the server through a proxy that counts the encrypted bytes in both directions, without the headers of TCP.
 It counts from the second round to the last but one. Seconds are those of metrics.jsonl. All processes share the cores
 of one machine, so CPU time says more than seconds do. Memory is what the kernel counts for a whole process.
+
+Transport is what carrying messages costs, in CPU time for one client and round:
+
+    over the link   the threads of server and clients that do nothing else, and signing and checking, which is measured
+                    apart and counted for every message
+    over Flower     the SuperLink alone: what server and clients spend on their calls to it is not counted
+
+"Beyond the probes" is what a round takes longer than the main threads of the clients need on two cores.
 """
 
 import argparse
@@ -28,7 +36,10 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from edge import write_samples
+
+from baffle.network.link.envelope import ask, read_reply, read_request, reply
 
 COMMAND = (sys.executable, "-m", "baffle.cli.main")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -36,7 +47,13 @@ SAMPLES = 600
 """Samples of each client that has its own folder of data."""
 
 QUIET = 12.0
-"""Seconds after which a client without messages has slowed down to its longest pause between two looks."""
+"""Seconds after which a client of Flower without messages has slowed down to its longest pause between two looks."""
+
+EXCHANGES = 2
+"""A round takes two exchanges: one for the vectors, and one to remove their masks and open the next round."""
+
+HERE = {"link": "connected to", "flower": "joined"}
+"""What a client says when it is connected."""
 
 
 class Proxy:
@@ -84,28 +101,31 @@ class Proxy:
 
 
 class Reading(NamedTuple):
-    """Bytes, and CPU seconds of server, SuperLink and clients, at one moment."""
+    """Bytes, and CPU seconds of the server, of its SuperLink and of all clients, at one moment. Threads other than the
+    main ones carry messages."""
 
     moment: float
     up: int
     down: int
-    server_cpu: float
-    superlink_cpu: float
-    clients_cpu: float
+    server_main: float
+    server_threads: float
+    superlink: float
+    clients_main: float
+    clients_threads: float
 
 
 class Federation:
     """A server and its clients as processes, in a folder with keys."""
 
-    def __init__(self, folder: Path, plan: Sequence[str], serving: Sequence[str]) -> None:
-        self.folder, self._plan, self._serving = folder, plan, serving
+    def __init__(self, folder: Path, plan: Sequence[str], serving: Sequence[str], engine: str) -> None:
+        self.folder, self._plan, self._serving, self._engine = folder, plan, serving, ("--engine", engine)
         self._port = free_port()
         self.proxy = Proxy(self._port)
         self.clients: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "Federation":
         options = ["--keys", "keys/server", "--out", "run", "--host", "127.0.0.1", "--port", str(self._port)]
-        self._server = self._start("server", ["serve", *self._plan, *options, *self._serving])
+        self._server = self._start("server", ["serve", *self._plan, *options, *self._serving, *self._engine])
         return self
 
     def __exit__(
@@ -118,17 +138,20 @@ class Federation:
         self.proxy.close()
 
     def join(self, number: int, options: Sequence[str]) -> None:
-        own = ["--keys", f"keys/client-{number}", "--state", f"state-{number}", *options]
+        own = ["--keys", f"keys/client-{number}", "--state", f"state-{number}", *options, *self._engine]
         self.clients.append(self._start(f"client-{number}", ["join", f"localhost:{self.proxy.port}", *own]))
 
     def read(self) -> Reading:
+        clients = [client.pid for client in self.clients]
         return Reading(
             time.monotonic(),
             self.proxy.up,
             self.proxy.down,
-            cpu_seconds(self._server.pid),
+            main_thread_seconds(self._server.pid),
+            cpu_seconds(self._server.pid) - main_thread_seconds(self._server.pid),
             sum(cpu_seconds(child) for child in descendants(self._server.pid)),
-            sum(cpu_seconds(client.pid) for client in self.clients),
+            sum(map(main_thread_seconds, clients)),
+            sum(map(cpu_seconds, clients)) - sum(map(main_thread_seconds, clients)),
         )
 
     def wait_for(self, words: str, count: int, name: str = "client-*") -> None:
@@ -180,8 +203,29 @@ def free_port() -> int:
 
 
 def cpu_seconds(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    """CPU time of all threads of a process."""
+    return _cpu_seconds(Path(f"/proc/{process}/stat"))
+
+
+def main_thread_seconds(process: int) -> float:
+    return _cpu_seconds(Path(f"/proc/{process}/task/{process}/stat"))
+
+
+def _cpu_seconds(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def signing_ms(size: int) -> float:
+    """CPU time that both sides spend on signing and checking a request and its reply of this many bytes."""
+    server, client = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    keys = [identity.public_key().public_bytes_raw() for identity in (server, client)]
+    body, begun, times = bytes(size), time.process_time(), 200
+    for _ in range(times):
+        request = ask(server, keys[1], bytes(32), 0, "hello", body)
+        answer = reply(client, keys[0], read_request(keys[0], keys[1], request.frame), body)
+        read_reply(keys[1], keys[0], request, answer)
+    return 1000 * (time.process_time() - begun) / times
 
 
 def descendants(process: int) -> list[int]:
@@ -199,13 +243,21 @@ def make(folder: Path, *command: str) -> None:
     subprocess.run([*COMMAND, *command], cwd=folder, stdout=subprocess.DEVNULL, check=True)
 
 
-def costs(federation: Federation, clients: int, rounds: int) -> dict[str, Any]:
+def costs(federation: Federation, clients: int, rounds: int, engine: str) -> dict[str, Any]:
     """What a round costs on average, from the second to the last but one: the last round evaluates."""
     begin, end = federation.wait_for_rounds(1), federation.wait_for_rounds(rounds - 1)
     turns = rounds - 2
     records = federation.rounds()[: rounds - 1]
     seconds = [later["seconds"] - earlier["seconds"] for earlier, later in pairwise(records)]
+    spent = {
+        name: 1000 * (getattr(end, name) - getattr(begin, name)) / turns
+        for name in ("server_main", "server_threads", "superlink", "clients_main", "clients_threads")
+    }
+    wire = {"up": (end.up - begin.up) / turns / clients, "down": (end.down - begin.down) / turns / clients}
+    signing = EXCHANGES * signing_ms(round(max(wire.values()) / EXCHANGES))
+    over_link = (spent["server_threads"] + spent["clients_threads"]) / clients + signing
     return {
+        "engine": engine,
         "clients": clients,
         "rounds": turns,
         "contributors": min(record["contributors"] for record in records[1:]),
@@ -214,15 +266,15 @@ def costs(federation: Federation, clients: int, rounds: int) -> dict[str, Any]:
             "least": round(min(seconds), 3),
             "most": round(max(seconds), 3),
         },
+        "beyond_probes_seconds": round(statistics.median(seconds) - spent["clients_main"] / 2000, 3),
         "cpu_ms": {
-            "client": round(1000 * (end.clients_cpu - begin.clients_cpu) / turns / clients, 1),
-            "server": round(1000 * (end.server_cpu - begin.server_cpu) / turns, 1),
-            "superlink": round(1000 * (end.superlink_cpu - begin.superlink_cpu) / turns, 1),
+            "client": round((spent["clients_main"] + spent["clients_threads"]) / clients, 1),
+            "server": round(spent["server_main"] + spent["server_threads"], 1),
+            "superlink": round(spent["superlink"], 1),
         },
-        "wire_bytes": {
-            "up": round((end.up - begin.up) / turns / clients),
-            "down": round((end.down - begin.down) / turns / clients),
-        },
+        "transport_ms": round(spent["superlink"] / clients if engine == "flower" else over_link, 2),
+        "signing_ms": round(signing, 2),
+        "wire_bytes": {direction: round(size) for direction, size in wire.items()},
     }
 
 
@@ -234,36 +286,42 @@ def own_bytes(summary: dict[str, Any]) -> dict[str, int]:
     }
 
 
-def on_torch(clients: int, k: int, rounds: int) -> dict[str, Any]:
+def on_torch(clients: int, k: int, rounds: int, engine: str) -> dict[str, Any]:
     """Rounds on the digits, each client a process with PyTorch. While the last client is missing, it also measures what
     waiting costs."""
     plan = ["digits", "--set", f"probe.k={k}", "--set", f"rounds={rounds}", "--set", "run.evaluate_every=1000"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make(folder, "keys", "new", "keys", "--clients", str(clients))
-        with Federation(folder, plan, []) as federation:
+        with Federation(folder, plan, [], engine) as federation:
             federation.wait_for("listening", 1, "server")
             for number in range(clients - 1):
                 federation.join(number, ["--part"])
-            federation.wait_for("joined", clients - 1)
+            federation.wait_for(HERE[engine], clients - 1)
             time.sleep(QUIET)
             begin = federation.read()
-            time.sleep(QUIET)
+            time.sleep(2 * QUIET)
             end = federation.read()
             federation.join(clients - 1, ["--part"])
-            per_round = costs(federation, clients, rounds)
+            per_round = costs(federation, clients, rounds, engine)
             waited = (end.moment - begin.moment) * (clients - 1)
-            waiting = {"up": round((end.up - begin.up) / waited), "down": round((end.down - begin.down) / waited)}
-            return {
-                "k": k,
-                **per_round,
-                "message_bytes": own_bytes(federation.summary()),
-                "waiting_bytes_per_second": waiting,
-            }
+            waiting = {"up": round((end.up - begin.up) / waited, 1), "down": round((end.down - begin.down) / waited, 1)}
+            row = {"k": k, **per_round, "message_bytes": own_bytes(federation.summary())}
+            return {**row, **overhead(row), "waiting_bytes_per_second": waiting}
+
+
+def overhead(row: dict[str, Any]) -> dict[str, Any]:
+    """What TCP carries beyond the messages: bytes for each exchange, up and down together, and percent."""
+    messages, wire = sum(row["message_bytes"].values()), sum(row["wire_bytes"].values())
+    return {
+        "bytes_beyond_messages_per_exchange": round((wire - messages) / EXCHANGES),
+        "percent_beyond_messages": round(100 * (wire / messages - 1), 1),
+    }
 
 
 def on_onnx(clients: int, k: int, rounds: int) -> dict[str, Any]:
-    """Rounds of the paper's LeNet, each client a process without PyTorch that has its own folder of samples."""
+    """Rounds of the paper's LeNet over the link, each client a process without PyTorch that has its own folder of
+    samples."""
     settings = [f"probe.k={k}", f"rounds={rounds}", f"federation.clients={clients}", f"ring.n_max={SAMPLES}"]
     settings += ['federation.level="batch"', "run.evaluate_every=1000"]
     plan = ["paper-mnist-lenet", *(word for setting in settings for word in ("--set", setting))]
@@ -273,15 +331,15 @@ def on_onnx(clients: int, k: int, rounds: int) -> dict[str, Any]:
             write_samples(folder / f"data-{number}", SAMPLES, number)
         make(folder, "keys", "new", "keys", "--clients", str(clients))
         make(folder, "export", *plan, "--data", "data-0", "--out", "model")
-        with Federation(folder, plan, ["--data", "data-0"]) as federation:
+        with Federation(folder, plan, ["--data", "data-0"], "link") as federation:
             federation.wait_for("listening", 1, "server")
-            for number in range(clients):
-                federation.join(number, ["--data", f"data-{number}", "--model", "model"])
-            federation.wait_for("joined", clients)
+            for number in range(clients):  # they stay after the run, so that their peak can be read
+                federation.join(number, ["--data", f"data-{number}", "--model", "model", "--stay"])
+            federation.wait_for(HERE["link"], clients)
             joined = [resident_mb(client.pid, "VmRSS") for client in federation.clients]
-            per_round = costs(federation, clients, rounds)
+            per_round = costs(federation, clients, rounds, "link")
             resident = [resident_mb(client.pid, "VmRSS") for client in federation.clients]
-            federation.wait_for("the run is over", clients)  # their processes live for a few more seconds
+            federation.wait_for("the run is over", clients)
             peak = [resident_mb(client.pid, "VmHWM") for client in federation.clients]
             summary = federation.summary()
             memory = {"joined": joined, "in rounds": resident, "peak": peak}
@@ -298,13 +356,14 @@ def on_onnx(clients: int, k: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="*", default=[3, 10], help="Numbers of clients on PyTorch.")
+    parser.add_argument("--engines", nargs="*", default=["link", "flower"], choices=["link", "flower"])
     parser.add_argument("--edge", type=int, default=3, help="Clients on ONNX Runtime; 0 leaves them out.")
     parser.add_argument("--k", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=22)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     load = os.getloadavg()[0]
-    torch = [on_torch(clients, args.k, args.rounds) for clients in args.clients]
+    torch = [on_torch(clients, args.k, args.rounds, engine) for clients in args.clients for engine in args.engines]
     onnx = on_onnx(args.edge, args.k, args.rounds) if args.edge else None
     if args.json:
         measured = {"cores": os.cpu_count(), "load_before": round(load, 1), "torch": torch, "onnx": onnx}
@@ -312,7 +371,7 @@ def main() -> None:
         return
     for row in [*torch, *([onnx] if onnx else [])]:
         for name, value in row.items():
-            print(f"{name:26}{value}")
+            print(f"{name:36}{value}")
         print()
 
 

@@ -184,29 +184,40 @@ def network() -> str:
     lines = [_network_row("PyTorch", row) for row in measured["torch"]]
     lines.append(_network_row("ONNX Runtime", measured["onnx"]))
     head = (
-        "| clients | seconds a round: median (range) | CPU ms a round: client / server / SuperLink | "
-        "messages: up, down | on the wire: up, down |"
+        "| clients | over | seconds a round: median (range) | beyond the probes | "
+        "transport, CPU ms a client and round | CPU ms a round: client / server / SuperLink | messages: up, down | on the wire: up, down |"
     )
-    waiting = measured["torch"][0]["waiting_bytes_per_second"]
+    by_engine = {(row["clients"], row["engine"]): row for row in measured["torch"]}
+    ratios = [
+        f"{by_engine[clients, 'flower']['transport_ms'] / row['transport_ms']:.0f} times less with {clients} clients"
+        for (clients, engine), row in by_engine.items()
+        if engine == "link"
+    ]
+    linked = [row for row in measured["torch"] if row["engine"] == "link"]
+    beyond = [str(row["bytes_beyond_messages_per_exchange"]) for row in linked]
+    waiting = linked[0]["waiting_bytes_per_second"]
     return (
         f"{rows(head, lines)}\n\n"
         f"All processes shared {measured['cores']} cores (load {measured['load_before']} before the first of them), so "
-        "CPU time is the better measure; most of it is SuperLink's, for each call of each client. A client "
-        f"that waits for a run to begin sends {waiting['up']:,} bytes a second and receives {waiting['down']:,}."
+        f"CPU time is the better measure. Transport over the link costs {' and '.join(ratios)}. TCP "
+        f"carries {' and '.join(beyond)} bytes beyond the messages for each exchange, up and down together. A client that "
+        f"waits for a run to begin sends {waiting['up']:,} bytes a second and receives {waiting['down']:,}."
     )
 
 
 def _network_row(runtime: str, row: dict[str, Any]) -> str:
     cpu, own, wire = row["cpu_ms"], row["message_bytes"], row["wire_bytes"]
+    over = "the link" if row["engine"] == "link" else "Flower"
     return (
-        f"| {row['clients']}, {runtime} | {_span(row['seconds'])} | "
-        f"{cpu['client']:.0f} / {cpu['server']:.0f} / {cpu['superlink']:.0f} | {own['up']:,}, {own['down']:,} | "
-        f"{wire['up']:,}, {wire['down']:,} |"
+        f"| {row['clients']}, {runtime} | {over} | {_span(row['seconds'])} | {row['beyond_probes_seconds']:.2f} s | "
+        f"{row['transport_ms']:.1f} | {cpu['client']:.0f} / {cpu['server']:.0f} / {cpu['superlink']:.0f} | "
+        f"{own['up']:,}, {own['down']:,} | {wire['up']:,}, {wire['down']:,} |"
     )
 
 
 def _span(seconds: dict[str, float]) -> str:
-    return f"{seconds['median']:.1f} ({seconds['least']:.1f}–{seconds['most']:.1f})"
+    digits = 2 if seconds["median"] < 1 else 1
+    return f"{seconds['median']:.{digits}f} ({seconds['least']:.{digits}f}–{seconds['most']:.{digits}f})"
 
 
 def stock() -> str:
