@@ -185,7 +185,8 @@ def network() -> str:
     lines.append(_network_row("ONNX Runtime", measured["onnx"]))
     head = (
         "| clients | over | seconds a round: median (range) | beyond the probes | "
-        "transport, CPU ms a client and round | CPU ms a round: client / server / SuperLink | messages: up, down | on the wire: up, down |"
+        "transport, CPU ms a client and round | CPU ms a round: client / server / SuperLink | "
+        "messages: up, down | on the wire: up, down |"
     )
     by_engine = {(row["clients"], row["engine"]): row for row in measured["torch"]}
     ratios = [
@@ -200,8 +201,8 @@ def network() -> str:
         f"{rows(head, lines)}\n\n"
         f"All processes shared {measured['cores']} cores (load {measured['load_before']} before the first of them), so "
         f"CPU time is the better measure. Transport over the link costs {' and '.join(ratios)}. TCP "
-        f"carries {' and '.join(beyond)} bytes beyond the messages for each exchange, up and down together. A client that "
-        f"waits for a run to begin sends {waiting['up']:,} bytes a second and receives {waiting['down']:,}."
+        f"carries {' and '.join(beyond)} bytes beyond the messages for each exchange, up and down together. A client "
+        f"that waits for a run to begin sends {waiting['up']:,} bytes a second and receives {waiting['down']:,}."
     )
 
 
