@@ -225,13 +225,14 @@ class Chaos:
         return True
 
     def _end_double(self, name: str) -> None:
-        """End the second process. The first must have ended if the second got as far as to connect; it is started
-        again."""
+        """End the second process. If it got as far as to connect, one of the two must have ended: the one that was
+        connected before. The first process is started again."""
         double = self._processes.pop(f"{name}-double")
+        first_came_back = double.poll() is not None
         double.kill()
         double.wait()
         log = self.folder / f"{name}-double.log"
-        connected = "connected to" in log.read_text()
+        connected = "connected to" in log.read_text() and not first_came_back
         log.unlink()
         give_up = time.monotonic() + NOTICED
         while connected and not self._ended(name) and time.monotonic() < give_up:

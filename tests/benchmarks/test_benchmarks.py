@@ -66,7 +66,8 @@ def test_a_server_under_load_goes_on_in_every_scenario() -> None:
     rows = {row["scenario"]: row for row in measured["scenarios"]}
     assert list(rows) == ["none", "break", "silent", "stall", "cut", "restart"]
     assert measured["run"]["rounds"] == 2 + 6 * 4 + 1
-    assert {rows[name]["contributors"]["median"] for name in ("none", "cut", "restart")} == {12}
+    assert rows["none"]["contributors"]["median"] == 12
+    assert all(row["contributors"]["median"] > 3 for row in rows.values())
     assert rows["silent"]["contributors"]["median"] < 12
     assert rows["none"]["client_exchanges"] == 2
     sizes = rows["none"]["client_bytes"]

@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosed
 
 from baffle.core.messages import encode
 from baffle.network.joining import Introduce
+from baffle.network.link import exchanges
 from baffle.network.link.envelope import Request
 from baffle.network.link.exchanges import GRACE, MOST_UNANSWERED
 from baffle.network.link.handshake import GOODBYE
@@ -24,7 +25,17 @@ from tests.support.links import RUN, Client, Keys, Peer, linked, proved, questio
 
 CONTRIBUTION = 100_000
 
+SOON = 10.0
+"""Seconds within which something ends at once, on a machine however busy; the deadlines here are longer."""
 
+
+@pytest.fixture
+def long_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody who waits for the seconds of grace is done soon."""
+    monkeypatch.setattr(exchanges, "GRACE", 2 * SOON)
+
+
+@pytest.mark.usefixtures("long_grace")
 def test_the_goodbye_of_a_client_is_not_waited_for(keys: Keys) -> None:
     with linked(keys) as at, ThreadPoolExecutor() as pool, proved(at.address, keys.clients[0]) as peer:
         asking = pool.submit(at.ask, 0)
@@ -32,10 +43,11 @@ def test_the_goodbye_of_a_client_is_not_waited_for(keys: Keys) -> None:
         begun = time.monotonic()
         peer.connection.close(GOODBYE)
         assert asking.result() == {}
-        assert time.monotonic() - begun < GRACE / 2
+        assert time.monotonic() - begun < SOON
         assert not at.link.present()
 
 
+@pytest.mark.usefixtures("long_grace")
 def test_a_goodbye_counts_even_if_the_socket_stays_open(keys: Keys) -> None:
     with linked(keys) as at, ThreadPoolExecutor() as pool, proved(at.address, keys.clients[0]) as peer:
         asking = pool.submit(at.ask, 0)
@@ -45,7 +57,7 @@ def test_a_goodbye_counts_even_if_the_socket_stays_open(keys: Keys) -> None:
         with peer.connection.protocol_mutex:
             peer.connection.send_data()
             assert asking.result() == {}
-        assert time.monotonic() - begun < GRACE / 2
+        assert time.monotonic() - begun < SOON
 
 
 def test_a_client_whose_line_breaks_has_some_seconds_to_come_back(keys: Keys) -> None:
@@ -62,7 +74,7 @@ def test_a_client_whose_line_breaks_has_some_seconds_to_come_back(keys: Keys) ->
             assert again.frame == first.frame
             peer.connection.close_socket()
         assert asking.result() == {}
-        assert GRACE <= time.monotonic() - begun < GRACE + 1.5
+        assert GRACE <= time.monotonic() - begun < GRACE + SOON
         assert not at.link.present()
 
 
@@ -206,6 +218,7 @@ def forged(_peer: Peer, request: Request) -> bytes:
     return request.short_id + bytes(64) + b"forged"
 
 
+@pytest.mark.usefixtures("long_grace")
 @pytest.mark.parametrize(
     ("misbehave", "words"),
     [
@@ -241,7 +254,7 @@ def test_who_misbehaves_is_disconnected_and_not_waited_for(keys: Keys, misbehave
         with suppress(ConnectionClosed):
             misbehave(peer, peer.request())
         assert set(asking.result()) == {1}
-        assert time.monotonic() - begun < GRACE
+        assert time.monotonic() - begun < SOON
         assert set(at.link.present()) == {1}, "it has no seconds of grace either"
         assert at.link.counts["refused"] == 1
         (told,) = at.told
@@ -321,7 +334,7 @@ def test_a_slow_reader_is_dropped_at_the_deadline_and_costs_nothing_else(keys: K
             assert at.told == ["client 0 reads too slowly; its connection is closed"]
             begun = time.monotonic()
             assert set(at.ask(0, 1)) == {1}
-            assert time.monotonic() - begun < 0.5
+            assert time.monotonic() - begun < 1.5
             assert set(at.link.present()) == {1}
 
 

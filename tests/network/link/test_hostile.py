@@ -127,7 +127,7 @@ def test_four_hundred_open_sockets_leave_room_for_a_client_from_elsewhere(keys: 
         begun = time.monotonic()
         with Client(at.address, keys.clients[0]):
             at.until_present(0)
-            assert time.monotonic() - begun < 3
+            assert time.monotonic() - begun < 10
             assert len(at.link._port._all) <= at.link._port.door.places + 1
 
 
@@ -138,10 +138,10 @@ def test_a_flood_from_an_address_that_is_shut_out_does_not_keep_clients_waiting(
             dial(at.address, source="127.0.0.6").close()
         begun = time.monotonic()
         assert set(at.ask(0)) == {0}
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 5
         with Client(at.address, keys.clients[1]):
             at.until_present(1)
-            assert time.monotonic() - begun < 4
+            assert time.monotonic() - begun < 15
 
 
 @pytest.mark.slow

@@ -16,10 +16,10 @@ from websockets.server import ServerProtocol
 
 from baffle.errors import TransportError
 from baffle.network.link.client import Line
-from baffle.network.link.exchanges import GRACE
 from baffle.network.link.handshake import REPLACED, ClientSide
 from tests.support.links import (
     HOST,
+    PATIENCE,
     RUN,
     Client,
     Keys,
@@ -50,7 +50,7 @@ def test_a_client_that_is_not_connected_is_not_waited_for(keys: Keys) -> None:
         assert set(at.ask(0, 1, 2)) == {0}
         assert at.ask(3) == {}
         assert at.ask() == {}
-        assert time.monotonic() - begun < GRACE
+        assert time.monotonic() - begun < PATIENCE / 2
 
 
 def test_without_tls(keys: Keys) -> None:
