@@ -22,15 +22,22 @@ DROPOUT = 0.3
 
 
 class Neighbours(Mapping[int, list[int]]):
-    """Member → the members that it shares masks with, in order. Computed on request: a client needs only its own."""
+    """Member → the members that it shares masks with, in order. Computed once, on request: a client needs only its
+    own."""
 
     def __init__(self, members: tuple[int, ...], circle: list[int], half: int) -> None:
         self._members = members
         self._circle = circle
         self._half = half
         self._place = {member: place for place, member in enumerate(circle)}
+        self._known: dict[int, list[int]] = {}
 
     def __getitem__(self, member: int) -> list[int]:
+        if member not in self._known:
+            self._known[member] = self._compute(member)
+        return self._known[member]
+
+    def _compute(self, member: int) -> list[int]:
         here = self._place[member]
         n = len(self._circle)
         if 2 * self._half >= n - 1:
