@@ -251,6 +251,53 @@ def chaos() -> str:
     )
 
 
+LOADS = {
+    "none": "nobody drops out",
+    "break": "30 % break their line in each round",
+    "silent": "30 % do not answer in each round",
+    "stall": "5 % stop reading",
+    "cut": "after all lines were cut",
+    "restart": "after the server was killed",
+}
+
+
+def load() -> str:
+    measured = read("load")
+    by_scenario = {row["scenario"]: row for row in measured["scenarios"]}
+    head = (
+        "| | seconds a round: median (range) | skipped rounds | in a sum: median | server's CPU seconds a round: "
+        "transport / secure sum / rest | server's peak | messages: up, down | on the wire: up, down |"
+    )
+    joined, warm, cut, restart = measured["join"], measured["warm_up"], by_scenario["cut"], by_scenario["restart"]
+    busy = max(row["cores_busy_with_others"] for row in measured["scenarios"])
+    return (
+        f"{measured['clients']:,} clients at K = {measured['k']}, in {measured['processes']} processes on the same "
+        f"{measured['cores']} cores as the server; other work kept up to {busy:.1f} cores busy.\n\n"
+        f"{rows(head, [_load_row(row) for row in measured['scenarios']])}\n\n"
+        f"All clients had joined after {joined['seconds']:.0f} s. A connection takes {joined['kb_a_connection']} kB of "
+        f"the server's memory. In the first rounds clients get each other's lists of keys: the first one took "
+        f"{warm['first_round_seconds']:.0f} s, and the server's memory peaked at {warm['server_peak_mb']:,.0f} MB. "
+        f"With silent clients or slow readers a deadline of {by_scenario['silent']['deadline_seconds']:.0f} s ends the "
+        f"exchange; the round in which clients stopped reading took {by_scenario['stall']['first_round_seconds']:.0f} "
+        f"s. When all lines were cut in the middle of a round, everybody was connected again after "
+        f"{cut['connected_again_seconds']:.1f} s, and the round was over after {cut['first_round_seconds']:.0f} s. A "
+        f"killed server listened again after {restart['listening_again_seconds']:.1f} s, everybody was connected "
+        f"{restart['connected_again_seconds']:.1f} s later, and its first round was over "
+        f"{restart['first_round_seconds']:.0f} s after the round of the kill had begun: all keys are exchanged anew."
+    )
+
+
+def _load_row(row: dict[str, Any]) -> str:
+    cpu, sizes = row["server_cpu_seconds"], row["client_bytes"]
+    spent = " / ".join(f"{cpu[part]:.1f}" for part in ("transport", "secure_sum", "rest"))
+    return (
+        f"| {LOADS[row['scenario']]} | {_span(row['seconds'])} | {row['skipped']} of {row['rounds']} | "
+        f"{row['contributors']['median']:,.0f} | {spent} | {row['server_peak_mb']:,.0f} MB | "
+        f"{sizes['messages']['up']:,}, {sizes['messages']['down']:,} | "
+        f"{sizes['tcp']['up']:,}, {sizes['tcp']['down']:,} |"
+    )
+
+
 def networked_edge() -> str:
     memory = read("network")["onnx"]["memory_mb"]
     stages = {"joined": "joined, before the model is loaded", "in rounds": "between rounds", "peak": "peak"}
@@ -311,6 +358,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory": memory,
     "edge": edge,
     "network": network,
+    "load": load,
     "stock": stock,
     "chaos": chaos,
     "networked edge": networked_edge,
