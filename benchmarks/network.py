@@ -275,14 +275,10 @@ def costs(federation: Federation, clients: int, rounds: int, engine: str) -> dic
         "transport_ms": round(spent["superlink"] / clients if engine == "flower" else over_link, 2),
         "signing_ms": round(signing, 2),
         "wire_bytes": {direction: round(size) for direction, size in wire.items()},
-    }
-
-
-def own_bytes(summary: dict[str, Any]) -> dict[str, int]:
-    """Bytes of BAFFLE's own messages, per client and round."""
-    return {
-        "up": round(summary["uplink_bytes_per_client_round"]),
-        "down": round(summary["downlink_bytes_per_client_round"]),
+        "message_bytes": {
+            "up": round(statistics.fmean(record["uplink_bytes"] for record in records[1:]) / clients),
+            "down": round(statistics.fmean(record["downlink_bytes"] for record in records[1:]) / clients),
+        },
     }
 
 
@@ -306,8 +302,8 @@ def on_torch(clients: int, k: int, rounds: int, engine: str) -> dict[str, Any]:
             per_round = costs(federation, clients, rounds, engine)
             waited = (end.moment - begin.moment) * (clients - 1)
             waiting = {"up": round((end.up - begin.up) / waited, 1), "down": round((end.down - begin.down) / waited, 1)}
-            row = {"k": k, **per_round, "message_bytes": own_bytes(federation.summary())}
-            return {**row, **overhead(row), "waiting_bytes_per_second": waiting}
+            federation.summary()
+            return {"k": k, **per_round, **overhead(per_round), "waiting_bytes_per_second": waiting}
 
 
 def overhead(row: dict[str, Any]) -> dict[str, Any]:
@@ -348,7 +344,6 @@ def on_onnx(clients: int, k: int, rounds: int) -> dict[str, Any]:
                 "batch": 32,
                 "n_weights": summary["n_weights"],
                 **per_round,
-                "message_bytes": own_bytes(summary),
                 "memory_mb": {stage: round(float(np.max(mb)), 1) for stage, mb in memory.items()},
             }
 
