@@ -17,7 +17,7 @@ everybody's list, rounds are slower. They are played first, as a warm-up, and re
 
     none       nobody drops out
     break      in each round 30 % of the clients break their line without goodbye, and come back three seconds later
-    silent     in each round 30 % do not answer for their vectors; the deadline is one and a half rounds
+    silent     in each round 30 % do not answer for their vectors; the deadline is as long as two rounds
     stall      5 % stop reading their connections at the same time; the deadline is the same
     cut        all lines break at once
     restart    the server is killed and started again
@@ -302,7 +302,7 @@ class Scenarios:
         self.deadline: float | None = None
 
     def begin(self, scenario: str, number: int) -> Row:
-        self.deadline = max(1.0, 1.5 * self._round_seconds) if scenario in ("silent", "stall") else None
+        self.deadline = max(1.0, 2 * self._round_seconds) if scenario in ("silent", "stall") else None
         how, share = (scenario, DROPOUT) if scenario in ("break", "silent") else ("silent", 0.0)
         self._clients.tell({"do": "behave", "how": how, "share": share})
         self._federation.order(number, self.deadline)

@@ -15,6 +15,7 @@ The process reads commands as lines of JSON, and answers each with a line about 
 """
 
 import asyncio
+import logging
 import random
 import secrets
 import socket
@@ -59,6 +60,8 @@ from baffle.network.link.limits import PLAN_BYTES
 from baffle.network.member import Member
 from baffle.network.open_files import require_open_files
 from baffle.plan import parse
+
+logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every answer on a line that broke meanwhile
 
 sslproto.SSLProtocol.max_size = 16 * 1024  # as in the server: asyncio's 256 kB for each connection add up
 
