@@ -9,10 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baffle.aggregation.shares import PRIME, SECRET_BYTES, SHARE_BYTES, combine, split, weights
+from baffle.aggregation.shares import PRIME, SECRET_BYTES, SHARE_BYTES, combine, weights
+from baffle.aggregation.shares import split as split_both
 
 SECRETS = st.one_of(st.sampled_from([0, 1, 2**255, 2**256 - 1]), st.integers(0, 2**256 - 1))
 POINTS = st.lists(st.integers(1, 2**21 - 1), min_size=1, max_size=7, unique=True)
+
+
+def split(secret: bytes, t: int, points: Sequence[int]) -> list[bytes]:
+    """Shares of one secret, whichever of the two it is."""
+    place = secrets.randbelow(2)
+    both = [secret, secrets.token_bytes(32)]
+    return [shares[place] for shares in split_both(both[place], both[1 - place], t, points)]
 
 
 def by_fractions(points: Sequence[int], shares: Sequence[bytes]) -> int:
@@ -77,6 +85,17 @@ def test_fewer_shares_are_consistent_with_every_secret(
     forged = [value.to_bytes(SHARE_BYTES, "big") for value in (*held, *rest)]
     assert combine(weights(points[:t]), forged[:t]) == candidate.to_bytes(32, "big")
     assert combine(weights(points), forged) == candidate.to_bytes(32, "big")
+
+
+@pytest.mark.parametrize("t", [1, 23, 24, 25, 60])
+def test_the_largest_points_do_not_mix_the_two_secrets(t: int) -> None:
+    """The two polynomials are evaluated in one number, whose halves must not run into each other."""
+    both = b"\xff" * 32, b"\xff" * 32
+    points = range(2**21 - 60, 2**21)
+    shares = split_both(*both, t, points)
+    for place in range(2):
+        held = [pair[place] for pair in shares]
+        assert combine(weights(points[:t]), held[:t]) == combine(weights(points), held) == both[place]
 
 
 def test_one_share_too_few_gives_another_secret_or_none() -> None:

@@ -489,8 +489,9 @@ def test_boxes_with_shares_of_other_secrets_end_the_round_only(dropped: bool) ->
             own = rounds.federation.sessions[4]._open[0]
             peers = rounds.federation.sessions[4]._peers
             points = [1, 2, 3, 4, 5]
-            seeds, keys = (split(secrets.token_bytes(32), own.slot.opening.threshold, points) for _ in range(2))
-            boxes = peers.seal(0, {peer: seeds[peer] + keys[peer] for peer in range(4)})
+            others = secrets.token_bytes(32), secrets.token_bytes(32)
+            shares = split(*others, own.slot.opening.threshold, points)
+            boxes = peers.seal(0, {peer: b"".join(shares[peer]) for peer in range(4)})
             return encode(Turned(None, Sealed(0, boxes), ""))
         return None if dropped and client == 4 and phase == "vector" else data
 

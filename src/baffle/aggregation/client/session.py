@@ -163,10 +163,9 @@ class ClientSession:
         self._peers.take(opening, neighbours, private.public_key().public_bytes_raw())
         seed = secrets.token_bytes(32)
         points = [holder + 1 for holder in (*neighbours, self._number)]
-        *of_seed, own = split(seed, opening.threshold, points)
-        *of_key, _ = split(private.private_bytes_raw(), opening.threshold, points)
-        shares = {receiver: a + b for receiver, a, b in zip(neighbours, of_seed, of_key, strict=True)}
-        sealed = Sealed(opening.slot, self._peers.seal(opening.slot, shares))
+        *shares, (own, _) = split(seed, private.private_bytes_raw(), opening.threshold, points)
+        texts = {receiver: of_seed + of_key for receiver, (of_seed, of_key) in zip(neighbours, shares, strict=True)}
+        sealed = Sealed(opening.slot, self._peers.seal(opening.slot, texts))
         self._note(sealed=opening.slot)
         self._keys = {number: key for number, key in self._keys.items() if number > opening.slot}
         self._open = {number: earlier for number, earlier in self._open.items() if number >= opening.slot - 1}
