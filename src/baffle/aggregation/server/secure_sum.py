@@ -33,6 +33,9 @@ class SecureSum:
     `crash_store`, a server that crashes while it asks for shares asks for the same sum again. `reachable` says which
     clients can be asked at the moment; without it, all of them. A round is opened for no others: its threshold counts
     all that it was opened for, and would soon be out of reach of those that are here.
+
+    A client that was proved to lie is left out for as long as this object lives: otherwise it could spoil every round,
+    and clients answer only a few times about the same weights.
     """
 
     ring: Ring
@@ -60,7 +63,11 @@ class SecureSum:
         self._unmask_and_open_next(sums, traffic)
         by_group = continue_each(sums, self._total)
         totals = tuple(by_group.get(index) for index in range(len(sums)))
-        events = {client: event for group_sum in sums for client, event in group_sum.events(traffic).items()}
+        events = {
+            client: event
+            for group_sum in sums
+            for client, event in group_sum.events(traffic, self._keys.barred).items()
+        }
         return Collected(totals, events, dict(traffic.silent), traffic.refusals, traffic.up, traffic.down)
 
     def forget(self, client: int) -> None:
