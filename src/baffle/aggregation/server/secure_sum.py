@@ -62,6 +62,7 @@ class SecureSum:
             self._agree(sums, traffic)
         self._unmask_and_open_next(sums, traffic)
         by_group = continue_each(sums, self._total)
+        self._bar_liars(sums, traffic)
         totals = tuple(by_group.get(index) for index in range(len(sums)))
         events = {
             client: event
@@ -99,6 +100,8 @@ class SecureSum:
         """Give each group the slot that the last round opened for it, or open a new one."""
         opened = self._opened
         self._opened = []
+        for slot in opened:
+            slot.leave_out(self._keys.barred)  # they were caught after it had been opened
         for group_sum in sums:
             fitting = (slot for slot in opened if _fits(slot, group_sum))
             group_sum.slot = next(fitting, None)
@@ -182,6 +185,12 @@ class SecureSum:
     def _total(self, group_sum: GroupSum) -> Sum:
         slot = group_sum.open_slot()
         return self.ring.decode(slot.total(), len(slot.alive))
+
+    def _bar_liars(self, sums: list[GroupSum], traffic: Traffic) -> None:
+        for group_sum in sums:
+            for client, how in group_sum.slot.lies.items() if group_sum.slot else ():
+                traffic.refuse(client, RefusalError(how))
+                self._keys.bar(client, how)
 
     def _open_slots(self, number: int, groups: Groups) -> list[ServerSlot | None]:
         """A slot for each group, or none for a group in which too few clients are reachable and have keys."""
