@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baffle.aggregation.messages import Sealed
 from baffle.core.messages import (
     Abstention,
     CatchUp,
@@ -23,7 +24,7 @@ from baffle.core.messages import (
 from baffle.errors import MessageError
 
 Kind = Literal["scalars", "vector"]
-KINDS: list[type[Message]] = [Group, Outcome, CatchUp, RoundRequest, Contribution, Abstention]
+KINDS: list[type[Message]] = [Group, Outcome, CatchUp, RoundRequest, Contribution, Abstention, Sealed]
 integers = st.integers(0, 2**63 - 1)
 payloads = st.integers(0, 60).flatmap(lambda k: st.binary(min_size=4 * k, max_size=4 * k))
 hashes = st.binary(min_size=32, max_size=32)
@@ -41,6 +42,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(RoundRequest, integers, integers, hashes, hashes, catch_ups),
     st.builds(Contribution, integers, payloads),
     st.builds(Abstention, integers, st.text()),
+    st.builds(Sealed, integers, st.binary(max_size=200), hashes),
 )
 anything = st.recursive(
     st.none() | st.booleans() | integers | st.floats() | st.text(max_size=20) | st.binary(max_size=20),

@@ -13,6 +13,7 @@ from baffle.core.ports import Collected
 from baffle.core.ring import add
 from baffle.errors import MessageError, RefusalError
 from tests.support.federation import about, weights_after
+from tests.support.lies import made_up, with_other_shares
 from tests.support.rounds import MemoryStore, Rounds, phase_of
 
 N = 8
@@ -192,6 +193,27 @@ def test_a_server_that_names_other_survivors_after_a_crash_is_refused(name: str)
             rounds.federation.sessions[client].unmask(Unmask(0, tuple(range(N - 1)), (N - 1,)))
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_lies_are_told_from_truth_after_a_crash_too(name: str) -> None:
+    """Commitments and digests outlive the server: client 2 drops, and client 7 releases a wrong share of its key."""
+    rounds = rounds_of(name)
+    rounds.network.deaf = lambda client, phase: client == 2 and phase == "vector"
+    crash(rounds, 0, "unmask", 3)
+    rounds.network.spoil = lambda client, phase, data: (
+        with_other_shares(rounds.federation.sessions[7], data, {2: made_up})
+        if (client, phase) == (7, "unmask")
+        else data
+    )
+    collected = rounds.play_groups(0)
+    assert [client for client, why in collected.refusals if "had not dealt" in why] == [7]
+    whole = name in ("one sum", "agreement")  # in a group of four, three shares are needed, and three answer
+    assert (collected.sums[0] is not None) == whole
+    rounds.network.spoil = lambda _client, _phase, data: data
+    assert (
+        rounds.play_groups(1).events[7] == "left out: in round 0 it released a share that client 2 had not dealt to it"
+    )
+
+
 def _recorded(rounds: Rounds) -> tuple[MemoryStore, bytes, SlotRecord]:
     assert rounds.crash_store is not None
     assert rounds.crash_store.data is not None
@@ -210,6 +232,7 @@ def test_what_is_restored_is_what_was_recorded() -> None:
     assert slot.alive == (0, 1, 2, 4, 5, 6, 7)
     assert slot.survivors().dropped == (3,)
     assert slot.advertisements.keys() == set(range(N))
+    assert slot.commitments.keys() == slot.digests.keys() == set(range(N))
     unmask = slot.unmask()
     for client in slot.alive:
         slot.take_unmasked(client, rounds.federation.sessions[client].unmask(unmask))
@@ -242,6 +265,9 @@ def test_a_record_with_lists_that_do_not_fit_is_refused() -> None:
     for spoilt in (
         replace(slot, senders=()),
         replace(slot, vectors=slot.vectors[:-4]),
+        replace(slot, commitments=slot.commitments[:-32]),
+        replace(slot, digests=slot.digests[:-1]),
+        replace(slot, digests=(slot.digests[0][:-1], *slot.digests[1:])),
         replace(slot, opening=replace(slot.opening, threshold=1)),
         replace(slot, opening=replace(slot.opening, members=(*range(N), N))),
         replace(slot, opening=replace(slot.opening, advertisements=(b"", *slot.opening.advertisements[1:]))),

@@ -34,7 +34,7 @@ from baffle.aggregation.client.refusals import (
 )
 from baffle.aggregation.client.slot import FrozenSlot, OpenSlot, freeze, thaw
 from baffle.aggregation.client_policy import ClientPolicy, checked_slot
-from baffle.aggregation.context import round_context, sign, survivors_text
+from baffle.aggregation.context import round_context, seed_commitment, sign, survivors_text
 from baffle.aggregation.masks import agree, pair_mask, self_mask
 from baffle.aggregation.messages import (
     BOX_BYTES,
@@ -165,7 +165,8 @@ class ClientSession:
         points = [holder + 1 for holder in (*neighbours, self._number)]
         *shares, (own, _) = split(seed, private.private_bytes_raw(), opening.threshold, points)
         texts = {receiver: of_seed + of_key for receiver, (of_seed, of_key) in zip(neighbours, shares, strict=True)}
-        sealed = Sealed(opening.slot, self._peers.seal(opening.slot, texts))
+        commitment = seed_commitment(self._run, opening.slot, self._number, seed)
+        sealed = Sealed(opening.slot, self._peers.seal(opening.slot, texts), commitment)
         self._note(sealed=opening.slot)
         self._keys = {number: key for number, key in self._keys.items() if number > opening.slot}
         self._open = {number: earlier for number, earlier in self._open.items() if number >= opening.slot - 1}
