@@ -15,8 +15,7 @@
     │   ├── AwayError    nobody answers at the moment; trying again may help
     │   └── KeyRefusedError  a server does not accept a client's key
     ├── PageError        a page of the paper's tables and figures cannot be read or written
-    ├── KeysError        a key, a certificate or a roster is missing or is not what it should be
-    └── NotFiniteError   a client's loss is not a finite number, so it has nothing to contribute
+    └── KeysError        a key, a certificate or a roster is missing or is not what it should be
 
 Every message says what was expected, what came, and what to do.
 """
@@ -98,10 +97,6 @@ class KeysError(BaffleError):
 
 class PageError(BaffleError):
     """A page of the paper's tables and figures cannot be read or written."""
-
-
-class NotFiniteError(BaffleError):
-    """A client's loss is not a finite number, so it has nothing to contribute."""
 
 
 def unwritable(path: object, fault: OSError, remedy: str) -> RunFolderError:

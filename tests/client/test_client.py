@@ -15,6 +15,7 @@ from baffle.client.replica import Replica
 from baffle.core.messages import (
     Abstention,
     CatchUp,
+    Contribution,
     RoundRequest,
     decode,
     decode_reply,
@@ -29,23 +30,24 @@ from tests.support.one_client import BACKPROP, CENTRAL, EPOCH, FORWARD, OWN, Bow
 @pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("level", [["federation.epochs=1"], EPOCH])
 @pytest.mark.parametrize("estimator", [FORWARD, CENTRAL, BACKPROP])
-def test_a_client_whose_loss_is_not_finite_abstains_and_its_own_log_says_why(
-    tiny: Callable[..., Plan], level: list[str], estimator: list[str], loss: float
+@pytest.mark.parametrize("when", ["first", "last", "every"])
+def test_a_client_whose_loss_is_not_finite_answers_like_any_other(
+    tiny: Callable[..., Plan], level: list[str], estimator: list[str], loss: float, when: str
 ) -> None:
-    setting, told = Setting(plan_for(tiny, *level, *estimator), Bowl(5, loss=loss)), list[str]()
-    client = replace(setting.client, tell=told.append)
-    assert decode_reply(client.answer(setting.request(3))) == Abstention(3, UNABLE)
-    (words,) = told
-    assert words.startswith("abstained: the loss")
-    assert str(loss) in words
-
-
-def test_a_candid_client_tells_the_server_why(tiny: Callable[..., Plan]) -> None:
-    """In a simulation nobody would read the clients' own logs."""
-    setting = Setting(plan_for(tiny), Bowl(5, loss=np.nan))
-    reply = decode_reply(replace(setting.client, candid=True).answer(setting.request(3)))
-    assert isinstance(reply, Abstention)
-    assert "loss is nan" in reply.reason
+    """Its reply has the usual size and takes the usual forwards. It holds zeros of weight 0, and no word goes out."""
+    plan, told = plan_for(tiny, *level, *estimator), list[str]()
+    sound = Bowl(5)
+    usual = Setting(plan, sound)
+    size = len(usual.client.answer(usual.request(3)))
+    spoilt = Bowl(5, loss=loss, when={"first": 1, "last": sound.forwards, "every": None}[when])
+    setting = Setting(plan, spoilt)
+    reply = decode_reply(replace(setting.client, tell=told.append).answer(setting.request(3)))
+    assert isinstance(reply, Contribution)
+    length = setting.trajectory.length
+    assert reply == Contribution(3, setting.trajectory.ring.nothing(length).tobytes())
+    assert len(encode(reply)) == size
+    assert (spoilt.forwards, spoilt.batches) == (sound.forwards, sound.batches)
+    assert told == []
 
 
 def test_an_error_of_the_system_is_an_abstention(tiny: Callable[..., Plan]) -> None:

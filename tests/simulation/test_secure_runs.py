@@ -19,7 +19,7 @@ from baffle.core.seeds import Seeds
 from baffle.data.partition import iid
 from baffle.errors import BaffleError, PlanError
 from baffle.journal.replay import verify
-from baffle.plan import Plan
+from baffle.plan import Plan, load
 from baffle.schedule import choose_clients, choose_groups, policy_of
 from baffle.server.recorder import Summary
 from baffle.server.round import open_round
@@ -315,7 +315,7 @@ def test_an_impossible_threshold_is_refused_before_the_run(plan: MakePlan, tmp_p
 
 @pytest.mark.parametrize("client", [0, 2, 4])
 @pytest.mark.parametrize("settings", [[], BACKPROP, ['federation.level="epoch"']])
-def test_a_client_whose_loss_is_not_finite_abstains_and_the_others_are_summed(
+def test_a_client_whose_loss_is_not_finite_changes_no_sum(
     plan: MakePlan, tmp_path: Path, spoilt: Callable[[object], str], client: int, settings: list[str]
 ) -> None:
     share = iid(Seeds(0, b"").key("partition"), 60, 5)[client]
@@ -324,10 +324,15 @@ def test_a_client_whose_loss_is_not_finite_abstains_and_the_others_are_summed(
     assert on["weights_sha256"] == off["weights_sha256"]
     assert (on["skipped_rounds"], on["dropouts"]) == (0, 0)
     assert np.isfinite(on["train_loss"])
-    assert [record["contributors"] for record in records_of(tmp_path / "on")] == [4] * 5
-    for (_, number), event in _events(tmp_path / "on").items():
-        assert event.startswith("abstained: the loss") if number == client else event == CONTRIBUTED
+    assert [record["contributors"] for record in records_of(tmp_path / "on")] == [5] * 5
+    assert set(_events(tmp_path / "on").values()) == {CONTRIBUTED}
     assert verify(tmp_path / "on").chain == verify(tmp_path / "off").chain
+    absent = Federation(load(str(tmp_path / "on" / "plan.toml")), tmp_path / "absent")
+    absent.unheard = lambda number, asked: number == client and isinstance(asked, MaskedRequest)
+    for _ in range(5):
+        absent.play()
+    absent.journal.close()
+    assert verify(tmp_path / "absent").chain == verify(tmp_path / "on").chain
 
 
 class Federation(RoundsByHand):
