@@ -10,6 +10,7 @@
     │   └── ChainError   a round of the journal does not follow from the one before
     ├── MessageError     a message between client and server is malformed or does not fit the round
     │   ├── RefusalError one side of a secure sum refuses what the other asks
+    │   ├── AbstainedError  a client did not do what it was asked; only its own log says why
     │   └── AbortError   too few clients answered to finish a secure sum; nothing was learnt
     ├── TransportError   a server cannot be reached, or does not answer as expected
     │   ├── AwayError    nobody answers at the moment; trying again may help
@@ -24,6 +25,9 @@ import errno
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """How the system says that there is no room: on the disk, in a quota, or under a limit on the size of files."""
+
+ABSTAINED = "abstained"
+"""All that a server says of a client that did not do what it was asked."""
 
 
 class BaffleError(Exception):
@@ -75,6 +79,13 @@ class RefusalError(MessageError):
     """One side of a secure sum refuses what the other asks."""
 
 
+class AbstainedError(MessageError):
+    """A client did not do what it was asked. Only its own log says why."""
+
+    def __init__(self) -> None:
+        super().__init__(ABSTAINED)
+
+
 class AbortError(MessageError):
     """Too few clients answered to finish a secure sum; nothing was learnt."""
 
@@ -114,5 +125,6 @@ def first_line(fault: BaseException) -> str:
 def one_line(text: str, most: int = 300) -> str:
     """Text that a stranger may have written, fit to be shown: one line without control characters, of at most `most`
     characters."""
+    text = text[: 10 * most]  # it may have megabytes
     shown = " ".join("".join(c for c in text if c.isprintable() or c.isspace()).split())
     return shown if len(shown) <= most else shown[: most - 1] + "…"

@@ -4,6 +4,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -13,7 +14,7 @@ import pytest
 
 from baffle.aggregation.client.session import KEYS_AT_ONCE
 from baffle.aggregation.messages import Hello, MaskedRequest, Opening, Request, Turn, Unmask, decode_request
-from baffle.core.messages import Abstention, RoundRequest, decode_reply, encode
+from baffle.core.messages import Abstention, Message, Reply, RoundRequest, decode_reply, encode
 from baffle.core.ports import CONTRIBUTED, MISSING
 from baffle.core.seeds import Seeds
 from baffle.data.partition import iid
@@ -454,13 +455,18 @@ def test_failing_to_open_the_next_round_does_not_cost_this_one(plan: MakePlan, t
     federation.journal.close()
 
 
+def _asking(federation: Federation, message: Message, told: list[str]) -> Reply:
+    return decode_reply(replace(federation.clients[0], tell=told.append).answer(encode(message)))
+
+
 def test_a_client_answers_only_in_its_own_mode(plan: MakePlan, tmp_path: Path) -> None:
     secure = Federation(plan(), tmp_path / "secure")
     plain = Federation(plan("secure.mode=off"), tmp_path / "plain")
     request = open_round(plain.trajectory, plain.present, [list(range(5))], plain.downlink)[0][0]
     assert decode_reply(plain.clients[0].answer(encode(request))).round == request.round
-    refused = decode_reply(secure.clients[0].answer(encode(request)))
-    assert refused == Abstention(0, "a RoundRequest, but this client's secure.mode is on")
+    told = list[str]()
+    assert _asking(secure, request, told) == Abstention(0)
+    assert told == ["abstained: a RoundRequest, but this client's secure.mode is on"]
     opening = Opening(0, tuple(range(5)), 3, 3, bytes(32), ())
     asked: list[Hello | Turn | MaskedRequest] = [
         Hello(0),
@@ -469,8 +475,8 @@ def test_a_client_answers_only_in_its_own_mode(plan: MakePlan, tmp_path: Path) -
         MaskedRequest(request, tuple(range(5)), bytes(32), b""),
     ]
     for message in asked:
-        reply = decode_reply(plain.clients[0].answer(encode(message)))
-        assert reply == Abstention(0, f"a {type(message).__name__}, but this client's secure.mode is off")
+        assert _asking(plain, message, told) == Abstention(0)
+        assert told[-1] == f"abstained: a {type(message).__name__}, but this client's secure.mode is off"
     for federation in (secure, plain):
         federation.journal.close()
 

@@ -37,7 +37,7 @@ class PlainSum:
             except MessageError as fault:
                 sums.append(None)
                 events |= dict.fromkeys(summed, f"the sum was abandoned: {fault}")
-        return Collected(tuple(sums), events, dict(traffic.silent), traffic.refusals, traffic.up, traffic.down)
+        return traffic.collected(tuple(sums), events)
 
     def forget(self, client: int) -> None:
         """Do nothing: a plain sum knows nothing about its clients from one round to the next."""

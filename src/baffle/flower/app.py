@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 
 from baffle.aggregation.messages import Request
 from baffle.client.abstaining import abstention
-from baffle.core.messages import encode, tag_of
+from baffle.core.messages import tag_of
 from baffle.errors import BaffleError, KeysError, PlanError, RunFolderError
 from baffle.flower.app_wrappers import Delivery, Settings, client_app, server_app
 from baffle.flower.identify import Who, with_identity
@@ -102,7 +102,7 @@ def answer(delivery: Delivery) -> tuple[bytes, bytes]:
             return reply, b"" if member.over else member.frozen()
     except Exception as fault:  # Flower would send the text of any error that it sees to the server
         tell(f"cannot answer: {fault if isinstance(fault, BaffleError) else repr(fault)}")
-        return encode(abstention(0, fault)), delivery.state
+        return abstention(delivery.content), delivery.state
 
 
 def _identify(delivery: Delivery) -> tuple[ClientKeys, Path | None]:

@@ -9,7 +9,7 @@
     Over(the last weights)    →
                               ←       Done(their hash)
 
-Who a client is, its line has proved before. A client that will not take part answers with an Abstention that says why.
+Who a client is, its line has proved before. A client that will not take part answers with an Abstention.
 One that was restarted, or whose weights went wrong, answers `Unready`, and has to introduce itself again.
 """
 
@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from baffle.aggregation.messages import Key
 from baffle.core.messages import Abstention, Hash, Message, Number, RoundRequest, encode, read
-from baffle.errors import MessageError, one_line
+from baffle.errors import MessageError
 
 AGAIN = 5.0
 """Seconds until a client that was silent or turned away is asked again."""
@@ -286,7 +286,7 @@ def _expect(kind: type[M], data: bytes | None) -> M:
         raise MessageError("it did not answer")
     answer: Answered = read(data, Answered, "Introduction, Ready or Done")
     if isinstance(answer, Abstention):
-        raise MessageError(one_line(answer.reason))
+        raise MessageError("it abstained; its own log says why")
     if not isinstance(answer, kind):
         raise MessageError(f"expected {kind.__name__}, got {type(answer).__name__}")
     return answer

@@ -63,8 +63,7 @@ class Member:
     With a `pinned` plan it takes part in no other. Without one it takes part in any plan with secure sums that calls no
     functions from outside BAFFLE.
 
-    `tell` is its own log: it gets the whole reason of everything that it refuses or cannot do. The server reads only
-    reasons that lie with the server.
+    `tell` is its own log: it gets the whole reason of everything that it refuses or cannot do. The server learns none.
     """
 
     keys: ClientKeys
@@ -90,7 +89,7 @@ class Member:
             return encode(self._answer(asked))
         except (BaffleError, OSError) as fault:
             self._tell_sparingly(f"will not take part: {fault}")
-            return encode(abstention(0, fault))
+            return abstention(data)
 
     @property
     def most_request_bytes(self) -> int:
@@ -252,8 +251,7 @@ class Member:
     def _require_acceptable(self, plan: Plan) -> None:
         if self.pinned is not None:
             if differing := differences(for_roster(self.pinned, self.keys.roster), plan):
-                self._tell_sparingly(f"the server's plan is another than this client's --plan: {differing}")
-                raise RefusalError("the server's plan is another than the one that this client takes part in")
+                raise RefusalError(f"the server's plan is another than this client's --plan: {differing}")
         elif plan.secure.mode == "off":
             raise RefusalError(
                 'the plan has secure.mode = "off": the server would see this client\'s values; to accept that, give '
@@ -292,8 +290,8 @@ class Member:
 
 
 def _offered(asked: Introduce | Begin) -> Plan:
-    """The plan that a server offers. What is wrong in it is the server's to know."""
+    """The plan that a server offers."""
     try:
         return parse(asked.plan)
     except PlanError as fault:
-        raise RefusalError(str(fault)) from None
+        raise RefusalError(f"the server's plan is none: {fault}") from None

@@ -64,6 +64,7 @@ class RoundMetrics(msgspec.Struct):
     refusals: int
     seconds: float = 0.0
     silent: dict[Phase, int] = {}
+    abstained: dict[Phase, int] = {}
     test_accuracy: float | None = None
 
 
