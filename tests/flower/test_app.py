@@ -156,6 +156,17 @@ def test_the_partition_number_says_which_client_a_node_is(config: Config, tiny: 
     assert decode(reply, Me).client == 2
 
 
+def test_a_node_has_a_policy_of_its_own(
+    config: Config, tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(app, "tell", told.append)
+    (tmp_path / "policy.toml").write_text('mode = "malicious-server"')
+    node: Config = {"partition-id": 2, "policy": str(tmp_path / "policy.toml")}
+    assert answer(delivery(introduce(tiny), node, config))[0] == encode(Abstention(0))
+    assert 'mode asks for at least "malicious-server"' in told[0]
+
+
 @pytest.mark.parametrize(
     ("node", "changes", "reason"),
     [

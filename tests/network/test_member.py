@@ -1,6 +1,7 @@
 """The networked client: what it takes part in, what it refuses, and what it does not forget."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from baffle.network.equipment import count_samples, with_onnx, with_torch
 from baffle.network.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready
 from baffle.network.keys import ClientKeys
 from baffle.network.member import FrozenMember, Member
+from baffle.network.policy import Policy
 from baffle.network.settling import read_settled
 from baffle.plan import Plan, change, parse
 from baffle.task.load import load_task
@@ -99,7 +101,8 @@ def test_what_is_no_message_is_refused(federation: Federation, plan: Plan, data:
 def test_a_plan_that_shows_a_clients_values_needs_its_consent(federation: Federation, plan: Plan) -> None:
     shown = change(plan, ['secure.mode="off"'])
     for message in (Introduce(RUN, shown.to_toml()), begin(shown)):
-        assert 'secure.mode = "off"' in refusal(federation.member(0), message)
+        assert 'secure.mode is "off" in the server\'s plan' in refusal(federation.member(0), message)
+    assert isinstance(ask(federation.member(0, policy=Policy(mode="off")), begin(shown)), Ready)
     assert isinstance(ask(federation.member(0, pinned=shown), begin(shown)), Ready)
 
 
@@ -129,7 +132,37 @@ def test_a_pinned_plan_may_leave_open_what_the_server_settles(federation: Federa
 def test_it_calls_no_function_that_a_server_names(federation: Federation, plan: Plan, setting: str) -> None:
     offered = change(plan, [setting])
     for message in (Introduce(RUN, offered.to_toml()), begin(offered)):
-        assert "functions outside BAFFLE" in refusal(federation.member(0), message)
+        assert re.search("task.data is 'os:getcwd'|function outside BAFFLE", refusal(federation.member(0), message))
+
+
+def test_it_takes_part_within_its_policy_alone(federation: Federation, plan: Plan) -> None:
+    """The rule about its samples is checked when it is asked what it brings, and again when the run begins."""
+    everything = change(plan, ["federation.batch=0"])
+    samples = len(load_task(plan).shares[0])
+    for message in (Introduce(RUN, everything.to_toml()), begin(everything)):
+        assert f"a round uses {samples} of this client's {samples} samples" in refusal(federation.member(0), message)
+        assert federation.member(0)._client is None
+        generous = federation.member(0, policy=Policy(largest_batch=1.0))
+        assert not isinstance(ask(generous, message), Abstention)
+    longer = change(plan, ["rounds=10001"])
+    assert "rounds is 10001 in the server's plan" in refusal(federation.member(0), begin(longer))
+
+
+def test_a_pinned_plan_stands_for_what_it_fixes_and_a_policy_beside_it_holds(
+    federation: Federation, plan: Plan
+) -> None:
+    bold = change(plan, ["secure.floor=2", "federation.batch=0", "probe.sigma=0.5", "rounds=20000"])
+    assert isinstance(ask(federation.member(0, pinned=bold), begin(bold)), Ready)
+    longer, slower = change(bold, ["rounds=20001"]), change(bold, ["run.deadline_seconds=3601"])
+    assert "most_rounds allows at most 20000" in refusal(federation.member(0, pinned=bold), begin(longer))
+    assert "most_seconds allows at most 3600" in refusal(federation.member(0, pinned=bold), begin(slower))
+    strict = federation.member(0, pinned=bold, policy=Policy(floor=3, largest_batch=1.0, sigma=(1e-6, 1.0)))
+    assert refusal(strict, begin(bold)).endswith(
+        "this client's policy: secure.floor is 2 in the server's plan, floor asks for at least 3; "
+        "rounds is 20000 in the server's plan, most_rounds allows at most 10000"
+    )
+    other = federation.member(0, pinned=plan, policy=Policy(data=()))
+    assert isinstance(ask(other, begin(plan)), Ready)
 
 
 def test_it_refuses_another_number_of_clients_and_more_directions_than_it_affords(
@@ -193,6 +226,7 @@ def begin_again(federation: Federation, plan: Plan, answered: int) -> Begin:
 def test_a_client_that_has_lost_its_state_refuses_to_go_on(federation: Federation) -> None:
     """Without its marks it would answer rounds again that it has answered. The server names it."""
     federation.plan = change(federation.plan, ["federation.clients=3", "rounds=3", "secure.floor=2"])
+    federation.policy = Policy(floor=2)
     federation.serve(federation.lines(3))
     shutil.rmtree(federation.folder / "client-1")
     federation.plan = change(federation.plan, ["rounds=5"])
@@ -420,6 +454,7 @@ def test_only_its_own_log_says_what_is_wrong_on_a_clients_machine(
 def test_a_server_counts_a_client_that_abstains_and_learns_no_more(federation: Federation) -> None:
     """For some rounds its marks cannot be written. The others go on, and later it is back."""
     federation.plan = change(federation.plan, ["rounds=8", "secure.floor=2"])
+    federation.policy = Policy(floor=2)
     federation.folder = federation.folder / SECRET
     federation.folder.mkdir()
     lines, told, replies = federation.lines(3), list[str](), list[bytes]()

@@ -31,8 +31,9 @@ from baffle.network.joining import (
 )
 from baffle.network.keys import ClientKeys
 from baffle.network.link.limits import PLAN_BYTES, most_request_bytes
+from baffle.network.policy import Policy
 from baffle.network.same_plan import differences, for_roster
-from baffle.plan import Custom, Plan, parse
+from baffle.plan import Plan, parse
 from baffle.schedule import policy_of
 from baffle.trajectory import Trajectory, trajectory_of
 
@@ -60,8 +61,8 @@ class Member:
     """One client of a network. Its folder holds, for each run, what it must not forget: its marks and its replica.
     Without a folder it remembers them only in memory, or for as long as its caller keeps what `frozen` returns.
 
-    With a `pinned` plan it takes part in no other. Without one it takes part in any plan with secure sums that calls no
-    functions from outside BAFFLE.
+    It takes part within its `policy`; without one, within the default. With a `pinned` plan it takes part in no other,
+    and without a policy beside it the plan stands for what it fixes.
 
     `tell` is its own log: it gets the whole reason of everything that it refuses or cannot do. The server learns none.
     """
@@ -73,6 +74,7 @@ class Member:
     affords: int = 0
     pinned: Plan | None = None
     tell: Tell = lambda _words: None
+    policy: Policy | None = None
     over: bool = False
     """Whether its run has ended."""
     _begun: Begin | None = field(default=None, repr=False)
@@ -154,8 +156,10 @@ class Member:
             case Introduce():
                 plan = _offered(asked)
                 self._require_acceptable(plan)
+                samples = self.samples(plan)
+                self._require_acceptable(plan, samples)
                 held, answered = self._holds(asked.run) + 1, self._marks(asked.run).slot + 1
-                return Introduction(self.samples(plan), self.affords, held, answered)
+                return Introduction(samples, self.affords, held, answered)
             case Begin():
                 self._begin(asked)
                 assert self._client is not None
@@ -194,6 +198,7 @@ class Member:
             self._go_on(self._client, asked, plan)
             return
         worker = self.equip(plan, asked.tiers[number])
+        self._require_acceptable(plan, len(worker.indices))
         replica = self._take_part(asked, worker.trajectory, worker).replica
         at = f", from round {replica.round + 1} on" if replica.round >= 0 else ""
         self.tell(f"takes part in {plan.name!r} as client {number} of {len(roster.clients)}{at}")
@@ -248,20 +253,14 @@ class Member:
     def _in(self, run: bytes) -> bool:
         return self._begun is not None and self._begun.run == run
 
-    def _require_acceptable(self, plan: Plan) -> None:
-        if self.pinned is not None:
-            if differing := differences(for_roster(self.pinned, self.keys.roster), plan):
-                raise RefusalError(f"the server's plan is another than this client's --plan: {differing}")
-        elif plan.secure.mode == "off":
-            raise RefusalError(
-                'the plan has secure.mode = "off": the server would see this client\'s values; to accept that, give '
-                "the plan with --plan"
-            )
-        elif ":" in plan.task.data or isinstance(plan.task.model, Custom):
-            raise RefusalError(
-                "the plan's data or model comes from functions outside BAFFLE; to let this client call them, give "
-                "the plan with --plan"
-            )
+    def _require_acceptable(self, plan: Plan, samples: int | None = None) -> None:
+        """Refuse a plan that is not the pinned one, or not within the policy. Some rules need the number of samples."""
+        if self.pinned is None:
+            (self.policy or Policy()).require(plan, samples)
+            return
+        if differing := differences(for_roster(self.pinned, self.keys.roster), plan):
+            raise RefusalError(f"the server's plan is another than this client's --plan: {differing}")
+        (self.policy or Policy.beside(self.pinned)).require(plan, samples, named=True)
 
     def _holds(self, run: bytes) -> int:
         """The round of a run whose weights this client holds or has saved; −1 for none. The plan may not be settled

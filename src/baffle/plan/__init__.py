@@ -1,6 +1,6 @@
 """A plan: everything that determines a run, frozen, read from TOML."""
 
-from baffle.plan.reading import build, change, load, parse, presets
+from baffle.plan.reading import build, change, load, parse, presets, read_toml, settings_of
 from baffle.plan.sections import (
     WRN,
     Custom,
@@ -46,4 +46,6 @@ __all__ = [
     "load",
     "parse",
     "presets",
+    "read_toml",
+    "settings_of",
 ]
