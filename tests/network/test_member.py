@@ -168,9 +168,11 @@ def test_a_pinned_plan_stands_for_what_it_fixes_and_a_policy_beside_it_holds(
 def test_it_refuses_another_number_of_clients_and_more_directions_than_it_affords(
     federation: Federation, plan: Plan
 ) -> None:
-    assert "the roster has 3" in refusal(federation.member(0), begin(plan, (4, 4)))
-    more = change(plan, ["federation.clients=5"])
-    assert "5 clients" in refusal(federation.member(0), begin(more, (4,) * 5))
+    assert "2 tiers, but the roster has 3" in refusal(federation.member(0), begin(plan, (4, 4)))
+    for other in (1, 5):
+        offered = change(plan, [f"federation.clients={other}", "secure.mode=off"])
+        for message in (Introduce(RUN, offered.to_toml()), begin(offered, (4,) * other)):
+            assert f"a run of {other} clients, but the roster has 3" in refusal(federation.member(2), message)
     assert "affords 2" in refusal(federation.member(0, affords=2), begin(plan))
     assert isinstance(ask(federation.member(0, affords=2), begin(plan, (2, 4, 4))), Ready)
 

@@ -16,7 +16,7 @@ from baffle.client.client import Client, contribution_bytes
 from baffle.client.replica import Replica
 from baffle.client.worker import Worker
 from baffle.core.messages import Message, Number, RoundRequest, decode, encode
-from baffle.errors import BaffleError, MessageError, PlanError, RefusalError, RunFolderError
+from baffle.errors import BaffleError, MessageError, PlanError, RefusalError, RunFolderError, first_line, one_line
 from baffle.network.joining import (
     UNREADY,
     Asked,
@@ -33,7 +33,7 @@ from baffle.network.keys import ClientKeys
 from baffle.network.link.limits import PLAN_BYTES, most_request_bytes
 from baffle.network.policy import Policy
 from baffle.network.same_plan import differences, for_roster
-from baffle.plan import Plan, parse
+from baffle.plan import Plan, check, parse, read_toml, settings_of
 from baffle.schedule import policy_of
 from baffle.trajectory import Trajectory, trajectory_of
 
@@ -84,14 +84,15 @@ class Member:
         self._tell_sparingly = Sparingly(lambda words: self.tell(words))
 
     def answer(self, data: bytes) -> bytes:
-        asked = decode_asked(data)
-        if asked is None:
-            return self._answer_round(data)
+        """The reply to whatever a server sends. Nothing that it sends ends this client, not even a mistake of ours."""
         try:
-            return encode(self._answer(asked))
+            asked = decode_asked(data)
+            return self._answer_round(data) if asked is None else encode(self._answer(asked))
         except (BaffleError, OSError) as fault:
             self._tell_sparingly(f"will not take part: {fault}")
-            return abstention(data)
+        except Exception as fault:
+            self._tell_sparingly(f"abstained: a mistake in BAFFLE: {type(fault).__name__}: {first_line(fault)}")
+        return abstention(data)
 
     @property
     def most_request_bytes(self) -> int:
@@ -154,7 +155,7 @@ class Member:
     def _answer(self, asked: Asked) -> Message:
         match asked:
             case Introduce():
-                plan = _offered(asked)
+                plan = self._offered(asked)
                 self._require_acceptable(plan)
                 samples = self.samples(plan)
                 self._require_acceptable(plan, samples)
@@ -182,14 +183,11 @@ class Member:
         return Done(last.weights_hash)
 
     def _begin(self, asked: Begin) -> None:
-        plan = _offered(asked)
+        plan = self._offered(asked)
         self._require_acceptable(plan)
         number, roster = self.keys.number, self.keys.roster
-        if not plan.federation.clients == len(asked.tiers) == len(roster.clients):
-            raise RefusalError(
-                f"a run of {plan.federation.clients} clients and {len(asked.tiers)} tiers, but the roster has "
-                f"{len(roster.clients)}"
-            )
+        if len(asked.tiers) != len(roster.clients):
+            raise RefusalError(f"{len(asked.tiers)} tiers, but the roster has {len(roster.clients)} clients")
         if self.affords and asked.tiers[number] > self.affords:
             raise RefusalError(f"{asked.tiers[number]} directions a round, but this client affords {self.affords}")
         if plan.secure.mode != "off":
@@ -201,7 +199,7 @@ class Member:
         self._require_acceptable(plan, len(worker.indices))
         replica = self._take_part(asked, worker.trajectory, worker).replica
         at = f", from round {replica.round + 1} on" if replica.round >= 0 else ""
-        self.tell(f"takes part in {plan.name!r} as client {number} of {len(roster.clients)}{at}")
+        self.tell(f"takes part in {one_line(plan.name, 80)!r} as client {number} of {len(roster.clients)}{at}")
 
     def _require_marks(self, asked: Begin) -> None:
         """Refuse to go on without the marks of a round that this client contributed to: they are on its disk before
@@ -253,6 +251,19 @@ class Member:
     def _in(self, run: bytes) -> bool:
         return self._begun is not None and self._begun.run == run
 
+    def _offered(self, asked: Introduce | Begin) -> Plan:
+        """The plan that a server offers. Some checks of a plan take time that grows with its number of clients, so
+        that is compared first."""
+        try:
+            plan = settings_of(read_toml(asked.plan, "the server's plan"), Plan)
+            clients, expected = plan.federation.clients, len(self.keys.roster.clients)
+            if clients != expected:
+                raise RefusalError(f"a run of {clients} clients, but the roster has {expected}")
+            check(plan)
+        except PlanError as fault:
+            raise RefusalError(f"the server's plan is none: {fault}") from None
+        return plan
+
     def _require_acceptable(self, plan: Plan, samples: int | None = None) -> None:
         """Refuse a plan that is not the pinned one, or not within the policy. Some rules need the number of samples."""
         if self.pinned is None:
@@ -286,11 +297,3 @@ class Member:
         except OSError as fault:
             raise RunFolderError(f"{folder} cannot be used: {fault.strerror or fault}") from None
         return folder
-
-
-def _offered(asked: Introduce | Begin) -> Plan:
-    """The plan that a server offers."""
-    try:
-        return parse(asked.plan)
-    except PlanError as fault:
-        raise RefusalError(f"the server's plan is none: {fault}") from None

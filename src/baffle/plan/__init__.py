@@ -1,5 +1,6 @@
 """A plan: everything that determines a run, frozen, read from TOML."""
 
+from baffle.plan.checks import check
 from baffle.plan.reading import build, change, load, parse, presets, read_toml, settings_of
 from baffle.plan.sections import (
     WRN,
@@ -43,6 +44,7 @@ __all__ = [
     "UpdateSettings",
     "build",
     "change",
+    "check",
     "load",
     "parse",
     "presets",

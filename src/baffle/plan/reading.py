@@ -123,7 +123,7 @@ def _refuse_unknown_keys(raw: Mapping[str, Any], struct: type[Section], path: st
 def _struct_for(kind: Any, value: Mapping[str, Any]) -> Any:
     """The struct that a table of a plan becomes, or none if it does not become one."""
     if kind == Model:
-        return {struct.__struct_config__.tag: struct for struct in get_args(Model)}.get(str(value.get("name")))
+        return next((kind for kind in get_args(Model) if kind.__struct_config__.tag == value.get("name")), None)
     kind = get_args(kind)[0] if get_args(kind) else kind
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
@@ -167,7 +167,7 @@ def _choices(keys: list[str], raw: Mapping[str, Any], kind: Any) -> tuple[Any, .
 def _nearest(word: str, known: Iterable[str], path: str = "") -> str:
     import difflib  # only for errors, so a small client need not load it
 
-    close = difflib.get_close_matches(word, list(known), n=1)
+    close = difflib.get_close_matches(word[:SHOWN_CHARACTERS], list(known), n=1)
     return f" (did you mean {path}{close[0]}?)" if close else ""
 
 
