@@ -117,9 +117,10 @@ def unwritable(path: object, fault: OSError, remedy: str) -> RunFolderError:
 
 
 def first_line(fault: BaseException) -> str:
-    """The first line of another library's error message, or the error's type if it has no message."""
+    """The first line of another library's error message, or the error's type if it has no message. It may quote what a
+    stranger sent, so it is fit to be shown."""
     message = str(fault).strip()
-    return message.splitlines()[0] if message else type(fault).__name__
+    return one_line(message.splitlines()[0], 1_000) if message else type(fault).__name__
 
 
 def one_line(text: str, most: int = 300) -> str:
