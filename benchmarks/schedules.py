@@ -47,7 +47,8 @@ from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.client_policy import ClientPolicy
 from baffle.aggregation.messages import PHASES, Agree, Hello, MaskedRequest, Turn, Turned, decode_request
 from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.core.messages import Abstention, CatchUp, Contribution, Message, RoundRequest, decode, decode_reply, encode
+from baffle.client.abstaining import abstention
+from baffle.core.messages import CatchUp, Contribution, Message, RoundRequest, decode, decode_reply, encode
 from baffle.core.ports import CONTRIBUTED, Collected, Transport
 from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
 from baffle.errors import BaffleError, MessageError, RefusalError
@@ -126,14 +127,11 @@ class Clients:
         return {client: self._answer(client, data) for client, data in requests.items()}
 
     def _answer(self, client: int, data: bytes) -> bytes:
-        number = 0
         try:
-            asked = decode_request(data)
-            number = asked.request.round if isinstance(asked, MaskedRequest) else getattr(asked, "round", 0)
-            reply = self._reply(client, asked)
+            reply = self._reply(client, decode_request(data))
         except BaffleError as fault:
-            self.refusals[_words(str(fault))] += 1
-            return encode(Abstention(number, str(fault)))
+            self._note(str(fault))
+            return abstention(data)
         self._compare(client, data, reply)
         return encode(reply)
 
@@ -143,10 +141,7 @@ class Clients:
             case Hello():
                 return session.advertise(asked.slot)
             case Turn():
-                turned = session.turn(asked)
-                if turned.refusal:
-                    self.refusals[_words(turned.refusal)] += 1
-                return turned
+                return session.turn(asked, self._note)
             case Agree():
                 return session.agree(asked)
             case MaskedRequest():
@@ -155,6 +150,9 @@ class Clients:
                 return Contribution(asked.request.round, vector)
             case _:
                 raise RefusalError("a request without masks")
+
+    def _note(self, reason: str) -> None:
+        self.refusals[_words(reason)] += 1
 
     def _compare(self, client: int, data: bytes, reply: Message) -> None:
         """Two answers to the same bytes must agree in every part that both contain."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from baffle.aggregation.candid import CandidSum
 from baffle.aggregation.client.peers import reader
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.plain import PlainSum
@@ -115,13 +116,14 @@ def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn) -> Summary:
     plan = task.plan
     trajectory = trajectory_of(plan, len(task.initial_weights()))
     runtimes, replica = Runtimes(task, trajectory.threads), Replica(trajectory)
-    sums, sessions = aggregation(trajectory, task)
+    hidden, sessions = aggregation(trajectory, task)
+    sums = CandidSum(hidden)
     clients = [
         Client(
             replica,
             Worker(number, k, trajectory, task.source.train, share, runtimes.borrow),
             sessions.get(number),
-            candid=True,
+            sums.log_of(number),
         )
         for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
     ]

@@ -84,3 +84,11 @@ def test_a_malformed_address_is_refused(cli: Cli, keys: Path, tmp_path: Path) ->
     state.mkdir()
     (state / "node").write_text("damaged")
     refused(cli("join", "nowhere", "--keys", keys / "client-0", "--state", state), "host:port")
+
+
+def test_a_policy_that_cannot_be_read_is_refused(cli: Cli, keys: Path, tmp_path: Path) -> None:
+    """A client must not join with the defaults because its own file has a mistake."""
+    join = ("join", "127.0.0.1:1", "--keys", keys / "client-0", "--state", tmp_path / "state")
+    refused(cli(*join, "--policy", tmp_path / "none.toml"), "none.toml cannot be read")
+    (tmp_path / "policy.toml").write_text("flor = 4")
+    refused(cli(*join, "--policy", tmp_path / "policy.toml"), "did you mean floor?")

@@ -136,11 +136,10 @@ def decode_request(data: bytes) -> Request:
 
 
 class Turned(Message, frozen=True, tag="turned"):
-    """From a client: its answers to both parts of a turn, and the reason if it refuses one."""
+    """From a client: its answers to both parts of a turn; none to a part that it was not asked or refuses."""
 
     unmasked: Unmasked | None
     sealed: Sealed | None
-    refusal: Annotated[str, Meta(max_length=1000)]
 
 
 def phase_of(message: Message) -> str:

@@ -52,6 +52,12 @@ LINGER = 3.0
 @click.option(
     "--affords", type=click.IntRange(0), default=0, help="Evaluate at most this many directions a round (default: all)."
 )
+@click.option(
+    "--policy",
+    "policy_file",
+    type=path,
+    help="A TOML file with what this client takes part in (default: docs/policy.md).",
+)
 @click.option("--plan", "pinned", help="Take part in this plan only.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a setting of --plan.")
 @click.option("--insecure", is_flag=True, help="Connect without TLS, to a server that was started with --insecure.")
@@ -66,6 +72,7 @@ def join(
     part: bool,
     model: Path | None,
     affords: int,
+    policy_file: Path | None,
     pinned: str | None,
     settings: tuple[str, ...],
     insecure: bool,
@@ -79,6 +86,7 @@ def join(
     from baffle.network.equipment import count_samples, with_onnx, with_torch
     from baffle.network.keys import ClientKeys
     from baffle.network.member import Member
+    from baffle.network.policy import load_policy
     from baffle.plan import load
 
     own = ClientKeys.load(keys_folder)
@@ -92,6 +100,7 @@ def join(
         affords,
         load(pinned, settings) if pinned else None,
         log,
+        load_policy(policy_file) if policy_file else None,
     )
     with stopped_by_sigterm(log, "the same command joins again"), _alone(state), closing(member):
         if engine == "flower":

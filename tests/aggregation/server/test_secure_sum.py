@@ -8,6 +8,7 @@ import pytest
 from msgspec import msgpack
 from msgspec.structs import replace
 
+from baffle.aggregation.candid import CandidSum
 from baffle.aggregation.client.refusals import MOST_QUERIES
 from baffle.aggregation.context import sign
 from baffle.aggregation.messages import NO_SHARE, Advertisement, Turned, Unmasked
@@ -23,13 +24,13 @@ GARBAGE = [
     b"\x90",
     bytes(1000),
     b"\x91" * 100_000,
-    encode(Abstention(0, "no")),
+    encode(Abstention(0)),
     encode(Contribution(0, b"123")),
     encode(Contribution(0, bytes(4))),
     encode(Contribution(99, bytes(4 * LENGTH))),
-    encode(Turned(None, None, "no")),
-    encode(Turned(Unmasked(0, b"", bytes(33)), None, "")),
-    encode(Turned(Unmasked(0, NO_SHARE * 3, NO_SHARE), None, "")),
+    encode(Turned(None, None)),
+    encode(Turned(Unmasked(0, b"", bytes(33)), None)),
+    encode(Turned(Unmasked(0, NO_SHARE * 3, NO_SHARE), None)),
     encode(about(0)),
 ]
 
@@ -285,7 +286,7 @@ def test_events_say_how_each_client_ended_the_round() -> None:
     def spoil(client: int, phase: str, data: bytes) -> bytes | None:
         match client, phase:
             case 0, "vector":
-                return encode(Abstention(0, "the loss is not finite"))
+                return encode(Abstention(0))
             case 1, "vector":
                 return None
             case _:
@@ -295,37 +296,51 @@ def test_events_say_how_each_client_ended_the_round() -> None:
     total, events = rounds.play(0)
     assert total is not None
     assert events == {
-        0: "abstained: the loss is not finite",
+        0: "abstained",
         1: "missing",
         **dict.fromkeys(range(2, 6), "contributed"),
     }
 
 
-HOSTILE = "no\x1b[2J\nclient 1: contributed" + "x" * 900
+PHASE = {"hello": "keys", "seal": "share", "vector": "vector", "agree": "agree", "unmask": "unmask"}
 
 
-@pytest.mark.parametrize("phase", ["hello", "seal", "vector", "agree", "unmask"])
-def test_an_abstention_is_counted_in_every_phase_and_its_reason_is_quoted_safely(phase: str) -> None:
+@pytest.mark.parametrize("phase", PHASE)
+def test_an_abstention_is_counted_in_every_phase(phase: str) -> None:
     rounds = Rounds(6, agreement=True)
-    rounds.network.spoil = lambda client, at, data: (
-        encode(Abstention(0, HOSTILE)) if (client, at) == (0, phase) else data
-    )
-    refusals = rounds.play_groups(0).refusals
-    assert {client for client, _ in refusals} == {0}
-    assert all(why.isprintable() and len(why) <= 320 for _, why in refusals)
-    assert refusals[0][1].startswith("abstained: no[2J client 1: contributedxxx")
+    rounds.network.spoil = lambda client, at, data: encode(Abstention(0)) if (client, at) == (0, phase) else data
+    collected = rounds.play_groups(0)
+    assert set(collected.refusals) == {(0, "abstained")}
+    assert collected.abstained == {PHASE[phase]: len(collected.refusals)}
+    assert collected.silent == {}
 
 
-def test_what_a_client_refuses_in_a_turn_is_quoted_safely() -> None:
+def test_a_part_of_a_turn_that_a_client_refuses_is_an_abstention() -> None:
     rounds = Rounds(6)
-    rounds.network.spoil = lambda client, phase, data: (
-        encode(replace(decode(data, Turned), refusal=HOSTILE)) if (client, phase) == (0, "unmask") else data
-    )
-    ((client, why),) = rounds.play_groups(0).refusals
-    assert client == 0
-    assert why.startswith("no[2J client 1: contributedxxx")
-    assert why.isprintable()
-    assert len(why) <= 300
+
+    def without_shares(client: int, phase: str, data: bytes) -> bytes:
+        if (client, phase) == (0, "unmask"):
+            return encode(replace(decode(data, Turned), unmasked=None))
+        return encode(replace(decode(data, Turned), sealed=None)) if (client, phase) == (1, "seal") else data
+
+    rounds.network.spoil = without_shares
+    collected = rounds.play_groups(0)
+    assert sorted(collected.refusals) == [(0, "abstained"), (1, "abstained"), (1, "abstained")]
+    assert collected.abstained == {"share": 2, "unmask": 1}  # client 1 also refuses to open the next round
+    assert collected.events == {1: "abstained", **dict.fromkeys((0, 2, 3, 4, 5), "contributed")}
+
+
+def test_only_a_simulation_knows_why_a_client_abstained() -> None:
+    rounds = Rounds(4)
+    rounds.play(0)
+    requests = [dict.fromkeys(range(4), about(0))]
+    rounds.network.tell = lambda _client, _why: None
+    assert set(rounds.sum.collect(requests, rounds.network).events.values()) == {"abstained"}
+    candid = CandidSum(rounds.sum)
+    rounds.network.tell = lambda client, why: candid.log_of(client)(why)
+    collected = candid.collect(requests, rounds.network)
+    assert all(event.startswith("abstained: slot 0 ") for event in collected.events.values())
+    assert dict(collected.refusals) == collected.events
 
 
 def test_a_message_of_a_made_up_type_is_quoted_safely() -> None:

@@ -57,7 +57,7 @@ from baffle.aggregation.messages import (
 from baffle.aggregation.shares import SHARE_BYTES, split
 from baffle.core.messages import Message, Number, decode, encode, read
 from baffle.core.ring import RingVector, add
-from baffle.errors import MessageError, RefusalError
+from baffle.errors import BaffleError, RefusalError
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -236,20 +236,23 @@ class ClientSession:
         own.unmasked = Unmasked(asked.slot, b"".join(shares), own.share)
         return own.unmasked
 
-    def turn(self, asked: Turn) -> Turned:
-        """End one slot and open the next. If one part is refused, the other is still answered."""
+    def turn(self, asked: Turn, tell: Callable[[str], None] = lambda _words: None) -> Turned:
+        """End one slot and open the next. If one part is refused, the other is still answered. `tell` gets the
+        reasons."""
         refusals: list[str] = []
 
         def tried(act: Callable[[A], B], part: A | None) -> B | None:
             try:
                 return act(part) if part is not None else None
-            except MessageError as fault:
+            except (BaffleError, OSError) as fault:
                 refusals.append(str(fault))
                 return None
 
         unmasked = tried(self.unmask, asked.unmask)
         sealed = tried(self.seal, asked.opening)
-        return Turned(unmasked, sealed, "; ".join(refusals)[:1000])
+        if refusals:
+            tell(f"abstained: {'; '.join(dict.fromkeys(refusals))}")
+        return Turned(unmasked, sealed)
 
     def _slot(self, number: int) -> OpenSlot:
         if number not in self._open:

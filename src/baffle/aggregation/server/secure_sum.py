@@ -22,7 +22,7 @@ from baffle.aggregation.server.traffic import Traffic
 from baffle.core.messages import RoundRequest, contribution_to, decode_answer
 from baffle.core.ports import Collected, Transport
 from baffle.core.ring import EXTRAS, Ring, Sum
-from baffle.errors import AbortError, MessageError, RefusalError, one_line
+from baffle.errors import AbortError, AbstainedError, MessageError, RefusalError
 
 
 @dataclass
@@ -69,7 +69,7 @@ class SecureSum:
             for group_sum in sums
             for client, event in group_sum.events(traffic, self._keys.barred).items()
         }
-        return Collected(totals, events, dict(traffic.silent), traffic.refusals, traffic.up, traffic.down)
+        return traffic.collected(totals, events)
 
     def forget(self, client: int) -> None:
         """Ask a client for keys again: if it was restarted, it has lost the old ones."""
@@ -238,8 +238,8 @@ class SecureSum:
                     self._keys.note_delivered(client, opens[client])
                 elif client in opens:
                     self._keys.forget(client)  # if it was restarted, it has lost these keys
-                if turned.refusal:
-                    raise RefusalError(one_line(turned.refusal))
+                if (client in ends and not turned.unmasked) or (client in opens and not turned.sealed):
+                    raise AbstainedError
             except MessageError as fault:
                 traffic.refuse(client, fault)
 
