@@ -14,7 +14,7 @@ import click
 from baffle.cli.log import Log, Style
 from baffle.cli.options import engine_option, log_option, path, stopped_by_sigterm
 from baffle.errors import RunFolderError
-from baffle.files import make_folder
+from baffle.files import make_folder, read_file
 
 if TYPE_CHECKING:
     from baffle.network.keys import ClientKeys
@@ -171,6 +171,6 @@ def _node_file(state: Path) -> Path:
 def _known_node(state: Path) -> int:
     """The node that this client was last, or 0 if unknown. Knowing it only saves waiting."""
     try:
-        return int(_node_file(state).read_text())
+        return int(read_file(_node_file(state), 100))
     except (OSError, ValueError):
         return 0

@@ -5,6 +5,7 @@ an operator and those that stay frozen.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -17,6 +18,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from baffle.core.arrays import F32
 from baffle.errors import ModelError, first_line
+from baffle.files import read_file
 from baffle.runtime.onnx.model_folder import (
     LOGITS,
     LOSS,
@@ -59,6 +61,9 @@ SETTINGS: Mapping[str, Collection[int]] = {
 }
 """Positions of operator inputs that are floats but not weights: running statistics, limits, scales."""
 
+MOST_BYTES = 1 << 31
+"""Of an ONNX file, which is as much as protobuf allows, and of the files beside it that it names."""
+
 OPSET = 13
 """The first opset in which every operator added here has its present form."""
 
@@ -93,7 +98,7 @@ def graph_from_folder(folder: Path) -> OnnxGraph:
     trained = {name for tensor in manifest.weights for name in (tensor.name, *tensor.also)}
     stored = read_stored(folder / WEIGHTS)
     return OnnxGraph(
-        onnx.load(folder / MODEL),
+        _read_model(folder / MODEL),
         manifest.split(read_weights(folder / WEIGHTS, manifest)),
         manifest.input_shape,
         manifest.input_dtype,
@@ -105,10 +110,12 @@ def graph_from_folder(folder: Path) -> OnnxGraph:
 
 def graph_from_file(path: Path, freeze: Sequence[str] = ()) -> OnnxGraph:
     """The graph of a classifier in an ONNX file. Weights whose names match a pattern in `freeze` are not trained."""
-    try:
-        model = onnx.load(path)
-    except Exception as fault:  # parsing a damaged file can raise almost anything
-        raise ModelError(f"{path} cannot be read as an ONNX model: {first_line(fault)}") from None
+    model = _read_model(path)
+    with _translated(path):
+        return _trainable(model, path, freeze)
+
+
+def _trainable(model: ModelProto, path: Path, freeze: Sequence[str]) -> OnnxGraph:
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     for pattern in freeze:
         if not any(fnmatch(name, pattern) for name in initializers):
@@ -122,6 +129,44 @@ def graph_from_file(path: Path, freeze: Sequence[str] = ()) -> OnnxGraph:
         if tensor.data_type in FLOATS and tensor.dims and name not in untrained
     }
     return finished(model, weights)
+
+
+def _read_model(path: Path) -> ModelProto:
+    """The model in an ONNX file, with the numbers that it keeps in files beside it."""
+    with _translated(path):
+        model = onnx.load_model_from_string(read_file(path, MOST_BYTES))
+        if any(size < 0 for tensor in _tensors(model.graph) for size in tensor.dims):
+            raise ValueError("it has a tensor of negative size")
+        beside = sum(_external_bytes(tensor, path.parent) for tensor in _tensors(model.graph))
+        if beside > MOST_BYTES:
+            raise ValueError(f"it takes {beside:,} bytes from other files, expected at most {MOST_BYTES:,}")
+        onnx.load_external_data_for_model(model, str(path.parent))
+    return model
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as fault:  # parsing a damaged file can raise almost anything
+        raise ModelError(f"{path} cannot be read as an ONNX model: {first_line(fault)}") from None
+
+
+def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for node in _nodes(graph):
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+
+
+def _external_bytes(tensor: TensorProto, folder: Path) -> int:
+    """How many bytes of another file a tensor takes. One file may be named by many tensors."""
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return 0
+    return int(place["length"]) if "length" in place else (folder / place["location"]).stat().st_size
 
 
 def finished(model: ModelProto, weights: Mapping[str, F32], tag: str = "") -> OnnxGraph:
