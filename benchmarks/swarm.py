@@ -295,7 +295,8 @@ class Swarm:
             task.add_done_callback(self._dialling.discard)
 
     def _caller(self, folder: Path, first: ClientKeys, number: int) -> Caller:
-        keys = replace(first, number=number, identity=load_identity(folder / f"client-{number}" / "identity.key"))
+        own = folder / f"client-{number}"
+        keys = replace(first, number=number, identity=load_identity(own / "identity.key"), folder=own)
         member = Member(keys, None, lambda plan: shares(plan.to_toml())[number], with_torch(number, None, part=True))
         return Caller(self, keys, member)
 
