@@ -53,8 +53,8 @@ def test_what_keys_are_made_for_is_checked(cli: Cli, keys: Path, tmp_path: Path)
 
 
 def test_days_have_one_default() -> None:
-    for command in commands.commands.values():
-        assert [option.default for option in command.params if option.name == "days"] == [DAYS]
+    for name in ("new", "certificate", "renew"):
+        assert [option.default for option in commands.commands[name].params if option.name == "days"] == [DAYS]
 
 
 @pytest.mark.parametrize("command", ["serve", "join"])

@@ -21,7 +21,7 @@ days_option = click.option(
 
 @click.group()
 def keys() -> None:
-    """Make the keys of a federation, change who belongs to it, or make a new certificate for its server."""
+    """Make the keys of a federation, or change who belongs to it."""
 
 
 @keys.command()
