@@ -5,7 +5,6 @@ an operator and those that stay frozen.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -14,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from baffle.core.arrays import F32
-from baffle.errors import ModelError, first_line
-from baffle.files import read_file
+from baffle.errors import ModelError
+from baffle.runtime.onnx.model_file import nodes_of, read_model, translated
 from baffle.runtime.onnx.model_folder import (
     LOGITS,
     LOSS,
@@ -61,9 +60,6 @@ SETTINGS: Mapping[str, Collection[int]] = {
 }
 """Positions of operator inputs that are floats but not weights: running statistics, limits, scales."""
 
-MOST_BYTES = 1 << 31
-"""Of an ONNX file, which is as much as protobuf allows, and of the files beside it that it names."""
-
 OPSET = 13
 """The first opset in which every operator added here has its present form."""
 
@@ -98,7 +94,7 @@ def graph_from_folder(folder: Path) -> OnnxGraph:
     trained = {name for tensor in manifest.weights for name in (tensor.name, *tensor.also)}
     stored = read_stored(folder / WEIGHTS)
     return OnnxGraph(
-        _read_model(folder / MODEL),
+        read_model(folder / MODEL),
         manifest.split(read_weights(folder / WEIGHTS, manifest)),
         manifest.input_shape,
         manifest.input_dtype,
@@ -110,8 +106,8 @@ def graph_from_folder(folder: Path) -> OnnxGraph:
 
 def graph_from_file(path: Path, freeze: Sequence[str] = ()) -> OnnxGraph:
     """The graph of a classifier in an ONNX file. Weights whose names match a pattern in `freeze` are not trained."""
-    model = _read_model(path)
-    with _translated(path):
+    model = read_model(path)
+    with translated(path):
         return _trainable(model, path, freeze)
 
 
@@ -129,44 +125,6 @@ def _trainable(model: ModelProto, path: Path, freeze: Sequence[str]) -> OnnxGrap
         if tensor.data_type in FLOATS and tensor.dims and name not in untrained
     }
     return finished(model, weights)
-
-
-def _read_model(path: Path) -> ModelProto:
-    """The model in an ONNX file, with the numbers that it keeps in files beside it."""
-    with _translated(path):
-        model = onnx.load_model_from_string(read_file(path, MOST_BYTES))
-        if any(size < 0 for tensor in _tensors(model.graph) for size in tensor.dims):
-            raise ValueError("it has a tensor of negative size")
-        beside = sum(_external_bytes(tensor, path.parent) for tensor in _tensors(model.graph))
-        if beside > MOST_BYTES:
-            raise ValueError(f"it takes {beside:,} bytes from other files, expected at most {MOST_BYTES:,}")
-        onnx.load_external_data_for_model(model, str(path.parent))
-    return model
-
-
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ModelError:
-        raise
-    except Exception as fault:  # parsing a damaged file can raise almost anything
-        raise ModelError(f"{path} cannot be read as an ONNX model: {first_line(fault)}") from None
-
-
-def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    yield from graph.initializer
-    for node in _nodes(graph):
-        for attribute in node.attribute:
-            yield from (attribute.t, *attribute.tensors)
-
-
-def _external_bytes(tensor: TensorProto, folder: Path) -> int:
-    """How many bytes of another file a tensor takes. One file may be named by many tensors."""
-    place = {entry.key: entry.value for entry in tensor.external_data}
-    if tensor.data_location != TensorProto.EXTERNAL:
-        return 0
-    return int(place["length"]) if "length" in place else (folder / place["location"]).stat().st_size
 
 
 def finished(model: ModelProto, weights: Mapping[str, F32], tag: str = "") -> OnnxGraph:
@@ -227,7 +185,7 @@ def _without_remarks(model: ModelProto) -> ModelProto:
         bare.ClearField(remark)
     for remark in ("doc_string", "metadata_props", "value_info"):
         bare.graph.ClearField(remark)
-    for node in _nodes(bare.graph):
+    for node in nodes_of(bare.graph):
         node.ClearField("doc_string")
         node.ClearField("metadata_props")
     for value in (*bare.graph.initializer, *bare.graph.input, *bare.graph.output):
@@ -237,24 +195,15 @@ def _without_remarks(model: ModelProto) -> ModelProto:
     return bare
 
 
-def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """All nodes, including those in branches and loops."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)
-
-
 def _settings(graph: GraphProto) -> Iterator[str]:
     """Names of values that configure an operator, so are not weights."""
-    for node in _nodes(graph):
+    for node in nodes_of(graph):
         positions = SETTINGS.get(node.op_type, ())
         yield from (name for position, name in enumerate(node.input) if position in positions)
 
 
 def _rename_uses(graph: GraphProto, names: Mapping[str, str]) -> None:
-    for node in _nodes(graph):
+    for node in nodes_of(graph):
         for position, name in enumerate(node.input):
             node.input[position] = names.get(name, name)
 
