@@ -299,7 +299,8 @@ class Swarm:
             task.add_done_callback(self._dialling.discard)
 
     def _caller(self, folder: Path, first: ClientKeys, number: int) -> Caller:
-        keys = replace(first, number=number, identity=load_identity(folder / f"client-{number}" / "identity.key"))
+        own = folder / f"client-{number}"
+        keys = replace(first, number=number, identity=load_identity(own / "identity.key"), folder=own)
         count, equip = (lambda plan: shares(plan.to_toml())[number]), with_torch(number, None, part=True)
         member = Member(keys, None, count, equip, policy=FEW_SAMPLES)
         return Caller(self, keys, member)

@@ -1,6 +1,5 @@
 """A whole federation in one process: start it, resume it, and compare it with backpropagation."""
 
-import json
 import secrets
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
@@ -106,7 +105,7 @@ def add_baseline(path: str | Path, *, data: str | Path | None = None, watch: Wat
         else:
             baseline = simulate(baseline_of(plan), subfolder, data=data, watch=watch)
         compared = ("test_accuracy", "rounds", "seconds", "uplink_bytes_per_client_round")
-        summary: Summary = json.loads(folder.summary.read_text())
+        summary = folder.read_summary()
         summary |= {f"baseline_{name}": baseline[name] for name in compared if name in baseline}
         folder.write_summary(summary)
         return summary

@@ -12,9 +12,10 @@ from baffle.journal.replay import verify
 from baffle.network.authority import make_keys
 from baffle.network.equipment import count_samples, with_torch
 from baffle.network.joining import Reply
-from baffle.network.keys import ClientKeys, Roster
+from baffle.network.keys import ClientKeys
 from baffle.network.member import Member
 from baffle.network.policy import Policy
+from baffle.network.rosters import Roster
 from baffle.network.serve import serve
 from baffle.plan import Plan, load
 from baffle.server.recorder import Summary

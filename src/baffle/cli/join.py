@@ -14,6 +14,7 @@ import click
 from baffle.cli.log import Log, Style
 from baffle.cli.options import engine_option, log_option, path, stopped_by_sigterm
 from baffle.errors import RunFolderError
+from baffle.files import make_folder, read_file
 
 if TYPE_CHECKING:
     from baffle.network.keys import ClientKeys
@@ -159,7 +160,7 @@ def _over_flower(
 def _alone(state: Path) -> Iterator[None]:
     """Lock a client's folder for this process: two with the same marks could each answer about the same weights."""
     try:
-        state.mkdir(parents=True, exist_ok=True)
+        make_folder(state)
         lock = os.open(state, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -179,6 +180,6 @@ def _node_file(state: Path) -> Path:
 def _known_node(state: Path) -> int:
     """The node that this client was last, or 0 if unknown. Knowing it only saves waiting."""
     try:
-        return int(_node_file(state).read_text())
+        return int(read_file(_node_file(state), 100))
     except (OSError, ValueError):
         return 0

@@ -21,6 +21,7 @@ from baffle.aggregation.messages import Request
 from baffle.client.abstaining import abstention
 from baffle.core.messages import tag_of
 from baffle.errors import BaffleError, KeysError, PlanError, RunFolderError
+from baffle.files import make_folder
 from baffle.flower.app_wrappers import Delivery, Settings, client_app, server_app
 from baffle.flower.identify import Who, with_identity
 from baffle.flower.lines import FlowerLines
@@ -151,7 +152,7 @@ def _exclusively(state: Path | None) -> Iterator[None]:
         yield
         return
     try:
-        state.mkdir(parents=True, exist_ok=True)
+        make_folder(state)
         lock = (state / "lock").open("wb")
     except OSError as fault:
         raise RunFolderError(f"{state} cannot be used: {fault.strerror or fault}") from None

@@ -293,7 +293,7 @@ class Member:
             return None
         folder = self.folder / run.hex()[:16]
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as fault:
             raise RunFolderError(f"{folder} cannot be used: {fault.strerror or fault}") from None
         return folder

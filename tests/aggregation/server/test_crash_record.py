@@ -1,19 +1,24 @@
 """A server that crashes while it asks for shares asks for the same sum again, and for no other."""
 
+import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from baffle.aggregation.messages import Advertisement, Turned, Unmask, decode_request
-from baffle.aggregation.server.crash_record import SlotRecord, decode_record, encode_record, restore_slot
+from baffle.aggregation.server.crash_record import CrashFile, SlotRecord, decode_record, encode_record, restore_slot
 from baffle.core.messages import RoundRequest, decode, encode
 from baffle.core.ports import Collected
 from baffle.core.ring import add
-from baffle.errors import MessageError, RefusalError
+from baffle.errors import MessageError, RefusalError, RunFolderError
 from tests.support.federation import about, weights_after
 from tests.support.lies import made_up, with_other_shares
+from tests.support.memory import at_most
 from tests.support.rounds import MemoryStore, Rounds, phase_of
 
 N = 8
@@ -339,3 +344,24 @@ def test_a_spoilt_record_gives_an_error_or_no_sum_but_no_wrong_one(spoil: Callab
     if total is not None:
         right = add([rounds.network.plain[0, client] for client in slot.senders])
         rounds.require_same(total, rounds.ring.decode(right, len(slot.senders)))
+
+
+def test_a_record_is_its_owners_alone_and_is_not_read_if_it_never_ends(tmp_path: Path) -> None:
+    file = CrashFile(tmp_path / "kept")
+    assert file.read() is None
+    before = os.umask(0)
+    file.write(b"vectors")
+    os.umask(before)
+    assert file.read() == b"vectors"
+    assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o600
+    os.truncate(tmp_path / "kept", 1 << 40)
+    with at_most(1 << 20), pytest.raises(RunFolderError, match="kept cannot be read: it is longer than"):
+        file.read()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"short", b"\x93" * 100, sha256(b"\xdd\xff\xff\xff\xff").digest() + b"\xdd\xff\xff\xff\xff"]
+)
+def test_a_hostile_record_is_refused(data: bytes) -> None:
+    with at_most(1 << 20), pytest.raises(MessageError):
+        decode_record(data)

@@ -15,7 +15,10 @@ from baffle.aggregation.server.slot import ServerSlot
 from baffle.core.messages import Hash, Message, Number, decode, encode
 from baffle.core.ring import ELEMENT
 from baffle.errors import MessageError, RunFolderError, unwritable
-from baffle.files import Attempt, once, replace
+from baffle.files import Attempt, once, read_file, replace
+
+MOST_BYTES = 1 << 34
+"""Of a crash record: room for the vectors of a thousand clients with four million weights each."""
 
 
 class CrashStore(Protocol):
@@ -44,7 +47,7 @@ class CrashFile:
 
     def read(self) -> bytes | None:
         try:
-            return self._path.read_bytes()
+            return read_file(self._path, MOST_BYTES)
         except FileNotFoundError:
             return None
         except OSError as fault:
