@@ -56,7 +56,7 @@ from baffle.errors import BaffleError, MessageError
 N, LENGTH, VICTIM, ROUND = 4, 3, 0, 1
 KEYS_AT_ONCE = 4
 MOST_GROWTH = 10 * 2**20
-CACHES = {"_channels", "_near", "coefficients"}
+CACHES = {"_channels", "_near", "_weights", "_ranks"}
 """Attributes that only save work, and may change at any time."""
 
 T = TypeVar("T")

@@ -109,7 +109,7 @@ def one_round(n: int, k: int, dropout: float, *, agreement: bool = False) -> dic
     server += clock() - began
 
     first = alive[0]
-    up = len(encode(Contribution(1, bytes(4 * k)))) + len(encode(Turned(unmasked[first], sealed[first], "")))
+    up = len(encode(Contribution(1, bytes(4 * k)))) + len(encode(Turned(unmasked[first], sealed[first])))
     down = len(encode(requests[first])) + len(encode(Turn(unmask, opening(1, first))))
     if agreement:
         up, down = up + len(encode(agreed[first])), down + len(encode(about))

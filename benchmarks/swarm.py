@@ -59,6 +59,7 @@ from baffle.network.link.handshake import GOODBYE, HANDSHAKE_BYTES, PATH, Accept
 from baffle.network.link.limits import PLAN_BYTES
 from baffle.network.member import Member
 from baffle.network.open_files import require_open_files
+from baffle.network.policy import Policy
 from baffle.plan import parse
 
 logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every answer on a line that broke meanwhile
@@ -67,6 +68,9 @@ sslproto.SSLProtocol.max_size = 16 * 1024  # as in the server: asyncio's 256 kB 
 
 AWAY = 3.0
 """Seconds for which a client that broke its line stays away: more than the server waits for it."""
+
+FEW_SAMPLES = Policy(least_batch=1, largest_batch=1.0)
+"""A thousand clients share few samples, so that a round uses all that a client has."""
 
 PAYLOAD, PAYLOAD_AT = struct.Struct("=2Q"), 120
 """Where the kernel's tcp_info says how many bytes the other end has acknowledged and how many have come from it."""
@@ -295,8 +299,10 @@ class Swarm:
             task.add_done_callback(self._dialling.discard)
 
     def _caller(self, folder: Path, first: ClientKeys, number: int) -> Caller:
-        keys = replace(first, number=number, identity=load_identity(folder / f"client-{number}" / "identity.key"))
-        member = Member(keys, None, lambda plan: shares(plan.to_toml())[number], with_torch(number, None, part=True))
+        own = folder / f"client-{number}"
+        keys = replace(first, number=number, identity=load_identity(own / "identity.key"), folder=own)
+        count, equip = (lambda plan: shares(plan.to_toml())[number]), with_torch(number, None, part=True)
+        member = Member(keys, None, count, equip, policy=FEW_SAMPLES)
         return Caller(self, keys, member)
 
     async def _dial(self, caller: Caller) -> None:

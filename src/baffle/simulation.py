@@ -1,6 +1,5 @@
 """A whole federation in one process: start it, resume it, and compare it with backpropagation."""
 
-import json
 import secrets
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from baffle.aggregation.candid import CandidSum
 from baffle.aggregation.client.peers import reader
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.plain import PlainSum
@@ -105,7 +105,7 @@ def add_baseline(path: str | Path, *, data: str | Path | None = None, watch: Wat
         else:
             baseline = simulate(baseline_of(plan), subfolder, data=data, watch=watch)
         compared = ("test_accuracy", "rounds", "seconds", "uplink_bytes_per_client_round")
-        summary: Summary = json.loads(folder.summary.read_text())
+        summary = folder.read_summary()
         summary |= {f"baseline_{name}": baseline[name] for name in compared if name in baseline}
         folder.write_summary(summary)
         return summary
@@ -115,13 +115,14 @@ def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn) -> Summary:
     plan = task.plan
     trajectory = trajectory_of(plan, len(task.initial_weights()))
     runtimes, replica = Runtimes(task, trajectory.threads), Replica(trajectory)
-    sums, sessions = aggregation(trajectory, task)
+    hidden, sessions = aggregation(trajectory, task)
+    sums = CandidSum(hidden)
     clients = [
         Client(
             replica,
             Worker(number, k, trajectory, task.source.train, share, runtimes.borrow),
             sessions.get(number),
-            candid=True,
+            sums.log_of(number),
         )
         for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
     ]

@@ -137,11 +137,12 @@ def _ring(plan: Plan) -> Ring:
     if not plan.ring.n_max:
         raise PlanError("ring.n_max is 0: expected the number that a run writes into its own plan.toml when it starts")
     ring = _unchecked_ring(plan)
-    if abs(ring.exponent) > LARGEST_EXPONENT:
-        raise PlanError(
-            f"ring: bounds of {ring.clip:g} and {ring.n_max} samples lead to a scale of 2^{ring.exponent}, expected at "
-            f"most 2^±{LARGEST_EXPONENT}; leave ring.d_max, ring.update_max and ring.n_max out"
-        )
+    for used in (ring, Ring(1, 1, plan.ring.d_max)):  # a client that estimates a gradient has a ring of its own
+        if abs(used.exponent) > LARGEST_EXPONENT:
+            raise PlanError(
+                f"ring: bounds of {used.clip:g} and {used.n_max} samples lead to a scale of 2^{used.exponent}, "
+                f"expected at most 2^±{LARGEST_EXPONENT}; leave ring.d_max, ring.update_max and ring.n_max out"
+            )
     return ring
 
 

@@ -333,7 +333,7 @@ def test_a_server_that_goes_on_without_signatures_aborts() -> None:
         server.total()
 
 
-@pytest.mark.parametrize("garbage", [b"", b"\xc1", encode(Abstention(0, "no")), encode(Agreed(0, bytes(64)))])
+@pytest.mark.parametrize("garbage", [b"", b"\xc1", encode(Abstention(0)), encode(Agreed(0, bytes(64)))])
 def test_garbage_instead_of_a_signature_costs_nobody_else_the_sum(garbage: bytes) -> None:
     rounds = Rounds(4, agreement=True)
     rounds.network.spoil = lambda client, at, data: garbage if client == 1 and at == "agree" else data

@@ -1,5 +1,6 @@
 """Masks, keys and boxes are bound to their context: a client that is shown something else gives noise."""
 
+from hashlib import sha256
 from itertools import combinations
 
 import numpy as np
@@ -8,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from baffle.aggregation.context import box_context, key_context, keys_digest, length_prefixed, round_context
+from baffle.aggregation.context import (
+    box_context,
+    key_context,
+    keys_digest,
+    length_prefixed,
+    round_context,
+    seed_commitment,
+    share_digest,
+)
 from baffle.core.ring import Ring, add
 from baffle.errors import MessageError
 from tests.support.federation import LENGTH, about
@@ -110,3 +119,34 @@ def test_other_fields_give_another_length_prefixed_text(some: list[bytes], other
 def test_bytes_cannot_move_from_one_field_to_the_next() -> None:
     assert length_prefixed(b"ab", b"c") != length_prefixed(b"a", b"bc") != length_prefixed(b"abc")
     assert length_prefixed(b"ab", b"") == bytes(7) + b"\x02ab" + bytes(8)
+
+
+def test_a_commitment_is_bound_to_run_slot_sender_and_seed() -> None:
+    run, seed = b"r" * 32, b"s" * 32
+    text = length_prefixed(run, (5).to_bytes(8, "big"), (7).to_bytes(8, "big"), seed)
+    first = seed_commitment(run, 5, 7, seed)
+    assert first == sha256(b"baffle/seed/2" + text).digest()
+    others = [(bytes(32), 5, 7, seed), (run, 6, 7, seed), (run, 5, 8, seed), (run, 5, 7, bytes(32)), (run, 7, 5, seed)]
+    assert len({first, *(seed_commitment(*other) for other in others)}) == 6
+
+
+def test_a_digest_is_bound_to_run_slot_dealer_holder_place_and_share() -> None:
+    run, share = b"r" * 32, b"s" * 33
+    first = share_digest(run, 1, 2, 3, 0, share)
+    assert len(first) == 8
+    others = [
+        (bytes(32), 1, 2, 3, 0, share),
+        (run, 2, 2, 3, 0, share),
+        (run, 1, 3, 3, 0, share),
+        (run, 1, 2, 2, 0, share),
+        (run, 1, 3, 2, 0, share),
+        (run, 1, 2, 3, 1, share),
+        (run, 1, 2, 3, 0, bytes(33)),
+    ]
+    assert len({first, *(share_digest(*other) for other in others)}) == 8
+
+
+def test_a_client_commits_to_the_seed_that_it_uses() -> None:
+    federation = new_federation(3)
+    sealed = federation.sessions[1].seal(federation.opening(0, 1))
+    assert sealed.commitment == seed_commitment(federation.run, 0, 1, federation.sessions[1]._open[0].seed)

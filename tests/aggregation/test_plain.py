@@ -102,10 +102,10 @@ BAD = {
     "long": (_reply(np.append(_vector(9), np.uint32(0))), f"expected {LENGTH + EXTRAS}"),
     "empty": (_reply(np.empty(0, np.uint32)), "a vector of 0 elements"),
     "broken element": (encode(Contribution(7, bytes(41))), "not whole"),
-    "abstained": (encode(Abstention(7, "the loss is nan")), "abstained: the loss is nan"),
-    "abstained late": (encode(Abstention(6, "the loss is nan")), "a reply to round 6"),
+    "abstained": (encode(Abstention(7)), "abstained"),
+    "abstained late": (encode(Abstention(6)), "a reply to round 6"),
     "heavier than allowed": (_with(LENGTH, 51), "sample weight 51"),
-    "weightless": (_with(LENGTH, 0), "sample weight 0"),
+    "weightless": (_with(LENGTH, 0), "more than 0 clients can send"),
     "of negative weight": (_with(LENGTH, -1), "sample weight -1"),
     "two in one": (_with(LENGTH + 1, 2), "claims 2 contributors"),
     "nobody": (_with(LENGTH + 1, 0), "claims 0 contributors"),
@@ -144,6 +144,27 @@ def test_what_honest_clients_can_send_is_taken(value: int) -> None:
     assert collected.events == dict.fromkeys(range(4), CONTRIBUTED)
     assert collected.sums[0] is not None
     assert collected.sums[0].clipped == 4 * LENGTH
+
+
+def test_a_client_whose_loss_is_not_finite_contributes_nothing() -> None:
+    nothing = _reply(RING.nothing(LENGTH))
+    good = {0: _reply(_vector(0)), 2: _reply(_vector(2))}
+    collected, alone = _collect({**good, 1: nothing}).sums[0], _collect(good).sums[0]
+    assert collected is not None
+    assert alone is not None
+    np.testing.assert_array_equal(collected.totals, alone.totals)
+    assert (collected.weight, collected.loss) == (alone.weight, alone.loss)
+    assert (collected.contributors, collected.clipped) == (3, alone.clipped + LENGTH)
+
+
+def test_if_nobodys_loss_is_finite_there_is_no_sum() -> None:
+    requests = [{0: REQUEST, 1: REQUEST}, {2: REQUEST}]
+    wire = Wire({0: _reply(RING.nothing(LENGTH)), 1: _reply(RING.nothing(LENGTH)), 2: _reply(_vector(2))})
+    collected = SUM.collect(requests, wire)
+    assert collected.sums[0] is None
+    assert collected.sums[1] is not None
+    why = "the sum was abandoned: no client's loss was finite; a smaller update.rate may help"
+    assert collected.events == {0: why, 1: why, 2: CONTRIBUTED}
 
 
 def test_without_any_good_reply_there_is_no_sum() -> None:

@@ -1,15 +1,17 @@
 """Shamir's shares: any t of n give the secret, fewer are consistent with every secret."""
 
 import secrets
+import time
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baffle.aggregation.shares import PRIME, SECRET_BYTES, SHARE_BYTES, combine, weights
+from baffle.aggregation.shares import PRIME, SECRET_BYTES, SHARE_BYTES, combine, correct, weights
 from baffle.aggregation.shares import split as split_both
 
 SECRETS = st.one_of(st.sampled_from([0, 1, 2**255, 2**256 - 1]), st.integers(0, 2**256 - 1))
@@ -145,3 +147,73 @@ def test_a_value_beyond_32_bytes_is_no_secret() -> None:
 def test_an_impossible_threshold_is_refused(t: int) -> None:
     with pytest.raises(ValueError, match="threshold"):
         split(bytes(32), t, [1, 2, 3])
+
+
+class Spoilt(NamedTuple):
+    """Shares of a secret, of which those at the places `wrong` are anything, or are shares of one other secret."""
+
+    secret: bytes
+    other: bytes
+    t: int
+    points: list[int]
+    shares: list[bytes]
+    wrong: set[int]
+
+
+@st.composite
+def spoilt(draw: st.DrawFn, *, too_many: bool) -> Spoilt:
+    points = draw(st.lists(st.integers(1, 2**21 - 1), min_size=1, max_size=14, unique=True))
+    t = draw(st.integers(1, len(points)))
+    secret, other = (draw(SECRETS).to_bytes(32, "big") for _ in range(2))
+    shares, others = split(secret, t, points), split(other, t, points)
+    most = (len(points) - t) // 2
+    count = draw(st.integers(most + 1, len(points)) if too_many else st.integers(0, most))
+    wrong = set(draw(st.permutations(range(len(points))))[:count])
+    made_up = draw(st.booleans())
+    for place in wrong:
+        shares[place] = draw(st.integers(0, 2**264 - 1)).to_bytes(33, "big") if made_up else others[place]
+    return Spoilt(secret, other, t, points, shares, wrong)
+
+
+@given(spoilt(too_many=False))
+@settings(max_examples=150, deadline=None)
+def test_wrong_shares_are_corrected_up_to_half_of_the_spare_ones(case: Spoilt) -> None:
+    assert correct(case.points, case.shares, case.t) == case.secret
+
+
+@given(spoilt(too_many=True))
+@settings(max_examples=100, deadline=None)
+def test_with_more_wrong_shares_there_is_no_secret_but_one_that_was_shared(case: Spoilt) -> None:
+    """Made-up shares never agree on a secret, unless a threshold of all shares is made up, or none is spare."""
+    found = correct(case.points, case.shares, case.t)
+    expected = found in (None, case.secret, case.other)
+    assert expected or len(case.wrong) >= case.t or len(case.points) == case.t
+
+
+@pytest.mark.parametrize(("n", "t"), [(1, 1), (2, 1), (3, 1), (9, 6), (10, 6), (173, 87)])
+def test_errors_are_corrected_up_to_the_limit_and_no_further(n: int, t: int) -> None:
+    secret, points = secrets.token_bytes(32), range(5, 5 + n)
+    shares = split(secret, t, points)
+    for errors in range(0, (n - t) // 2 + 1, 1 + n // 20):
+        damaged = [secrets.token_bytes(33) if place < errors else share for place, share in enumerate(shares)]
+        assert correct(points, damaged, t) == secret
+    too_many = [secrets.token_bytes(33) if place <= (n - t) // 2 else share for place, share in enumerate(shares)]
+    assert correct(points, too_many, t) != secret
+
+
+def test_constant_polynomials_and_zeros_are_corrected() -> None:
+    """A threshold of 1 deals the secret itself, and the polynomial of the secret 0 is zero."""
+    for secret in (bytes(32), b"\x01" * 32):
+        shares = [b"\0" + secret] * 5
+        assert correct(range(1, 6), shares, 1) == secret
+        assert correct(range(1, 6), [secrets.token_bytes(33), *shares[1:4], bytes(32) + b"\x07"], 1) == secret
+
+
+def test_a_large_correction_takes_well_under_a_second() -> None:
+    points = range(1, 174)
+    secret = secrets.token_bytes(32)
+    shares = split(secret, 87, points)
+    shares[1::4] = [secrets.token_bytes(33) for _ in range(43)]
+    began = time.process_time()
+    assert correct(points, shares, 87) == secret
+    assert time.process_time() - began < 0.5

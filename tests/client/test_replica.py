@@ -1,8 +1,13 @@
 """A client's weights: every kind of catch-up gives the server's bits, and everything else is refused."""
 
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,6 +18,7 @@ from baffle.core.state import ServerState, apply, pack
 from baffle.errors import BaffleError, MessageError
 from baffle.plan import Plan
 from baffle.trajectory import Trajectory, trajectory_of
+from tests.support.memory import at_most
 
 N = 9
 
@@ -208,3 +214,37 @@ def test_what_was_frozen_under_another_plan_or_cut_off_is_refused(
         Replica(trajectory_of(tiny("ring.n_max=21"), N)).thaw(replica.frozen())
     with pytest.raises(MessageError):
         Replica(trajectory).thaw(replica.frozen()[:-1])
+
+
+def test_a_saved_replica_is_its_owners_alone(trajectory: Trajectory, tmp_path: Path) -> None:
+    replica = Replica(trajectory, tmp_path / "replica")
+    replica.weights_for(Server(trajectory).snapshot(2))
+    before = os.umask(0)
+    replica.save()
+    os.umask(before)
+    assert stat.S_IMODE((tmp_path / "replica").stat().st_mode) == 0o600
+    assert Replica.round_in(tmp_path / "replica") == Replica(trajectory, tmp_path / "replica").round == 2
+
+
+def test_a_saved_replica_that_is_of_no_use_is_forgotten(trajectory: Trajectory, tmp_path: Path) -> None:
+    """The server can send the state again."""
+    file = tmp_path / "replica"
+    for content in (b"", b"short", b"\x93" * 100, *(sha256(data).digest() + data for data in HOSTILE)):
+        file.write_bytes(content)
+        with at_most(1 << 20):
+            assert Replica.round_in(file) == Replica(trajectory, file).round == -1
+    os.truncate(file, 1 << 40)
+    with at_most(1 << 20):
+        assert Replica.round_in(file) == Replica(trajectory, file).round == -1
+    file.unlink()
+    os.mkfifo(file)
+    assert Replica.round_in(file) == -1
+
+
+HOSTILE = [
+    b"",
+    b"\xdd\xff\xff\xff\xff",
+    b"\x93\xc6\xff\xff\xff\xff",
+    b"\x91" * 100_000,
+    msgspec.msgpack.encode(("text", 1, b"")),
+]

@@ -11,7 +11,8 @@ import pytest
 from baffle.export import export_plan
 from baffle.journal.replay import verify
 from baffle.network.authority import make_keys, sign_roster
-from baffle.network.keys import ClientKeys, load_identity, load_roster
+from baffle.network.keys import ClientKeys, load_identity
+from baffle.network.rosters import load_roster
 from baffle.plan import load
 from baffle.simulation import simulate
 from tests.support.networks import Network, listening

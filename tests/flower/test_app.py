@@ -9,7 +9,6 @@ from uuid import uuid4
 import pytest
 
 from baffle.aggregation.messages import Hello
-from baffle.client.abstaining import UNABLE
 from baffle.core.messages import Abstention, decode, encode
 from baffle.errors import MessageError, PlanError
 from baffle.network.authority import make_keys
@@ -157,6 +156,17 @@ def test_the_partition_number_says_which_client_a_node_is(config: Config, tiny: 
     assert decode(reply, Me).client == 2
 
 
+def test_a_node_has_a_policy_of_its_own(
+    config: Config, tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(app, "tell", told.append)
+    (tmp_path / "policy.toml").write_text('mode = "malicious-server"')
+    node: Config = {"partition-id": 2, "policy": str(tmp_path / "policy.toml")}
+    assert answer(delivery(introduce(tiny), node, config))[0] == encode(Abstention(0))
+    assert 'mode asks for at least "malicious-server"' in told[0]
+
+
 @pytest.mark.parametrize(
     ("node", "changes", "reason"),
     [
@@ -179,7 +189,7 @@ def test_a_node_with_a_wrong_configuration_says_what_is_wrong_in_its_own_log(
     told: list[str] = []
     monkeypatch.setattr(app, "tell", told.append)
     reply, _ = answer(delivery(introduce(tiny), node, {**config, **changes}))
-    assert decode(reply, Abstention).reason == UNABLE
+    assert reply == encode(Abstention(0))
     assert len(told) == 1
     assert reason in told[0]
 
@@ -196,7 +206,7 @@ def test_no_error_of_a_node_reaches_flower(
     monkeypatch.setattr(app, "tell", told.append)
     monkeypatch.setattr(app, "_identify", fails)
     reply, _ = answer(delivery(introduce(tiny), {"partition-id": 0}, config))
-    assert decode(reply, Abstention).reason == UNABLE
+    assert reply == encode(Abstention(0))
     assert told == ["cannot answer: ValueError('/home/alice/notes')"]
 
 

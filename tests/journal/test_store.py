@@ -3,6 +3,7 @@
 import errno
 import os
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -409,3 +410,15 @@ def test_a_journal_opened_for_reading_cannot_be_written(journal: Journal, trajec
 def test_a_place_that_cannot_hold_a_file_is_refused(trajectory: Trajectory, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="cannot be opened"):
         Journal.create(tmp_path / "missing" / "journal.sqlite", trajectory.plan, _start(trajectory).state, {})
+
+
+def test_a_journal_and_its_sidecars_are_their_owners_alone(trajectory: Trajectory, path: Path) -> None:
+    before = os.umask(0)
+    initial = trajectory.rule.start(np.ones(N, np.float32))
+    with Journal.create(path, trajectory.plan, initial, {}) as journal:
+        _append(journal, trajectory, _start(trajectory))
+        files = sorted(file.name for file in path.parent.iterdir())
+        modes = {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    os.umask(before)
+    assert files == ["journal.sqlite", "journal.sqlite-shm", "journal.sqlite-wal"]
+    assert modes == {0o600}

@@ -1,6 +1,7 @@
 """The networked client: what it takes part in, what it refuses, and what it does not forget."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from baffle.aggregation.messages import Advertisement, Hello, Turn, Turned, Unmask
-from baffle.client.abstaining import UNABLE
+from baffle.client.abstaining import abstention
 from baffle.client.replica import Replica
 from baffle.core.messages import Abstention, CatchUp, Message, RoundRequest, decode, encode, read
 from baffle.core.state import pack
@@ -20,6 +21,7 @@ from baffle.network.equipment import count_samples, with_onnx, with_torch
 from baffle.network.joining import UNREADY, Begin, Introduce, Introduction, Over, Ready
 from baffle.network.keys import ClientKeys
 from baffle.network.member import FrozenMember, Member
+from baffle.network.policy import Policy
 from baffle.network.settling import read_settled
 from baffle.plan import Plan, change, parse
 from baffle.task.load import load_task
@@ -60,9 +62,18 @@ def begin(plan: Plan, tiers: tuple[int, ...] = (4, 4, 4)) -> Begin:
 
 
 def refusal(member: Member, message: Message) -> str:
-    answer = ask(member, message)
-    assert isinstance(answer, Abstention), answer
-    return answer.reason
+    """Why a member abstains, from its own log. Its answer is the same for every reason."""
+    return why(member, encode(message))
+
+
+def why(member: Member, data: bytes) -> str:
+    told, tell = list[str](), member.tell
+    member._tell_sparingly._told.clear()  # it would not tell the same twice
+    member.tell = told.append
+    assert member.answer(data) == abstention(data)
+    member.tell = tell
+    (words,) = told
+    return words
 
 
 def test_it_introduces_itself_and_takes_part_in_the_run(federation: Federation, plan: Plan) -> None:
@@ -84,13 +95,14 @@ def test_a_client_that_knows_of_no_run_says_so(federation: Federation, message: 
 def test_what_is_no_message_is_refused(federation: Federation, plan: Plan, data: bytes) -> None:
     member = federation.member(0)
     ask(member, begin(plan))
-    assert "expected" in decode(member.answer(data), Abstention).reason
+    assert "expected a message of type" in why(member, data)
 
 
 def test_a_plan_that_shows_a_clients_values_needs_its_consent(federation: Federation, plan: Plan) -> None:
     shown = change(plan, ['secure.mode="off"'])
     for message in (Introduce(RUN, shown.to_toml()), begin(shown)):
-        assert 'secure.mode = "off"' in refusal(federation.member(0), message)
+        assert 'secure.mode is "off" in the server\'s plan' in refusal(federation.member(0), message)
+    assert isinstance(ask(federation.member(0, policy=Policy(mode="off")), begin(shown)), Ready)
     assert isinstance(ask(federation.member(0, pinned=shown), begin(shown)), Ready)
 
 
@@ -98,16 +110,14 @@ def test_a_plan_that_shows_a_clients_values_needs_its_consent(federation: Federa
     "setting", ["probe.sigma=0.01", "seed=3", "secure.floor=2", "ring.n_max=10", "update.rate=1.0", 'secure.mode="off"']
 )
 def test_a_client_with_a_pinned_plan_takes_part_in_no_other(federation: Federation, plan: Plan, setting: str) -> None:
-    """Its log says what differs. The server is told no setting, as the client's own are none of its business."""
-    told = list[str]()
-    member = federation.member(0, pinned=plan, tell=told.append)
+    """Its log says what differs."""
+    member = federation.member(0, pinned=plan)
     other = change(plan, [setting])
-    for message in (Introduce(RUN, other.to_toml()), begin(other)):
-        reason = "the server's plan is another than the one that this client takes part in"
-        assert refusal(member, message) == reason
     name, _, value = setting.partition("=")
-    assert told[0].startswith(f"the server's plan is another than this client's --plan: {name} is {value} there and ")
-    assert told[1:] == [f"will not take part: {reason}"]
+    for message in (Introduce(RUN, other.to_toml()), begin(other)):
+        assert refusal(member, message).startswith(
+            f"will not take part: the server's plan is another than this client's --plan: {name} is {value} there and "
+        )
 
 
 def test_a_pinned_plan_may_leave_open_what_the_server_settles(federation: Federation, plan: Plan) -> None:
@@ -122,15 +132,47 @@ def test_a_pinned_plan_may_leave_open_what_the_server_settles(federation: Federa
 def test_it_calls_no_function_that_a_server_names(federation: Federation, plan: Plan, setting: str) -> None:
     offered = change(plan, [setting])
     for message in (Introduce(RUN, offered.to_toml()), begin(offered)):
-        assert "functions outside BAFFLE" in refusal(federation.member(0), message)
+        assert re.search("task.data is 'os:getcwd'|function outside BAFFLE", refusal(federation.member(0), message))
+
+
+def test_it_takes_part_within_its_policy_alone(federation: Federation, plan: Plan) -> None:
+    """The rule about its samples is checked when it is asked what it brings, and again when the run begins."""
+    everything = change(plan, ["federation.batch=0"])
+    samples = len(load_task(plan).shares[0])
+    for message in (Introduce(RUN, everything.to_toml()), begin(everything)):
+        assert f"a round uses {samples} of this client's {samples} samples" in refusal(federation.member(0), message)
+        assert federation.member(0)._client is None
+        generous = federation.member(0, policy=Policy(largest_batch=1.0))
+        assert not isinstance(ask(generous, message), Abstention)
+    longer = change(plan, ["rounds=10001"])
+    assert "rounds is 10001 in the server's plan" in refusal(federation.member(0), begin(longer))
+
+
+def test_a_pinned_plan_stands_for_what_it_fixes_and_a_policy_beside_it_holds(
+    federation: Federation, plan: Plan
+) -> None:
+    bold = change(plan, ["secure.floor=2", "federation.batch=0", "probe.sigma=0.5", "rounds=20000"])
+    assert isinstance(ask(federation.member(0, pinned=bold), begin(bold)), Ready)
+    longer, slower = change(bold, ["rounds=20001"]), change(bold, ["run.deadline_seconds=3601"])
+    assert "most_rounds allows at most 20000" in refusal(federation.member(0, pinned=bold), begin(longer))
+    assert "most_seconds allows at most 3600" in refusal(federation.member(0, pinned=bold), begin(slower))
+    strict = federation.member(0, pinned=bold, policy=Policy(floor=3, largest_batch=1.0, sigma=(1e-6, 1.0)))
+    assert refusal(strict, begin(bold)).endswith(
+        "this client's policy: secure.floor is 2 in the server's plan, floor asks for at least 3; "
+        "rounds is 20000 in the server's plan, most_rounds allows at most 10000"
+    )
+    other = federation.member(0, pinned=plan, policy=Policy(data=()))
+    assert isinstance(ask(other, begin(plan)), Ready)
 
 
 def test_it_refuses_another_number_of_clients_and_more_directions_than_it_affords(
     federation: Federation, plan: Plan
 ) -> None:
-    assert "the roster has 3" in refusal(federation.member(0), begin(plan, (4, 4)))
-    more = change(plan, ["federation.clients=5"])
-    assert "5 clients" in refusal(federation.member(0), begin(more, (4,) * 5))
+    assert "2 tiers, but the roster has 3" in refusal(federation.member(0), begin(plan, (4, 4)))
+    for other in (1, 5):
+        offered = change(plan, [f"federation.clients={other}", "secure.mode=off"])
+        for message in (Introduce(RUN, offered.to_toml()), begin(offered, (4,) * other)):
+            assert f"a run of {other} clients, but the roster has 3" in refusal(federation.member(2), message)
     assert "affords 2" in refusal(federation.member(0, affords=2), begin(plan))
     assert isinstance(ask(federation.member(0, affords=2), begin(plan, (2, 4, 4))), Ready)
 
@@ -186,6 +228,7 @@ def begin_again(federation: Federation, plan: Plan, answered: int) -> Begin:
 def test_a_client_that_has_lost_its_state_refuses_to_go_on(federation: Federation) -> None:
     """Without its marks it would answer rounds again that it has answered. The server names it."""
     federation.plan = change(federation.plan, ["federation.clients=3", "rounds=3", "secure.floor=2"])
+    federation.policy = Policy(floor=2)
     federation.serve(federation.lines(3))
     shutil.rmtree(federation.folder / "client-1")
     federation.plan = change(federation.plan, ["rounds=5"])
@@ -194,13 +237,13 @@ def test_a_client_that_has_lost_its_state_refuses_to_go_on(federation: Federatio
     lines.clients[1] = federation.member(1, tell=log.append).answer
     summary = federation.serve(lines)
     assert (summary["rounds"], summary["skipped_rounds"]) == (5, 0)
-    why = (
+    reason = (
         "this client contributed to round 2, but its state folder has no mark of it, so it was lost or is an older copy"
     )
-    assert federation.said(f"client 1 does not take part: {why}")
+    assert federation.said("client 1 does not take part: it abstained; its own log says why")
     assert federation.told.count("client 1 takes part") == 1  # before it lost its state
     (said,) = log
-    assert said.startswith(f"will not take part: {why}")
+    assert said.startswith(f"will not take part: {reason}")
     assert said.endswith("put the right folder back, or wait for the next run")
     federation.require_agreement((0, 2))
 
@@ -239,9 +282,7 @@ def test_damaged_marks_keep_a_client_out(federation: Federation, plan: Plan) -> 
     folder = federation.folder / "client-0" / RUN.hex()[:16]
     folder.mkdir(parents=True)
     (folder / "marks.jsonl").write_text("nonsense\n")
-    told: list[str] = []
-    assert refusal(federation.member(0, tell=told.append), begin(plan)) == UNABLE
-    assert "could be asked twice" in told[0]
+    assert "could be asked twice" in refusal(federation.member(0), begin(plan))
 
 
 @pytest.mark.parametrize("damage", ["bytes", "missing", "other weights"])
@@ -307,7 +348,7 @@ def test_a_server_whose_snapshot_is_wrong_is_refused(federation: Federation, pla
     trajectory = trajectory_of(task.plan, len(task.initial_weights()))
     whole = CatchUp("snapshot", 0, (pack(trajectory.rule.start(task.initial_weights())),))
     request = RoundRequest(0, 0, trajectory.digest, bytes(32), whole)
-    assert "not the ones that the server names" in decode(member.answer(encode(request)), Abstention).reason
+    assert "not the ones that the server names" in refusal(member, request)
 
 
 SECRET = "alices-notes"
@@ -405,7 +446,7 @@ def test_only_its_own_log_says_what_is_wrong_on_a_clients_machine(
     member = Member(keys[0], folder / "state", **{**settings, **special})
     messages = [Introduce(RUN, plan.to_toml()), begin(plan), Hello(0)]
     replies = [member.answer(encode(message)) for message in messages for _ in range(3)]
-    assert any(UNABLE.encode() in reply for reply in replies)
+    assert any(reply == abstention(encode(message)) for reply, message in zip(replies[::3], messages, strict=True))
     assert not any(SECRET.encode() in reply for reply in replies)
     about_it = [words for words in told if SECRET in words]
     assert about_it
@@ -415,6 +456,7 @@ def test_only_its_own_log_says_what_is_wrong_on_a_clients_machine(
 def test_a_server_counts_a_client_that_abstains_and_learns_no_more(federation: Federation) -> None:
     """For some rounds its marks cannot be written. The others go on, and later it is back."""
     federation.plan = change(federation.plan, ["rounds=8", "secure.floor=2"])
+    federation.policy = Policy(floor=2)
     federation.folder = federation.folder / SECRET
     federation.folder.mkdir()
     lines, told, replies = federation.lines(3), list[str](), list[bytes]()
@@ -439,8 +481,9 @@ def test_a_server_counts_a_client_that_abstains_and_learns_no_more(federation: F
     summary = federation.serve(lines)
     metrics = (federation.run / "metrics.jsonl").read_text()
     refused = [why for line in metrics.splitlines() for why in json.loads(line).get("refused", [])]
-    assert f"client 2: abstained: {UNABLE}" in refused
+    assert set(refused) == {"client 2: abstained"}
     assert summary["refusals"] == len(refused)
+    assert sum(sum(json.loads(line).get("abstained", {}).values()) for line in metrics.splitlines()) == len(refused)
     assert summary["skipped_rounds"] == 0
     assert SECRET not in metrics
     assert not any(SECRET in line for line in federation.told)
@@ -456,11 +499,9 @@ def test_what_it_refuses_every_round_is_told_once(federation: Federation, plan: 
     ask(member, begin(plan))
     del told[:]
     for number in range(20):
-        turned = ask(member, Turn(Unmask(number, (0, 1), (2,)), None))
-        assert isinstance(turned, Turned)
-        assert turned.refusal == f"slot {number} was not opened"
+        assert ask(member, Turn(Unmask(number, (0, 1), (2,)), None)) == Turned(None, None)
     for _ in range(20):
-        assert "affords" not in refusal(member, begin(change(plan, ["federation.clients=5"]), (4,) * 5))
-    assert told[0] == "refused: slot 0 was not opened"
+        assert isinstance(ask(member, begin(change(plan, ["federation.clients=5"]), (4,) * 5)), Abstention)
+    assert told[0] == "abstained: slot 0 was not opened"
     assert told[1].startswith("will not take part: a run of 5 clients")
     assert len(told) == 2

@@ -14,6 +14,7 @@ from baffle.journal.replay import verify
 from baffle.journal.store import Journal
 from baffle.network import joining, serve
 from baffle.network.keys import ClientKeys
+from baffle.network.policy import Policy
 from baffle.plan import Plan, change, load
 from baffle.simulation import simulate
 from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, StoppedError, new_keys
@@ -53,6 +54,7 @@ def test_a_network_and_a_simulation_end_with_the_same_weights(
     federation: Federation, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
     federation.plan = change(federation.plan, ["federation.clients=4", *settings])
+    federation.policy = Policy(scalars_only=False)
     summary = federation.serve(federation.lines(4))
     simulated = simulate(federation.plan, tmp_path / "simulated")
     assert summary["weights_sha256"] == simulated["weights_sha256"] == verify(federation.run).weights_sha256

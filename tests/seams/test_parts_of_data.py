@@ -11,12 +11,16 @@ from baffle.errors import DataError
 from baffle.journal.replay import verify
 from baffle.network.equipment import count_samples, with_torch
 from baffle.network.member import Member
+from baffle.network.policy import Policy
 from baffle.network.serve import serve
 from baffle.plan import Plan
 from baffle.server.recorder import Summary
 from tests.support.lines_in_memory import LinesInMemory, new_keys
 
 CLIENTS = 3
+
+WHOLE = Policy(largest_batch=1.0)
+"""Each client has few samples, and a round uses all of them."""
 
 
 def _usps(folder: Path, *parts: str) -> Path:
@@ -36,7 +40,9 @@ def _serve(plan: Plan, folder: Path, server_data: Path, clients_data: Path) -> t
 
     def member(number: int) -> Member:
         count = count_samples(number, clients_data, part=True)
-        return Member(keys[number], folder / f"state-{number}", count, with_torch(number, clients_data, part=True))
+        return Member(
+            keys[number], folder / f"state-{number}", count, with_torch(number, clients_data, part=True), policy=WHOLE
+        )
 
     nodes = LinesInMemory({number: member(number).answer for number in range(CLIENTS)})
     summary = serve(plan, folder / "run", nodes, keys[0].roster, data=server_data, tell=reports.append)
@@ -80,7 +86,9 @@ def test_a_server_without_data_can_be_started_again(plan: Plan, tmp_path: Path) 
     def nodes(stop_after: int | None = None) -> LinesInMemory:
         def member(number: int) -> Member:
             count = count_samples(number, data, part=True)
-            return Member(keys[number], tmp_path / f"state-{number}", count, with_torch(number, data, part=True))
+            return Member(
+                keys[number], tmp_path / f"state-{number}", count, with_torch(number, data, part=True), policy=WHOLE
+            )
 
         def stop(exchange: int) -> None:
             if exchange == stop_after:

@@ -12,8 +12,10 @@ from baffle.journal.replay import verify
 from baffle.network.authority import make_keys
 from baffle.network.equipment import count_samples, with_torch
 from baffle.network.joining import Reply
-from baffle.network.keys import ClientKeys, Roster
+from baffle.network.keys import ClientKeys
 from baffle.network.member import Member
+from baffle.network.policy import Policy
+from baffle.network.rosters import Roster
 from baffle.network.serve import serve
 from baffle.plan import Plan, load
 from baffle.server.recorder import Summary
@@ -78,6 +80,7 @@ class Federation:
     plan: Plan
     told: list[str] = field(default_factory=list)
     members: dict[int, Member] = field(default_factory=dict)
+    policy: Policy | None = None
 
     def __post_init__(self) -> None:
         self.run = self.folder / "run"
@@ -93,7 +96,7 @@ class Federation:
             self.folder / f"client-{number}",
             count_samples(number, None, part=True),
             with_torch(number, None, part=True),
-            **settings,  # type: ignore[arg-type]
+            **{"policy": self.policy, **settings},  # type: ignore[arg-type]
         )
         self.members[number] = member
         return member

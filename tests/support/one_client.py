@@ -35,14 +35,15 @@ OWN = ["federation.seeds=own"]
 
 
 class Bowl:
-    """A runtime whose loss is a parabola around a batch's mean label. It remembers its batches, forwards and seeds."""
+    """A runtime whose loss is a parabola around a batch's mean label. It remembers its batches, forwards and seeds. Its
+    loss can be given, for every forward or for the one with the number `when`."""
 
-    def __init__(self, n: int, *, loss: float | None = None) -> None:
+    def __init__(self, n: int, *, loss: float | None = None, when: int | None = None) -> None:
         self.n = n
         self.batches: list[list[int]] = []
         self.forwards = 0
         self.seeds: list[int] = []
-        self._loss = loss
+        self._loss, self._when = loss, when
 
     def on(self, batch: Batch) -> Loss:
         self.batches.append(batch.y.tolist())
@@ -50,7 +51,9 @@ class Bowl:
         def loss(weights: F32) -> float:
             self.forwards += 1
             distance = weights.astype(np.float64) - np.mean(batch.y) / SAMPLES
-            return float(np.mean(distance**2)) if self._loss is None else self._loss
+            if self._loss is not None and self._when in (None, self.forwards):
+                return self._loss
+            return float(np.mean(distance**2))
 
         return loss
 

@@ -7,7 +7,7 @@ from hashlib import sha256
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from baffle.aggregation.messages import Advertisement, Opening
+from baffle.aggregation.messages import DIGEST_BYTES, Advertisement, Opening
 from baffle.core.messages import RoundRequest, encode
 from baffle.errors import RefusalError
 
@@ -40,6 +40,20 @@ def survivors_text(run: bytes, context: bytes, alive: tuple[int, ...]) -> bytes:
 def box_context(key: bytes, sender: int, receiver: int) -> bytes:
     """Binds the encryption of a share to one direction of one channel and one slot, so that no nonce can repeat."""
     return key + struct.pack(">QQ", sender, receiver)
+
+
+def seed_commitment(run: bytes, slot: int, sender: int, seed: bytes) -> bytes:
+    """What a client says about its self mask's seed when it shares it. The seed is random, so this gives nothing
+    away."""
+    fields = length_prefixed(run, struct.pack(">Q", slot), struct.pack(">Q", sender), seed)
+    return sha256(b"baffle/seed/2" + fields).digest()
+
+
+def share_digest(run: bytes, slot: int, dealer: int, holder: int, place: int, share: bytes) -> bytes:
+    """What a dealer says about the share at one place of a holder's box, so that a holder that was dealt a wrong share
+    can be told from one that releases a wrong share."""
+    numbers = struct.pack(">QQQQ", slot, dealer, holder, place)
+    return sha256(b"baffle/share/2" + length_prefixed(run, numbers, share)).digest()[:DIGEST_BYTES]
 
 
 def sign(identity: Ed25519PrivateKey, run: bytes, unsigned: Advertisement) -> Advertisement:

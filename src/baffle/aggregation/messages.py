@@ -17,8 +17,10 @@ Packed = bytes
 """Items of one size, concatenated, so that none costs more than its own bytes."""
 Share = Annotated[bytes, Meta(min_length=33, max_length=33)]
 
-BOX_BYTES = 2 * 33 + 16
-"""Two shares and an authentication tag."""
+DIGEST_BYTES = 8
+"""Enough that nobody finds another share with the same digest before a round is over."""
+BOX_BYTES = 2 * 33 + 16 + 2 * DIGEST_BYTES
+"""Two shares and an authentication tag; then, for everybody to read, a digest of each share."""
 SIGNATURE_BYTES = 64
 NO_SHARE = b"\xff" * 33
 """Takes the place of a share whose box could not be opened. No real share looks like it."""
@@ -54,10 +56,12 @@ class Opening(Message, frozen=True, tag="opening"):
 
 
 class Sealed(Message, frozen=True, tag="sealed"):
-    """From a client: for each of its neighbours, in order, a box that only that neighbour can open."""
+    """From a client: for each of its neighbours, in order, a box that only that neighbour can open, and a commitment to
+    the seed whose shares are in the boxes."""
 
     slot: Number
     boxes: Packed
+    commitment: Key
 
 
 class MaskedRequest(Message, frozen=True, tag="masked-request"):
@@ -132,11 +136,10 @@ def decode_request(data: bytes) -> Request:
 
 
 class Turned(Message, frozen=True, tag="turned"):
-    """From a client: its answers to both parts of a turn, and the reason if it refuses one."""
+    """From a client: its answers to both parts of a turn; none to a part that it was not asked or refuses."""
 
     unmasked: Unmasked | None
     sealed: Sealed | None
-    refusal: Annotated[str, Meta(max_length=1000)]
 
 
 def phase_of(message: Message) -> str:

@@ -4,7 +4,8 @@ import math
 import secrets
 from collections.abc import Sequence
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, zip_longest
+from operator import mul
 
 import numpy as np
 
@@ -45,9 +46,72 @@ def weights(points: Sequence[int]) -> list[int]:
 
 
 def combine(coefficients: Sequence[int], shares: Sequence[bytes]) -> bytes | None:
-    """The secret, or none if the shares do not belong together."""
-    total = sum(c * int.from_bytes(share, "big") for c, share in zip(coefficients, shares, strict=True)) % PRIME
-    return total.to_bytes(SECRET_BYTES, "big") if total < 2 ** (8 * SECRET_BYTES) else None
+    """The secret, or none if the shares do not belong together. A single wrong share always gives another secret or
+    none."""
+    values = [int.from_bytes(share, "big") for share in shares]
+    return _secret(sum(map(mul, coefficients, values)) % PRIME)
+
+
+def correct(points: Sequence[int], shares: Sequence[bytes], t: int) -> bytes | None:
+    """The secret, although up to (n − t) / 2 of the n shares are wrong, or none if more are: Gao's algorithm for
+    Reed-Solomon codes. If more are wrong, it may also be another secret."""
+    product: list[int] = [1]  # Π (x − x_i)
+    through: list[int] = []  # the polynomial through all shares
+    for x, share in zip(points, shares, strict=True):
+        gap = int.from_bytes(share, "big") - _value(through, x)
+        scale = gap * pow(_value(product, x), -1, PRIME) % PRIME
+        through = _trimmed([(a + scale * b) % PRIME for a, b in zip_longest(through, product, fillvalue=0)])
+        product = [(a - x * b) % PRIME for a, b in zip([0, *product], [*product, 0], strict=True)]
+    rest, last = through, product
+    locator: list[int] = [1]
+    before: list[int] = []
+    while 2 * (len(rest) - 1) >= len(points) + t:  # a partial run of Euclid's algorithm
+        quotient, remainder = _divided(last, rest)
+        before, locator = locator, _without_product(before, quotient, locator)
+        last, rest = rest, remainder
+    secret, remainder = _divided(rest, locator)
+    if remainder or len(secret) > t:
+        return None
+    return _secret(secret[0] if secret else 0)
+
+
+def _secret(number: int) -> bytes | None:
+    return number.to_bytes(SECRET_BYTES, "big") if number < 2 ** (8 * SECRET_BYTES) else None
+
+
+# Polynomials: coefficients from the lowest, the last one not 0. The zero polynomial is empty.
+
+
+def _trimmed(polynomial: list[int]) -> list[int]:
+    while polynomial and polynomial[-1] == 0:
+        polynomial.pop()
+    return polynomial
+
+
+def _value(polynomial: list[int], x: int) -> int:
+    return reduce(lambda total, coefficient: (total * x + coefficient) % PRIME, reversed(polynomial), 0)
+
+
+def _divided(dividend: list[int], divisor: list[int]) -> tuple[list[int], list[int]]:
+    """Quotient and remainder."""
+    rest = list(dividend)
+    inverse = pow(divisor[-1], -1, PRIME)
+    quotient = [0] * max(len(dividend) - len(divisor) + 1, 0)
+    for place in reversed(range(len(quotient))):
+        factor = rest[place + len(divisor) - 1] * inverse % PRIME
+        quotient[place] = factor
+        for i, coefficient in enumerate(divisor):
+            rest[place + i] = (rest[place + i] - factor * coefficient) % PRIME
+    return quotient, _trimmed(rest)
+
+
+def _without_product(one: list[int], factor: list[int], other: list[int]) -> list[int]:
+    """one − factor · other."""
+    result = one + [0] * max(len(factor) + len(other) - 1 - len(one), 0)
+    for place, a in enumerate(factor):
+        for i, b in enumerate(other):
+            result[place + i] = (result[place + i] - a * b) % PRIME
+    return _trimmed(result)
 
 
 def _random_numbers(count: int) -> list[int]:

@@ -14,6 +14,7 @@ import click
 from baffle.cli.log import Log, Style
 from baffle.cli.options import engine_option, log_option, path, stopped_by_sigterm
 from baffle.errors import RunFolderError
+from baffle.files import make_folder, read_file
 
 if TYPE_CHECKING:
     from baffle.network.keys import ClientKeys
@@ -52,6 +53,12 @@ LINGER = 3.0
 @click.option(
     "--affords", type=click.IntRange(0), default=0, help="Evaluate at most this many directions a round (default: all)."
 )
+@click.option(
+    "--policy",
+    "policy_file",
+    type=path,
+    help="A TOML file with what this client takes part in (default: docs/policy.md).",
+)
 @click.option("--plan", "pinned", help="Take part in this plan only.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a setting of --plan.")
 @click.option("--insecure", is_flag=True, help="Connect without TLS, to a server that was started with --insecure.")
@@ -66,6 +73,7 @@ def join(
     part: bool,
     model: Path | None,
     affords: int,
+    policy_file: Path | None,
     pinned: str | None,
     settings: tuple[str, ...],
     insecure: bool,
@@ -79,6 +87,7 @@ def join(
     from baffle.network.equipment import count_samples, with_onnx, with_torch
     from baffle.network.keys import ClientKeys
     from baffle.network.member import Member
+    from baffle.network.policy import load_policy
     from baffle.plan import load
 
     own = ClientKeys.load(keys_folder)
@@ -92,6 +101,7 @@ def join(
         affords,
         load(pinned, settings) if pinned else None,
         log,
+        load_policy(policy_file) if policy_file else None,
     )
     with stopped_by_sigterm(log, "the same command joins again"), _alone(state), closing(member):
         if engine == "flower":
@@ -150,7 +160,7 @@ def _over_flower(
 def _alone(state: Path) -> Iterator[None]:
     """Lock a client's folder for this process: two with the same marks could each answer about the same weights."""
     try:
-        state.mkdir(parents=True, exist_ok=True)
+        make_folder(state)
         lock = os.open(state, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -170,6 +180,6 @@ def _node_file(state: Path) -> Path:
 def _known_node(state: Path) -> int:
     """The node that this client was last, or 0 if unknown. Knowing it only saves waiting."""
     try:
-        return int(_node_file(state).read_text())
+        return int(read_file(_node_file(state), 100))
     except (OSError, ValueError):
         return 0

@@ -120,7 +120,7 @@ def _play_over_link(
     from baffle.network.link.server import Link, server_tls
     from baffle.network.open_files import require_open_files
 
-    require_open_files(len(own.roster.clients), tell)
+    require_open_files(len(own.roster.directory()), tell)
     tls = None if insecure else server_tls(own)
     with Link(own, host, port, tls, plan.run.deadline_seconds, Pages(own.token, board.status), tell) as link:
         tell(f"listening at {host}:{link.port}{' without TLS' if insecure else ''}")

@@ -14,7 +14,7 @@ from baffle.core.arrays import F32
 from baffle.core.messages import CatchUp, Outcome, RoundRequest, decode, read
 from baffle.core.state import FLOAT, ServerState, apply, pack, unpack
 from baffle.errors import JournalError, MessageError, unwritable
-from baffle.files import replace
+from baffle.files import read_file, replace
 from baffle.trajectory import Trajectory
 
 
@@ -24,6 +24,9 @@ class Held(NamedTuple):
     state: ServerState | None
     weights: F32
 
+
+MOST_BYTES = 1 << 33
+"""Of a saved replica."""
 
 SAVE_SECONDS = 10.0
 """Seconds between two saves, so a client that was killed repeats at most this much work."""
@@ -154,8 +157,8 @@ class Replica:
 def _read(file: Path) -> tuple[bytes, int, bytes] | None:
     """The saved trajectory digest, round and state. None if the file is missing or damaged: the server can send the
     state again."""
-    with suppress(OSError, msgspec.MsgspecError):
-        data = file.read_bytes()
+    with suppress(OSError, MemoryError, msgspec.MsgspecError):
+        data = read_file(file, MOST_BYTES)
         if sha256(data[32:]).digest() == data[:32]:
             return msgspec.msgpack.decode(data[32:], type=tuple[bytes, int, bytes])
     return None

@@ -1,5 +1,6 @@
 """The half of a client that computes: samples in, forward passes, one vector out. It sends and receives nothing."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -49,8 +50,9 @@ class Worker:
     borrow: BorrowRuntime
 
     def vector(self, request: RoundRequest, weights: F32) -> RingVector:
-        """What this client contributes to a round at these weights, as integers."""
-        with self.borrow() as runtime:
+        """What this client contributes to a round at these weights, as integers. Whatever its losses are, it takes all
+        steps and gives a vector: one that is not finite becomes the ring's `nothing`."""
+        with self.borrow() as runtime, np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             work = self._work(request, weights, runtime)
         weight = self.trajectory.weight_of(len(self.indices))
         return self.trajectory.ring.encode(work.values, self.trajectory.length, weight, work.loss, work.clipped)
@@ -95,7 +97,8 @@ class Worker:
 
     def _estimate(self, weights: F32, batch: Batch, key: bytes, runtime: Runtime) -> tuple[Work, F32]:
         """The gradient on a batch, estimated by this client alone. Its scalars pass through a ring for one client, so
-        that the same bits come out on every machine."""
+        that the same bits come out on every machine. If one of them is not finite, neither is the loss that is
+        returned, and the work goes on with zeros, so that it takes no less time."""
         plan, trajectory = self.trajectory.plan, self.trajectory
         if plan.estimator == "backprop":
             loss, gradient = _gradient(runtime, batch, weights, int.from_bytes(key[:8], "big") >> 1)
@@ -104,12 +107,14 @@ class Worker:
         probed = SCHEMES[plan.probe.scheme](
             runtime.on(batch), weights, directions, trajectory.supports, plan.probe.sigma, trajectory.block
         )
+        finite = math.isfinite(probed.base) and bool(np.isfinite(probed.scalars).all())
+        scalars, loss = (probed.scalars, probed.base) if finite else (np.zeros_like(probed.scalars), 0.0)
         alone = Ring(clients=1, n_max=1, clip=plan.ring.d_max)
-        total = alone.decode(alone.encode(probed.scalars, len(probed.scalars), 1, probed.base), 1)
+        total = alone.decode(alone.encode(scalars, len(scalars), 1, loss), 1)
         gradient = gradient_from_scalars(
             total.totals, 1, directions, trajectory.supports, trajectory.n, alone, block=trajectory.block
         )
-        return Work(probed.scalars, probed.base, total.clipped), gradient
+        return Work(scalars, loss if finite else math.nan, total.clipped), gradient
 
     def _batch_of_round(self, round_number: int) -> Batch:
         n, size = len(self.indices), self.trajectory.plan.federation.batch

@@ -49,11 +49,13 @@ CONTRIBUTED, MISSING = "contributed", "missing"
 
 class Collected(NamedTuple):
     """How a round ended: for each group the sum over its clients (or none), what became of each client, how many were
-    silent in which phase, what was refused, and the bytes from and to each."""
+    silent and how many abstained in which phase, what was refused (abstentions included), and the bytes from and to
+    each."""
 
     sums: Sequence[Sum | None]
     events: Mapping[int, str]
     silent: Mapping[str, int]
+    abstained: Mapping[str, int]
     refusals: Sequence[tuple[int, str]]
     uplink: Mapping[int, int]
     downlink: Mapping[int, int]

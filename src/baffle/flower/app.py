@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 
 from baffle.aggregation.messages import Request
 from baffle.client.abstaining import abstention
-from baffle.core.messages import encode, tag_of
+from baffle.core.messages import tag_of
 from baffle.errors import BaffleError, KeysError, PlanError, RunFolderError
+from baffle.files import make_folder
 from baffle.flower.app_wrappers import Delivery, Settings, client_app, server_app
 from baffle.flower.identify import Who, with_identity
 from baffle.flower.lines import FlowerLines
@@ -31,6 +32,7 @@ from baffle.network.equipment import count_samples, with_onnx, with_torch
 from baffle.network.joining import Asked
 from baffle.network.keys import ClientKeys
 from baffle.network.member import NEEDS_WORK, Member
+from baffle.network.policy import load_policy
 from baffle.plan import Plan, load
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def setting(configs: tuple[Settings, ...], name: str, default: T) -> T:
 
 
 def folder(configs: tuple[Settings, ...], name: str) -> Path | None:
-    """A folder. Flower starts its processes in any working directory, so the path must be absolute."""
+    """A folder, or a file. Flower starts its processes in any working directory, so the path must be absolute."""
     text = setting(configs, name, "")
     if text and not Path(text).is_absolute():
         raise PlanError(f"{name}: expected an absolute path, got {text!r}")
@@ -102,7 +104,7 @@ def answer(delivery: Delivery) -> tuple[bytes, bytes]:
             return reply, b"" if member.over else member.frozen()
     except Exception as fault:  # Flower would send the text of any error that it sees to the server
         tell(f"cannot answer: {fault if isinstance(fault, BaffleError) else repr(fault)}")
-        return encode(abstention(0, fault)), delivery.state
+        return abstention(delivery.content), delivery.state
 
 
 def _identify(delivery: Delivery) -> tuple[ClientKeys, Path | None]:
@@ -128,6 +130,7 @@ def _member(delivery: Delivery, own: ClientKeys, state: Path | None) -> Member:
     number = own.number
     data = folder(configs, "data")
     model = folder((delivery.node,), "model")
+    policy = folder((delivery.node,), "policy")
     part = setting(configs, "part", False)
     return Member(
         own,
@@ -137,6 +140,7 @@ def _member(delivery: Delivery, own: ClientKeys, state: Path | None) -> Member:
         setting((delivery.node,), "affords", 0),
         plan_of((delivery.node,), ""),
         lambda words: tell(f"client {number}: {words}"),
+        load_policy(policy) if policy else None,
     )
 
 
@@ -148,7 +152,7 @@ def _exclusively(state: Path | None) -> Iterator[None]:
         yield
         return
     try:
-        state.mkdir(parents=True, exist_ok=True)
+        make_folder(state)
         lock = (state / "lock").open("wb")
     except OSError as fault:
         raise RunFolderError(f"{state} cannot be used: {fault.strerror or fault}") from None

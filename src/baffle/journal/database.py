@@ -32,6 +32,8 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     try:
         if read_only:
             return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        with suppress(OSError):  # SQLite says better what is wrong with a place
+            path.touch(mode=0o600)  # for its owner alone; SQLite gives its other files the same mode
         db = sqlite3.connect(path, timeout=READERS_SECONDS, isolation_level="DEFERRED")
         try:
             db.execute("PRAGMA journal_mode = WAL")

@@ -15,13 +15,10 @@ from baffle.core.messages import Outcome
 from baffle.core.state import ServerState, apply
 from baffle.errors import BaffleError, ChainError, JournalError
 from baffle.files import read_file
-from baffle.journal.folder import RunFolder
+from baffle.journal.folder import SUMMARY_BYTES, RunFolder
 from baffle.journal.store import Entry, Journal, chain_next, chain_start
 from baffle.plan import load
 from baffle.trajectory import Trajectory, trajectory_of
-
-SUMMARY_BYTES = 1 << 20
-"""No summary is longer than this; a real one takes about a kilobyte."""
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,7 @@ class Board:
             rounds_done=metrics.round + 1,
             skipped_rounds=before.skipped_rounds + (not metrics.contributors),
             silent=dict(Counter(before.silent) + Counter(metrics.silent)),
+            abstained=dict(Counter(before.abstained) + Counter(metrics.abstained)),
             refusals=before.refusals + metrics.refusals,
             uplink_bytes=before.uplink_bytes + metrics.uplink_bytes,
             downlink_bytes=before.downlink_bytes + metrics.downlink_bytes + metrics.join_bytes,

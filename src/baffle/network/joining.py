@@ -9,7 +9,7 @@
     Over(the last weights)    →
                               ←       Done(their hash)
 
-Who a client is, its line has proved before. A client that will not take part answers with an Abstention that says why.
+Who a client is, its line has proved before. A client that will not take part answers with an Abstention.
 One that was restarted, or whose weights went wrong, answers `Unready`, and has to introduce itself again.
 """
 
@@ -17,19 +17,20 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar, get_args
 
 from msgspec import Meta
 
 from baffle.aggregation.messages import Key
-from baffle.core.messages import Abstention, Hash, Message, Number, RoundRequest, encode, read
-from baffle.errors import MessageError, one_line
+from baffle.core.messages import Abstention, Hash, Message, Number, RoundRequest, encode, read, tag_of
+from baffle.errors import MessageError
 
 AGAIN = 5.0
 """Seconds until a client that was silent or turned away is asked again."""
 
-MOST_PLAN = 1 << 20
-"""The most characters that a plan may have."""
+MOST_PLAN = 1 << 19
+"""The most characters that a plan may have: room for a layout of some thousand rows. A client reads this much in less
+than a second."""
 
 NO_RUN = bytes(32)
 """The run of messages to a client that has not been told about one."""
@@ -270,13 +271,15 @@ class ConnectedClients:
 
 UNREADY = encode(Unready())
 
+JOINING = {kind.__struct_config__.tag for kind in get_args(Asked)}
+"""How messages about joining begin."""
+
 
 def decode_asked(data: bytes) -> Asked | None:
     """A message about joining; None if it is about anything else."""
-    try:
-        asked: Asked = read(data, Asked, "Introduce, Begin or Over")
-    except MessageError:
+    if tag_of(data) not in JOINING:
         return None
+    asked: Asked = read(data, Asked, "Introduce, Begin or Over")
     return asked
 
 
@@ -286,7 +289,7 @@ def _expect(kind: type[M], data: bytes | None) -> M:
         raise MessageError("it did not answer")
     answer: Answered = read(data, Answered, "Introduction, Ready or Done")
     if isinstance(answer, Abstention):
-        raise MessageError(one_line(answer.reason))
+        raise MessageError("it abstained; its own log says why")
     if not isinstance(answer, kind):
         raise MessageError(f"expected {kind.__name__}, got {type(answer).__name__}")
     return answer

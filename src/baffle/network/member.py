@@ -16,7 +16,7 @@ from baffle.client.client import Client, contribution_bytes
 from baffle.client.replica import Replica
 from baffle.client.worker import Worker
 from baffle.core.messages import Message, Number, RoundRequest, decode, encode
-from baffle.errors import BaffleError, MessageError, PlanError, RefusalError, RunFolderError
+from baffle.errors import BaffleError, MessageError, PlanError, RefusalError, RunFolderError, first_line, one_line
 from baffle.network.joining import (
     UNREADY,
     Asked,
@@ -31,8 +31,9 @@ from baffle.network.joining import (
 )
 from baffle.network.keys import ClientKeys
 from baffle.network.link.limits import PLAN_BYTES, most_request_bytes
+from baffle.network.policy import Policy
 from baffle.network.same_plan import differences, for_roster
-from baffle.plan import Custom, Plan, parse
+from baffle.plan import Plan, check, parse, read_toml, settings_of
 from baffle.schedule import policy_of
 from baffle.trajectory import Trajectory, trajectory_of
 
@@ -60,11 +61,10 @@ class Member:
     """One client of a network. Its folder holds, for each run, what it must not forget: its marks and its replica.
     Without a folder it remembers them only in memory, or for as long as its caller keeps what `frozen` returns.
 
-    With a `pinned` plan it takes part in no other. Without one it takes part in any plan with secure sums that calls no
-    functions from outside BAFFLE.
+    It takes part within its `policy`; without one, within the default. With a `pinned` plan it takes part in no other,
+    and without a policy beside it the plan stands for what it fixes.
 
-    `tell` is its own log: it gets the whole reason of everything that it refuses or cannot do. The server reads only
-    reasons that lie with the server.
+    `tell` is its own log: it gets the whole reason of everything that it refuses or cannot do. The server learns none.
     """
 
     keys: ClientKeys
@@ -74,6 +74,7 @@ class Member:
     affords: int = 0
     pinned: Plan | None = None
     tell: Tell = lambda _words: None
+    policy: Policy | None = None
     over: bool = False
     """Whether its run has ended."""
     _begun: Begin | None = field(default=None, repr=False)
@@ -83,14 +84,15 @@ class Member:
         self._tell_sparingly = Sparingly(lambda words: self.tell(words))
 
     def answer(self, data: bytes) -> bytes:
-        asked = decode_asked(data)
-        if asked is None:
-            return self._answer_round(data)
+        """The reply to whatever a server sends. Nothing that it sends ends this client, not even a mistake of ours."""
         try:
-            return encode(self._answer(asked))
+            asked = decode_asked(data)
+            return self._answer_round(data) if asked is None else encode(self._answer(asked))
         except (BaffleError, OSError) as fault:
             self._tell_sparingly(f"will not take part: {fault}")
-            return encode(abstention(0, fault))
+        except Exception as fault:
+            self._tell_sparingly(f"abstained: a mistake in BAFFLE: {type(fault).__name__}: {first_line(fault)}")
+        return abstention(data)
 
     @property
     def most_request_bytes(self) -> int:
@@ -153,10 +155,12 @@ class Member:
     def _answer(self, asked: Asked) -> Message:
         match asked:
             case Introduce():
-                plan = _offered(asked)
+                plan = self._offered(asked)
                 self._require_acceptable(plan)
+                samples = self.samples(plan)
+                self._require_acceptable(plan, samples)
                 held, answered = self._holds(asked.run) + 1, self._marks(asked.run).slot + 1
-                return Introduction(self.samples(plan), self.affords, held, answered)
+                return Introduction(samples, self.affords, held, answered)
             case Begin():
                 self._begin(asked)
                 assert self._client is not None
@@ -179,14 +183,11 @@ class Member:
         return Done(last.weights_hash)
 
     def _begin(self, asked: Begin) -> None:
-        plan = _offered(asked)
+        plan = self._offered(asked)
         self._require_acceptable(plan)
         number, roster = self.keys.number, self.keys.roster
-        if not plan.federation.clients == len(asked.tiers) == len(roster.clients):
-            raise RefusalError(
-                f"a run of {plan.federation.clients} clients and {len(asked.tiers)} tiers, but the roster has "
-                f"{len(roster.clients)}"
-            )
+        if len(asked.tiers) != len(roster.clients):
+            raise RefusalError(f"{len(asked.tiers)} tiers, but the roster has {len(roster.clients)} clients")
         if self.affords and asked.tiers[number] > self.affords:
             raise RefusalError(f"{asked.tiers[number]} directions a round, but this client affords {self.affords}")
         if plan.secure.mode != "off":
@@ -195,9 +196,10 @@ class Member:
             self._go_on(self._client, asked, plan)
             return
         worker = self.equip(plan, asked.tiers[number])
+        self._require_acceptable(plan, len(worker.indices))
         replica = self._take_part(asked, worker.trajectory, worker).replica
         at = f", from round {replica.round + 1} on" if replica.round >= 0 else ""
-        self.tell(f"takes part in {plan.name!r} as client {number} of {len(roster.clients)}{at}")
+        self.tell(f"takes part in {one_line(plan.name, 80)!r} as client {number} of {len(roster.clients)}{at}")
 
     def _require_marks(self, asked: Begin) -> None:
         """Refuse to go on without the marks of a round that this client contributed to: they are on its disk before
@@ -249,21 +251,27 @@ class Member:
     def _in(self, run: bytes) -> bool:
         return self._begun is not None and self._begun.run == run
 
-    def _require_acceptable(self, plan: Plan) -> None:
-        if self.pinned is not None:
-            if differing := differences(for_roster(self.pinned, self.keys.roster), plan):
-                self._tell_sparingly(f"the server's plan is another than this client's --plan: {differing}")
-                raise RefusalError("the server's plan is another than the one that this client takes part in")
-        elif plan.secure.mode == "off":
-            raise RefusalError(
-                'the plan has secure.mode = "off": the server would see this client\'s values; to accept that, give '
-                "the plan with --plan"
-            )
-        elif ":" in plan.task.data or isinstance(plan.task.model, Custom):
-            raise RefusalError(
-                "the plan's data or model comes from functions outside BAFFLE; to let this client call them, give "
-                "the plan with --plan"
-            )
+    def _offered(self, asked: Introduce | Begin) -> Plan:
+        """The plan that a server offers. Some checks of a plan take time that grows with its number of clients, so
+        that is compared first."""
+        try:
+            plan = settings_of(read_toml(asked.plan, "the server's plan"), Plan)
+            clients, expected = plan.federation.clients, len(self.keys.roster.clients)
+            if clients != expected:
+                raise RefusalError(f"a run of {clients} clients, but the roster has {expected}")
+            check(plan)
+        except PlanError as fault:
+            raise RefusalError(f"the server's plan is none: {fault}") from None
+        return plan
+
+    def _require_acceptable(self, plan: Plan, samples: int | None = None) -> None:
+        """Refuse a plan that is not the pinned one, or not within the policy. Some rules need the number of samples."""
+        if self.pinned is None:
+            (self.policy or Policy()).require(plan, samples)
+            return
+        if differing := differences(for_roster(self.pinned, self.keys.roster), plan):
+            raise RefusalError(f"the server's plan is another than this client's --plan: {differing}")
+        (self.policy or Policy.beside(self.pinned)).require(plan, samples, named=True)
 
     def _holds(self, run: bytes) -> int:
         """The round of a run whose weights this client holds or has saved; −1 for none. The plan may not be settled
@@ -285,15 +293,7 @@ class Member:
             return None
         folder = self.folder / run.hex()[:16]
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as fault:
             raise RunFolderError(f"{folder} cannot be used: {fault.strerror or fault}") from None
         return folder
-
-
-def _offered(asked: Introduce | Begin) -> Plan:
-    """The plan that a server offers. What is wrong in it is the server's to know."""
-    try:
-        return parse(asked.plan)
-    except PlanError as fault:
-        raise RefusalError(str(fault)) from None

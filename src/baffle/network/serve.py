@@ -22,9 +22,9 @@ from baffle.journal.folder import PLAN, RunFolder
 from baffle.network.board import Board
 from baffle.network.full_disk import WaitForRoom
 from baffle.network.joining import Begin, ConnectedClients, Introduction, Lines
-from baffle.network.keys import Roster
 from baffle.network.reception import Reception
 from baffle.network.resuming import Tell, resume
+from baffle.network.rosters import Roster
 from baffle.network.same_plan import for_roster
 from baffle.network.settling import Settled, read_settled, remove_settled, settle, write_settled
 from baffle.plan import Plan, parse
@@ -55,13 +55,13 @@ def serve(
 ) -> Summary:
     """Run a plan with the clients of a network into a folder. If a run is already there, continue it, to as many rounds
     and with the settings `run.*` that the plan has now. A new run begins when `least` clients are connected (0: as many
-    as take part in a round).
+    as take part in a round, or all that the roster has if these are fewer).
 
     The server needs no training sample. Without a test set it measures no accuracy, and says so. The board always shows
     how the run goes."""
     plan = _plan_for(plan, roster)
     board = board or Board()
-    board.begin(out.resolve().name, plan, len(roster.clients))
+    board.begin(out.resolve().name, plan, len(roster.directory()))
     attempt = WaitForRoom(tell)
     if (out / PLAN).exists():
         with RunFolder.existing(out, attempt) as folder:
@@ -73,7 +73,7 @@ def serve(
     folder = RunFolder.new(out, attempt)
     settled = Settled(secrets.token_hex(32), ())
     clients = _connected_clients(lines, roster, settled, plan, tell)
-    newcomers = _gather(clients, least or plan.per_round, board)
+    newcomers = _gather(clients, least or min(plan.per_round, len(roster.directory())), board)
     plan, tiers = settle(plan, newcomers)
     task = load_server_task(plan, data, max(newcomer.samples for newcomer in newcomers.values()))
     with folder:
@@ -186,7 +186,7 @@ def _gather(clients: ConnectedClients, least: int, board: Board) -> dict[int, In
 
 
 def _plan_for(plan: Plan, roster: Roster) -> Plan:
-    """The plan for this roster's number of clients, with every round written to disk before it counts."""
+    """The plan for this roster's places, with every round written to disk before it counts."""
     run = msgspec.structs.replace(plan.run, commit_seconds=0.0)
     return parse(msgspec.structs.replace(for_roster(plan, roster), run=run).to_toml())  # parse checks it as a whole
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from baffle.errors import PlanError, RunFolderError, unwritable
+from baffle.files import read_file, replace
 from baffle.network.joining import Introduction
 from baffle.plan import Plan, Tier
 from baffle.schedule import tiers_of
@@ -13,13 +15,16 @@ from baffle.schedule import tiers_of
 SETTLED = "network.json"
 """The file in the run's folder that holds a `Settled`. It is written before the plan."""
 
+MOST_BYTES = 2_000_000
+"""No such file is longer: room for the tiers of a hundred thousand clients."""
+
 
 class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a networked run must keep beside its plan: a random name for the run, in hex, and how many directions each
     client evaluates."""
 
-    run: str
-    tiers: tuple[int, ...]
+    run: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    tiers: tuple[Annotated[int, msgspec.Meta(ge=0, le=2**32)], ...]
 
 
 def settle(plan: Plan, newcomers: Mapping[int, Introduction]) -> tuple[Plan, tuple[int, ...]]:
@@ -51,17 +56,18 @@ def settle(plan: Plan, newcomers: Mapping[int, Introduction]) -> tuple[Plan, tup
 def read_settled(out: Path) -> Settled:
     path = out / SETTLED
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Settled)
-    except (OSError, msgspec.MsgspecError) as fault:
+        return msgspec.json.decode(read_file(path, MOST_BYTES), type=Settled)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
         raise RunFolderError(
             f"{path} cannot be read: {fault}; the run in {out} was not begun by `baffle serve`, or is damaged"
         ) from None
 
 
 def remove_settled(out: Path) -> None:
-    """Remove the file that is left if a server was killed before it wrote its plan. No client learnt of that run."""
+    """Remove what is left if a server was killed before it wrote its plan. No client learnt of that run."""
     try:
-        (out / SETTLED).unlink(missing_ok=True)
+        for name in (SETTLED, f".{SETTLED}.new"):
+            (out / name).unlink(missing_ok=True)
     except OSError as fault:
         raise RunFolderError(f"{out} cannot be used for a run: {fault.strerror or fault}; give another --out") from None
 
@@ -69,6 +75,6 @@ def remove_settled(out: Path) -> None:
 def write_settled(out: Path, settled: Settled) -> None:
     path = out / SETTLED
     try:
-        path.write_bytes(msgspec.json.encode(settled))
+        replace(path, msgspec.json.encode(settled))
     except OSError as fault:
         raise unwritable(path, fault, "free some space or mend the disk, or give another --out") from None

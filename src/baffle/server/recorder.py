@@ -64,6 +64,7 @@ class RoundMetrics(msgspec.Struct):
     refusals: int
     seconds: float = 0.0
     silent: dict[Phase, int] = {}
+    abstained: dict[Phase, int] = {}
     test_accuracy: float | None = None
 
 
@@ -93,6 +94,8 @@ class Recorder:
         self._rounds_before = journal.length()
         self._reported = self._began
         self._record_seconds = 0.0
+        self._skipped_because: list[str] = []
+        """Why the rounds since the last sum were skipped."""
         self._progress = Progress(self._rounds_before, trajectory.plan.rounds)
 
     def tick(self, done: int, of: int) -> None:
@@ -186,11 +189,16 @@ class Recorder:
         self._watch(replace(progress, seconds_left=left))
 
     def _stop_if_stuck(self, played: Played) -> None:
+        if played.metrics["contributors"]:
+            self._skipped_because.clear()
+            return
+        self._skipped_because.append(next(iter(played.participation.values())))
         recent = self._records[-MOST_SKIPPED:]
         if len(recent) == MOST_SKIPPED and not any(record["contributors"] for record in recent):
-            reason = next(iter(played.participation.values()))
+            first, last = self._skipped_because[0], self._skipped_because[-1]
+            others = "" if first == last else f", and the last: {last}"
             raise BaffleError(
-                f"{MOST_SKIPPED} rounds in a row were skipped; the last reason was: {reason}. "
+                f"{MOST_SKIPPED} rounds in a row were skipped; the first reason was: {first}{others}. "
                 f"The run is kept in {self._folder.path}"
             )
 

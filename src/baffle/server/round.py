@@ -122,6 +122,8 @@ def measure(outcome: Outcome, collected: Collected, joined: Set[int]) -> dict[st
     }
     if collected.silent:
         metrics["silent"] = collected.silent
+    if collected.abstained:
+        metrics["abstained"] = collected.abstained
     if collected.refusals:
         metrics["refused"] = [f"client {client}: {why}" for client, why in collected.refusals[:MOST_REFUSALS]]
     if any(collected.sums) and not outcome.groups:

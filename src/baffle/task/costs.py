@@ -126,7 +126,8 @@ def secure_bytes(plan: Plan) -> SecureBytes:
     agreement = plan.secure.mode == "malicious-server"
     k = ClientPolicy(agreement=agreement).graph(members, bytes(32)).k
     keys = Advertisement(0, bytes(16), bytes(32), 0, (bytes(32),) * KEYS_AT_ONCE, bytes(64))
-    turned = Turned(Unmasked(0, bytes(SHARE_BYTES * k), bytes(SHARE_BYTES)), Sealed(0, bytes(BOX_BYTES * k)), "")
+    sealed = Sealed(0, bytes(BOX_BYTES * k), bytes(32))
+    turned = Turned(Unmasked(0, bytes(SHARE_BYTES * k), bytes(SHARE_BYTES)), sealed)
     signers, signatures = (members, bytes(SIGNATURE_BYTES * len(members))) if agreement else ((), b"")
     turn = Turn(Unmask(0, members, (), signers, signatures), Opening(0, members, 1, 1, bytes(32), ()))
     request = RoundRequest(0, 0, bytes(32), bytes(32), CatchUp("weights", 0, ()))

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import stat
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from baffle.aggregation.client.refusals import MOST_QUERIES
 from baffle.aggregation.client.session import ClientSession
 from baffle.errors import BaffleError, RefusalError, RunFolderError
 from tests.support.federation import Federation, about, random_vector
+from tests.support.memory import at_most
 from tests.support.slots import never
 
 STEPS = [
@@ -287,3 +289,24 @@ def test_with_a_full_disk_nothing_is_sent_and_the_client_goes_on_later(
     disk.how = ""
     session.unmask(server.unmask())
     assert MarksFile(path).marks == Marks(0, 0, 0, {about(0).weights_hash.hex(): (0,)})
+
+
+def test_marks_are_their_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    MarksFile(tmp_path / "marks").remember(STEPS[0])
+    os.umask(before)
+    assert stat.S_IMODE((tmp_path / "marks").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("content", [b"[" * 1_000_000 + b"\n", b"\xff\n", b"null\n", b'{"sealed": 1e300}\n'])
+def test_hostile_marks_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "marks").write_bytes(content)
+    with at_most(8 << 20), pytest.raises(RunFolderError, match=r"marks cannot be read: .* could be asked twice"):
+        MarksFile(tmp_path / "marks")
+
+
+def test_marks_that_never_end_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "marks").touch()
+    os.truncate(tmp_path / "marks", 1 << 40)
+    with at_most(1 << 20), pytest.raises(RunFolderError, match="longer than"):
+        MarksFile(tmp_path / "marks")

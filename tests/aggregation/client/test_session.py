@@ -14,6 +14,7 @@ from baffle.aggregation.masks import agree, pair_mask, self_mask
 from baffle.aggregation.messages import (
     NO_SHARE,
     Turn,
+    Turned,
     Unmask,
 )
 from baffle.aggregation.shares import combine, weights
@@ -225,16 +226,17 @@ def test_a_restarted_client_refuses_what_it_did_before() -> None:
     federation.masked(server, asked_of(server), federation.everybody)
 
 
-def test_a_turn_does_both_parts_or_says_why_not() -> None:
-    federation = new_federation(3)
+def test_a_turn_does_both_parts_or_tells_why_not() -> None:
+    federation, told = new_federation(3), list[str]()
     session = federation.sessions[0]
     server, _ = federation.until_masked(about(0))
-    turned = session.turn(Turn(server.unmask(), federation.opening(1, 0, threshold=1)))
+    turned = session.turn(Turn(server.unmask(), federation.opening(1, 0, threshold=1)), told.append)
     assert turned.unmasked == session.unmask(server.unmask())
     assert turned.sealed is None
-    assert "threshold" in turned.refusal
-    turned = session.turn(Turn(Unmask(0, (0, 1), (2,)), federation.opening(1, 0)))
+    assert told.pop().startswith("abstained: a threshold of 1")
+    turned = session.turn(Turn(Unmask(0, (0, 1), (2,)), federation.opening(1, 0)), told.append)
     assert turned.unmasked is None
     assert turned.sealed == session.seal(federation.opening(1, 0))
-    assert "other survivors" in turned.refusal
-    assert session.turn(Turn(None, None)).refusal == ""
+    assert told.pop() == "abstained: slot 0 was settled for other survivors before"
+    assert session.turn(Turn(None, None), told.append) == Turned(None, None)
+    assert told == []

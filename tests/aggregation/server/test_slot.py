@@ -12,10 +12,10 @@ from baffle.aggregation.messages import (
     Unmasked,
 )
 from baffle.aggregation.shares import SHARE_BYTES
-from baffle.core.ring import Ring, add
-from baffle.errors import AbortError, MessageError, RefusalError
+from baffle.core.ring import add
+from baffle.errors import AbortError, RefusalError
 from tests.support.federation import LENGTH, about, random_vector
-from tests.support.slots import asked_of, new_federation, unmasked_by
+from tests.support.slots import new_federation, unmasked_by
 
 
 def test_a_bad_vector_is_refused_and_changes_nothing() -> None:
@@ -90,20 +90,27 @@ def test_wrong_shares_of_a_dropped_key_are_noticed(wrong: Callable[[bytes], byte
         if client == 1:
             released = replace(released, shares=released.shares[:-SHARE_BYTES] + wrong(released.shares[-SHARE_BYTES:]))
         server.take_unmasked(client, released)
-    with pytest.raises(AbortError):
+    with pytest.raises(AbortError, match="2 neighbours of client 3 gave the shares they were dealt, 3 are needed"):
         server.total()
+    assert server.lies.keys() == {1}
 
 
-def test_wrong_shares_of_a_self_mask_never_give_a_sum_that_decodes() -> None:
-    federation, ring = new_federation(3), Ring(clients=3, n_max=4, clip=1.0)
-    vectors = {c: ring.encode(np.full(LENGTH, 0.25), LENGTH, 1 + c, 0.0) for c in federation.everybody}
-    server = federation.sealed()
-    for client, request in asked_of(server).items():
-        masked = federation.sessions[client].mask(request, lambda c=client: vectors[c])  # type: ignore[misc]
-        server.take_vector(client, masked, len(masked))
+def test_a_wrong_share_of_ones_own_self_mask_is_noticed_and_not_needed() -> None:
+    federation = new_federation(3)
+    server, plain = federation.until_masked(about(0))
     unmask = server.unmask()
     for client in federation.everybody:
         released = federation.sessions[client].unmask(unmask)
         server.take_unmasked(client, replace(released, own=bytes(33)) if client == 0 else released)
-    with pytest.raises(MessageError):
-        ring.decode(server.total(), 3)
+    assert np.array_equal(server.total(), add(list(plain.values())))
+    assert server.lies.keys() == {0}
+
+
+def test_other_boxes_or_another_commitment_after_the_first_are_refused() -> None:
+    federation = new_federation(4)
+    server = federation.sealed()
+    sealed = federation.sessions[3].seal(federation.opening(0, 3))
+    for other in (replace(sealed, commitment=bytes(32)), replace(sealed, boxes=sealed.boxes[:-1] + b"x")):
+        with pytest.raises(RefusalError, match="other shares before"):
+            server.take_sealed(3, other)
+    assert (server.commitments[3], server.sealed[3][-1][-1:]) == (sealed.commitment, sealed.boxes[-1:])

@@ -10,9 +10,13 @@ import msgspec
 from msgspec import Meta
 
 from baffle.errors import RunFolderError, unwritable
+from baffle.files import read_file
 
 MARKS = "marks.jsonl"
 """The file of a client's marks, in its folder for a run."""
+
+MOST_BYTES = 1 << 30
+"""Of a file of marks: room for millions of rounds."""
 
 Mark = Annotated[int, Meta(ge=-1)]
 
@@ -37,10 +41,10 @@ class MarksFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            data = path.read_bytes() if path.exists() else b""
+            data = read_file(path, MOST_BYTES) if path.exists() else b""
             *lines, rest = data.split(b"\n")
             known = [msgspec.json.decode(line, type=Marks) for line in lines]
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as fault:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
             raise RunFolderError(
                 f"{path} cannot be read: {fault}; without its marks this client could be asked twice, so it must join "
                 "as a new client, with a new key"
@@ -56,7 +60,7 @@ class MarksFile:
         line = msgspec.json.encode(msgspec.structs.replace(marks, released=fresh)) + b"\n"
         try:
             if not self._path.exists():
-                self._path.touch()
+                self._path.touch(mode=0o600)
                 _sync_folder(self._path.parent)
             with self._path.open("r+b") as file:
                 file.truncate(self._size)

@@ -34,7 +34,7 @@ from baffle.aggregation.client.refusals import (
 )
 from baffle.aggregation.client.slot import FrozenSlot, OpenSlot, freeze, thaw
 from baffle.aggregation.client_policy import ClientPolicy, checked_slot
-from baffle.aggregation.context import round_context, sign, survivors_text
+from baffle.aggregation.context import round_context, seed_commitment, sign, survivors_text
 from baffle.aggregation.masks import agree, pair_mask, self_mask
 from baffle.aggregation.messages import (
     BOX_BYTES,
@@ -57,7 +57,7 @@ from baffle.aggregation.messages import (
 from baffle.aggregation.shares import SHARE_BYTES, split
 from baffle.core.messages import Message, Number, decode, encode, read
 from baffle.core.ring import RingVector, add
-from baffle.errors import MessageError, RefusalError
+from baffle.errors import BaffleError, RefusalError
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -165,7 +165,8 @@ class ClientSession:
         points = [holder + 1 for holder in (*neighbours, self._number)]
         *shares, (own, _) = split(seed, private.private_bytes_raw(), opening.threshold, points)
         texts = {receiver: of_seed + of_key for receiver, (of_seed, of_key) in zip(neighbours, shares, strict=True)}
-        sealed = Sealed(opening.slot, self._peers.seal(opening.slot, texts))
+        commitment = seed_commitment(self._run, opening.slot, self._number, seed)
+        sealed = Sealed(opening.slot, self._peers.seal(opening.slot, texts), commitment)
         self._note(sealed=opening.slot)
         self._keys = {number: key for number, key in self._keys.items() if number > opening.slot}
         self._open = {number: earlier for number, earlier in self._open.items() if number >= opening.slot - 1}
@@ -235,20 +236,23 @@ class ClientSession:
         own.unmasked = Unmasked(asked.slot, b"".join(shares), own.share)
         return own.unmasked
 
-    def turn(self, asked: Turn) -> Turned:
-        """End one slot and open the next. If one part is refused, the other is still answered."""
+    def turn(self, asked: Turn, tell: Callable[[str], None] = lambda _words: None) -> Turned:
+        """End one slot and open the next. If one part is refused, the other is still answered. `tell` gets the
+        reasons."""
         refusals: list[str] = []
 
         def tried(act: Callable[[A], B], part: A | None) -> B | None:
             try:
                 return act(part) if part is not None else None
-            except MessageError as fault:
+            except (BaffleError, OSError) as fault:
                 refusals.append(str(fault))
                 return None
 
         unmasked = tried(self.unmask, asked.unmask)
         sealed = tried(self.seal, asked.opening)
-        return Turned(unmasked, sealed, "; ".join(refusals)[:1000])
+        if refusals:
+            tell(f"abstained: {'; '.join(dict.fromkeys(refusals))}")
+        return Turned(unmasked, sealed)
 
     def _slot(self, number: int) -> OpenSlot:
         if number not in self._open:

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baffle.errors import MessageError
-from baffle.network.keys import Roster
 from baffle.network.link.connection import Connection
 from baffle.network.link.envelope import REPLY_BYTES, Request, answered_id, read_reply
 from baffle.network.link.handshake import REPLACED
 from baffle.network.link.limits import most_bytes
+from baffle.network.rosters import Roster
 
 GRACE = 2.0
 """Seconds for which a client whose line broke counts as connected."""
