@@ -39,7 +39,7 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.mark_lines import Marks
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.client_policy import ClientPolicy, Slot, checked_slot
 from baffle.aggregation.messages import Advertisement, Agreed, Turn, Turned, decode_request, phase_of
@@ -71,7 +71,7 @@ class Fixed:
     def weights_for(self, _request: RoundRequest) -> None:
         """No weights are needed."""
 
-    def vector(self, _request: RoundRequest, _weights: None) -> RingVector:
+    def vector(self, _round: int, _weights: None) -> RingVector:
         return vector(self.number)
 
 
@@ -150,7 +150,7 @@ class Federation:
         self.requests: dict[str, dict[int, bytes]] = {}
         self.replies: dict[str, dict[int, bytes]] = {}
         self.before: dict[str, Client] = {}
-        self.request = RoundRequest(ROUND, ROUND, bytes(32), bytes(32), CatchUp("weights", 0, (b"",)), (0,))
+        self.request = RoundRequest(ROUND, bytes(32), bytes(32), bytes(32), CatchUp("weights", 0, (b"",)))
         self.collected = self.server.collect([dict.fromkeys(range(N), self.request)], self)
         self.before["nothing more"] = clone(self.clients[VICTIM])
 

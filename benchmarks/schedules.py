@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -41,7 +41,7 @@ from unittest.mock import patch
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.marks import Memory
 from baffle.aggregation.client.refusals import MOST_QUERIES
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.client_policy import ClientPolicy
@@ -113,9 +113,9 @@ class Clients:
         self._case, self._ring = case, ring
         identities = {client: Ed25519PrivateKey.generate() for client in range(case.n)}
         self.directory = {c: identity.public_key().public_bytes_raw() for c, identity in identities.items()}
-        self.marks: dict[int, Marks] = {}
+        self.memories = {client: Memory() for client in identities}
         self.sessions = {
-            c: ClientSession(c, identity, self.directory, run, case.policy, remember=partial(self.marks.__setitem__, c))
+            c: ClientSession(c, identity, self.directory, run, case.policy, memory=self.memories[c])
             for c, identity in identities.items()
         }
         self.sent: dict[tuple[int, int], bytes] = {}  # client and round → the masked vector
@@ -233,7 +233,7 @@ class Federation:
         self.ring = Ring(clients=case.n, n_max=2 * case.n, clip=4.0, tier_factor=tier_factor)
         self.clients = Clients(case, run, self.ring)
         self.server = SecureSum(self.ring, LENGTH, run, self.clients.directory, case.policy)
-        self.weights, self.skipped = bytes(32), ()  # type: tuple[bytes, tuple[int, ...]]
+        self.weights = self.chain = bytes(32)
         self.seen: dict[tuple[int, int], Seen] = {}
         self.counts: Counter[str] = Counter()
 
@@ -241,16 +241,12 @@ class Federation:
         """Play one round and check it. Returns whether every group has a sum over all of its clients, or all but those
         whose damaged messages were taken for lies."""
         groups = self.case.policy.groups_of(number) if self.case.policy.groups_of else []
-        request = partial(RoundRequest, number, trajectory=bytes(32), weights_hash=self.weights)
-        requests = [
-            dict.fromkeys(group, request(key=key, catch_up=CatchUp("weights", 0, ()), skipped=self.skipped))
-            for key, group in enumerate(groups)
-        ]
+        request = RoundRequest(number, bytes(32), self.chain, self.weights, CatchUp("weights", 0, ()))
+        requests = [dict.fromkeys(group, request) for group in groups]
         collected = self.server.collect(requests, Watched(transport, self.seen))
+        self.chain = sha256(self.chain + number.to_bytes(8, "big")).digest()
         if any(collected.sums):
-            self.weights, self.skipped = sha256(self.weights + number.to_bytes(8, "big")).digest(), ()
-        else:
-            self.skipped = (*self.skipped, number)
+            self.weights = sha256(self.weights + number.to_bytes(8, "big")).digest()
         for group, total in zip(groups, collected.sums, strict=True):
             self._check(number, group, total, collected)
         asked = [[c for c in group if not collected.events[c].startswith("left out")] for group in groups]
@@ -299,8 +295,7 @@ class Federation:
 
     def exhausted(self) -> bool:
         """Whether any client has answered about these weights as often as it ever will."""
-        released = (marks.released.get(self.weights.hex(), ()) for marks in self.clients.marks.values())
-        return any(len(rounds) >= MOST_QUERIES for rounds in released)
+        return any(memory.released(self.weights) >= MOST_QUERIES for memory in self.clients.memories.values())
 
 
 def play_case(case: Case) -> tuple[Counter[str], list[str]]:
@@ -356,7 +351,7 @@ def _never_whole(case: Case, barred: Mapping[int, str]) -> bool:
     planned = [g for s in range(case.rounds, case.rounds + KEYS_AT_ONCE + 6) for g in policy.groups_of(s)]  # type: ignore[misc]
     for whole in planned:
         group = [client for client in whole if client not in barred]
-        threshold = policy.threshold or policy.least_threshold(policy.graph(tuple(group), bytes(32)), len(whole))
+        threshold = policy.threshold or policy.least_threshold(policy.graph(tuple(group), 0), len(whole))
         prefixes = [sum(tiers[c] >= k for c in group) for k in {tiers[c] for c in group if tiers}]
         if len(group) < max(threshold, policy.floor) or any(prefix < policy.floor for prefix in prefixes):
             return True

@@ -46,12 +46,13 @@ from baffle.simulation import simulate
 def one_round(n: int, k: int, dropout: float, *, agreement: bool = False) -> dict[str, Any]:
     """One round of n clients, after they have exchanged their lists of keys."""
     clock = time.process_time
-    run, seed, members = secrets.token_bytes(32), secrets.token_bytes(32), tuple(range(n))
+    run, members = secrets.token_bytes(32), tuple(range(n))
     identities = {i: Ed25519PrivateKey.generate() for i in members}
     directory = {i: identity.public_key().public_bytes_raw() for i, identity in identities.items()}
     policy = ClientPolicy(agreement=agreement)
     clients = {i: ClientSession(i, identities[i], directory, run, policy) for i in members}
-    drawn = policy.graph(members, seed)
+    graphs = [policy.graph(members, slot) for slot in range(2)]
+    drawn = graphs[1]
     threshold = policy.least_threshold(drawn, n)
 
     began = clock()
@@ -59,8 +60,8 @@ def one_round(n: int, k: int, dropout: float, *, agreement: bool = False) -> dic
     encoded = {i: encode(keys) for i, keys in lists.items()}
 
     def opening(slot: int, client: int) -> Opening:
-        peers = tuple(encoded[peer] for peer in drawn.neighbours[client]) if slot == 0 else ()
-        return Opening(slot, members, threshold, 2, seed, peers)
+        met = {peer for graph in graphs for peer in graph.neighbours[client]} if slot == 0 else ()
+        return Opening(slot, members, threshold, 2, tuple(encoded[peer] for peer in sorted(met)))
 
     for i, client in clients.items():
         client.seal(opening(0, i))
@@ -71,7 +72,7 @@ def one_round(n: int, k: int, dropout: float, *, agreement: bool = False) -> dic
     sealed = {i: client.seal(opening(1, i)) for i, client in clients.items()}
     sealing = clock() - began
 
-    request = RoundRequest(1, 1, bytes(32), bytes(32), CatchUp("outcomes", 0, ()))
+    request = RoundRequest(1, bytes(32), bytes(32), bytes(32), CatchUp("outcomes", 0, ()))
     began = clock()
     for i, boxes in sealed.items():
         slot.take_sealed(i, boxes)

@@ -44,6 +44,7 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from baffle.aggregation.client import session
+from baffle.aggregation.client.marks import Memory
 from baffle.aggregation.client.peers import ReadKeys, reader
 from baffle.aggregation.messages import Advertisement
 from baffle.client.worker import Worker
@@ -56,7 +57,7 @@ from baffle.network.keys import ClientKeys, load_identity
 from baffle.network.link.client import FIRST_PAUSE, LONGEST_PAUSE, OPEN_SECONDS, client_tls, split
 from baffle.network.link.envelope import REQUEST_BYTES, Request, read_request, reply
 from baffle.network.link.handshake import GOODBYE, HANDSHAKE_BYTES, PATH, Accepted, ClientSide
-from baffle.network.link.limits import PLAN_BYTES
+from baffle.network.link.limits import most_joining_bytes
 from baffle.network.member import Member
 from baffle.network.open_files import require_open_files
 from baffle.network.policy import Policy
@@ -104,7 +105,7 @@ class Caller:
         self.swarm, self.keys, self.member = swarm, keys, member
         self.own = keys.identity.public_key().public_bytes_raw()
         self.process = secrets.token_bytes(16)
-        self.limit = PLAN_BYTES
+        self.limit = most_joining_bytes(len(keys.roster.clients))
         self.wire: Wire | None = None
         self.last_weights = ""
         """The hash of the weights that it held when its run was over."""
@@ -301,8 +302,8 @@ class Swarm:
     def _caller(self, folder: Path, first: ClientKeys, number: int) -> Caller:
         own = folder / f"client-{number}"
         keys = replace(first, number=number, identity=load_identity(own / "identity.key"), folder=own)
-        count, equip = (lambda plan: shares(plan.to_toml())[number]), with_torch(number, None, part=True)
-        member = Member(keys, None, count, equip, policy=FEW_SAMPLES)
+        member = Member(keys, None, lambda plan: shares(plan.to_toml())[number], with_torch(number, None, part=True))
+        member.memory = Memory()  # type: ignore[assignment]
         return Caller(self, keys, member)
 
     async def _dial(self, caller: Caller) -> None:

@@ -13,7 +13,7 @@ from baffle.core.ring import ELEMENT, EXTRAS, GUARD, Ring
 LENGTH = 6
 RING = Ring(clients=4, n_max=50, clip=10.0)
 SUM = PlainSum(RING, LENGTH)
-REQUEST = RoundRequest(7, 7, bytes(32), bytes(32), CatchUp("outcomes", 7, ()))
+REQUEST = RoundRequest(7, bytes(32), bytes(32), bytes(32), CatchUp("outcomes", 7, ()))
 
 
 class Wire:
@@ -192,7 +192,7 @@ def test_a_client_that_does_not_answer_is_missing_and_the_others_count() -> None
 
 
 def test_each_client_is_asked_once_with_its_own_request_and_its_bytes_are_counted() -> None:
-    behind = RoundRequest(7, 7, bytes(32), bytes(32), CatchUp("outcomes", 5, (b"five", b"six")))
+    behind = RoundRequest(7, bytes(32), bytes(32), bytes(32), CatchUp("outcomes", 5, (b"five", b"six")))
     wire = Wire({client: _reply(_vector(client)) for client in range(3)})
     collected = SUM.collect([{0: REQUEST, 1: behind, 2: REQUEST}], wire)
     (heard,) = wire.heard

@@ -75,6 +75,12 @@ def test_a_clients_folder_is_for_one_process(cli: Cli, keys: Path, tmp_path: Pat
         refused(cli(*join, "--state", state), "in use by another client")
     finally:
         os.close(other)
+    other = os.open(keys / "client-0", os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        refused(cli(*join, "--state", state), "in use by another client; each needs its own --keys")
+    finally:
+        os.close(other)
     (tmp_path / "file").touch()
     refused(cli(*join, "--state", tmp_path / "file"), "cannot be used")
 

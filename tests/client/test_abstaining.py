@@ -10,7 +10,7 @@ from baffle.core.messages import Abstention, CatchUp, RoundRequest, contribution
 from baffle.errors import AbstainedError
 from baffle.network.joining import Introduce
 
-REQUEST = RoundRequest(7, 7, bytes(32), bytes(32), CatchUp("outcomes", 0, ()))
+REQUEST = RoundRequest(7, bytes(32), bytes(32), bytes(32), CatchUp("outcomes", 0, ()))
 
 
 @given(st.binary(max_size=60))
@@ -24,7 +24,8 @@ def test_it_names_the_round_that_was_asked_about() -> None:
     masked = MaskedRequest(REQUEST, (0, 1, 2), bytes(32), b"")
     for asked in (REQUEST, masked, Hello(7), Turn(Unmask(7, (0, 1), (2,)), None)):
         assert abstention(encode(asked)) == encode(Abstention(7))
-    assert abstention(encode(Introduce(bytes(32), "rounds = 7"))) == encode(Abstention(0))
+    introduce = Introduce("[federation]\nclients = 7\nrounds = 7\n", 7, bytes(32), 7)  # is about no round
+    assert abstention(encode(introduce)) == encode(Abstention(0))
     for asked in (REQUEST, masked):
         with pytest.raises(AbstainedError, match=r"^abstained$"):
             contribution_to(REQUEST, abstention(encode(asked)))

@@ -11,7 +11,6 @@ import pytest
 from baffle.aggregation.messages import Turn, Turned, Unmask
 from baffle.client.abstaining import abstention
 from baffle.client.client import Client, contribution_bytes
-from baffle.client.replica import Replica
 from baffle.core.messages import (
     Abstention,
     CatchUp,
@@ -22,6 +21,7 @@ from baffle.core.messages import (
     encode,
 )
 from baffle.core.ring import EXTRAS
+from baffle.core.state import pack
 from baffle.plan import Plan
 from tests.support.federation import Federation
 from tests.support.one_client import BACKPROP, CENTRAL, EPOCH, FORWARD, OWN, Bowl, Setting, plan_for
@@ -71,11 +71,11 @@ def why(client: Client, data: bytes) -> str:
     return words
 
 
-def test_a_snapshot_that_cannot_be_read_is_refused(tiny: Callable[..., Plan]) -> None:
+def test_a_snapshot_that_nothing_proves_is_refused(tiny: Callable[..., Plan]) -> None:
     setting = Setting(plan_for(tiny), Bowl(5))
-    damaged = CatchUp("snapshot", 0, (b"noise",))
-    request = RoundRequest(0, 0, setting.trajectory.digest, setting.state.weights_hash(), damaged)
-    assert "a snapshot cannot be read" in why(setting.client, encode(request))
+    unproved = CatchUp("snapshot", 0, (pack(setting.state), bytes(32), b""))
+    request = RoundRequest(1, setting.trajectory.digest, bytes(32), setting.state.weights_hash(), unproved)
+    assert "a state that nothing proves" in why(setting.client, encode(request))
 
 
 def test_what_is_refused_in_a_turn_is_told(tiny: Callable[..., Plan]) -> None:
@@ -107,4 +107,4 @@ def test_what_is_no_request_is_refused(tiny: Callable[..., Plan]) -> None:
 
 def test_a_client_without_a_worker_refuses_to_compute(tiny: Callable[..., Plan]) -> None:
     setting = Setting(plan_for(tiny), Bowl(5))
-    assert "no samples and no runtime" in why(Client(Replica(setting.trajectory), None), setting.request())
+    assert "no samples and no runtime" in why(Client(setting.client.replica, None), setting.request())

@@ -30,7 +30,7 @@ EVERY: list[Message] = [
     Outcome(2**40, "scalars", (GROUP,)),
     Outcome(7, "vector", (GROUP, GROUP)),
     CATCH_UP,
-    RoundRequest(4, 4, bytes(32), b"\xff" * 32, CATCH_UP),
+    RoundRequest(4, bytes(32), bytes(32), b"\xff" * 32, CATCH_UP),
     Contribution(4, b"\0" * 12),
     Abstention(4),
 ]
@@ -55,7 +55,7 @@ def test_what_is_no_message_has_no_type(data: bytes) -> None:
 
 @given(st.integers(0, 2**63 - 1))
 def test_the_round_of_a_message_can_be_told_without_reading_it(number: int) -> None:
-    for message in (RoundRequest(number, 4, bytes(32), bytes(32), CATCH_UP), Abstention(number)):
+    for message in (RoundRequest(number, bytes(32), bytes(32), bytes(32), CATCH_UP), Abstention(number)):
         assert first_number(encode(message)) == number
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from baffle.core.chain import Present, chain_next, chain_start
 from baffle.core.messages import Group, Outcome, encode
 from baffle.core.state import apply
 from baffle.errors import ChainError, FullDiskError, JournalError, RunFolderError
-from baffle.journal.database import FORMAT, writing
-from baffle.journal.replay import Present, beginning
-from baffle.journal.store import Journal, chain_next, chain_start
+from baffle.journal.database import NETWORKED, SIMULATED, writing
+from baffle.journal.store import Journal
+from baffle.lineage import Lineage
 from baffle.plan import Plan, change
 from baffle.trajectory import Trajectory, trajectory_of
 
@@ -46,7 +47,7 @@ def _slow(plan: Plan) -> Plan:
 
 
 def _start(trajectory: Trajectory) -> Present:
-    return beginning(trajectory, trajectory.rule.start(np.ones(N, np.float32)))
+    return Lineage(trajectory).beginning(trajectory.rule.start(np.ones(N, np.float32)))
 
 
 def _outcome(number: int) -> Outcome:
@@ -382,7 +383,10 @@ def test_a_database_of_something_else_is_refused(path: Path) -> None:
         Journal.open(path)
 
 
-@pytest.mark.parametrize("change", ["UPDATE run SET format = 'baffle-journal/2'", "DELETE FROM run"])
+@pytest.mark.parametrize(
+    "change",
+    [f"UPDATE run SET format = '{NETWORKED}'", "UPDATE run SET format = 'baffle-journal/3'", "DELETE FROM run"],
+)
 def test_a_journal_of_another_version_is_refused(journal: Journal, path: Path, change: str) -> None:
     journal.commit()
     db = sqlite3.connect(path)
@@ -390,7 +394,7 @@ def test_a_journal_of_another_version_is_refused(journal: Journal, path: Path, c
     db.commit()
     db.close()
     for commit_seconds in (None, 0.0):
-        with pytest.raises(JournalError, match=f"expected '{FORMAT}'.*another version"):
+        with pytest.raises(JournalError, match=f"expected '{SIMULATED}'.*another version"):
             Journal.open(path, commit_seconds=commit_seconds)
 
 

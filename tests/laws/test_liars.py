@@ -56,7 +56,7 @@ def require_the_run_goes_on_without(rounds: Rounds, n: int, liars: set[int]) -> 
     honest = set(range(n)) - liars
     for number in (1, 2):
         collected = rounds.play_groups(number)
-        if len(honest) >= rounds.policy.least_threshold(rounds.policy.graph(tuple(range(n)), b""), n):
+        if len(honest) >= rounds.policy.least_threshold(rounds.policy.graph(tuple(range(n)), number), n):
             (total,) = collected.sums
             assert total is not None, collected.events
             assert total.contributors == len(honest)

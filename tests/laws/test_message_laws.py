@@ -39,7 +39,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     groups,
     st.builds(Outcome, integers, st.sampled_from(["scalars", "vector", "skipped"]), st.lists(groups).map(tuple)),
     catch_ups,
-    st.builds(RoundRequest, integers, integers, hashes, hashes, catch_ups),
+    st.builds(RoundRequest, integers, hashes, hashes, hashes, catch_ups),
     st.builds(Contribution, integers, payloads),
     st.builds(Abstention, integers),
     st.builds(Sealed, integers, st.binary(max_size=200), hashes),
@@ -86,12 +86,12 @@ def test_an_outcome_is_four_bytes_a_total_and_a_constant(
 
 
 @settings(deadline=None, max_examples=200)
-@given(number=integers, key=integers, digest=hashes, weights=hashes, since=integers, payload=payloads)
+@given(number=integers, digest=hashes, chain=hashes, weights=hashes, since=integers, payload=payloads)
 def test_a_request_is_its_catch_up_and_a_constant(
-    number: int, key: int, digest: bytes, weights: bytes, since: int, payload: bytes
+    number: int, digest: bytes, chain: bytes, weights: bytes, since: int, payload: bytes
 ) -> None:
-    constant = len(encode(RoundRequest(0, 0, bytes(32), bytes(32), CatchUp("delta", 0, (b"",)))))
-    encoded = encode(RoundRequest(number, key, digest, weights, CatchUp("delta", since, (payload,))))
+    constant = len(encode(RoundRequest(0, bytes(32), bytes(32), bytes(32), CatchUp("delta", 0, (b"",)))))
+    encoded = encode(RoundRequest(number, digest, chain, weights, CatchUp("delta", since, (payload,))))
     assert len(encoded) == constant + len(payload)
 
 

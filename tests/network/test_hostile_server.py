@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,12 +16,13 @@ from baffle.aggregation.messages import Hello
 from baffle.client.abstaining import MOST_CHARACTERS, abstention
 from baffle.core.messages import CatchUp, Message, RoundRequest, encode
 from baffle.network.equipment import count_samples, with_torch
-from baffle.network.joining import MOST_PLAN, UNREADY, Begin, Introduce, Over
+from baffle.network.joining import UNREADY, Begin, Halt, Introduce, Introduction, Openings, Over
 from baffle.network.keys import ClientKeys
 from baffle.network.member import Member
 from baffle.plan import Plan
-from baffle.task.load import load_task
+from baffle.statement import MOST_PLAN
 from tests.support.lines_in_memory import new_keys
+from tests.support.server_by_hand import ServerByHand
 
 RUN = bytes(32)
 SECONDS, BYTES = 1.0, 64 << 20
@@ -85,14 +87,8 @@ PLANS = {
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> ClientKeys:
-    return new_keys(tmp_path_factory.mktemp("keys"), 3)[2]
-
-
-@pytest.fixture(scope="module")
-def plan(tiny: Callable[..., Plan]) -> Plan:
-    """The plan as a server settles it."""
-    return load_task(tiny('secure.mode="on"')).plan
+def server(tmp_path_factory: pytest.TempPathFactory, tiny: Callable[..., Plan]) -> ServerByHand:
+    return ServerByHand(new_keys(tmp_path_factory.mktemp("keys"), 3), tiny('secure.mode="on"'))
 
 
 class Victim:
@@ -114,15 +110,25 @@ class Victim:
         return why
 
 
-def offers(text: str) -> list[Message]:
-    return [Introduce(RUN, text), Begin(RUN, text, (4, 4, 4))]
+def offers(server: ServerByHand, text: str) -> list[Message]:
+    """The messages that a client reads a plan from."""
+    return [introduce(server, text), begin(server, text)]
+
+
+def introduce(server: ServerByHand, text: str) -> Introduce:
+    return msgspec.structs.replace(server.introduce(), plan=text)
+
+
+def begin(server: ServerByHand, text: str) -> Begin:
+    """A statement of this plan, with the commitment of a client that has made none."""
+    return Begin(encode(server.statement(2, Introduction(0, RUN, bytes(64)), plan=text)), ())
 
 
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("has_pin", [False, True], ids=["without a pin", "with a pin"])
-def test_a_hostile_plan_is_refused_soon_and_in_one_line(keys: ClientKeys, plan: Plan, name: str, has_pin: bool) -> None:
-    victim = Victim(keys, pinned=plan if has_pin else None)
-    for message in offers(PLANS[name]):
+def test_a_hostile_plan_is_refused_soon_and_in_one_line(server: ServerByHand, name: str, has_pin: bool) -> None:
+    victim = Victim(server.keys[2], pinned=server.plan if has_pin else None)
+    for message in offers(server, PLANS[name]):
         data, began = encode(message), time.process_time()
         why = victim.refuses(data)
         assert time.process_time() - began < SECONDS
@@ -131,8 +137,8 @@ def test_a_hostile_plan_is_refused_soon_and_in_one_line(keys: ClientKeys, plan: 
 
 
 @pytest.mark.parametrize("name", ["a long layout", "many keys", "a long row", "a million clients and a threshold"])
-def test_a_hostile_plan_takes_little_memory(keys: ClientKeys, plan: Plan, name: str) -> None:
-    victim, data = Victim(keys, pinned=plan), encode(Introduce(RUN, PLANS[name]))
+def test_a_hostile_plan_takes_little_memory(server: ServerByHand, name: str) -> None:
+    victim, data = Victim(server.keys[2], pinned=server.plan), encode(introduce(server, PLANS[name]))
     tracemalloc.start()
     try:
         victim.refuses(data)
@@ -141,9 +147,9 @@ def test_a_hostile_plan_takes_little_memory(keys: ClientKeys, plan: Plan, name: 
         tracemalloc.stop()
 
 
-def test_a_plan_beyond_the_longest_is_refused_unread(keys: ClientKeys) -> None:
-    victim = Victim(keys)
-    for message in offers("#" * 5_000_000):
+def test_a_plan_beyond_the_longest_is_refused_unread(server: ServerByHand) -> None:
+    victim = Victim(server.keys[2])
+    for message in offers(server, "#" * 5_000_000):
         assert "expected a message of type" in victim.refuses(encode(message))
 
 
@@ -179,63 +185,64 @@ SETTINGS = st.sampled_from(
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(SETTINGS, VALUES, min_size=1, max_size=4), has_pin=st.booleans())
 def test_whatever_a_plan_says_no_mistake_of_ours_comes_up(
-    keys: ClientKeys, plan: Plan, changes: dict[str, str], has_pin: bool
+    server: ServerByHand, changes: dict[str, str], has_pin: bool
 ) -> None:
-    """Whether a plan is taken or not, the client answers; with a pin it also hears that the run begins."""
+    """Whether a plan is taken or not, the client answers."""
     text = "\n".join([*(f"{name} = {value}" for name, value in {"federation.clients": "3", **changes}.items())])
-    victim = Victim(keys, pinned=plan if has_pin else None)
-    for message in offers(text) if has_pin else offers(text)[:1]:
+    victim = Victim(server.keys[2], pinned=server.plan if has_pin else None)
+    for message in offers(server, text):
         victim.member.answer(encode(message))
     assert not any(MISTAKE in words for words in victim.log), victim.log
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text() | st.text(alphabet="ab.=[]{}\"'#\n0123456789exinf-_:TZ ,\\", max_size=200))
-def test_whatever_text_a_plan_is_it_is_refused(keys: ClientKeys, text: str) -> None:
-    victim = Victim(keys)
-    for message in offers(text):
+def test_whatever_text_a_plan_is_it_is_refused(server: ServerByHand, text: str) -> None:
+    victim = Victim(server.keys[2])
+    for message in offers(server, text):
         assert MISTAKE not in victim.refuses(encode(message))
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_bytes_come_they_are_answered(keys: ClientKeys, plan: Plan, data: st.DataObject) -> None:
-    request = RoundRequest(0, 0, RUN, RUN, CatchUp("weights", 0, ()))
-    whole = [encode(message) for message in (*offers(plan.to_toml()), Over(request), Hello(0))]
+def test_whatever_bytes_come_they_are_answered(server: ServerByHand, data: st.DataObject) -> None:
+    request = RoundRequest(0, RUN, RUN, RUN, CatchUp("weights", 0, ()))
+    others = Openings(RUN, bytes(96)), Halt(request), Over(request), Hello(0)
+    whole = [encode(message) for message in (*offers(server, server.plan.to_toml()), *others)]
     message = bytearray(data.draw(st.sampled_from(whole)))
     for _ in range(data.draw(st.integers(1, 4))):
         message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(message[: data.draw(st.integers(0, len(message)))]) + data.draw(st.binary(max_size=9))
-    victim = Victim(keys, pinned=plan)
+    victim = Victim(server.keys[2], pinned=server.plan)
     reply = victim.member.answer(damaged)
     assert reply == UNREADY or reply == abstention(damaged) or not victim.log
     assert not any(MISTAKE in words for words in victim.log), victim.log
 
 
 @pytest.mark.parametrize("fault", [KeyError("k"), MemoryError(), RecursionError("deep"), ZeroDivisionError("x\ny")])
-def test_a_mistake_of_ours_does_not_end_a_client_either(keys: ClientKeys, plan: Plan, fault: Exception) -> None:
+def test_a_mistake_of_ours_does_not_end_a_client_either(server: ServerByHand, fault: Exception) -> None:
     def fails(_plan: Plan) -> NoReturn:
         raise fault
 
-    victim = Victim(keys)
+    victim = Victim(server.keys[2])
     victim.member.samples = fails
-    why = victim.refuses(encode(Introduce(RUN, plan.to_toml())))
+    why = victim.refuses(encode(server.introduce()))
     assert why.startswith(f"abstained: {MISTAKE}: {type(fault).__name__}")
 
 
-def test_a_client_can_be_stopped_while_it_answers(keys: ClientKeys, plan: Plan) -> None:
+def test_a_client_can_be_stopped_while_it_answers(server: ServerByHand) -> None:
     def stops(_plan: Plan) -> NoReturn:
         raise KeyboardInterrupt
 
-    victim = Victim(keys)
+    victim = Victim(server.keys[2])
     victim.member.samples = stops
     with pytest.raises(KeyboardInterrupt):
-        victim.member.answer(encode(Introduce(RUN, plan.to_toml())))
+        victim.member.answer(encode(server.introduce()))
 
 
-def test_a_mistake_in_a_round_does_not_end_it(keys: ClientKeys, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    victim = Victim(keys, pinned=plan)
-    victim.member.answer(encode(Begin(RUN, plan.to_toml(), (4, 4, 4))))
+def test_a_mistake_in_a_round_does_not_end_it(server: ServerByHand, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = Victim(server.keys[2], pinned=server.plan)
+    server.enter(victim.member)
     client = victim.member._client
     assert client is not None
     assert client.session is not None

@@ -98,7 +98,7 @@ def test_a_successor_takes_part_from_the_next_run_on(federation: Federation) -> 
     known = reload(federation)
     (federation.folder / "client-3").rename(federation.folder / "predecessor")
     federation.serve(lines(federation, known))
-    assert federation.said("client 3 does not take part: it abstained")
+    assert federation.said("client 3 does not take part: this client contributed to round")
     federation.run = federation.folder / "next"
     assert federation.serve(lines(federation, known))["rounds"] == 6
     with Journal.open(federation.run / "journal.sqlite") as journal:

@@ -8,12 +8,13 @@ import pytest
 
 from baffle.data.sources import load as load_data
 from baffle.errors import DataError
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.network.equipment import count_samples, with_torch
 from baffle.network.member import Member
 from baffle.network.policy import Policy
 from baffle.network.serve import serve
 from baffle.plan import Plan
+from baffle.repetition import repeat
 from baffle.server.recorder import Summary
 from tests.support.lines_in_memory import LinesInMemory, new_keys
 
@@ -70,13 +71,12 @@ def test_a_server_needs_the_test_set_alone_and_its_clients_their_samples_alone(p
 
 
 def test_a_server_without_any_data_measures_no_accuracy_and_says_so(plan: Plan, tmp_path: Path) -> None:
-    with_test, _ = _serve(
-        plan, tmp_path / "with", _usps(tmp_path / "server", "test"), _usps(tmp_path / "client", "train")
-    )
-    without, reports = _serve(plan, tmp_path / "without", tmp_path / "nothing", tmp_path / "client")
+    clients_data = _usps(tmp_path / "client", "train")
+    without, reports = _serve(plan, tmp_path / "without", tmp_path / "nothing", clients_data)
     assert "test_accuracy" not in without
     assert any(report.startswith("accuracy is not measured: no USPS in") for report in reports)
-    assert without["weights_sha256"] == with_test["weights_sha256"]
+    repeated = repeat(tmp_path / "without" / "run", tmp_path / "repeated", data=clients_data)
+    assert repeated["weights_sha256"] == without["weights_sha256"]
 
 
 def test_a_server_without_data_can_be_started_again(plan: Plan, tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ import torch
 from baffle.core.seeds import OF_THE_TRAJECTORY, Purpose, Seeds
 from baffle.data.partition import iid
 from baffle.errors import BaffleError, JournalError, PlanError, RunFolderError
-from baffle.journal.replay import catch_up, verify
+from baffle.journal.audit import verify
+from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
 from baffle.plan import Plan, load
 from baffle.server.recorder import Progress, Recorder, Summary
 from baffle.server.round import Played
 from baffle.simulation import add_baseline, resume, simulate
-from baffle.trajectory import trajectory_of
 from tests.support.watched_runs import interrupt_after, records_of
 
 FIXED = "probe.micro_batch=64"  # otherwise it is measured, and two runs may disagree
@@ -433,7 +433,7 @@ def test_with_one_client_own_seeds_differ_from_shared_ones_only_in_the_key(
     def weights(seeds: str) -> Any:
         simulate(tiny(*settings, f"federation.seeds={seeds}"), tmp_path / seeds)
         with Journal.open(tmp_path / seeds / "journal.sqlite") as journal:
-            return catch_up(journal, trajectory_of(journal.plan(), 650)).state.weights
+            return catch_up(journal, lineage_of(journal, journal.plan())).state.weights
 
     assert np.abs(weights("shared") - weights("own")).max() > 1e-3
     for name in ("shared", "own"):

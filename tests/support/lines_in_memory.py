@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 
-from baffle.client.replica import Replica
-from baffle.core.state import FLOAT
-from baffle.journal.replay import verify
+from baffle.client.replica import read_saved
+from baffle.core.state import unpack
+from baffle.journal.audit import verify
 from baffle.network.authority import make_keys
 from baffle.network.equipment import count_samples, with_torch
 from baffle.network.joining import Reply
@@ -114,6 +113,7 @@ class Federation:
     def require_agreement(self, clients: Iterable[int]) -> str:
         """The hash of the run's weights, which the journal and the folders of these clients must agree on."""
         expected = verify(self.run).weights_sha256
+        assert all((self.folder / f"client-{number}" / "replica").exists() for number in clients), self.told
         assert {self.held(number) for number in clients} == {expected}
         return expected
 
@@ -121,6 +121,5 @@ class Federation:
         """The hash of the weights that a client has on its disk."""
         task = load_task(load(str(self.run / "plan.toml")))
         trajectory = trajectory_of(task.plan, len(task.initial_weights()))
-        (file,) = (self.folder / f"client-{number}").glob("*/replica")
-        weights = Replica(trajectory, file)._held.weights
-        return sha256(weights.astype(FLOAT).tobytes()).hexdigest()
+        saved = read_saved(self.folder / f"client-{number}" / "replica", trajectory)
+        return unpack(trajectory.rule, saved.state).weights_hash().hex()

@@ -20,8 +20,9 @@ from baffle.core.messages import (
 from baffle.core.ports import Batch, GradientRuntime
 from baffle.core.probe import Loss
 from baffle.core.ring import Sum
-from baffle.core.state import ServerState, pack
+from baffle.core.state import FLOAT, ServerState
 from baffle.data.sources import Dataset
+from baffle.lineage import Lineage
 from baffle.plan import Plan
 from baffle.trajectory import Trajectory, trajectory_of
 
@@ -81,13 +82,14 @@ class Setting:
         def borrow() -> Iterator[GradientRuntime]:
             yield runtime
 
-        replica = Replica(self.trajectory)
+        lineage = Lineage(self.trajectory)
+        replica = Replica(lineage, lineage.beginning(self.state))
         self.worker = Worker(number, k or plan.probe.k, self.trajectory, data, np.arange(held), borrow)
         self.client = Client(replica, self.worker)
 
     def request(self, number: int = 0) -> bytes:
-        catch_up = CatchUp("snapshot", number, (pack(self.state),))
-        return encode(RoundRequest(number, number, self.trajectory.digest, self.state.weights_hash(), catch_up))
+        catch_up = CatchUp("weights", number, (self.state.weights.astype(FLOAT).tobytes(),))
+        return encode(RoundRequest(number, self.trajectory.digest, bytes(32), self.state.weights_hash(), catch_up))
 
     def reply(self, number: int = 0) -> Reply:
         return decode_reply(self.client.answer(self.request(number)))
@@ -106,4 +108,4 @@ class Setting:
 
 
 def plan_for(tiny: Callable[..., Plan], *settings: str) -> Plan:
-    return tiny("ring.n_max=20", "federation.batch=6", "probe.sigma=1e-4", *settings)
+    return tiny("ring.n_max=20", "federation.batch=6", "probe.sigma=1e-4", "run.downlink=weights", *settings)

@@ -24,17 +24,22 @@ def keys_digest(run: bytes, advertisements: Iterable[Advertisement], slot: int) 
 
 
 def round_context(keys: bytes, opening: Opening, request: RoundRequest, participants: tuple[int, ...]) -> bytes:
-    """Binds masks to everything that a round is about. A client that is shown other weights, other participants or
-    another threshold than the rest masks with other streams, and the server gets noise."""
-    about = (request.round, request.key, opening.slot, opening.threshold, opening.floor)
-    lists = b"".join(_counted(numbers) for numbers in (about, participants, opening.members, request.skipped))
-    fixed = opening.graph_seed + request.trajectory + request.weights_hash
-    return sha256(b"baffle/round-context/1" + keys + fixed + lists).digest()
+    """Binds masks to everything that a round is about. A client that is shown another past, other weights, other
+    participants or another threshold than the rest masks with other streams, and the server gets noise."""
+    about = (request.round, opening.slot, opening.threshold, opening.floor)
+    lists = b"".join(_counted(numbers) for numbers in (about, participants, opening.members))
+    fixed = request.trajectory + request.chain + request.weights_hash
+    return sha256(b"baffle/round-context/2" + keys + fixed + lists).digest()
 
 
 def survivors_text(run: bytes, context: bytes, alive: tuple[int, ...]) -> bytes:
     """What clients sign when they agree on who survived a round."""
     return b"baffle/survivors/1" + run + context + _counted(alive)
+
+
+def state_text(run: bytes, round_number: int, chain: bytes) -> bytes:
+    """What clients sign about the state before a round, once for each round of a run."""
+    return b"baffle/state/2" + length_prefixed(run, round_number.to_bytes(8, "big"), chain)
 
 
 def box_context(key: bytes, sender: int, receiver: int) -> bytes:
@@ -76,6 +81,18 @@ def signed(public: bytes, signature: bytes, text: bytes) -> bool:
 def length_prefixed(*fields: bytes) -> bytes:
     """Each field after its length, so that no two lists of fields give the same text."""
     return b"".join(struct.pack(">Q", len(field)) + field for field in fields)
+
+
+def split_prefixed(text: bytes) -> list[bytes]:
+    """The fields of a length-prefixed text."""
+    fields, at = [], 0
+    while at < len(text):
+        size = int.from_bytes(text[at : at + 8], "big")
+        at += 8 + size
+        if at > len(text):
+            raise RefusalError("a text that ends in the middle of a field")
+        fields.append(text[at - size : at])
+    return fields
 
 
 def _counted(numbers: tuple[int, ...]) -> bytes:

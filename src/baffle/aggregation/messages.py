@@ -51,7 +51,6 @@ class Opening(Message, frozen=True, tag="opening"):
     members: Members
     threshold: Number
     floor: Number
-    graph_seed: Key
     advertisements: Annotated[tuple[bytes, ...], Meta(max_length=MOST_MEMBERS)]
 
 
@@ -85,10 +84,11 @@ class Agree(Message, frozen=True, tag="agree"):
 
 
 class Agreed(Message, frozen=True, tag="agreed"):
-    """From a client: its signature over the survivors and the round's context."""
+    """From a client: its signatures over the survivors and the round's context, and over the state before the round."""
 
     slot: Number
     signature: Signature
+    state: Signature
 
 
 class Unmask(Message, frozen=True, tag="unmask"):

@@ -103,7 +103,7 @@ def join(
         log,
         load_policy(policy_file) if policy_file else None,
     )
-    with stopped_by_sigterm(log, "the same command joins again"), _alone(state), closing(member):
+    with stopped_by_sigterm(log, "the same command joins again"), _alone(state, keys_folder), closing(member):
         if engine == "flower":
             _over_flower(address, own, member, log, state, None if insecure else keys_folder, stay=stay)
         else:
@@ -157,20 +157,23 @@ def _over_flower(
 
 
 @contextmanager
-def _alone(state: Path) -> Iterator[None]:
-    """Lock a client's folder for this process: two with the same marks could each answer about the same weights."""
+def _alone(state: Path, keys: Path) -> Iterator[None]:
+    """Lock a client's folders for this process: two with the same marks could each answer about the same weights."""
+    locks: list[int] = []
     try:
-        make_folder(state)
-        lock = os.open(state, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RunFolderError(f"{state} is in use by another client; each needs its own --state") from None
-    except OSError as fault:
-        raise RunFolderError(f"{state} cannot be used: {fault.strerror or fault}; give another --state") from None
-    try:
+        for folder, option in ((state, "--state"), (keys, "--keys")):
+            try:
+                make_folder(folder)
+                locks.append(os.open(folder, os.O_RDONLY))
+                fcntl.flock(locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunFolderError(f"{folder} is in use by another client; each needs its own {option}") from None
+            except OSError as fault:
+                raise RunFolderError(f"{folder} cannot be used: {fault.strerror or fault}; give another") from None
         yield
     finally:
-        os.close(lock)
+        for lock in locks:
+            os.close(lock)
 
 
 def _node_file(state: Path) -> Path:

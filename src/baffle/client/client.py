@@ -54,7 +54,7 @@ class Client:
     def _vector(self, request: RoundRequest) -> RingVector:
         if self.worker is None:
             raise RefusalError("this client has no samples and no runtime to compute with")
-        return self.worker.vector(request, self.replica.weights_for(request))
+        return self.worker.vector(request.round, self.replica.weights_for(request))
 
 
 def _contribution(request: RoundRequest, vector: RingVector) -> Contribution:

@@ -56,15 +56,14 @@ class CatchUp(Message, frozen=True, tag="catch-up"):
 
 
 class RoundRequest(Message, frozen=True, tag="request"):
-    """From server to client: probe these weights along the directions of this key. `skipped` lists the earlier rounds
-    that asked about the same weights and ended without a sum. Only they let a client answer about weights again."""
+    """From server to client: probe these weights, to which the run has come by the rounds that `chain` is the hash of.
+    Which directions to probe along follows from the round."""
 
     round: Number
-    key: Number
     trajectory: Hash
+    chain: Hash
     weights_hash: Hash
     catch_up: CatchUp
-    skipped: Annotated[tuple[Number, ...], msgspec.Meta(max_length=10_000)] = ()
 
 
 class Contribution(Message, frozen=True, tag="contribution"):

@@ -1,6 +1,7 @@
 """The seams of the system: each takes one value and returns one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from baffle.core.arrays import F32, I64, Samples
@@ -49,8 +50,8 @@ CONTRIBUTED, MISSING = "contributed", "missing"
 
 class Collected(NamedTuple):
     """How a round ended: for each group the sum over its clients (or none), what became of each client, how many were
-    silent and how many abstained in which phase, what was refused (abstentions included), and the bytes from and to
-    each."""
+    silent and how many abstained in which phase, what was refused (abstentions included), the bytes from and to each,
+    and what clients have signed about the state before the round."""
 
     sums: Sequence[Sum | None]
     events: Mapping[int, str]
@@ -59,6 +60,7 @@ class Collected(NamedTuple):
     refusals: Sequence[tuple[int, str]]
     uplink: Mapping[int, int]
     downlink: Mapping[int, int]
+    states: Mapping[int, bytes] = MappingProxyType({})
 
 
 class Aggregation(Protocol):

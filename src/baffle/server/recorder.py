@@ -10,11 +10,11 @@ from typing import Annotated, Any, cast
 import msgspec
 
 from baffle.client.worker import forwards_of
+from baffle.core.chain import Present
 from baffle.core.ports import MISSING
 from baffle.core.state import ServerState
 from baffle.errors import BaffleError, JournalError
 from baffle.journal.folder import RunFolder
-from baffle.journal.replay import Present
 from baffle.journal.store import Journal
 from baffle.server.evaluation import EVALUATED, Evaluation
 from baffle.server.round import Played

@@ -1,7 +1,7 @@
 """Rounds of a secure sum over a network: two exchanges each, whichever clients come, go, restart or send nonsense."""
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from baffle.aggregation.candid import CandidSum
 from baffle.aggregation.client.refusals import MOST_QUERIES
-from baffle.aggregation.context import sign
+from baffle.aggregation.context import sign, signed, state_text
 from baffle.aggregation.messages import NO_SHARE, Advertisement, Turned, Unmasked
 from baffle.core.messages import Abstention, Contribution, decode, encode
 from baffle.core.ring import add
@@ -333,13 +333,13 @@ def test_a_part_of_a_turn_that_a_client_refuses_is_an_abstention() -> None:
 def test_only_a_simulation_knows_why_a_client_abstained() -> None:
     rounds = Rounds(4)
     rounds.play(0)
-    requests = [dict.fromkeys(range(4), about(0))]
+    requests = [dict.fromkeys(range(4), about(0, weights_hash=b"x" * 32))]
     rounds.network.tell = lambda _client, _why: None
     assert set(rounds.sum.collect(requests, rounds.network).events.values()) == {"abstained"}
     candid = CandidSum(rounds.sum)
     rounds.network.tell = lambda client, why: candid.log_of(client)(why)
     collected = candid.collect(requests, rounds.network)
-    assert all(event.startswith("abstained: slot 0 ") for event in collected.events.values())
+    assert all(event == "abstained: slot 0 has been used for another request" for event in collected.events.values())
     assert dict(collected.refusals) == collected.events
 
 
@@ -392,15 +392,15 @@ def test_a_restarted_server_gets_keys_again() -> None:
     assert total.contributors == 4
 
 
-# Skipped rounds, after which the same weights are asked about again.
+# Rounds that fail after shares were released, and are followed by others about the same weights.
 
 SAME = bytes(range(32))
 
 
-def fail_to_unmask(rounds: Rounds, number: int, skipped: Sequence[int] = ()) -> None:
+def fail_to_unmask(rounds: Rounds, number: int) -> None:
     """All clients release their shares, and too few of these reach the server."""
     rounds.network.spoil = lambda client, phase, data: None if phase == "unmask" and client else data
-    assert rounds.play(number, about(number, weights_hash=SAME, skipped=skipped))[0] is None
+    assert rounds.play(number, about(number, weights_hash=SAME))[0] is None
     rounds.network.spoil = lambda _client, _phase, data: data
 
 
@@ -408,29 +408,23 @@ def fail_to_unmask(rounds: Rounds, number: int, skipped: Sequence[int] = ()) -> 
 def test_a_round_after_released_shares_goes_on_at_the_same_weights(agreement: bool) -> None:
     rounds = Rounds(5, agreement=agreement)
     fail_to_unmask(rounds, 0)
-    assert all(session._marks.released == {SAME.hex(): (0,)} for session in rounds.federation.sessions.values())
+    assert all(session._memory.released(SAME) == 1 for session in rounds.federation.sessions.values())
     rounds.participants = lambda number: range(5) if number != 1 else ()
-    total, events = rounds.play(2, about(2, weights_hash=SAME, skipped=(0, 1)))
+    total, events = rounds.play(2, about(2, weights_hash=SAME))
     assert total is not None, events
     assert total.contributors == 5
 
 
-def test_a_server_that_hides_a_skipped_round_is_refused() -> None:
-    for hidden in ((), (1,), (2,)):
-        rounds = Rounds(5, participants=lambda number: range(5) if number != 1 else ())
-        fail_to_unmask(rounds, 0)
-        total, events = rounds.play(2, about(2, weights_hash=SAME, skipped=hidden))
-        assert total is None
-        assert len(events) == 5
-        assert all("asked about in round 0, which was not skipped" in event for event in events.values())
-
-
-def test_weights_are_asked_about_three_times_at_most() -> None:
+@pytest.mark.parametrize("fruitless", [True, False])
+def test_weights_are_asked_about_three_times_at_most_whatever_became_of_the_sums(fruitless: bool) -> None:
     rounds = Rounds(5, participants=lambda number: range(5) if number % 2 == 0 else ())
     for number in range(0, 2 * MOST_QUERIES, 2):
-        fail_to_unmask(rounds, number, range(number))
+        if fruitless:
+            fail_to_unmask(rounds, number)
+        else:
+            assert rounds.play(number, about(number, weights_hash=SAME))[0] is not None
     number = 2 * MOST_QUERIES
-    total, events = rounds.play(number, about(number, weights_hash=SAME, skipped=range(number)))
+    total, events = rounds.play(number, about(number, weights_hash=SAME))
     assert total is None
     assert len(events) == 5
     assert all(f"asked about {MOST_QUERIES} times" in event for event in events.values())
@@ -438,12 +432,26 @@ def test_weights_are_asked_about_three_times_at_most() -> None:
 
 
 @pytest.mark.parametrize("agreement", [False, True])
-def test_clients_that_are_told_different_skipped_rounds_give_noise(agreement: bool) -> None:
+def test_clients_that_are_told_another_past_give_noise(agreement: bool) -> None:
     rounds = Rounds(5, agreement=agreement)
-    requests = {client: about(3, skipped=(1, 2) if client == 2 else (1,)) for client in range(5)}
+    requests = {client: about(3, chain=(b"\1" if client == 2 else b"\0") * 32) for client in range(5)}
     collected = rounds.sum.collect([requests], rounds.network)
     assert collected.sums == (None,)
     assert "contributed" not in collected.events.values()
+
+
+def test_where_clients_agree_their_signatures_of_the_state_are_collected() -> None:
+    rounds, chain = Rounds(5, agreement=True), b"\7" * 32
+    rounds.network.spoil = lambda client, phase, data: None if (client, phase) == (4, "agree") else data
+    collected = rounds.play_groups(0, about(0, chain=chain))
+    assert collected.states.keys() == {0, 1, 2, 3}
+    text = state_text(rounds.federation.run, 0, chain)
+    assert all(signed(rounds.federation.directory[c], state, text) for c, state in collected.states.items())
+    assert not any(signed(rounds.federation.directory[4], state, text) for state in collected.states.values())
+
+
+def test_without_agreement_nothing_is_signed() -> None:
+    assert not Rounds(5).play_groups(0).states
 
 
 # Attacks on the server by single clients.

@@ -23,7 +23,8 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.mark_lines import Line, Marks
+from baffle.aggregation.client.marks import Memory
 from baffle.aggregation.client.peers import FrozenPeers, Peers, ReadKeys, reader
 from baffle.aggregation.client.refusals import (
     checked_participants,
@@ -34,7 +35,7 @@ from baffle.aggregation.client.refusals import (
 )
 from baffle.aggregation.client.slot import FrozenSlot, OpenSlot, freeze, thaw
 from baffle.aggregation.client_policy import ClientPolicy, checked_slot
-from baffle.aggregation.context import round_context, seed_commitment, sign, survivors_text
+from baffle.aggregation.context import round_context, seed_commitment, sign, state_text, survivors_text
 from baffle.aggregation.masks import agree, pair_mask, self_mask
 from baffle.aggregation.messages import (
     BOX_BYTES,
@@ -55,7 +56,7 @@ from baffle.aggregation.messages import (
     cut,
 )
 from baffle.aggregation.shares import SHARE_BYTES, split
-from baffle.core.messages import Message, Number, decode, encode, read
+from baffle.core.messages import Message, Number, RoundRequest, decode, encode, read
 from baffle.core.ring import RingVector, add
 from baffle.errors import BaffleError, RefusalError
 
@@ -74,14 +75,14 @@ class FrozenSession(Message, frozen=True, tag="frozen-session"):
     peers: FrozenPeers
     keys: tuple[tuple[Number, Key], ...]
     open: tuple[FrozenSlot, ...]
-    marks: bytes
+    memory: bytes
 
 
 class ClientSession:
     """The client's half of one run's secure sums. It lives as long as the process; to live longer, a new session is
     made from what `frozen()` returned.
 
-    `directory` holds every client's public identity. `remember` makes marks durable before anything that they guard is
+    `directory` holds every client's public identity. `memory` makes marks durable before anything that they guard is
     sent. Durable marks take precedence over frozen ones, so that an old frozen session gives nothing away. Simulated
     clients share `read_keys`, so that each list of keys is read once.
     """
@@ -94,8 +95,7 @@ class ClientSession:
         run: bytes,
         policy: ClientPolicy,
         *,
-        marks: Marks | None = None,
-        remember: Callable[[Marks], None] = lambda _: None,
+        memory: Memory | None = None,
         read_keys: ReadKeys | None = None,
         frozen: bytes | None = None,
     ) -> None:
@@ -104,13 +104,14 @@ class ClientSession:
         self._directory = directory
         self._run = run
         self._policy = policy
-        self._remember = remember
+        self._memory = memory or Memory()
         known = None if frozen is None else decode(frozen, FrozenSession)
         self._session = known.session if known else secrets.token_bytes(16)
         self._peers = Peers(number, run, read_keys or reader(directory, run), known.peers if known else None)
         self._keys = {slot: X25519PrivateKey.from_private_bytes(key) for slot, key in known.keys} if known else {}
         self._open = {slot.opening.slot: thaw(slot, policy) for slot in known.open} if known else {}
-        self._marks = marks or (read(known.marks, Marks, "Marks") if known else Marks())
+        if known:
+            self._memory.take_over(read(known.memory, list[Line], "marks"))
 
     def frozen(self) -> bytes:
         """Everything that another session needs to go on in place of this one."""
@@ -120,14 +121,14 @@ class ClientSession:
                 self._peers.frozen(),
                 tuple((slot, key.private_bytes_raw()) for slot, key in self._keys.items()),
                 tuple(freeze(slot) for slot in self._open.values()),
-                msgspec.msgpack.encode(msgspec.structs.replace(self._marks, released=dict(self._marks.released))),
+                msgspec.msgpack.encode(self._memory.lines()),
             )
         )
 
     @property
     def marks(self) -> Marks:
-        """How far this client has gone."""
-        return self._marks
+        """How far this client has gone in this run."""
+        return self._memory.marks(self._run)
 
     def go_on_under(self, policy: ClientPolicy) -> None:
         """Insist on this policy from now on. It may differ in when the run ends, and in nothing else."""
@@ -135,7 +136,7 @@ class ClientSession:
 
     def advertise(self, first: int) -> Advertisement:
         """Keys for the slots from `first` on. A slot keeps its key, however often it is advertised."""
-        require_unused(first, self._marks)
+        require_unused(first, self.marks)
         slots = range(first, first + KEYS_AT_ONCE)
         private_keys = {slot: self._keys.get(slot) or X25519PrivateKey.generate() for slot in slots}
         self._keys = dict([*self._keys.items(), *private_keys.items()][-MOST_KEYS:])
@@ -152,7 +153,7 @@ class ClientSession:
             if msgspec.structs.replace(opening, advertisements=()) != known.slot.opening:
                 raise RefusalError(f"slot {opening.slot} was opened with other members or terms before")
             return known.sealed
-        require_unused(opening.slot, self._marks)
+        require_unused(opening.slot, self.marks)
         private = self._keys.get(opening.slot)
         if private is None:
             raise RefusalError(f"no key was advertised for slot {opening.slot}")
@@ -175,22 +176,23 @@ class ClientSession:
         return sealed
 
     def mask(self, asked: MaskedRequest, compute: Callable[[], RingVector]) -> RingVector:
-        """Mask a vector, which is computed only after all checks have passed. The same request again gets the same
-        bytes; another request for the slot is refused."""
+        """Mask a vector. It is computed only after all checks have passed and the slot is marked as used, so no
+        question is asked twice, whatever becomes of the answer. The same request again gets the same bytes; another
+        request for the slot is refused."""
         own = self._slot(asked.request.round)
         if own.masked is not None:
             if own.request != asked:
                 raise RefusalError(f"slot {own.slot.number} has been used for another request")
             return own.masked
-        if own.slot.number <= self._marks.slot:
-            raise RefusalError(f"slot {own.slot.number} is not after slot {self._marks.slot}")
-        require_fresh(asked.request, self._marks)
+        if own.slot.number <= self.marks.slot:
+            raise RefusalError(f"slot {own.slot.number} is not after slot {self.marks.slot}")
+        self._require_fresh(asked.request)
         participants = checked_participants(self._number, own.slot, asked)
         context = round_context(asked.keys, own.slot.opening, asked.request, asked.participants)
+        self._note(slot=own.slot.number)
         vector = compute()
         peers = [peer for peer in own.slot.graph.neighbours[self._number] if peer in participants]
         masked = add(chain([vector], self._masks(own, context, peers, len(vector))))
-        self._note(slot=own.slot.number)
         own.request, own.context, own.masked = asked, context, masked
         return masked
 
@@ -201,15 +203,20 @@ class ClientSession:
             yield pair_mask(secret, context, length, plus=self._number < peer)
 
     def agree(self, asked: Agree) -> Agreed:
-        """Sign one list of survivors. Clients release shares only when enough of them have signed the same list."""
+        """Sign one list of survivors, and the state before the round. Clients release shares only when enough of them
+        have signed the same list."""
         own = self._slot(asked.slot)
-        checked_request(self._number, own, asked, self._policy)
+        about = checked_request(self._number, own, asked, self._policy).request
         if not own.survivors:
-            if asked.slot <= self._marks.agreed:
-                raise RefusalError(f"survivors were signed for in slot {self._marks.agreed} before")
-            self._note(agreed=asked.slot)
+            if asked.slot <= self.marks.agreed:
+                raise RefusalError(f"survivors were signed for in slot {self.marks.agreed} before")
+            if about.round <= self.marks.signed:
+                raise RefusalError(f"the state before round {self.marks.signed} was signed before")
+            self._note(agreed=asked.slot, signed=about.round)
         own.survivors = asked.alive
-        return Agreed(asked.slot, self._identity.sign(survivors_text(self._run, own.context, asked.alive)))
+        survivors = survivors_text(self._run, own.context, asked.alive)
+        state = state_text(self._run, about.round, about.chain)
+        return Agreed(asked.slot, self._identity.sign(survivors), self._identity.sign(state))
 
     def unmask(self, asked: Unmask) -> Unmasked:
         """Release one share for every participating neighbour, of its self mask if it is alive and of its key if it
@@ -220,7 +227,7 @@ class ClientSession:
             return own.unmasked
         if self._policy.agreement:
             require_agreement(own, asked, self._run, self._directory)
-        require_fresh(request.request, self._marks)
+        self._require_fresh(request.request)
         participants, alive = set(request.participants), set(asked.alive)
         neighbours = [peer for peer in own.slot.graph.neighbours[self._number] if peer in participants]
         boxes = cut(request.boxes, BOX_BYTES, len(neighbours), "boxes")
@@ -228,10 +235,7 @@ class ClientSession:
             self._share(peer, own.slot.number, box, alive=peer in alive)
             for peer, box in zip(neighbours, boxes, strict=True)
         ]
-        weights_hash = request.request.weights_hash.hex()
-        number = request.request.round
-        rounds = (*self._marks.released.get(weights_hash, ()), number)
-        self._note(round=number, released={**self._marks.released, weights_hash: rounds})
+        self._note(released=request.request.weights_hash, round=request.request.round)
         own.survivors = asked.alive
         own.unmasked = Unmasked(asked.slot, b"".join(shares), own.share)
         return own.unmasked
@@ -259,10 +263,11 @@ class ClientSession:
             raise RefusalError(f"slot {number} was not opened")
         return self._open[number]
 
-    def _note(self, **marks: object) -> None:
-        new = msgspec.structs.replace(self._marks, **marks)
-        self._remember(new)
-        self._marks = new
+    def _require_fresh(self, request: RoundRequest) -> None:
+        require_fresh(request, self.marks, self._memory.released(request.weights_hash))
+
+    def _note(self, released: bytes = b"", **marks: int) -> None:
+        self._memory.remember(self._run, msgspec.structs.replace(self.marks, **marks), released)
 
     def _share(self, sender: int, slot: int, box: bytes, *, alive: bool) -> bytes:
         """A sender's share, of its self mask if it is alive and of its key if it dropped."""

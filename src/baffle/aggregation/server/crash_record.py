@@ -45,6 +45,10 @@ class CrashFile:
 
         self._attempt(write)
 
+    def clear(self) -> None:
+        """Forget the record: the round is asked under another statement now."""
+        self._path.unlink(missing_ok=True)
+
     def read(self) -> bytes | None:
         try:
             return read_file(self._path, MOST_BYTES)
@@ -60,6 +64,7 @@ class SlotRecord(Message, frozen=True, tag="kept-slot"):
 
     opening: Opening
     participants: Members
+    chain: Key
     context: Key
     senders: Members
     vectors: Packed
@@ -90,11 +95,11 @@ def decode_record(data: bytes) -> CrashRecord:
 def record_slot(slot: ServerSlot) -> SlotRecord:
     opening = slot.slot.opening
     lists = tuple(encode(slot.advertisements[member]) for member in opening.members)
-    whole = Opening(opening.slot, opening.members, opening.threshold, opening.floor, opening.graph_seed, lists)
+    whole = Opening(opening.slot, opening.members, opening.threshold, opening.floor, lists)
     vectors = b"".join(slot.vectors[client].astype(ELEMENT, copy=False).tobytes() for client in slot.alive)
     commitments = b"".join(slot.commitments[client] for client in slot.participants)
     digests = tuple(slot.digests[client] for client in slot.participants)
-    return SlotRecord(whole, slot.participants, slot.context, slot.alive, vectors, commitments, digests)
+    return SlotRecord(whole, slot.participants, slot.chain, slot.context, slot.alive, vectors, commitments, digests)
 
 
 def restore_slot(run: bytes, record: SlotRecord, policy: ClientPolicy) -> ServerSlot:
@@ -103,6 +108,7 @@ def restore_slot(run: bytes, record: SlotRecord, policy: ClientPolicy) -> Server
     advertisements = {advertisement.sender: advertisement for advertisement in lists}
     slot = ServerSlot(run, checked_slot(record.opening, policy), advertisements)
     slot.participants = record.participants
+    slot.chain = record.chain
     slot.context = record.context
     slot.alive = record.senders
     elements = np.frombuffer(record.vectors, dtype=ELEMENT)

@@ -1,6 +1,5 @@
 """The secure sums of a round: the server's side of every phase, over any transport. A steady round is two exchanges."""
 
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -69,7 +68,10 @@ class SecureSum:
             for group_sum in sums
             for client, event in group_sum.events(traffic, self._keys.barred).items()
         }
-        return traffic.collected(totals, events)
+        states = {
+            client: state for group_sum in sums if group_sum.slot for client, state in group_sum.slot.states.items()
+        }
+        return traffic.collected(totals, events)._replace(states=states)
 
     def forget(self, client: int) -> None:
         """Ask a client for keys again: if it was restarted, it has lost the old ones."""
@@ -207,9 +209,8 @@ class SecureSum:
         """A slot for those of the clients that have keys. `company` is the size of the whole group."""
         advertisements = self._keys.of(clients)
         members = tuple(advertisements)
-        seed = secrets.token_bytes(32)
-        least = self.policy.least_threshold(self.policy.graph(members, seed), company)
-        opening = Opening(number, members, self.policy.threshold or least, self.policy.floor, seed, ())
+        least = self.policy.least_threshold(self.policy.graph(members, number), company)
+        opening = Opening(number, members, self.policy.threshold or least, self.policy.floor, ())
         return ServerSlot(self.run, checked_slot(opening, self.policy), advertisements)
 
     def _openings(self, slots: Iterable[ServerSlot]) -> dict[int, Opening]:
@@ -219,7 +220,7 @@ class SecureSum:
             o = slot.slot.opening
             for client in o.members:
                 keys = self._keys.undelivered(client, slot)
-                openings[client] = Opening(o.slot, o.members, o.threshold, o.floor, o.graph_seed, keys)
+                openings[client] = Opening(o.slot, o.members, o.threshold, o.floor, keys)
         return openings
 
     def _take_turns(

@@ -14,6 +14,7 @@ from baffle.aggregation.context import (
     seed_commitment,
     share_digest,
     signed,
+    state_text,
     survivors_text,
 )
 from baffle.aggregation.masks import agree, pair_mask, self_mask
@@ -52,6 +53,8 @@ class ServerSlot:
     vectors: dict[int, RingVector] = field(default_factory=dict)
     alive: tuple[int, ...] = ()
     agreed: dict[int, bytes] = field(default_factory=dict)
+    chain: bytes = b""
+    states: dict[int, bytes] = field(default_factory=dict)  # signatures over the state before the round
     released: dict[int, dict[int, bytes]] = field(default_factory=dict)
     recovery: Recovery = field(init=False)
     _near: dict[int, list[int]] = field(default_factory=dict)
@@ -78,6 +81,7 @@ class ServerSlot:
         """Fix the participants: the clients that have sealed their shares. Each gets the boxes of its neighbours."""
         self.participants = tuple(sorted(self.sealed))
         keys = keys_digest(self.run, (self.advertisements[client] for client in self.participants), self.slot.number)
+        self.chain = about[self.participants[0]].chain
         self.context = round_context(keys, self.slot.opening, about[self.participants[0]], self.participants)
         boxes = {
             sender: dict(zip(self.slot.graph.neighbours[sender], self.sealed[sender], strict=True))
@@ -112,7 +116,11 @@ class ServerSlot:
         text = survivors_text(self.run, self.context, self.alive)
         if agreed.slot != self.slot.number or sender not in self.alive or not signed(identity, agreed.signature, text):
             raise RefusalError(f"client {sender} has signed other survivors")
+        state = state_text(self.run, self.slot.number, self.chain)
+        if not signed(identity, agreed.state, state):
+            raise RefusalError(f"client {sender} has signed another state")
         self.agreed[sender] = agreed.signature
+        self.states[sender] = agreed.state
 
     def unmask(self) -> Unmask:
         """The request to release shares, with the signatures of the clients that agreed on the survivors."""
