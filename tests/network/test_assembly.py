@@ -13,6 +13,7 @@ from baffle.journal.store import Journal
 from baffle.network import connected, serve
 from baffle.network.assembly import TRIES
 from baffle.network.joining import Begin, Introduction, Openings, Ready, Salted, decode_asked
+from baffle.network.policy import Policy
 from baffle.plan import Plan, change, parse
 from baffle.repetition import repeat
 from baffle.statement import NOTHING, Statement, read_statement
@@ -31,7 +32,7 @@ def federation(tiny: Callable[..., Plan], tmp_path: Path) -> Federation:
     """Four clients; two are enough for a round."""
     settings = ("federation.clients=4", 'secure.mode="on"', "secure.floor=2", "rounds=8")
     plan = tiny(*settings, "run.deadline_seconds=0.2", "run.evaluate_every=100")
-    return Federation(new_keys(tmp_path, 4), tmp_path, plan)
+    return Federation(new_keys(tmp_path, 4), tmp_path, plan, policy=Policy(floor=2))
 
 
 def statements(federation: Federation) -> list[Statement]:

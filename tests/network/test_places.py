@@ -7,7 +7,7 @@ import pytest
 
 from baffle.errors import PlanError, RunFolderError
 from baffle.journal.store import Journal
-from baffle.network import joining, serve
+from baffle.network import connected, serve
 from baffle.network.authority import ServerKeys
 from baffle.network.board import Board
 from baffle.network.keys import ClientKeys
@@ -21,7 +21,7 @@ from tests.support.lines_in_memory import Federation, LinesInMemory, StoppedErro
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "LOOK", 0.001)
-    monkeypatch.setattr(joining, "AGAIN", 0.0)
+    monkeypatch.setattr(connected, "AGAIN", 0.0)
 
 
 @pytest.fixture

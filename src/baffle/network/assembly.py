@@ -44,6 +44,8 @@ class Assembly:
         self._affords: dict[int, int] = {}
         self._certificate: Certificate | None = None
         clients.epoch = self._newest()
+        if clients.epoch:
+            self._allow_snapshots(clients.epoch)
         clients.introduce = self.question()
 
     @property
@@ -59,6 +61,11 @@ class Assembly:
         if terms is None or (terms.statement.plan != self.plan.to_toml() and not self.running.over):
             return None
         return terms if terms.statement.roster_hash == self.roster.hash() else None
+
+    def _allow_snapshots(self, terms: EpochTerms) -> None:
+        """If the server may lie, clients take the state that an epoch begins with only with a certificate."""
+        certified = terms.certificate is not None
+        self.running.downlink.snapshots = certified or self.plan.secure.mode != "malicious-server"
 
     def question(self) -> Introduce:
         """What clients are asked before the next epoch."""
@@ -176,6 +183,7 @@ class Assembly:
         self.running.begin_epoch(record, self.roster.signed_text())
         terms = self._terms(record, statement)
         processes = self.clients.processes(opened)
+        self._allow_snapshots(terms)
         self.clients.enter(terms, processes)
         self.clients.introduce = self.question()
         salted = self.clients.collect(Salted, dict.fromkeys(processes, terms.openings()))
