@@ -15,6 +15,7 @@ from baffle.network.membership import add_clients, revoke_clients
 from baffle.network.same_plan import for_roster
 from baffle.network.status import LinkCounts
 from baffle.plan import Plan
+from baffle.statement import read_statement
 from tests.support.lines_in_memory import Federation, LinesInMemory, StoppedError, new_keys
 
 
@@ -54,7 +55,6 @@ def test_a_run_begins_and_ends_with_those_who_have_a_place(
     assert list(known) == [0, 2, 3, 4]
     summary = federation.serve(lines(federation, known))  # it does not wait for a fifth client
     assert (summary["rounds"], summary["skipped_rounds"]) == (3, 0)
-    assert federation.said("4 of 4 clients are here")
     assert federation.said("4 of 4 clients hold the last weights")
     federation.require_agreement(known)
     with Journal.open(federation.run / "journal.sqlite") as journal:
@@ -82,8 +82,9 @@ def test_a_run_goes_on_after_a_revocation(federation: Federation) -> None:
     assert last == dict.fromkeys(known, 5)
 
 
-def test_a_successor_takes_part_from_the_next_run_on(federation: Federation) -> None:
-    """The old key has answered in this run, and the new one does not know what."""
+def test_a_successor_takes_part_from_the_next_epoch_on(federation: Federation) -> None:
+    """The old key has answered in the epoch before, and the new one does not know what. Another roster begins another
+    epoch, with a salt that the old key has answered nothing under."""
     first = lines(federation, dict(enumerate(federation.keys)))
 
     def stop(exchange: int) -> None:
@@ -97,12 +98,21 @@ def test_a_successor_takes_part_from_the_next_run_on(federation: Federation) -> 
     add_clients(federation.folder / "keys")
     known = reload(federation)
     (federation.folder / "client-3").rename(federation.folder / "predecessor")
-    federation.serve(lines(federation, known))
-    assert federation.said("client 3 does not take part: this client contributed to round")
-    federation.run = federation.folder / "next"
-    assert federation.serve(lines(federation, known))["rounds"] == 6
     with Journal.open(federation.run / "journal.sqlite") as journal:
-        assert journal.contributions(5) == dict.fromkeys(range(5), 6)
+        before = journal.contributions(5)[3]
+        (first_epoch,) = journal.statements.epochs()
+    assert federation.serve(lines(federation, known))["rounds"] == 6
+    federation.require_agreement(known)
+    with Journal.open(federation.run / "journal.sqlite") as journal:
+        old, new = journal.statements.epochs()
+        assert journal.last_contributions(5)[3] == 5
+        assert journal.contributions(5)[3] > before > 0
+    assert old == first_epoch
+    assert read_statement(new.statement).roster == federation.roster.number
+    assert 3 in read_statement(new.statement).salters
+    marks = federation.members[3].memory
+    assert marks.marks(new.run).slot == 5
+    assert marks.marks(old.run).slot == -1
 
 
 def test_more_places_are_for_the_next_run(federation: Federation) -> None:

@@ -262,7 +262,8 @@ def test_a_run_of_another_kind_is_not_taken_over(federation: Federation, finishe
 
 def test_slower_clients_get_a_tier_of_the_plan(federation: Federation) -> None:
     """The largest of the declared ones that they afford; what one client affords changes nothing for the others."""
-    federation.plan = change(federation.plan, ["federation.clients=4", "federation.tiers=[{k=2, share=0.25}]"])
+    settings = ["federation.clients=4", "federation.tiers=[{k=2, share=0.25}]", "secure.floor=2"]
+    federation.plan, federation.policy = change(federation.plan, settings), Policy(floor=2)
     lines = federation.lines(3)
     lines.clients[3] = federation.member(3, affords=3).answer
     summary = federation.serve(lines)
@@ -317,7 +318,7 @@ def test_a_run_is_extended_whether_it_is_over_or_not(
 
 def test_a_run_may_end_earlier_than_planned_but_not_before_the_present(federation: Federation) -> None:
     lines = federation.lines(4)
-    lines.before = stop_at(16)
+    lines.before = stop_at(13)
     with pytest.raises(StoppedError):
         federation.serve(lines)
     played = verify(federation.run).rounds

@@ -122,7 +122,7 @@ class _Service:
         self._clients = ConnectedClients(lines, tell, answered=lambda one: running.contributed.get(one, -1) + 1)
         size = most_request_bytes(len(roster.clients), running.trajectory.n, contribution_bytes(running.trajectory))
         self._clients.most_request_bytes = size
-        self._least = max(least or plan.per_round, least_salt(plan))
+        self._least = max(least or min(plan.per_round, len(roster.directory())), least_salt(plan))
         self._assembly = Assembly(running, self._clients, roster, max(_enough(plan), least_salt(plan)))
         self._reception = Reception(running, tell, folder.path)
         self._crash_file = CrashFile(folder.path / "kept", folder.attempt)
