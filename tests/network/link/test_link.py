@@ -330,6 +330,19 @@ def test_an_answer_to_a_server_that_has_gone_does_not_reach_its_successor(keys: 
             assert not again.told
 
 
+def test_a_client_whose_last_answer_was_lost_on_the_way_delivers_it_before_it_leaves(keys: Keys) -> None:
+    with linked(keys, tls=False) as at, Wire(at.address) as wire, ThreadPoolExecutor() as pool:
+        with Line(wire.address, keys.clients[0], None, lambda _words: None) as line:
+            at.until_present(0)
+            asking = pool.submit(at.ask, 0)
+            request = next(line.requests())
+            wire.hold()
+            line.reply(request, b"my last words")
+            wire.cut()
+            wire.release()
+        assert asking.result() == {0: b"my last words"}
+
+
 def test_a_client_that_leaves_while_its_line_is_broken_first_delivers_its_last_answer(keys: Keys) -> None:
     with linked(keys, tls=False) as at, Wire(at.address) as wire, ThreadPoolExecutor() as pool:
         own = keys.clients[0]

@@ -42,7 +42,7 @@ LEAVE_SECONDS = 0.5
 """How long leaving waits for an attempt to connect. It may go on in the background, and then ends."""
 
 DELIVER_SECONDS = 2.0
-"""How long a client that leaves in peace waits for a broken line, if the server may still want its last answer."""
+"""How long a client that leaves in peace waits until the server has its last answer, if need be over another line."""
 
 _NAME, _IPV6 = re.compile(r"[A-Za-z0-9._-]{1,253}"), re.compile(r"\[[0-9A-Fa-f:.]{2,45}\]")
 
@@ -65,8 +65,9 @@ class Line:
         self._asked: Request | None = None
         self._asked_on: Websocket | None = None  # where the server waits for the answer
         self._answered = b"", b""  # the hash of the newest request that was answered, and the answer
-        self._delivered = Event()  # whether that answer has been sent
+        self._delivered = Event()  # whether the server has that answer, as far as a client that leaves must know
         self._delivered.set()
+        self._leaving = False
         self._inbox: SimpleQueue[Request | BaseException | None] = SimpleQueue()
         self._stopped = Event()
         self._said = ""
@@ -79,8 +80,8 @@ class Line:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self._delivered.wait(DELIVER_SECONDS)
+        if kind is None and not self._stopped.is_set():
+            self._deliver()
         self.stop()
         self._thread.join(LEAVE_SECONDS)
 
@@ -108,7 +109,6 @@ class Line:
         if connection:
             with suppress(ClosedError, OSError):
                 connection.send(frame)
-                self._delivered.set()
 
     def allow(self, size: int) -> None:
         """Accept requests of at most this many bytes from now on."""
@@ -129,6 +129,16 @@ class Line:
         elif opening:
             with suppress(OSError):
                 opening.shutdown(socket.SHUT_RDWR)
+
+    def _deliver(self) -> None:
+        """Wait until the server has the last answer. What was sent over a line that had just broken is lost, without an
+        error: so ask the server for a receipt. If none comes over this line, the server asks again over the next."""
+        with self._lock:
+            self._leaving = True
+            connection = self._asked_on
+        if connection and not self._delivered.is_set():
+            connection.confirm(self._delivered.set)
+        self._delivered.wait(DELIVER_SECONDS)
 
     def _run(self) -> None:
         pause = FIRST_PAUSE
@@ -226,7 +236,8 @@ class Line:
             self._asked_on = connection
         if name == answered:
             connection.send(answer)
-            self._delivered.set()
+            if self._leaving:
+                connection.confirm(self._delivered.set)
         elif is_new:
             self._inbox.put(request)
 
@@ -236,6 +247,8 @@ class Line:
             return TransportError(
                 "another process has connected with this client's key; two must never share a key: stop one of them"
             )
+        if fault.code:
+            self._delivered.set()  # a server that says goodbye waits for nothing
         return AwayError(f"{self._address} closed the connection ({fault.reason})")
 
     def _say(self, words: str) -> None:

@@ -28,6 +28,9 @@ SEND_SECONDS = 60.0
 
 CHUNK = 1 << 16
 
+RECEIPT = b"receipt"
+"""What a ping says that asks whether everything sent so far has arrived."""
+
 _WAIT = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError)
 
 
@@ -49,6 +52,7 @@ class Websocket:
         self._socket.setblocking(False)
         self._lock = Lock()  # a TLS connection must not be read and written at the same time
         self._frames: deque[bytes] = deque()
+        self._on_receipt: Callable[[], None] = lambda: None
         uri = WebSocketURI(isinstance(connected, ssl.SSLSocket), host, port, path, "")
         self._protocol = ClientProtocol(uri, max_size=most)
         with self._lock:
@@ -84,6 +88,12 @@ class Websocket:
     def send(self, frame: bytes) -> None:
         self._say(lambda: self._protocol.send_binary(frame))
 
+    def confirm(self, then: Callable[[], None]) -> None:
+        """Call `then` when everything that was sent so far has arrived. A line that breaks first calls nothing."""
+        self._on_receipt = then
+        with suppress(ClosedError, OSError):
+            self._say(lambda: self._protocol.send_ping(RECEIPT))
+
     def close(self, code: int, reason: str) -> None:
         """Tell the other end why this one leaves. It answers, and `receive` raises; the owner closes the socket."""
         with suppress(ClosedError, OSError):
@@ -107,12 +117,18 @@ class Websocket:
                 self._protocol.receive_eof()
             self._flush()
         for event in self._protocol.events_received():
-            if isinstance(event, Frame) and event.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
-                if event.opcode is not Opcode.BINARY or not event.fin:
-                    raise MessageError("expected whole binary frames")
-                self._frames.append(bytes(event.data))
+            if isinstance(event, Frame):
+                self._take(event)
         if not self._frames and (self._protocol.close_rcvd or self._protocol.state is State.CLOSED):
             raise self._closed()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            if frame.opcode is not Opcode.BINARY or not frame.fin:
+                raise MessageError("expected whole binary frames")
+            self._frames.append(bytes(frame.data))
+        elif frame.opcode is Opcode.PONG and frame.data == RECEIPT:
+            self._on_receipt()
 
     def _read(self) -> bytes | None:
         """Some bytes; none at the end; None if there are none at the moment."""
