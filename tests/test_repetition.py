@@ -46,7 +46,7 @@ def require_repeated(federation: Federation) -> None:
         assert one.statements.epochs_with_rosters() == other.statements.epochs_with_rosters()
         assert [entry.outcome_bytes for entry in one.entries()] == [entry.outcome_bytes for entry in other.entries()]
         for number in range(original.rounds):
-            assert one.contributors(number) == other.contributors(number)
+            assert one.participation.contributors(number) == other.participation.contributors(number)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_with_its_dropouts_and_epochs(federation: Federation) -> None:
     assert summary["dropouts"] > 0
     with Journal.open(federation.run / "journal.sqlite") as journal:
         assert len(journal.statements.epochs()) == 2
-        assert len({frozenset(journal.contributors(number)) for number in range(12)}) > 2
+        assert len({frozenset(journal.participation.contributors(number)) for number in range(12)}) > 2
     require_repeated(federation)
 
 

@@ -111,7 +111,7 @@ def test_what_is_kept_is_read_back(original: Original) -> None:
         assert journal.statements.networked
         assert {roster for _, roster in journal.statements.epochs_with_rosters()} == {original.signers.roster}
         assert journal.statements.epoch_began() == 3
-        assert journal.contributors(0) == set(range(CLIENTS))
+        assert journal.participation.contributors(0) == set(range(CLIENTS))
 
 
 def test_a_run_without_certificates_verifies(run: Path) -> None:

@@ -43,7 +43,7 @@ def statements(federation: Federation) -> list[Statement]:
 def rounds_of(federation: Federation) -> list[set[int]]:
     """Who contributed to each round."""
     with Journal.open(federation.run / "journal.sqlite") as journal:
-        return [journal.contributors(number) for number in range(journal.length())]
+        return [journal.participation.contributors(number) for number in range(journal.length())]
 
 
 def require_sound(federation: Federation, clients: range | tuple[int, ...]) -> None:

@@ -58,7 +58,7 @@ def test_a_run_begins_and_ends_with_those_who_have_a_place(
     assert federation.said("4 of 4 clients hold the last weights")
     federation.require_agreement(known)
     with Journal.open(federation.run / "journal.sqlite") as journal:
-        assert journal.contributions(5) == {0: 3, 2: 3, 3: 3, 4: 3}
+        assert journal.participation.contributions(5) == {0: 3, 2: 3, 3: 3, 4: 3}
 
 
 def test_a_run_goes_on_after_a_revocation(federation: Federation) -> None:
@@ -77,7 +77,7 @@ def test_a_run_goes_on_after_a_revocation(federation: Federation) -> None:
     assert summary["rounds"] == 6
     federation.require_agreement(known)
     with Journal.open(federation.run / "journal.sqlite") as journal:
-        last = journal.last_contributions(5)
+        last = journal.participation.last_contributions(5)
     assert last.pop(3) < 5
     assert last == dict.fromkeys(known, 5)
 
@@ -99,14 +99,14 @@ def test_a_successor_takes_part_from_the_next_epoch_on(federation: Federation) -
     known = reload(federation)
     (federation.folder / "client-3").rename(federation.folder / "predecessor")
     with Journal.open(federation.run / "journal.sqlite") as journal:
-        before = journal.contributions(5)[3]
+        before = journal.participation.contributions(5)[3]
         (first_epoch,) = journal.statements.epochs()
     assert federation.serve(lines(federation, known))["rounds"] == 6
     federation.require_agreement(known)
     with Journal.open(federation.run / "journal.sqlite") as journal:
         old, new = journal.statements.epochs()
-        assert journal.last_contributions(5)[3] == 5
-        assert journal.contributions(5)[3] > before > 0
+        assert journal.participation.last_contributions(5)[3] == 5
+        assert journal.participation.contributions(5)[3] > before > 0
     assert old == first_epoch
     assert read_statement(new.statement).roster == federation.roster.number
     assert 3 in read_statement(new.statement).salters

@@ -103,7 +103,7 @@ def _run(
         task.model.one_thread_each(),
         opened(folder, task, trajectory, Runtimes(task, 1), tiers_for(plan, {}), {}, watch, networked=True) as running,
     ):
-        board.open(plan, running.journal.metrics(), running.journal.count(MISSING))
+        board.open(plan, running.journal.metrics(), running.journal.participation.count(MISSING))
         for advice in task.model.advice():
             tell(advice)
         if running.unevaluated:
