@@ -129,6 +129,18 @@ def test_a_certificate_may_be_signed_before_or_after_the_links_of_epochs(origina
         assert verify(run).rounds == 5
 
 
+def test_rounds_that_no_client_agreed_to_are_refused(plan: Plan, tmp_path: Path) -> None:
+    """More rounds than a statement's plan has need another epoch."""
+    run = NetworkedRun(plan, tmp_path / "run")
+    run.begin()
+    run.play(plan.rounds)
+    run.journal.commit()
+    assert verify(tmp_path / "run").rounds == plan.rounds
+    run.play(1)
+    with pytest.raises(ChainError, match=f"{plan.rounds + 1} rounds, but epoch 0 was to end with {plan.rounds}"):
+        verify(tmp_path / "run")
+
+
 def test_an_epoch_keeps_the_state_that_it_begins_with(plan: Plan, tmp_path: Path) -> None:
     """Clients that come from elsewhere begin with it, however many snapshots follow."""
     run = NetworkedRun(plan, tmp_path / "run")
