@@ -187,7 +187,7 @@ def test_random_bytes_beyond_the_prime_are_drawn_again(monkeypatch: pytest.Monke
     drawn = [new_secret() for _ in range(20)]
     assert len(set(drawn)) == 20
     assert all(len(secret) == SHARE_BYTES and secret <= LARGEST for secret in drawn)
-    monkeypatch.setattr("secrets.token_bytes", lambda count: LARGEST)
+    monkeypatch.setattr("secrets.token_bytes", lambda _count: LARGEST)
     assert new_secret() == LARGEST
 
 

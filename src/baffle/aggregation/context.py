@@ -79,7 +79,7 @@ def signed(public: bytes, signature: bytes, text: bytes) -> bool:
 
 def length_prefixed(*fields: bytes) -> bytes:
     """Each field after its length, so that no two lists of fields give the same text."""
-    return b"".join(struct.pack(">Q", len(field)) + field for field in fields)
+    return b"".join([len(field).to_bytes(8, "big") + field for field in fields])
 
 
 def split_prefixed(text: bytes) -> list[bytes]:

@@ -15,7 +15,7 @@ from baffle.aggregation.shares import PRIME, SHARE_BYTES
 from baffle.core.ring import add
 from baffle.errors import AbortError, RefusalError
 from tests.support.federation import LENGTH, about, random_vector
-from tests.support.slots import new_federation, unmasked_by
+from tests.support.slots import new_federation, shares_of, unmasked_by
 
 
 def test_a_bad_vector_is_refused_and_changes_nothing() -> None:
@@ -119,7 +119,7 @@ def test_shares_written_beyond_the_prime_change_no_sum(
     unmask = server.unmask()
     for client in (0, 1, 2, 3):
         released = federation.sessions[client].unmask(unmask)
-        assert set(released.shares[at : at + SHARE_BYTES] for at in range(0, 64, SHARE_BYTES)) <= set(dealt)
+        assert set(shares_of(released)) <= set(dealt)
         server.take_unmasked(client, replace(released, shares=BEYOND * 4, own=BEYOND) if client in liars else released)
     assert np.array_equal(server.total(), add(list(plain.values())))
     assert not server.lies
