@@ -119,8 +119,8 @@ class Peers:
         return text if self._digests(slot, sender, self._number, text) == digests else None
 
     def _digests(self, slot: int, dealer: int, holder: int, text: bytes) -> bytes:
-        shares = text[:SHARE_BYTES], text[SHARE_BYTES:]
-        return b"".join(share_digest(self._run, slot, dealer, holder, place, s) for place, s in enumerate(shares))
+        first = share_digest(self._run, slot, dealer, holder, 0, text[:SHARE_BYTES])
+        return first + share_digest(self._run, slot, dealer, holder, 1, text[SHARE_BYTES:])
 
     def _key_context(self, owner: int, slot: int) -> bytes:
         return key_context(self._run, self._of(owner).session, owner, slot)

@@ -59,6 +59,7 @@ class ServerSlot:
     released: dict[int, dict[int, bytes]] = field(default_factory=dict)
     recovery: Recovery = field(init=False)
     _near: dict[int, list[int]] = field(default_factory=dict)
+    _private_keys: dict[tuple[int, bytes], X25519PrivateKey] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         complete = self.slot.graph.k + 1 == len(self.slot.opening.members)
@@ -212,7 +213,11 @@ class ServerSlot:
         return matches
 
     def _private_key(self, client: int, secret: bytes) -> X25519PrivateKey:
-        return mask_key(secret, key_context(self.run, self.advertisements[client].session, client, self.slot.number))
+        """The key that a secret would give a client. It is needed twice: to check the secret, and to use it."""
+        if (client, secret) not in self._private_keys:
+            context = key_context(self.run, self.advertisements[client].session, client, self.slot.number)
+            self._private_keys[client, secret] = mask_key(secret, context)
+        return self._private_keys[client, secret]
 
     def _is_share(self, dealer: int, holder: int, share: bytes) -> bool:
         place = 0 if dealer in self.vectors else 1
