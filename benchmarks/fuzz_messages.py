@@ -56,7 +56,7 @@ from baffle.errors import BaffleError, MessageError
 N, LENGTH, VICTIM, ROUND = 4, 3, 0, 1
 KEYS_AT_ONCE = 4
 MOST_GROWTH = 10 * 2**20
-CACHES = {"_channels", "_near", "_weights", "_ranks"}
+CACHES = {"_channels", "_near", "_private_keys", "_weights", "_ranks"}
 """Attributes that only save work, and may change at any time."""
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def shape(thing: object) -> str:
     kind = type(thing)
     if kind not in SHAPES:
         ours = kind.__module__.startswith(("baffle.", __name__)) and not issubclass(
-            kind, Message | Marks | ClientPolicy | Slot
+            kind, Message | Marks | ClientPolicy | Slot | tuple
         )
         container = next((known.__name__ for known in (dict, list, np.ndarray) if issubclass(kind, known)), "piece")
         SHAPES[kind] = "parts" if ours else container
