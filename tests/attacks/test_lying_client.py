@@ -24,9 +24,9 @@ from baffle.core.ports import CONTRIBUTED, MISSING
 from baffle.core.ring import EXTRAS, RingVector
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
+from baffle.network.consent import Equipment
 from baffle.network.equipment import with_torch
 from baffle.network.joining import Introduction, Ready, Salted
-from baffle.network.member import Equipment
 from baffle.plan import Plan
 from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, new_keys
 
