@@ -3,7 +3,7 @@
 It needs no PyTorch. Its caller supplies a function that equips it for a plan.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -22,9 +22,11 @@ from baffle.network.joining import (
     UNREADY,
     Asked,
     Begin,
+    Behind,
     Done,
     Halt,
     Introduce,
+    NewRoster,
     Openings,
     Over,
     Ready,
@@ -70,7 +72,7 @@ class Member:
     `tell` is its own log: it gets the whole reason of everything that it refuses or cannot do. The server learns none.
     """
 
-    keys: ClientKeys
+    own: InitVar[ClientKeys]
     folder: Path | None
     samples: CountSamples
     equip: Equip
@@ -86,10 +88,29 @@ class Member:
     _client: Client | None = field(default=None, repr=False)
     _run: bytes = field(default=b"", repr=False)  # the run that `_client` is in
 
-    def __post_init__(self) -> None:
-        self.memory = MarksFile(self.keys.marks)
-        self.consent = Consent(self.keys, self.memory, self.samples, self.equip, self.affords, self.pinned, self.policy)
+    def __post_init__(self, own: ClientKeys) -> None:
+        self.memory = MarksFile(own.marks)
+        self.consent = Consent(
+            own,
+            self.memory,
+            self.samples,
+            self.equip,
+            self.affords,
+            self.pinned,
+            self.policy,
+            lambda words: self.tell(words),
+        )
         self._tell_sparingly = Sparingly(lambda words: self.tell(words))
+
+    @property
+    def keys(self) -> ClientKeys:
+        """This client's keys, under the latest roster that it knows."""
+        return self.consent.keys
+
+    @property
+    def revoked(self) -> str:
+        """Why this client's key will never take part again; empty as long as it may."""
+        return self.consent.revoked
 
     def answer(self, data: bytes) -> bytes:
         """The reply to whatever a server sends. Nothing that it sends ends this client, not even a mistake of ours."""
@@ -148,7 +169,9 @@ class Member:
             self.tell(f"the weights are not saved: {fault}")
 
     def _answer_round(self, data: bytes) -> bytes:
-        if self._client is None:
+        if self._client is None or self._begun is None:
+            return UNREADY
+        if self._begun.statement.roster != self.keys.roster.number:  # its epoch is over
             return UNREADY
         reply = self._client.answer(data)
         return UNREADY if self._lost_its_way(self._client.replica) else reply
@@ -167,9 +190,15 @@ class Member:
         return True
 
     def _answer(self, asked: Asked) -> Message:
+        if self.revoked:
+            raise RefusalError(self.revoked)
         match asked:
+            case Introduce() | Begin() if self.consent.is_behind(asked):
+                return Behind()
             case Introduce():
                 return self.consent.introduce(asked)
+            case NewRoster():
+                return self.consent.take_roster(asked)
             case Begin():
                 return self._begin(asked)
             case Openings():
@@ -194,7 +223,7 @@ class Member:
         salt = salt_of(entry.run, entry.statement, asked.nonces)
         if self._client is None or self._run != entry.run:  # a new session would lose keys that others rely on
             number, roster = self.keys.number, self.keys.roster
-            self.memory.enter(entry.run)
+            self.memory.enter(entry.run, entry.plan.federation.clients)
             replica = self._take_part(entry, asked.nonces, self.consent.equipment(entry.plan)).replica
             at = f", from round {replica.round + 1} on" if replica.round else ""
             self.tell(
