@@ -30,7 +30,7 @@ from baffle.network.reception import Reception
 from baffle.network.resuming import Tell, resume
 from baffle.network.rosters import Reread, Roster
 from baffle.network.same_plan import with_places
-from baffle.network.settling import N_MAX, require_sound_terms, tiers_for
+from baffle.network.settling import N_MAX, require_hidden_tiers, require_sound_terms, tiers_for
 from baffle.network.succession import Succession, places_of
 from baffle.network.waiting import Waiting
 from baffle.plan import Plan, parse
@@ -76,6 +76,7 @@ def serve(
     how the run goes."""
     plan = _plan_for(plan, places_of(out, roster))
     require_sound_terms(plan)
+    require_hidden_tiers(plan)
     board = board or Board()
     board.begin(out.resolve().name, plan, len(roster.directory()))
     attempt = WaitForRoom(tell)
