@@ -170,7 +170,7 @@ def test_an_absurd_sample_count_costs_one_round(tmp_path: Path, tiny: Callable[.
         return equipment._replace(worker=Boaster(**fields))
 
     liar = played.member(LIAR)
-    liar.equip = equip
+    liar.consent.equip = equip
     lines.clients[LIAR] = liar.answer
     played.serve(lines)
     verified = verify(played.run)

@@ -74,12 +74,12 @@ class Member:
 
     own: InitVar[ClientKeys]
     folder: Path | None
-    samples: CountSamples
-    equip: Equip
-    affords: int = 0
-    pinned: Plan | None = None
+    samples: InitVar[CountSamples]
+    equip: InitVar[Equip]
+    affords: InitVar[int] = 0
+    pinned: InitVar[Plan | None] = None
     tell: Tell = lambda _words: None
-    policy: Policy | None = None
+    policy: InitVar[Policy | None] = None
     over: bool = False
     """Whether its run has ended."""
     _entry: Entry | None = field(default=None, repr=False)  # the epoch that it was last told about
@@ -88,17 +88,18 @@ class Member:
     _client: Client | None = field(default=None, repr=False)
     _run: bytes = field(default=b"", repr=False)  # the run that `_client` is in
 
-    def __post_init__(self, own: ClientKeys) -> None:
+    def __post_init__(
+        self,
+        own: ClientKeys,
+        samples: CountSamples,
+        equip: Equip,
+        affords: int,
+        pinned: Plan | None,
+        policy: Policy | None,
+    ) -> None:
         self.memory = MarksFile(own.marks)
         self.consent = Consent(
-            own,
-            self.memory,
-            self.samples,
-            self.equip,
-            self.affords,
-            self.pinned,
-            self.policy,
-            lambda words: self.tell(words),
+            own, self.memory, samples, equip, affords, pinned, policy, lambda words: self.tell(words)
         )
         self._tell_sparingly = Sparingly(lambda words: self.tell(words))
 
