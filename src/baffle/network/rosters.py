@@ -6,6 +6,7 @@ must see to is that it never goes back to a lower number: `newer_roster` takes n
 durable before anything builds on it.
 """
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -155,6 +156,10 @@ def keep_roster(folder: Path, roster: Roster) -> None:
             f"{path} cannot be written: {fault.strerror or fault}; its process must be able to write to its folder of "
             "keys"
         ) from None
+
+
+Reread = Callable[[], Roster | None]
+"""A later roster, if there is one. Raises a KeysError, once, if there is one that cannot be used."""
 
 
 class RosterFile:
