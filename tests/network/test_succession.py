@@ -53,7 +53,7 @@ def statements(federation: Federation) -> list[Statement]:
 
 def contributors(federation: Federation) -> list[set[int]]:
     with Journal.open(federation.run / "journal.sqlite") as journal:
-        return [journal.contributors(number) for number in range(journal.length())]
+        return [journal.participation.contributors(number) for number in range(journal.length())]
 
 
 def require_sound(federation: Federation, clients: range | tuple[int, ...]) -> None:

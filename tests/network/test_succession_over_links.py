@@ -127,7 +127,7 @@ def test_a_client_is_revoked_and_another_gets_its_place(federation: Federation, 
     assert summary["rounds"] == 60
     assert rosters(federation)[:3] == [1, 2, 3]
     with Journal.open(federation.run / "journal.sqlite") as journal:
-        assert journal.last_contributions(5) == dict.fromkeys(range(5), 59)
+        assert journal.participation.last_contributions(5) == dict.fromkeys(range(5), 59)
     assert verify(federation.run).weights_sha256 == federation.require_agreement(range(5))
     assert all("goes on with roster 3" in client.log for client in clients[:3])
 
