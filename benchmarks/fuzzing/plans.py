@@ -96,6 +96,8 @@ def _of_members(folder: Path) -> list[tuple[str, Reader]]:
         return lambda text: feed(client, encode(Begin(encode(server.statement(VICTIM, none, plan=text)), ())))
 
     free, pinned = member(pinned=False), member(pinned=True)
+    for client in (free, pinned):
+        introduce(client)(server.plan.to_toml())  # so that everything is loaded that a plan within a policy needs
     return [
         ("plan in Introduce", introduce(free)),
         ("plan in Begin", begin(free)),
