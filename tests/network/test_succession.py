@@ -2,17 +2,20 @@
 journal verifies across epochs, and the run can be repeated."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from baffle.core.messages import tag_of
+from baffle.aggregation.messages import Hello
+from baffle.client.abstaining import abstention
+from baffle.core.messages import encode, tag_of
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
-from baffle.network import connected, serve
+from baffle.network import connected, rosters, serve
 from baffle.network.joining import BEHIND
 from baffle.network.keys import ClientKeys
-from baffle.network.rosters import load_roster
+from baffle.network.rosters import Roster, load_roster
 from baffle.plan import Plan, change
 from baffle.repetition import repeat
 from baffle.statement import Statement, read_statement
@@ -323,3 +326,32 @@ def test_a_client_that_keeps_saying_that_it_does_not_know_the_roster_is_left_alo
     assert len(handed) == 1
     assert federation.said("client 4 does not take part: it was handed the roster")
     require_sound(federation, range(4))
+
+
+def test_nobody_goes_on_under_a_roster_that_has_expired(
+    federation: Federation, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither side: a server that lies would go on. A later roster ends the wait."""
+    lines, looks = federation.lines(5), 0
+    told: list[str] = []
+    federation.members[0].tell = told.append
+    roster, reread = authority.roster, authority.reread()
+    later = roster.expiry + timedelta(days=1)
+
+    def look() -> Roster | None:
+        nonlocal looks
+        looks += rosters.now() == later
+        if looks == 5:
+            assert len(contributors(federation)) < 10
+            hello = encode(Hello(9))
+            assert lines.clients[0](hello) == abstention(hello)
+            authority.renew()
+        return reread()
+
+    lines.before = at(12, lambda: monkeypatch.setattr(rosters, "now", lambda: later))
+    summary = federation.serve(lines, reread=look)
+    assert summary["rounds"] == 10
+    assert federation.said(f"roster 1 expired at {roster.expires}")
+    assert any(f"roster 1 expired at {roster.expires}" in words for words in told)
+    assert [statement.roster for statement in statements(federation)] == [1, 2]
+    assert summary["skipped_rounds"] <= 1

@@ -15,7 +15,7 @@ from baffle.network.entering import Entry, checked_entry
 from baffle.network.joining import Begin, Introduce, Introduction, NewRoster, RosterTaken
 from baffle.network.keys import ClientKeys
 from baffle.network.policy import Policy
-from baffle.network.rosters import Roster, RosterFile, keep_roster, newer_roster
+from baffle.network.rosters import Roster, RosterFile, keep_roster, newer_roster, require_not_expired
 from baffle.network.same_plan import differences, with_places
 from baffle.plan import Plan, check, read_toml, settings_of
 from baffle.statement import NONCE_BYTES, commitment_text, commitment_to, read_statement
@@ -93,9 +93,14 @@ class Consent:
             raise
         self.tell(f"goes on with roster {roster.number}")
 
+    def require_valid_roster(self) -> None:
+        """Refuse to go on under a roster that has expired meanwhile: only the authority can say who still belongs."""
+        require_not_expired(f"roster {self.keys.roster.number}", self.keys.roster)
+
     def introduce(self, asked: Introduce) -> Introduction:
         """Commit to a nonce for an epoch of a plan, which this client must find acceptable."""
         roster = self.keys.roster
+        self.require_valid_roster()
         if asked.roster < roster.number:
             raise RefusalError(
                 f"the server has roster {asked.roster}, but this client has roster {roster.number} and never goes "
@@ -117,6 +122,7 @@ class Consent:
 
     def agree(self, begin: Begin) -> Entry:
         """The epoch of a statement, if this client may and will enter it."""
+        self.require_valid_roster()
         plan = self._offered(read_statement(begin.statement).plan)
         self._require_acceptable(plan)
         entry = checked_entry(begin, plan, self.keys, self._places(plan))

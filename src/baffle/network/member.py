@@ -174,6 +174,7 @@ class Member:
             return UNREADY
         if self._begun.statement.roster != self.keys.roster.number:  # its epoch is over
             return UNREADY
+        self.consent.require_valid_roster()
         reply = self._client.answer(data)
         return UNREADY if self._lost_its_way(self._client.replica) else reply
 

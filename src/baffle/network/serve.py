@@ -157,7 +157,7 @@ class _Service:
             self._reception.welcome(started)
             for client in started:
                 self._aggregation.forget(client)
-            if self._is_epoch_due(enough):
+            if self._is_epoch_due(enough) and not self._assembly.roster.has_expired():
                 self._begin_epoch()
             if why := self._lacking(enough):
                 self._wait(why, enough)
@@ -199,7 +199,9 @@ class _Service:
 
     def _lacking(self, enough: int) -> str:
         """What the run waits for; empty if a round can be played."""
-        clients = self._clients
+        clients, roster = self._clients, self._assembly.roster
+        if roster.has_expired():
+            return f"roster {roster.number} expired at {roster.expires}, `baffle keys renew` makes a later one"
         if clients.epoch is None:
             return f"{len(clients.here())} clients are here, {self._needed()} are needed to begin"
         if clients.starting and not self._running.contributed:
