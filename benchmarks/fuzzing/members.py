@@ -30,7 +30,8 @@ from tests.support.lines_in_memory import Federation, LinesInMemory, new_keys
 
 CLIENTS, VICTIM, LATE = 4, 0, 12
 MODES = ("off", "on", "malicious-server")
-USED_UP = {f"{memory}.{name}" for memory in ("memory", "_client.session._memory") for name in ("_marks", "_size")}
+MEMORIES = ("memory", "consent.memory", "_client.session._memory")
+USED_UP = {f"{memory}.{name}" for memory in MEMORIES for name in ("_marks", "_size")}
 MISTAKE = "a mistake in BAFFLE"
 
 PLAN = """
