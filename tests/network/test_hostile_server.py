@@ -26,8 +26,8 @@ from tests.support.server_by_hand import ServerByHand
 
 RUN = bytes(32)
 SECONDS, BYTES = 2.5, 64 << 20
-"""A refusal takes no more CPU time and memory than this. Alone, it takes less than a second; tests run beside others, and
-slower while coverage is measured."""
+"""A refusal takes no more CPU time and memory than this. Alone it takes less than a second; tests run beside others,
+and slower while coverage is measured."""
 
 MISTAKE = "a mistake in BAFFLE"
 
