@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from baffle.aggregation.client.session import ClientSession
 from baffle.client.client import Client
 from baffle.client.replica import Replica
-from baffle.network.edge import edge_worker
+from baffle.lineage import Lineage
+from baffle.network.edge import edge_worker, initial_weights
 from baffle.plan import Plan, load
 from baffle.schedule import policy_of, tiers_of
 from baffle.trajectory import trajectory_of
@@ -69,9 +70,11 @@ def take_part(folder: Path, number: int) -> None:
     worker = edge_worker(plan, folder / "model", number, tiers[number], folder / f"client-{number}")
     member = msgspec.msgpack.decode(receive(pipes[0]), type=Membership)
     identity = Ed25519PrivateKey.from_private_bytes(member.identity)
-    policy = policy_of(worker.trajectory, dict(enumerate(tiers)))
+    policy = policy_of(worker.trajectory, dict(enumerate(tiers)), member.run)
     session = ClientSession(number, identity, member.directory, member.run, policy)
-    client = Client(Replica(worker.trajectory), worker, session)
+    lineage = Lineage(worker.trajectory)
+    state = lineage.trajectory.rule.start(initial_weights(folder / "model"))
+    client = Client(Replica(lineage, lineage.beginning(state)), worker, session)
     memory["loaded"] = resident_mb()
     while message := receive(pipes[0]):
         send(pipes[1], client.answer(message))
@@ -134,7 +137,7 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
     from baffle.aggregation.server.secure_sum import SecureSum
     from baffle.journal.replay import catch_up
     from baffle.journal.store import Journal
-    from baffle.runtime.onnx.model_folder import WEIGHTS, read_manifest, read_weights
+    from baffle.runtime.onnx.model_folder import read_manifest
     from baffle.server.downlink import Downlink
     from baffle.server.round import play_round
 
@@ -149,13 +152,12 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
             for i, identity in enumerate(identities)
         }
     )
-    sums = SecureSum(
-        trajectory.ring, trajectory.length, run, directory, policy_of(trajectory, dict(enumerate(tiers_of(plan))))
-    )
-    initial = trajectory.rule.start(read_weights(folder / "model" / WEIGHTS, manifest))
-    contributions = 0
+    policy = policy_of(trajectory, dict(enumerate(tiers_of(plan))), run)
+    sums = SecureSum(trajectory.ring, trajectory.length, run, directory, policy)
+    initial = trajectory.rule.start(initial_weights(folder / "model"))
+    lineage, contributions = Lineage(trajectory), 0
     with Journal.create(folder / "journal.sqlite", plan, initial, {}) as journal:
-        present, downlink = catch_up(journal, trajectory), Downlink("scalars", journal)
+        present, downlink = catch_up(journal, lineage), Downlink("scalars", journal, lineage)
         for _ in range(rounds):
             played = play_round(trajectory, present, processes, sums, journal, downlink)
             present = played.present

@@ -204,10 +204,11 @@ def busy_seconds() -> float:
 def join(federation: Federation) -> Row:
     """Connect everybody. The last client comes later, so that the run does not begin before memory is measured."""
     size, clients = federation.size, federation.clients
+    federation.wait(lambda: f"0 clients are here, {size} are needed to begin" in federation.log())
     before, began = federation.memory_mb("VmRSS"), time.monotonic()
     *others, last = clients.sizes
     clients.tell(*({"do": "connect", "clients": count} for count in (*others, last - 1)))
-    federation.wait(lambda: f"{size - 1} of {size} clients are here" in federation.log())
+    federation.wait(lambda: f"{size - 1} clients are here, {size} are needed to begin" in federation.log())
     seconds, joined = time.monotonic() - began, federation.memory_mb("VmRSS")
     clients.tell(*({"do": "connect", "clients": count} for count in (*[0] * len(others), 1)))
     return {

@@ -22,10 +22,11 @@ from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.client.worker import Worker
 from baffle.core.arrays import F32
+from baffle.core.chain import Present
 from baffle.core.messages import RoundRequest, contribution_to, encode
 from baffle.core.ring import EXTRAS, GUARD, Ring, RingVector, add
-from baffle.journal.replay import Present, beginning
 from baffle.journal.store import Journal
+from baffle.lineage import Lineage
 from baffle.plan import change, load
 from baffle.runtime.torch.loss import one_thread_each
 from baffle.schedule import choose_groups
@@ -53,7 +54,8 @@ class Federation:
         self.trajectory = trajectory_of(self.task.plan, len(initial))
         self.state = self.trajectory.rule.start(initial)
         self.journal = Journal.create(folder / "journal.sqlite", self.task.plan, self.state, versions(self.task.model))
-        runtimes, replica = Runtimes(self.task, 1), Replica(self.trajectory)
+        self.lineage = Lineage(self.trajectory)
+        runtimes, replica = Runtimes(self.task, 1), Replica(self.lineage, self.lineage.beginning(self.state))
         self.clients = [
             Client(replica, Worker(number, k, self.trajectory, self.task.source.train, share, runtimes.borrow))
             for number, (k, share) in enumerate(zip(self.task.tiers, self.task.shares, strict=True))
@@ -61,9 +63,9 @@ class Federation:
 
     def vectors(self, number: int) -> list[dict[int, RingVector]]:
         """What each client of each group sends in a round about the initial weights."""
-        present = Present(number, self.state, beginning(self.trajectory, self.state).chain)
+        present = Present(number, self.state, self.lineage.beginning(self.state).chain)
         groups = choose_groups(self.trajectory, number)
-        requests = open_round(self.trajectory, present, groups, Downlink("weights", self.journal))
+        requests = open_round(self.trajectory, present, groups, Downlink("weights", self.journal, self.lineage))
         return [{client: self._vector(client, request) for client, request in group.items()} for group in requests]
 
     def _vector(self, client: int, request: RoundRequest) -> RingVector:

@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -41,13 +41,14 @@ from unittest.mock import patch
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.marks import Memory
 from baffle.aggregation.client.refusals import MOST_QUERIES
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.client_policy import ClientPolicy
 from baffle.aggregation.messages import PHASES, Agree, Hello, MaskedRequest, Turn, Turned, decode_request
 from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.core.messages import Abstention, CatchUp, Contribution, Message, RoundRequest, decode, decode_reply, encode
+from baffle.client.abstaining import abstention
+from baffle.core.messages import CatchUp, Contribution, Message, RoundRequest, decode, decode_reply, encode
 from baffle.core.ports import CONTRIBUTED, Collected, Transport
 from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
 from baffle.errors import BaffleError, MessageError, RefusalError
@@ -112,9 +113,9 @@ class Clients:
         self._case, self._ring = case, ring
         identities = {client: Ed25519PrivateKey.generate() for client in range(case.n)}
         self.directory = {c: identity.public_key().public_bytes_raw() for c, identity in identities.items()}
-        self.marks: dict[int, Marks] = {}
+        self.memories = {client: Memory() for client in identities}
         self.sessions = {
-            c: ClientSession(c, identity, self.directory, run, case.policy, remember=partial(self.marks.__setitem__, c))
+            c: ClientSession(c, identity, self.directory, run, case.policy, memory=self.memories[c])
             for c, identity in identities.items()
         }
         self.sent: dict[tuple[int, int], bytes] = {}  # client and round → the masked vector
@@ -126,14 +127,11 @@ class Clients:
         return {client: self._answer(client, data) for client, data in requests.items()}
 
     def _answer(self, client: int, data: bytes) -> bytes:
-        number = 0
         try:
-            asked = decode_request(data)
-            number = asked.request.round if isinstance(asked, MaskedRequest) else getattr(asked, "round", 0)
-            reply = self._reply(client, asked)
+            reply = self._reply(client, decode_request(data))
         except BaffleError as fault:
-            self.refusals[_words(str(fault))] += 1
-            return encode(Abstention(number, str(fault)))
+            self._note(str(fault))
+            return abstention(data)
         self._compare(client, data, reply)
         return encode(reply)
 
@@ -143,10 +141,7 @@ class Clients:
             case Hello():
                 return session.advertise(asked.slot)
             case Turn():
-                turned = session.turn(asked)
-                if turned.refusal:
-                    self.refusals[_words(turned.refusal)] += 1
-                return turned
+                return session.turn(asked, self._note)
             case Agree():
                 return session.agree(asked)
             case MaskedRequest():
@@ -155,6 +150,9 @@ class Clients:
                 return Contribution(asked.request.round, vector)
             case _:
                 raise RefusalError("a request without masks")
+
+    def _note(self, reason: str) -> None:
+        self.refusals[_words(reason)] += 1
 
     def _compare(self, client: int, data: bytes, reply: Message) -> None:
         """Two answers to the same bytes must agree in every part that both contain."""
@@ -235,27 +233,25 @@ class Federation:
         self.ring = Ring(clients=case.n, n_max=2 * case.n, clip=4.0, tier_factor=tier_factor)
         self.clients = Clients(case, run, self.ring)
         self.server = SecureSum(self.ring, LENGTH, run, self.clients.directory, case.policy)
-        self.weights, self.skipped = bytes(32), ()  # type: tuple[bytes, tuple[int, ...]]
+        self.weights = self.chain = bytes(32)
         self.seen: dict[tuple[int, int], Seen] = {}
         self.counts: Counter[str] = Counter()
 
     def play(self, number: int, transport: Transport) -> bool:
-        """Play one round and check it. Returns whether every group has a sum over all of its clients."""
+        """Play one round and check it. Returns whether every group has a sum over all of its clients, or all but those
+        whose damaged messages were taken for lies."""
         groups = self.case.policy.groups_of(number) if self.case.policy.groups_of else []
-        request = partial(RoundRequest, number, trajectory=bytes(32), weights_hash=self.weights)
-        requests = [
-            dict.fromkeys(group, request(key=key, catch_up=CatchUp("weights", 0, ()), skipped=self.skipped))
-            for key, group in enumerate(groups)
-        ]
+        request = RoundRequest(number, bytes(32), self.chain, self.weights, CatchUp("weights", 0, ()))
+        requests = [dict.fromkeys(group, request) for group in groups]
         collected = self.server.collect(requests, Watched(transport, self.seen))
+        self.chain = sha256(self.chain + number.to_bytes(8, "big")).digest()
         if any(collected.sums):
-            self.weights, self.skipped = sha256(self.weights + number.to_bytes(8, "big")).digest(), ()
-        else:
-            self.skipped = (*self.skipped, number)
+            self.weights = sha256(self.weights + number.to_bytes(8, "big")).digest()
         for group, total in zip(groups, collected.sums, strict=True):
             self._check(number, group, total, collected)
+        asked = [[c for c in group if not collected.events[c].startswith("left out")] for group in groups]
         return all(
-            total and total.contributors == len(group) for group, total in zip(groups, collected.sums, strict=True)
+            total and total.contributors == len(group) for group, total in zip(asked, collected.sums, strict=True)
         )
 
     def _check(self, number: int, group: Sequence[int], total: Sum | None, collected: Collected) -> None:
@@ -292,10 +288,14 @@ class Federation:
         if not np.array_equal(total.totals, expected.totals) or total[1:] != expected[1:]:
             raise ViolationError("A WRONG SUM")
 
+    @property
+    def barred(self) -> Mapping[int, str]:
+        """The clients that the server leaves out, and why."""
+        return self.server._keys.barred
+
     def exhausted(self) -> bool:
         """Whether any client has answered about these weights as often as it ever will."""
-        released = (marks.released.get(self.weights.hex(), ()) for marks in self.clients.marks.values())
-        return any(len(rounds) >= MOST_QUERIES for rounds in released)
+        return any(memory.released(self.weights) >= MOST_QUERIES for memory in self.clients.memories.values())
 
 
 def play_case(case: Case) -> tuple[Counter[str], list[str]]:
@@ -315,6 +315,8 @@ def play_case(case: Case) -> tuple[Counter[str], list[str]]:
     bad = Faults(federation.clients, seeded(case.seed, case.rates))
     for number in range(case.rounds):
         play(number, bad)
+    if case.flavour != "damage":
+        violations += [f"left out though no message was damaged: {_words(why)}" for why in federation.barred.values()]
     if case.flavour == "drops":
         violations += [f"refused though nothing but messages was lost: {w}" for w in _unexpected(federation)]
     federation.counts["case"] += 1
@@ -324,13 +326,15 @@ def play_case(case: Case) -> tuple[Counter[str], list[str]]:
 
 def _recovery(case: Case, federation: Federation, play: Callable[[int, Transport], bool], violations: list[str]) -> str:
     """After how many rounds without faults all sums are whole again, in words."""
-    if _never_whole(case):
+    if _never_whole(case, {}):
         return "recovery not asked: the threshold or floor is beyond a tier or group"
     for rounds in (1, 2, 3):
         if play(case.rounds + rounds - 1, federation.clients):
             return f"whole again after {rounds} rounds"
     if federation.exhausted():
         return "never whole again: these weights have been asked about too often"
+    if _never_whole(case, federation.barred):
+        return "never whole again: too few clients are left besides those whose damaged messages were taken for lies"
     for rounds in (4, 5):
         if play(case.rounds + KEYS_AT_ONCE + rounds, federation.clients):
             if case.flavour != "damage":
@@ -340,13 +344,18 @@ def _recovery(case: Case, federation: Federation, play: Callable[[int, Transport
     return "never whole again"
 
 
-def _never_whole(case: Case) -> bool:
-    """Whether the case cannot work even without faults: in some group, a tier has fewer clients than the floor."""
-    tiers, floor = case.policy.tiers, case.policy.floor
-    groups = [g for s in range(case.rounds, case.rounds + KEYS_AT_ONCE + 6) for g in case.policy.groups_of(s)]  # type: ignore[misc]
-    return any(
-        sum(tiers[c] >= k for c in group) < floor for group in groups for k in {tiers[c] for c in group if tiers}
-    )
+def _never_whole(case: Case, barred: Mapping[int, str]) -> bool:
+    """Whether the case cannot work even without faults: without the barred clients, a group has fewer clients than the
+    floor or the threshold, or some tier of it fewer than the floor."""
+    policy, tiers = case.policy, case.policy.tiers
+    planned = [g for s in range(case.rounds, case.rounds + KEYS_AT_ONCE + 6) for g in policy.groups_of(s)]  # type: ignore[misc]
+    for whole in planned:
+        group = [client for client in whole if client not in barred]
+        threshold = policy.threshold or policy.least_threshold(policy.graph(tuple(group), 0), len(whole))
+        prefixes = [sum(tiers[c] >= k for c in group) for k in {tiers[c] for c in group if tiers}]
+        if len(group) < max(threshold, policy.floor) or any(prefix < policy.floor for prefix in prefixes):
+            return True
+    return False
 
 
 EXPECTED = ("survivors evaluate", "agreed on the survivors", "have been asked about")

@@ -34,6 +34,7 @@ from baffle.aggregation.client_policy import ClientPolicy, checked_slot
 from baffle.aggregation.messages import Opening, Turn, Turned
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.aggregation.server.slot import ServerSlot
+from baffle.aggregation.shares import SHARE_BYTES
 from baffle.client.client import Client
 from baffle.client.worker import Worker
 from baffle.core.messages import CatchUp, Contribution, RoundRequest, encode
@@ -46,12 +47,13 @@ from baffle.simulation import simulate
 def one_round(n: int, k: int, dropout: float, *, agreement: bool = False) -> dict[str, Any]:
     """One round of n clients, after they have exchanged their lists of keys."""
     clock = time.process_time
-    run, seed, members = secrets.token_bytes(32), secrets.token_bytes(32), tuple(range(n))
+    run, members = secrets.token_bytes(32), tuple(range(n))
     identities = {i: Ed25519PrivateKey.generate() for i in members}
     directory = {i: identity.public_key().public_bytes_raw() for i, identity in identities.items()}
     policy = ClientPolicy(agreement=agreement)
     clients = {i: ClientSession(i, identities[i], directory, run, policy) for i in members}
-    drawn = policy.graph(members, seed)
+    graphs = [policy.graph(members, slot) for slot in range(2)]
+    drawn = graphs[1]
     threshold = policy.least_threshold(drawn, n)
 
     began = clock()
@@ -59,8 +61,8 @@ def one_round(n: int, k: int, dropout: float, *, agreement: bool = False) -> dic
     encoded = {i: encode(keys) for i, keys in lists.items()}
 
     def opening(slot: int, client: int) -> Opening:
-        peers = tuple(encoded[peer] for peer in drawn.neighbours[client]) if slot == 0 else ()
-        return Opening(slot, members, threshold, 2, seed, peers)
+        met = {peer for graph in graphs for peer in graph.neighbours[client]} if slot == 0 else ()
+        return Opening(slot, members, threshold, 2, tuple(encoded[peer] for peer in sorted(met)))
 
     for i, client in clients.items():
         client.seal(opening(0, i))
@@ -71,7 +73,7 @@ def one_round(n: int, k: int, dropout: float, *, agreement: bool = False) -> dic
     sealed = {i: client.seal(opening(1, i)) for i, client in clients.items()}
     sealing = clock() - began
 
-    request = RoundRequest(1, 1, bytes(32), bytes(32), CatchUp("outcomes", 0, ()))
+    request = RoundRequest(1, bytes(32), bytes(32), bytes(32), CatchUp("outcomes", 0, ()))
     began = clock()
     for i, boxes in sealed.items():
         slot.take_sealed(i, boxes)
@@ -109,7 +111,7 @@ def one_round(n: int, k: int, dropout: float, *, agreement: bool = False) -> dic
     server += clock() - began
 
     first = alive[0]
-    up = len(encode(Contribution(1, bytes(4 * k)))) + len(encode(Turned(unmasked[first], sealed[first], "")))
+    up = len(encode(Contribution(1, bytes(4 * k)))) + len(encode(Turned(unmasked[first], sealed[first])))
     down = len(encode(requests[first])) + len(encode(Turn(unmask, opening(1, first))))
     if agreement:
         up, down = up + len(encode(agreed[first])), down + len(encode(about))
@@ -153,7 +155,7 @@ def primitives(n: int, k: int) -> float:
     """Milliseconds of CPU that the cryptography of a round alone takes if all n clients are neighbours. No
     implementation of the protocol with this library can take less."""
     own, peer = X25519PrivateKey.generate(), X25519PrivateKey.generate().public_key().public_bytes_raw()
-    key, text, pairs = secrets.token_bytes(32), bytes(66), n * (n - 1)
+    key, text, pairs = secrets.token_bytes(32), bytes(2 * SHARE_BYTES), n * (n - 1)
     box = ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
     identity = Ed25519PrivateKey.generate()
     public, signature = identity.public_key(), identity.sign(text)

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 
 from baffle.core.arrays import F32, I32, I64, U8, Integers
+from baffle.core.chain import chain_next
 from baffle.core.directions import GAUSSIAN, RADEMACHER, Directions, Distribution, dense, gaussian_table
 from baffle.core.messages import Group, Outcome
 from baffle.core.rebuild import gradient_from_scalars, rebuild
@@ -30,7 +31,6 @@ from baffle.core.ring import Ring
 from baffle.core.seeds import keystream
 from baffle.core.state import Rule, ServerState, apply
 from baffle.core.update import adam, average, clip, compose
-from baffle.journal.store import chain_next
 
 KEY = bytes(range(32))
 RING = Ring(clients=10, n_max=100, clip=50.0)

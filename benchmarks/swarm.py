@@ -44,6 +44,7 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from baffle.aggregation.client import session
+from baffle.aggregation.client.marks import Memory
 from baffle.aggregation.client.peers import ReadKeys, reader
 from baffle.aggregation.messages import Advertisement
 from baffle.client.worker import Worker
@@ -56,9 +57,10 @@ from baffle.network.keys import ClientKeys, load_identity
 from baffle.network.link.client import FIRST_PAUSE, LONGEST_PAUSE, OPEN_SECONDS, client_tls, split
 from baffle.network.link.envelope import REQUEST_BYTES, Request, read_request, reply
 from baffle.network.link.handshake import GOODBYE, HANDSHAKE_BYTES, PATH, Accepted, ClientSide
-from baffle.network.link.limits import PLAN_BYTES
+from baffle.network.link.limits import most_joining_bytes
 from baffle.network.member import Member
 from baffle.network.open_files import require_open_files
+from baffle.network.policy import Policy
 from baffle.plan import parse
 
 logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every answer on a line that broke meanwhile
@@ -67,6 +69,9 @@ sslproto.SSLProtocol.max_size = 16 * 1024  # as in the server: asyncio's 256 kB 
 
 AWAY = 3.0
 """Seconds for which a client that broke its line stays away: more than the server waits for it."""
+
+FEW_SAMPLES = Policy(least_batch=1, largest_batch=1.0)
+"""A thousand clients share few samples, so that a round uses all that a client has."""
 
 PAYLOAD, PAYLOAD_AT = struct.Struct("=2Q"), 120
 """Where the kernel's tcp_info says how many bytes the other end has acknowledged and how many have come from it."""
@@ -100,7 +105,7 @@ class Caller:
         self.swarm, self.keys, self.member = swarm, keys, member
         self.own = keys.identity.public_key().public_bytes_raw()
         self.process = secrets.token_bytes(16)
-        self.limit = PLAN_BYTES
+        self.limit = most_joining_bytes(len(keys.roster.clients))
         self.wire: Wire | None = None
         self.last_weights = ""
         """The hash of the weights that it held when its run was over."""
@@ -295,8 +300,10 @@ class Swarm:
             task.add_done_callback(self._dialling.discard)
 
     def _caller(self, folder: Path, first: ClientKeys, number: int) -> Caller:
-        keys = replace(first, number=number, identity=load_identity(folder / f"client-{number}" / "identity.key"))
+        own = folder / f"client-{number}"
+        keys = replace(first, number=number, identity=load_identity(own / "identity.key"), folder=own)
         member = Member(keys, None, lambda plan: shares(plan.to_toml())[number], with_torch(number, None, part=True))
+        member.memory = member.consent.memory = Memory()  # type: ignore[assignment]
         return Caller(self, keys, member)
 
     async def _dial(self, caller: Caller) -> None:

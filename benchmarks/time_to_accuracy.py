@@ -25,8 +25,8 @@ import numpy as np
 from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.client.worker import Worker
-from baffle.journal.replay import beginning
 from baffle.journal.store import Journal
+from baffle.lineage import Lineage
 from baffle.plan import Plan, change, load
 from baffle.runtime.torch.loss import accuracy, one_thread_each
 from baffle.server.downlink import Downlink
@@ -59,7 +59,9 @@ def measure(task: Task, limit: float, every: int) -> dict[str, Any]:
     """One mode: rounds until the last goal or the limit of CPU seconds."""
     plan, initial = task.plan, task.initial_weights()
     trajectory, spent, curve = trajectory_of(plan, len(initial)), 0.0, list[tuple[int, float, float]]()
-    runtimes, replica = Runtimes(task, 1), Replica(trajectory)
+    lineage = Lineage(trajectory)
+    present = lineage.beginning(trajectory.rule.start(initial))
+    runtimes, replica = Runtimes(task, 1), Replica(lineage, present)
     sums, sessions = aggregation(trajectory, task)
     clients = [
         Client(replica, Worker(number, k, trajectory, task.source.train, share, runtimes.borrow), sessions.get(number))
@@ -70,12 +72,10 @@ def measure(task: Task, limit: float, every: int) -> dict[str, Any]:
     uplink = list[int]()
     with (
         tempfile.TemporaryDirectory() as folder,
-        Journal.create(
-            Path(folder) / "journal.sqlite", plan, trajectory.rule.start(initial), versions(task.model)
-        ) as journal,
+        Journal.create(Path(folder) / "journal.sqlite", plan, present.state, versions(task.model)) as journal,
         LocalTransport(lambda number, data: clients[number].answer(data), 1) as transport,
     ):
-        present, downlink = beginning(trajectory, trajectory.rule.start(initial)), Downlink(plan.run.downlink, journal)
+        downlink = Downlink(plan.run.downlink, journal, lineage)
         while present.round < plan.rounds and spent < limit and len(reached) < len(GOALS):
             began = time.process_time()
             played = play_round(trajectory, present, transport, sums, journal, downlink)

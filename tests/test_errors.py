@@ -1,5 +1,7 @@
 """Texts of others, as error messages quote them."""
 
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,3 +26,17 @@ def test_one_line_keeps_words_apart_and_marks_a_cut() -> None:
 def test_the_first_line_of_an_error_is_its_message_or_its_type() -> None:
     assert first_line(ValueError("one\ntwo")) == "one"
     assert first_line(ValueError()) == "ValueError"
+
+
+@given(st.text() | st.text("\x1b\x9b\r\n\t\u2028\0ab "))
+def test_the_first_line_of_an_error_is_fit_to_be_shown(text: str) -> None:
+    assert first_line(ValueError(text)).isprintable()
+    assert len(first_line(ValueError(text * 1_000))) <= 1_000
+
+
+def test_a_text_of_megabytes_is_cut_before_it_is_looked_at() -> None:
+    """Strangers can send as many as they like."""
+    began = time.process_time()
+    for _ in range(100):
+        assert len(one_line("\x1bx" * 5_000_000)) == 300
+    assert time.process_time() - began < 5

@@ -18,7 +18,7 @@ from baffle.core.seeds import Scratch
 from baffle.core.update import OPTIMIZERS, State, Transform
 from baffle.data.sources import SOURCES, Dataset, Reader, Source
 from baffle.errors import PlanError
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.models.build import BUILDERS
 from baffle.models.inputs import Inputs
 from baffle.paper import registry

@@ -10,10 +10,12 @@ import pytest
 from baffle.core.arrays import F32
 from baffle.core.messages import Group, Outcome
 from baffle.core.ring import Ring
+from baffle.core.seeds import Purpose
 from baffle.core.state import apply
 from baffle.errors import MessageError
 from baffle.plan import Plan, UpdateSettings
-from baffle.trajectory import Trajectory, optimizer, trajectory_of
+from baffle.schedule import choose_clients, choose_groups, key_number_of
+from baffle.trajectory import Epoch, Trajectory, optimizer, trajectory_of
 
 N = 7
 SCALARS = ["ring.n_max=20"]
@@ -48,6 +50,91 @@ def test_estimates_by_own_directions_travel_in_a_ring_that_holds_d_max(tiny: Cal
     trajectory = trajectory_of(tiny(*SCALARS, "federation.seeds=own", "ring.d_max=30", "ring.update_max=9"), N)
     assert trajectory.ring == Ring(clients=3, n_max=20, clip=30.0)
     assert trajectory.length == N
+
+
+SALTS = (b"1" * 32, b"2" * 32)
+DRAWN = [
+    *SCALARS,
+    "federation.clients=40",
+    "federation.participation=0.5",
+    "secure.mode=on",
+    "secure.groups=4",
+    "federation.batch=5",
+]
+
+
+def salted(plan: Plan, salt: bytes = b"") -> Trajectory:
+    return trajectory_of(plan, N, epochs=(Epoch(0, salt),) if salt else ())
+
+
+def test_runs_with_different_salts_draw_nothing_alike(tiny: Callable[..., Plan]) -> None:
+    """Directions, clients, groups and batches: the same plan never asks the same question twice."""
+    runs = [salted(tiny(*DRAWN), salt) for salt in (b"", *SALTS)]
+    for number in range(5):
+        assert len({trajectory.directions(number).key for trajectory in runs}) == 3
+        assert len({tuple(choose_clients(trajectory, number)) for trajectory in runs}) == 3
+        assert len({str(choose_groups(trajectory, number)) for trajectory in runs}) == 3
+        assert len({trajectory.seeds(number).key("batches", number, 0) for trajectory in runs}) == 3
+
+
+def test_what_a_run_begins_with_follows_from_the_plan_alone(tiny: Callable[..., Plan]) -> None:
+    runs = [salted(tiny(*DRAWN), salt) for salt in (b"", *SALTS)]
+    purposes: tuple[Purpose, ...] = ("init", "partition", "tiers")
+    for purpose in purposes:
+        assert len({trajectory.seeds(0).key(purpose) for trajectory in runs}) == 1
+    assert len({trajectory.digest for trajectory in runs}) == 1
+    assert len({trajectory.ring for trajectory in runs}) == 1
+
+
+def test_every_round_has_the_salt_of_its_epoch(tiny: Callable[..., Plan]) -> None:
+    plan = tiny(*SCALARS)
+    both = trajectory_of(plan, N, epochs=(Epoch(0, SALTS[0]), Epoch(2, b"of no round".ljust(32)), Epoch(2, SALTS[1])))
+    for number in range(4):
+        alone = salted(plan, SALTS[number >= 2])
+        assert both.directions(number) == alone.directions(number)
+        assert both.seeds(number) == alone.seeds(number)
+
+
+def test_directions_of_groups_have_the_salt_of_their_round(tiny: Callable[..., Plan]) -> None:
+    """Key numbers count groups, epochs count rounds."""
+    plan = tiny(*DRAWN, "secure.group_seeds=own")
+    both = trajectory_of(plan, N, epochs=(Epoch(0, SALTS[0]), Epoch(2, SALTS[1])))
+    for number in range(4):
+        alone = salted(plan, SALTS[number >= 2])
+        for group in range(4):
+            key = both.key_number(number, group)
+            assert both.directions(key) == alone.directions(key)
+    assert len({both.directions(key).key for key in range(16)}) == 16
+
+
+def test_a_gradient_is_rebuilt_along_the_salted_directions(tiny: Callable[..., Plan]) -> None:
+    plan = tiny(*SCALARS, "update.optimizer=sgd", "update.ema=0")
+    ends = []
+    for salt in (b"", *SALTS):
+        trajectory = salted(plan, salt)
+        state = apply(trajectory.rule, trajectory.rule.start(np.zeros(N, np.float32)), _outcome(trajectory))
+        along = trajectory.directions(3).draw(range(4), 0, N).T @ np.arange(4)
+        assert np.array_equal(np.sign(state.weights), -np.sign(along))
+        ends.append(state.weights_hash())
+    assert len(set(ends)) == 3
+
+
+def test_a_trajectory_with_the_same_epochs_is_the_same(tiny: Callable[..., Plan]) -> None:
+    trajectory = trajectory_of(tiny(*SCALARS), N, block=64)
+    assert trajectory.with_epochs(()) is trajectory
+    other = trajectory.with_epochs((Epoch(0, SALTS[0]),))
+    assert other.block == 64
+    assert other.epochs == (Epoch(0, SALTS[0]),)
+    assert other.with_epochs(other.epochs) is other
+
+
+def test_a_clients_directions_are_those_of_its_group(tiny: Callable[..., Plan]) -> None:
+    trajectory = salted(tiny(*DRAWN, "secure.group_seeds=own"), SALTS[0])
+    for number in range(3):
+        for group, clients in enumerate(choose_groups(trajectory, number)):
+            assert {key_number_of(trajectory, number, client) for client in clients} == {4 * number + group}
+    shared = salted(tiny(*DRAWN), SALTS[0])
+    assert {key_number_of(shared, 2, client) for client in range(40)} == {2}
 
 
 def test_directions_belong_to_a_key_number_and_a_distribution(tiny: Callable[..., Plan]) -> None:

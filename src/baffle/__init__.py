@@ -9,7 +9,7 @@ from baffle.version import __version__
 if TYPE_CHECKING:
     from baffle.core.pixels import PixelScale
     from baffle.data.sources import Dataset, Source
-    from baffle.journal.replay import Verified, verify
+    from baffle.journal.audit import Verified, verify
     from baffle.plan import Plan
     from baffle.plan import load as load_plan
     from baffle.simulation import resume, simulate
@@ -33,11 +33,11 @@ _HOMES = {
     "PixelScale": ("baffle.core.pixels", "PixelScale"),
     "Plan": ("baffle.plan", "Plan"),
     "Source": ("baffle.data.sources", "Source"),
-    "Verified": ("baffle.journal.replay", "Verified"),
+    "Verified": ("baffle.journal.audit", "Verified"),
     "load_plan": ("baffle.plan", "load"),
     "resume": ("baffle.simulation", "resume"),
     "simulate": ("baffle.simulation", "simulate"),
-    "verify": ("baffle.journal.replay", "verify"),
+    "verify": ("baffle.journal.audit", "verify"),
 }
 """Where each public name is defined, and its name there.
 

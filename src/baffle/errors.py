@@ -10,13 +10,14 @@
     │   └── ChainError   a round of the journal does not follow from the one before
     ├── MessageError     a message between client and server is malformed or does not fit the round
     │   ├── RefusalError one side of a secure sum refuses what the other asks
+    │   ├── AbstainedError  a client did not do what it was asked; only its own log says why
     │   └── AbortError   too few clients answered to finish a secure sum; nothing was learnt
     ├── TransportError   a server cannot be reached, or does not answer as expected
     │   ├── AwayError    nobody answers at the moment; trying again may help
+    │   ├── UnprovedError  whoever answers has not proved to be the server
     │   └── KeyRefusedError  a server does not accept a client's key
     ├── PageError        a page of the paper's tables and figures cannot be read or written
-    ├── KeysError        a key, a certificate or a roster is missing or is not what it should be
-    └── NotFiniteError   a client's loss is not a finite number, so it has nothing to contribute
+    └── KeysError        a key, a certificate or a roster is missing or is not what it should be
 
 Every message says what was expected, what came, and what to do.
 """
@@ -25,6 +26,9 @@ import errno
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """How the system says that there is no room: on the disk, in a quota, or under a limit on the size of files."""
+
+ABSTAINED = "abstained"
+"""All that a server says of a client that did not do what it was asked."""
 
 
 class BaffleError(Exception):
@@ -76,6 +80,13 @@ class RefusalError(MessageError):
     """One side of a secure sum refuses what the other asks."""
 
 
+class AbstainedError(MessageError):
+    """A client did not do what it was asked. Only its own log says why."""
+
+    def __init__(self) -> None:
+        super().__init__(ABSTAINED)
+
+
 class AbortError(MessageError):
     """Too few clients answered to finish a secure sum; nothing was learnt."""
 
@@ -86,6 +97,10 @@ class TransportError(BaffleError):
 
 class AwayError(TransportError):
     """Nobody answers at the moment; trying again may help."""
+
+
+class UnprovedError(TransportError):
+    """Whoever answers at a server's address has not proved to be the server."""
 
 
 class KeyRefusedError(TransportError):
@@ -100,10 +115,6 @@ class PageError(BaffleError):
     """A page of the paper's tables and figures cannot be read or written."""
 
 
-class NotFiniteError(BaffleError):
-    """A client's loss is not a finite number, so it has nothing to contribute."""
-
-
 def unwritable(path: object, fault: OSError, remedy: str) -> RunFolderError:
     """Our error for a file of a run that cannot be written."""
     problem = f"{path} cannot be written: {fault.strerror or fault}"
@@ -111,13 +122,15 @@ def unwritable(path: object, fault: OSError, remedy: str) -> RunFolderError:
 
 
 def first_line(fault: BaseException) -> str:
-    """The first line of another library's error message, or the error's type if it has no message."""
+    """The first line of another library's error message, or the error's type if it has no message. It may quote what a
+    stranger sent, so it is fit to be shown."""
     message = str(fault).strip()
-    return message.splitlines()[0] if message else type(fault).__name__
+    return one_line(message.splitlines()[0], 1_000) if message else type(fault).__name__
 
 
 def one_line(text: str, most: int = 300) -> str:
     """Text that a stranger may have written, fit to be shown: one line without control characters, of at most `most`
     characters."""
+    text = text[: 10 * most]  # it may have megabytes
     shown = " ".join("".join(c for c in text if c.isprintable() or c.isspace()).split())
     return shown if len(shown) <= most else shown[: most - 1] + "…"

@@ -17,7 +17,7 @@ from baffle.data.sources import data_folder
 from baffle.data.sources import load as load_data
 from baffle.errors import ModelError
 from baffle.journal.folder import RunFolder
-from baffle.journal.replay import catch_up
+from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
 from baffle.models.inputs import Inputs
 from baffle.plan import Onnx, Plan, load
@@ -36,7 +36,6 @@ from baffle.runtime.onnx.model_folder import (
     write_manifest,
     write_tensors,
 )
-from baffle.trajectory import trajectory_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,8 +66,7 @@ def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
     with Journal.open(folder.journal) as journal, journal.one_view():
         plan = load(str(folder.plan))
         _require_settled(plan, run)
-        trajectory = trajectory_of(plan, journal.n_weights())
-        present = catch_up(journal, trajectory)
+        present = catch_up(journal, lineage_of(journal, plan))
     average = present.state.average[0] if present.state.average else None
     return _write(out, _graph(plan, data), Progress(present.round, present.state.weights, average), plan)
 

@@ -1,6 +1,7 @@
-"""Files that are replaced whole or not at all, and files that strangers wrote."""
+"""Files that are replaced whole or not at all and that only their owner can read, and files that strangers wrote."""
 
 import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,10 +24,17 @@ def once(write: Callable[[], T]) -> T:
     return write()
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder that only its owner can enter, and the folders above it; one that is there stays as it is."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def replace(path: Path, data: bytes) -> None:
-    """A reader finds either the old contents or all of `data`, even if this process is killed or the disk is full."""
+    """A reader finds either the old contents or all of `data`, even if this process is killed or the disk is full. Only
+    the file's owner can read it."""
     new = path.with_name(f".{path.name}.new")
-    with new.open("wb") as file:
+    with open(new, "wb", opener=_for_its_owner) as file:
+        os.fchmod(file.fileno(), 0o600)  # it may have been left behind with another mode
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -35,7 +43,7 @@ def replace(path: Path, data: bytes) -> None:
 
 def append(path: Path, data: bytes) -> None:
     """Add data to the end of a file: all of it, or nothing if the disk is full."""
-    with path.open("ab", buffering=0) as file:
+    with open(path, "ab", buffering=0, opener=_for_its_owner) as file:
         before, rest = file.tell(), data
         try:
             while rest:
@@ -61,12 +69,34 @@ def require_room(path: Path) -> None:
         probe.unlink(missing_ok=True)
 
 
+def sync_folder(folder: Path) -> None:
+    """Make the names of a folder's files durable: after this, none of them comes back with older contents."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_open_to_others(path: Path) -> bool:
+    """Whether a file's mode lets anybody but its owner read or change it."""
+    return bool(path.stat().st_mode & 0o077)
+
+
 def read_file(path: Path, most: int) -> bytes:
-    """All of a file, or an OSError if it is longer than `most` bytes or is no file: a pipe or a device never ends."""
-    if path.exists() and not path.is_file():
+    """All of a file, or an OSError if it is longer than `most` bytes or is no file: a pipe or a device never ends. No
+    more memory is taken than the file has bytes."""
+    if not stat.S_ISREG(path.stat().st_mode):
         raise OSError("it is not a file")
     with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise OSError(f"it is longer than {most:,} bytes")
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(f"it is longer than {most:,} bytes")
+        data = file.read(size + 1)
+    if len(data) > size:
+        raise OSError("it grows while it is read")
     return data
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

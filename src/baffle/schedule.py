@@ -17,7 +17,7 @@ def choose_clients(trajectory: Trajectory, round_number: int) -> list[int]:
     everyone = trajectory.plan.federation.clients
     if trajectory.plan.per_round == everyone:
         return list(range(everyone))
-    order = permutation(trajectory.seeds.key("participation", round_number), everyone)
+    order = permutation(trajectory.seeds(round_number).key("participation", round_number), everyone)
     return sorted(order[: trajectory.plan.per_round].tolist())
 
 
@@ -27,8 +27,16 @@ def choose_groups(trajectory: Trajectory, round_number: int) -> list[list[int]]:
     count = trajectory.plan.secure.groups
     if count == 1:
         return [chosen]
-    order = permutation(trajectory.seeds.key("groups", round_number), len(chosen)).tolist()
+    order = permutation(trajectory.seeds(round_number).key("groups", round_number), len(chosen)).tolist()
     return [sorted(chosen[place] for place in order[group::count]) for group in range(count)]
+
+
+def key_number_of(trajectory: Trajectory, round_number: int, client: int) -> int:
+    """The number of the key for a client's directions in a round. A client outside the round has the first group's."""
+    if not trajectory.plan.own_seeds:
+        return trajectory.key_number(round_number, 0)
+    groups = choose_groups(trajectory, round_number)
+    return trajectory.key_number(round_number, next((i for i, group in enumerate(groups) if client in group), 0))
 
 
 def tiers_of(plan: Plan) -> list[int]:
@@ -46,8 +54,8 @@ def tiers_of(plan: Plan) -> list[int]:
     return [int(directions) for directions in k]
 
 
-def policy_of(trajectory: Trajectory, tiers: Mapping[int, int]) -> ClientPolicy:
-    """What the clients of a run insist on before they join a secure sum."""
+def policy_of(trajectory: Trajectory, tiers: Mapping[int, int], salt: bytes) -> ClientPolicy:
+    """What the clients of a run insist on before they join a secure sum. `salt` is nobody's choice."""
     plan = trajectory.plan
 
     @lru_cache(maxsize=4)  # simulated clients ask for the same round, one after the other
@@ -55,4 +63,4 @@ def policy_of(trajectory: Trajectory, tiers: Mapping[int, int]) -> ClientPolicy:
         return choose_groups(trajectory, round_number) if round_number < plan.rounds else []
 
     secure = plan.secure
-    return ClientPolicy(secure.floor, secure.threshold, secure.mode == "malicious-server", groups_of, tiers)
+    return ClientPolicy(secure.floor, secure.threshold, secure.mode == "malicious-server", groups_of, tiers, salt)

@@ -1,6 +1,5 @@
 """A whole federation in one process: start it, resume it, and compare it with backpropagation."""
 
-import json
 import secrets
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from baffle.aggregation.candid import CandidSum
 from baffle.aggregation.client.peers import reader
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.plain import PlainSum
@@ -18,6 +18,7 @@ from baffle.client.worker import Worker
 from baffle.core.ports import Aggregation
 from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
+from baffle.journal.store import Journal
 from baffle.plan import Plan, change, load
 from baffle.schedule import policy_of
 from baffle.server.recorder import Summary, Watch
@@ -84,9 +85,22 @@ def resume(
         task = load_task(new, data)
         if task.plan != new:
             raise JournalError(f"{folder.plan} is not a resolved plan; expected the file that the run itself wrote")
+        _require_simulation(folder)
         folder.write_plan(new.to_toml())
         with task.model.one_thread_each():
             return _run(folder, task, watch, _nothing)
+
+
+def _require_simulation(folder: RunFolder) -> None:
+    """Refuse a networked run: its clients have agreed to its rounds, and nobody else can play more of them."""
+    if not Journal.begun(folder.journal):
+        return
+    with Journal.open(folder.journal) as journal:
+        if journal.statements.networked:
+            raise JournalError(
+                f"{folder.path} holds a networked run; continue it with `baffle serve`, or repeat it with "
+                f"`baffle run --as {folder.path}`"
+            )
 
 
 def baseline_of(plan: Plan) -> Plan:
@@ -105,7 +119,7 @@ def add_baseline(path: str | Path, *, data: str | Path | None = None, watch: Wat
         else:
             baseline = simulate(baseline_of(plan), subfolder, data=data, watch=watch)
         compared = ("test_accuracy", "rounds", "seconds", "uplink_bytes_per_client_round")
-        summary: Summary = json.loads(folder.summary.read_text())
+        summary = folder.read_summary()
         summary |= {f"baseline_{name}": baseline[name] for name in compared if name in baseline}
         folder.write_summary(summary)
         return summary
@@ -114,17 +128,10 @@ def add_baseline(path: str | Path, *, data: str | Path | None = None, watch: Wat
 def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn) -> Summary:
     plan = task.plan
     trajectory = trajectory_of(plan, len(task.initial_weights()))
-    runtimes, replica = Runtimes(task, trajectory.threads), Replica(trajectory)
-    sums, sessions = aggregation(trajectory, task)
-    clients = [
-        Client(
-            replica,
-            Worker(number, k, trajectory, task.source.train, share, runtimes.borrow),
-            sessions.get(number),
-            candid=True,
-        )
-        for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
-    ]
+    runtimes = Runtimes(task, trajectory.threads)
+    hidden, sessions = aggregation(trajectory, task)
+    sums = CandidSum(hidden)
+    clients: list[Client] = []
 
     def answer(number: int, message: bytes) -> bytes:
         return clients[number].answer(message)
@@ -134,6 +141,11 @@ def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn) -> Summary:
         opened(folder, task.server, trajectory, runtimes, task.tiers, samples, watch) as running,
         LocalTransport(answer, trajectory.threads, running.recorder.tick) as local,
     ):
+        replica = Replica(running.lineage, running.present)
+        for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True)):
+            worker = Worker(number, k, trajectory, task.source.train, share, runtimes.borrow)
+            clients.append(Client(replica, worker, sessions.get(number), sums.log_of(number)))
+            running.downlink.holds(number, running.present.round)
         if running.unevaluated:
             warn(f"accuracy is not measured: {running.unevaluated}")
         transport = Dropouts(local, partial(drops, trajectory)) if plan.federation.dropout else local
@@ -149,7 +161,8 @@ def aggregation(trajectory: Trajectory, task: Task) -> tuple[Aggregation, dict[i
         return PlainSum(trajectory.ring, trajectory.length), {}
     identities = {number: Ed25519PrivateKey.generate() for number in range(plan.federation.clients)}
     directory = {number: identity.public_key().public_bytes_raw() for number, identity in identities.items()}
-    run, policy = secrets.token_bytes(32), policy_of(trajectory, dict(enumerate(task.tiers)))
+    run = secrets.token_bytes(32)
+    policy = policy_of(trajectory, dict(enumerate(task.tiers)), run)
     read_keys = lru_cache(maxsize=4096)(reader(directory, run))
     sessions = {
         number: ClientSession(number, identity, directory, run, policy, read_keys=read_keys)
@@ -160,5 +173,5 @@ def aggregation(trajectory: Trajectory, task: Task) -> tuple[Aggregation, dict[i
 
 def drops(trajectory: Trajectory, round_number: int, client: int) -> bool:
     """Whether a simulated client does not answer in a round. The plan alone determines it."""
-    ticket = trajectory.seeds.key("dropout", round_number, client)[:8]
+    ticket = trajectory.seeds(round_number).key("dropout", round_number, client)[:8]
     return int.from_bytes(ticket, "big") < trajectory.plan.federation.dropout * 2**64

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from baffle.core.arrays import F32
 from baffle.core.directions import DISTRIBUTIONS, NUMBERS_AT_ONCE, Directions, Support, dense
@@ -24,6 +25,13 @@ LARGEST_EXPONENT = 200
 """The ring's scale is at most 2 to this power, or its inverse. Beyond it, no scalar is a float32 any more."""
 
 
+class Epoch(NamedTuple):
+    """A stretch of a networked run: the round that it begins with, and the salt of its keys."""
+
+    first: int
+    salt: bytes
+
+
 @dataclass(frozen=True)
 class Trajectory:
     """A plan applied to a model of n weights: seeds, supports, ring and update rule."""
@@ -32,7 +40,7 @@ class Trajectory:
     n: int
     length: int  # values in a contribution: a scalar per direction, or a number per weight
     digest: bytes
-    seeds: Seeds
+    epochs: tuple[Epoch, ...]  # of a networked run; a simulation has none
     supports: tuple[Support, ...]
     ring: Ring
     rule: Rule
@@ -47,16 +55,23 @@ class Trajectory:
         """The number of the key for a round's directions, or for one group's if every group has its own."""
         return round_number * self.plan.secure.groups + group if self.plan.own_seeds else round_number
 
+    def seeds(self, round_number: int) -> Seeds:
+        """The root of a round's keys."""
+        return _seeds(self.plan, self.digest, self.epochs, round_number)
+
     def directions(self, key_number: int) -> Directions:
         """The directions of a round, by the number of its key."""
-        return _directions(self.plan, self.seeds, key_number)
+        return _directions(self.plan, self.digest, self.epochs, key_number)
+
+    def with_epochs(self, epochs: tuple[Epoch, ...]) -> "Trajectory":
+        """The same trajectory under the salts of a network's epochs."""
+        return self if epochs == self.epochs else trajectory_of(self.plan, self.n, self.block, epochs)
 
 
-def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE) -> Trajectory:
+def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE, epochs: tuple[Epoch, ...] = ()) -> Trajectory:
     """Apply a resolved plan to a model of n weights. A gradient is rebuilt from `block` numbers at a time; a smaller
     block takes less memory."""
     digest = plan.trajectory_digest()
-    seeds = Seeds(plan.seed, digest)
     touched = _supports(plan, n)
     ring = _ring(plan)
     length = n if plan.outcome_kind == "vector" else len(touched)
@@ -74,7 +89,7 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE) -> Trajector
     def _gradient(key_number: int, totals: Totals) -> F32:
         if plan.outcome_kind == "vector":
             return gradient_from_vector(totals.numbers, totals.weight, ring)
-        drawn = _directions(plan, seeds, key_number)
+        drawn = _directions(plan, digest, epochs, key_number)
         return gradient_from_scalars(
             totals.numbers, totals.weight, drawn, touched, n, ring, block=block, threads=rebuilders
         )
@@ -83,7 +98,7 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE) -> Trajector
     # step of rate 1 along its mean is federated averaging.
     step = optimizer(plan.update) if plan.federation.level == "batch" else sgd(1.0)
     smooth = average(plan.update.ema) if plan.update.ema else no_average()
-    return Trajectory(plan, n, length, digest, seeds, touched, ring, Rule(gradient, step, smooth), block, threads)
+    return Trajectory(plan, n, length, digest, epochs, touched, ring, Rule(gradient, step, smooth), block, threads)
 
 
 def _supports(plan: Plan, n: int) -> tuple[Support, ...]:
@@ -100,9 +115,17 @@ def _supports(plan: Plan, n: int) -> tuple[Support, ...]:
     return supports(layout)
 
 
-def _directions(plan: Plan, seeds: Seeds, key_number: int) -> Directions:
+def _seeds(plan: Plan, digest: bytes, epochs: tuple[Epoch, ...], round_number: int) -> Seeds:
+    """The seeds of a round, with the salt of the newest epoch that has begun by then."""
+    return Seeds(
+        plan.seed, digest, next((epoch.salt for epoch in reversed(epochs) if epoch.first <= round_number), b"")
+    )
+
+
+def _directions(plan: Plan, digest: bytes, epochs: tuple[Epoch, ...], key_number: int) -> Directions:
     number, group = divmod(key_number, plan.secure.groups) if plan.own_seeds else (key_number, 0)
-    return Directions(seeds.key("directions", number, group), DISTRIBUTIONS[plan.probe.distribution])
+    key = _seeds(plan, digest, epochs, number).key("directions", number, group)
+    return Directions(key, DISTRIBUTIONS[plan.probe.distribution])
 
 
 def _checked_groups(outcome: Outcome, plan: Plan, length: int) -> list[tuple[int, Totals]]:
@@ -137,11 +160,12 @@ def _ring(plan: Plan) -> Ring:
     if not plan.ring.n_max:
         raise PlanError("ring.n_max is 0: expected the number that a run writes into its own plan.toml when it starts")
     ring = _unchecked_ring(plan)
-    if abs(ring.exponent) > LARGEST_EXPONENT:
-        raise PlanError(
-            f"ring: bounds of {ring.clip:g} and {ring.n_max} samples lead to a scale of 2^{ring.exponent}, expected at "
-            f"most 2^±{LARGEST_EXPONENT}; leave ring.d_max, ring.update_max and ring.n_max out"
-        )
+    for used in (ring, Ring(1, 1, plan.ring.d_max)):  # a client that estimates a gradient has a ring of its own
+        if abs(used.exponent) > LARGEST_EXPONENT:
+            raise PlanError(
+                f"ring: bounds of {used.clip:g} and {used.n_max} samples lead to a scale of 2^{used.exponent}, "
+                f"expected at most 2^±{LARGEST_EXPONENT}; leave ring.d_max, ring.update_max and ring.n_max out"
+            )
     return ring
 
 

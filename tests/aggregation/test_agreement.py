@@ -315,12 +315,17 @@ def test_bad_signatures_are_refused_by_the_server_too() -> None:
     for sender, agreed in (
         (1, good),
         (0, replace(good, slot=1)),
-        (0, Agreed(0, bytes(64))),
-        (0, Agreed(0, Ed25519PrivateKey.generate().sign(b""))),
+        (0, replace(good, signature=bytes(64))),
+        (0, replace(good, signature=Ed25519PrivateKey.generate().sign(b""))),
+        (0, replace(good, signature=good.state)),
+        (0, replace(good, state=bytes(64))),
+        (0, replace(good, state=Ed25519PrivateKey.generate().sign(b""))),
+        (0, replace(good, state=good.signature)),
     ):
         with pytest.raises(RefusalError):
             server.take_agreed(sender, agreed, federation.directory[sender])
     assert not server.agreed
+    assert not server.states
     server.take_agreed(0, good, federation.directory[0])
     server.take_agreed(0, good, federation.directory[0])
 
@@ -333,7 +338,7 @@ def test_a_server_that_goes_on_without_signatures_aborts() -> None:
         server.total()
 
 
-@pytest.mark.parametrize("garbage", [b"", b"\xc1", encode(Abstention(0, "no")), encode(Agreed(0, bytes(64)))])
+@pytest.mark.parametrize("garbage", [b"", b"\xc1", encode(Abstention(0)), encode(Agreed(0, bytes(64), bytes(64)))])
 def test_garbage_instead_of_a_signature_costs_nobody_else_the_sum(garbage: bytes) -> None:
     rounds = Rounds(4, agreement=True)
     rounds.network.spoil = lambda client, at, data: garbage if client == 1 and at == "agree" else data

@@ -30,7 +30,7 @@ def _few_keys() -> Iterator[None]:
 
 
 def opening(slot: int, members: tuple[int, ...], threshold: int = 3, floor: int = 2) -> Opening:
-    return Opening(slot, members, threshold, floor, bytes(32), ())
+    return Opening(slot, members, threshold, floor, ())
 
 
 @pytest.mark.parametrize("members", [(0, 2, 4, 6, 8), (1, 3, 5, 7, 9), (0, 2, 4, 6), (1, 3, 9)])
@@ -88,10 +88,10 @@ def test_a_server_that_puts_one_client_into_two_groups_gets_one_sum_at_most(agre
 @pytest.mark.parametrize("n", [2, 3, 50, COMPLETE_UP_TO, COMPLETE_UP_TO + 1, 301])
 def test_the_graph_is_complete_where_clients_must_agree(n: int) -> None:
     members = tuple(range(n))
-    drawn = ClientPolicy(agreement=True).graph(members, bytes(32))
+    drawn = ClientPolicy(agreement=True).graph(members, 0)
     assert drawn.k == n - 1
     assert drawn.neighbours[0] == list(range(1, n))
-    assert (ClientPolicy().graph(members, bytes(32)).k < n - 1) == (n > COMPLETE_UP_TO)
+    assert (ClientPolicy().graph(members, 0).k < n - 1) == (n > COMPLETE_UP_TO)
 
 
 @given(st.integers(2, 400), st.data())

@@ -13,7 +13,7 @@ from baffle.core.ring import ELEMENT, EXTRAS, GUARD, Ring
 LENGTH = 6
 RING = Ring(clients=4, n_max=50, clip=10.0)
 SUM = PlainSum(RING, LENGTH)
-REQUEST = RoundRequest(7, 7, bytes(32), bytes(32), CatchUp("outcomes", 7, ()))
+REQUEST = RoundRequest(7, bytes(32), bytes(32), bytes(32), CatchUp("outcomes", 7, ()))
 
 
 class Wire:
@@ -102,10 +102,10 @@ BAD = {
     "long": (_reply(np.append(_vector(9), np.uint32(0))), f"expected {LENGTH + EXTRAS}"),
     "empty": (_reply(np.empty(0, np.uint32)), "a vector of 0 elements"),
     "broken element": (encode(Contribution(7, bytes(41))), "not whole"),
-    "abstained": (encode(Abstention(7, "the loss is nan")), "abstained: the loss is nan"),
-    "abstained late": (encode(Abstention(6, "the loss is nan")), "a reply to round 6"),
+    "abstained": (encode(Abstention(7)), "abstained"),
+    "abstained late": (encode(Abstention(6)), "a reply to round 6"),
     "heavier than allowed": (_with(LENGTH, 51), "sample weight 51"),
-    "weightless": (_with(LENGTH, 0), "sample weight 0"),
+    "weightless": (_with(LENGTH, 0), "more than 0 clients can send"),
     "of negative weight": (_with(LENGTH, -1), "sample weight -1"),
     "two in one": (_with(LENGTH + 1, 2), "claims 2 contributors"),
     "nobody": (_with(LENGTH + 1, 0), "claims 0 contributors"),
@@ -146,6 +146,27 @@ def test_what_honest_clients_can_send_is_taken(value: int) -> None:
     assert collected.sums[0].clipped == 4 * LENGTH
 
 
+def test_a_client_whose_loss_is_not_finite_contributes_nothing() -> None:
+    nothing = _reply(RING.nothing(LENGTH))
+    good = {0: _reply(_vector(0)), 2: _reply(_vector(2))}
+    collected, alone = _collect({**good, 1: nothing}).sums[0], _collect(good).sums[0]
+    assert collected is not None
+    assert alone is not None
+    np.testing.assert_array_equal(collected.totals, alone.totals)
+    assert (collected.weight, collected.loss) == (alone.weight, alone.loss)
+    assert (collected.contributors, collected.clipped) == (3, alone.clipped + LENGTH)
+
+
+def test_if_nobodys_loss_is_finite_there_is_no_sum() -> None:
+    requests = [{0: REQUEST, 1: REQUEST}, {2: REQUEST}]
+    wire = Wire({0: _reply(RING.nothing(LENGTH)), 1: _reply(RING.nothing(LENGTH)), 2: _reply(_vector(2))})
+    collected = SUM.collect(requests, wire)
+    assert collected.sums[0] is None
+    assert collected.sums[1] is not None
+    why = "the sum was abandoned: no client's loss was finite; a smaller update.rate may help"
+    assert collected.events == {0: why, 1: why, 2: CONTRIBUTED}
+
+
 def test_without_any_good_reply_there_is_no_sum() -> None:
     size = len(encode(REQUEST))
     nothing = _collect({}, [0, 2])
@@ -171,7 +192,7 @@ def test_a_client_that_does_not_answer_is_missing_and_the_others_count() -> None
 
 
 def test_each_client_is_asked_once_with_its_own_request_and_its_bytes_are_counted() -> None:
-    behind = RoundRequest(7, 7, bytes(32), bytes(32), CatchUp("outcomes", 5, (b"five", b"six")))
+    behind = RoundRequest(7, bytes(32), bytes(32), bytes(32), CatchUp("outcomes", 5, (b"five", b"six")))
     wire = Wire({client: _reply(_vector(client)) for client in range(3)})
     collected = SUM.collect([{0: REQUEST, 1: behind, 2: REQUEST}], wire)
     (heard,) = wire.heard

@@ -269,7 +269,7 @@ def test_a_run_whose_rounds_all_fail_stops_with_one_line(cli: Cli, tiny_toml: Pa
     settings = ["update.rate=1e30", 'task.model={name="lenet", channels=[2, 3]}', "rounds=40"]
     arguments = [part for setting in settings for part in ("--set", setting)]
     done = cli("run", tiny_toml, "--out", tmp_path / "run", "-q", *arguments)
-    _one_line(done, "10 rounds in a row", "nan", str(tmp_path / "run"))
+    _one_line(done, "10 rounds in a row", "no client's loss was finite", str(tmp_path / "run"))
 
 
 def test_a_baseline_that_cannot_be_trained_is_refused_before_the_run(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:

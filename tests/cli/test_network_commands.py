@@ -53,8 +53,8 @@ def test_what_keys_are_made_for_is_checked(cli: Cli, keys: Path, tmp_path: Path)
 
 
 def test_days_have_one_default() -> None:
-    for command in commands.commands.values():
-        assert [option.default for option in command.params if option.name == "days"] == [DAYS]
+    for name in ("new", "certificate", "renew"):
+        assert [option.default for option in commands.commands[name].params if option.name == "days"] == [DAYS]
 
 
 @pytest.mark.parametrize("command", ["serve", "join"])
@@ -75,6 +75,12 @@ def test_a_clients_folder_is_for_one_process(cli: Cli, keys: Path, tmp_path: Pat
         refused(cli(*join, "--state", state), "in use by another client")
     finally:
         os.close(other)
+    other = os.open(keys / "client-0", os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        refused(cli(*join, "--state", state), "in use by another client; each needs its own --keys")
+    finally:
+        os.close(other)
     (tmp_path / "file").touch()
     refused(cli(*join, "--state", tmp_path / "file"), "cannot be used")
 
@@ -84,3 +90,54 @@ def test_a_malformed_address_is_refused(cli: Cli, keys: Path, tmp_path: Path) ->
     state.mkdir()
     (state / "node").write_text("damaged")
     refused(cli("join", "nowhere", "--keys", keys / "client-0", "--state", state), "host:port")
+
+
+def test_a_policy_that_cannot_be_read_is_refused(cli: Cli, keys: Path, tmp_path: Path) -> None:
+    """A client must not join with the defaults because its own file has a mistake."""
+    join = ("join", "127.0.0.1:1", "--keys", keys / "client-0", "--state", tmp_path / "state")
+    refused(cli(*join, "--policy", tmp_path / "none.toml"), "none.toml cannot be read")
+    (tmp_path / "policy.toml").write_text("flor = 4")
+    refused(cli(*join, "--policy", tmp_path / "policy.toml"), "did you mean floor?")
+
+
+def test_who_belongs_is_changed_by_three_commands(cli: Cli, keys: Path) -> None:
+    done = cli("keys", "add", keys, "--count", 2)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{keys}/client-2 is for the new client 2." in done.stdout
+    assert f"{keys}/client-3 is for the new client 3." in done.stdout
+    assert "Roster 2 has 4 clients and is valid until" in done.stdout
+    assert f"Copy {keys}/server/roster.json to the server's folder of keys." in done.stdout
+    assert "before its next round and hands it on to its clients; nobody needs a restart." in done.stdout
+    done = cli("keys", "revoke", keys, 3, 1)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Revoked: 1, 3. `baffle keys add` gives their places to others." in done.stdout
+    assert "Roster 3 has 2 clients" in done.stdout
+    done = cli("keys", "add", keys)
+    assert f"{keys}/client-1 is for the new client 1." in done.stdout
+    done = cli("keys", "renew", keys, "--days", 9000)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Roster 5 has 3 clients" in done.stdout
+    assert list(ServerKeys.load(keys / "server").roster.directory()) == [0, 1, 2]
+
+
+def test_who_belongs_is_changed_only_with_the_authoritys_key(cli: Cli, keys: Path) -> None:
+    refused(cli("keys", "revoke", keys, 5), "there is no client 5 in roster 1; it has 0, 1")
+    refused(cli("keys", "revoke", keys, 0, 1), "one must be left")
+    refused(cli("keys", "renew", keys, "--days", 3), "give more --days")
+    (keys / "authority.key").chmod(0o644)
+    for command in (("add", keys), ("revoke", keys, 1), ("renew", keys, "--days", 9000)):
+        refused(cli("keys", *command), f"chmod 600 {keys / 'authority.key'}")
+    (keys / "authority.key").unlink()
+    for command in (("add", keys), ("revoke", keys, 1), ("renew", keys, "--days", 9000)):
+        refused(cli("keys", *command), "authority.key is missing; put the authority's key there")
+
+
+def test_a_client_whose_key_is_open_or_whose_marks_are_lost_does_not_start(
+    cli: Cli, keys: Path, tmp_path: Path
+) -> None:
+    join = ("join", "127.0.0.1:1", "--keys", keys / "client-0", "--state", tmp_path / "state", "--insecure")
+    (keys / "client-0" / "identity.key").chmod(0o644)
+    refused(cli(*join), f"make it private: chmod 600 {keys / 'client-0' / 'identity.key'}")
+    (keys / "client-0" / "identity.key").chmod(0o600)
+    (keys / "client-0" / "marks").unlink()
+    refused(cli(*join), "without its marks this key could be asked twice")

@@ -1,6 +1,7 @@
 """`baffle status`, with real servers: what it shows, and what it says when it cannot."""
 
 import json
+import shutil
 import signal
 import socket
 import ssl
@@ -68,7 +69,7 @@ def test_errors_are_one_line(cli: Cli, link: Link, keys: Path, tmp_path: Path) -
     other = new_keys(tmp_path / "other", 1)
     (tmp_path / "wrong").mkdir()
     (tmp_path / "wrong" / "ca.pem").write_bytes((operator / "ca.pem").read_bytes())
-    (tmp_path / "wrong" / "operator.token").write_bytes((other / "operator" / "operator.token").read_bytes())
+    shutil.copy(other / "operator" / "operator.token", tmp_path / "wrong" / "operator.token")
     refused(cli("status", address, "--keys", other / "operator"), "was not issued by the CA in this folder")
     refused(
         cli("status", address, "--keys", tmp_path / "wrong"), "either the token in this folder is not that server's"
@@ -121,7 +122,7 @@ def test_a_server_is_watched_from_its_start_to_its_end(
     """A server and three clients as processes of their own. One of them is stopped, and the server waits for it."""
     port = free_port()
     address, operator = f"127.0.0.1:{port}", keys / "operator"
-    settings = ("--set", "secure.mode=on", "--set", "rounds=1000000", "--set", "run.evaluate_every=5")
+    settings = ("--set", "secure.mode=on", "--set", "rounds=10000", "--set", "run.evaluate_every=5")
     folders = ("--keys", keys / "server", "--out", tmp_path / "first")
     start("serve", tiny_toml, *settings, *folders, "--host", "127.0.0.1", "--port", port)
 

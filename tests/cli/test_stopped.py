@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.plan import Plan
 from baffle.simulation import resume, simulate
 

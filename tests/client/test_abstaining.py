@@ -1,42 +1,34 @@
-"""What of a client's reasons a server may know, and how often its own log tells them."""
-
-from collections.abc import Iterator
+"""What a client that abstains says to a server, and how often its own log tells why."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baffle.client.abstaining import MOST_REASONS, UNABLE, Sparingly, abstention
-from baffle.core.messages import Abstention
-from baffle.errors import BaffleError, ChainError, FullDiskError, MessageError
+from baffle.aggregation.messages import Hello, MaskedRequest, Turn, Unmask
+from baffle.client.abstaining import MOST_CHARACTERS, MOST_REASONS, Sparingly, abstention
+from baffle.core.messages import Abstention, CatchUp, RoundRequest, contribution_to, decode_reply, encode
+from baffle.errors import AbstainedError
+from baffle.network.joining import Introduce
+
+REQUEST = RoundRequest(7, bytes(32), bytes(32), bytes(32), CatchUp("outcomes", 0, ()))
 
 
-def every_error(kind: type[BaffleError] = BaffleError) -> Iterator[type[BaffleError]]:
-    if kind.__module__ == BaffleError.__module__:
-        yield kind
-    for narrower in kind.__subclasses__():
-        yield from every_error(narrower)
+@given(st.binary(max_size=60))
+def test_whatever_is_asked_an_abstention_can_be_read_and_is_short(data: bytes) -> None:
+    for asked in (data, encode(Hello(3))[:-8] + data):
+        assert isinstance(decode_reply(abstention(asked)), Abstention)
+        assert len(abstention(asked)) == len(encode(Abstention(0)))
 
 
-def made(kind: type[BaffleError], text: str) -> BaffleError:
-    more: dict[type[BaffleError], object] = {ChainError: 3, FullDiskError: "free some space"}
-    return kind(text, more[kind]) if kind in more else kind(text)
-
-
-ERRORS = sorted(set(every_error()), key=lambda kind: kind.__name__)
-ABOUT_MESSAGES = [kind for kind in ERRORS if issubclass(kind, MessageError)]
-
-
-@given(st.sampled_from([kind for kind in ERRORS if kind not in ABOUT_MESSAGES]), st.text())
-def test_of_errors_of_its_own_the_server_learns_nothing(kind: type[BaffleError], text: str) -> None:
-    assert abstention(7, made(kind, text)) == Abstention(7, UNABLE)
-    assert abstention(7, OSError(28, text, text)) == Abstention(7, UNABLE)
-
-
-@pytest.mark.parametrize("kind", ABOUT_MESSAGES)
-def test_the_server_learns_what_is_wrong_with_what_it_asked(kind: type[BaffleError]) -> None:
-    assert abstention(7, made(kind, "slot 3\nis not\x1b after slot 4")) == Abstention(7, "slot 3 is not after slot 4")
-    assert len(abstention(7, made(kind, "x" * 10_000)).reason) == 300
+def test_it_names_the_round_that_was_asked_about() -> None:
+    masked = MaskedRequest(REQUEST, (0, 1, 2), bytes(32), b"")
+    for asked in (REQUEST, masked, Hello(7), Turn(Unmask(7, (0, 1), (2,)), None)):
+        assert abstention(encode(asked)) == encode(Abstention(7))
+    introduce = Introduce("[federation]\nclients = 7\nrounds = 7\n", 7, bytes(32), 7)  # is about no round
+    assert abstention(encode(introduce)) == encode(Abstention(0))
+    for asked in (REQUEST, masked):
+        with pytest.raises(AbstainedError, match=r"^abstained$"):
+            contribution_to(REQUEST, abstention(encode(asked)))
 
 
 @pytest.fixture
@@ -73,3 +65,14 @@ def test_only_so_many_reasons_are_remembered() -> None:
     assert len(told) == MOST_REASONS + 1
     tell("")  # the oldest was forgotten
     assert len(told) == MOST_REASONS + 2
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_a_server_may_have_written_is_cut_and_made_one_line() -> None:
+    told: list[str] = []
+    tell = Sparingly(told.append)
+    tell("no\x1b[2J\nclient 1 takes part" + "x" * 5_000_000)
+    (words,) = told
+    assert words.startswith("no[2J client 1 takes partxxx")
+    assert len(words) == MOST_CHARACTERS
+    assert max(map(len, tell._told)) <= MOST_CHARACTERS

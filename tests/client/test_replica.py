@@ -1,20 +1,32 @@
 """A client's weights: every kind of catch-up gives the server's bits, and everything else is refused."""
 
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from baffle.client.replica import Replica
+from baffle.client.replica import Replica, read_saved
 from baffle.core.arrays import F32
+from baffle.core.chain import Present, chain_epoch, chain_start
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
-from baffle.core.state import ServerState, apply, pack
+from baffle.core.state import ServerState, pack
 from baffle.errors import BaffleError, MessageError
+from baffle.lineage import Lineage, Link
 from baffle.plan import Plan
 from baffle.trajectory import Trajectory, trajectory_of
+from tests.support.memory import at_most
 
 N = 9
+FIRST = 3
+"""The round with which the second epoch of a networked run begins."""
+
+RUNS = b"a" * 32, b"b" * 32
 
 
 @pytest.fixture
@@ -23,23 +35,45 @@ def trajectory(tiny: Callable[..., Plan]) -> Trajectory:
 
 
 class Server:
-    """The states of a few rounds, and requests about them."""
+    """The states of a few rounds, and requests about them. A networked run has two epochs."""
 
-    def __init__(self, trajectory: Trajectory, rounds: int = 6) -> None:
+    def __init__(self, trajectory: Trajectory, rounds: int = 6, *, networked: bool = False) -> None:
         self.trajectory = trajectory
-        self.states: list[ServerState] = [trajectory.rule.start(np.linspace(-1, 1, N, dtype=np.float32))]
+        self.lineage = Lineage(trajectory)
+        state = trajectory.rule.start(np.linspace(-1, 1, N, dtype=np.float32))
+        if networked:
+            link = Link(0, RUNS[0], chain_start(trajectory.digest, state))
+            self.lineage = self.lineage.in_epoch(link, b"s" * 32)
+        self.presents = [self.lineage.beginning(state)]
+        self.before: list[bytes] = [b""]  # the hash of the chain before a round, without the links of epochs
         self.outcomes: list[bytes] = []
         for number in range(rounds):
             totals = np.random.default_rng(number).integers(-1000, 1000, 4).astype("<i4").tobytes()
-            outcome = Outcome(number, "scalars", (Group(number, totals, 30),))
-            self.outcomes.append(encode(outcome))
-            self.states.append(apply(trajectory.rule, self.states[-1], outcome))
+            self.outcomes.append(encode(Outcome(number, "scalars", (Group(number, totals, 30),))))
+            present = self.lineage.advance(self.presents[-1], self.outcomes[-1])
+            self.before.append(present.chain)
+            if networked and present.round == FIRST:
+                self.lineage = self.lineage.in_epoch(Link(FIRST, RUNS[1], present.chain), b"t" * 32)
+                present = Present(FIRST, present.state, chain_epoch(present.chain, RUNS[1]))
+            self.presents.append(present)
+
+    @property
+    def states(self) -> list[ServerState]:
+        return [present.state for present in self.presents]
+
+    def replica(self, at: int = 0, file: Path | None = None) -> Replica:
+        return Replica(self.lineage, self.presents[at], file)
 
     def request(self, number: int, catch_up: CatchUp) -> RoundRequest:
-        return RoundRequest(number, number, self.trajectory.digest, self.states[number].weights_hash(), catch_up)
+        present = self.presents[number]
+        return RoundRequest(number, self.trajectory.digest, present.chain, present.state.weights_hash(), catch_up)
+
+    def proof(self) -> tuple[bytes, bytes, bytes]:
+        return pack(self.states[FIRST]), self.presents[FIRST - 1].chain, self.outcomes[FIRST - 1]
 
     def snapshot(self, number: int) -> RoundRequest:
-        return self.request(number, CatchUp("snapshot", number, (pack(self.states[number]),)))
+        """The state with which the epoch begins, and the outcomes since."""
+        return self.request(number, CatchUp("snapshot", FIRST, (*self.proof(), *self.outcomes[FIRST:number])))
 
     def replay(self, since: int, number: int) -> RoundRequest:
         return self.request(number, CatchUp("outcomes", since, tuple(self.outcomes[since:number])))
@@ -54,8 +88,6 @@ class Server:
     def catch_up(self, kind: str, since: int, number: int) -> CatchUp:
         """The catch-up of one kind that leads from one round to another."""
         match kind:
-            case "snapshot":
-                request = self.snapshot(number)
             case "weights":
                 request = self.weights(number)
             case "replay":
@@ -70,72 +102,170 @@ def server(trajectory: Trajectory) -> Server:
     return Server(trajectory)
 
 
+@pytest.fixture
+def sending(tiny: Callable[..., Plan]) -> Server:
+    """A server whose plan says that it sends weights, or their differences."""
+    return Server(trajectory_of(tiny("ring.n_max=20", "run.downlink=delta"), N))
+
+
+@pytest.fixture
+def networked(trajectory: Trajectory) -> Server:
+    return Server(trajectory, networked=True)
+
+
 def _same(left: F32, right: F32) -> bool:
     return left.tobytes() == right.tobytes()
 
 
 @pytest.mark.parametrize("stops", [[1, 2, 3, 4, 5, 6], [6], [2, 6], [1, 4, 5]])
-def test_replayed_outcomes_give_the_servers_bits(server: Server, trajectory: Trajectory, stops: list[int]) -> None:
-    replica, at = Replica(trajectory), 0
-    assert _same(replica.weights_for(server.snapshot(0)), server.states[0].weights)
+@pytest.mark.parametrize("kind", ["server", "networked"])
+def test_replayed_outcomes_give_the_servers_bits(kind: str, request: pytest.FixtureRequest, stops: list[int]) -> None:
+    server: Server = request.getfixturevalue(kind)
+    replica, at = server.replica(), 0
     for number in stops:
         assert _same(replica.weights_for(server.replay(at, number)), server.states[number].weights)
+        assert replica.chain == server.presents[number].chain
         at = number
 
 
-def test_outcomes_that_the_client_has_already_are_not_replayed_twice(server: Server, trajectory: Trajectory) -> None:
-    replica = Replica(trajectory)
-    replica.weights_for(server.snapshot(2))
+def test_outcomes_that_the_client_has_already_are_not_replayed_twice(server: Server) -> None:
+    replica = server.replica(2)
     assert _same(replica.weights_for(server.replay(0, 3)), server.states[3].weights)
     assert _same(replica.weights_for(server.replay(1, 3)), server.states[3].weights)
     assert _same(replica.weights_for(server.replay(1, 6)), server.states[6].weights)
 
 
-def test_a_snapshot_brings_optimizer_and_average_too(server: Server, trajectory: Trajectory) -> None:
-    replica = Replica(trajectory)
-    replica.weights_for(server.snapshot(3))
-    assert _same(replica.weights_for(server.replay(3, 5)), server.states[5].weights)
-    replica.weights_for(server.snapshot(1))
-    assert _same(replica.weights_for(server.replay(1, 2)), server.states[2].weights)
+@pytest.mark.parametrize("kind", ["weights", "delta"])
+def test_where_clients_apply_outcomes_they_take_no_weights(server: Server, networked: Server, kind: str) -> None:
+    for each in (server, networked):
+        replica = each.replica(2)
+        with pytest.raises(MessageError, match=f"a catch-up by {kind}, but in this run clients apply outcomes"):
+            replica.weights_for(each.request(3, each.catch_up(kind, 2, 3)))
+        assert not replica.astray
+        assert _same(replica.weights_for(each.replay(2, 3)), each.states[3].weights)
 
 
-def test_weights_and_differences_give_the_servers_bits(server: Server, trajectory: Trajectory) -> None:
-    replica = Replica(trajectory)
+def test_weights_and_differences_give_the_servers_bits(sending: Server) -> None:
+    server, replica = sending, sending.replica()
     assert _same(replica.weights_for(server.weights(1)), server.states[1].weights)
     assert _same(replica.weights_for(server.delta(1, 2)), server.states[2].weights)
     assert _same(replica.weights_for(server.delta(2, 6)), server.states[6].weights)
     assert _same(replica.weights_for(server.weights(3)), server.states[3].weights)
 
 
-def test_a_difference_of_bit_patterns_knows_no_rounding(server: Server, trajectory: Trajectory) -> None:
+def test_a_difference_of_bit_patterns_knows_no_rounding(sending: Server) -> None:
+    server = sending
     odd = np.array([0, -0.0, 1e-45, -1e-45, 3e38, np.inf, -np.inf, 1e-30, 1], np.float32)
-    server.states[2] = replace(server.states[2], weights=odd)
-    replica = Replica(trajectory)
+    server.presents[2] = replace(server.presents[2], state=replace(server.states[2], weights=odd))
+    replica = server.replica()
     replica.weights_for(server.weights(1))
     assert _same(replica.weights_for(server.delta(1, 2)), odd)
     assert _same(replica.weights_for(server.delta(2, 3)), server.states[3].weights)
 
 
-def test_another_plan_is_refused(server: Server, trajectory: Trajectory) -> None:
-    request = server.snapshot(0)
-    other = RoundRequest(0, 0, bytes(32), request.weights_hash, request.catch_up)
+@pytest.mark.parametrize("number", [FIRST, FIRST + 2, 6])
+@pytest.mark.parametrize("held", [0, 2])
+def test_the_state_that_an_epoch_begins_with_is_taken_if_it_leads_to_the_statement(
+    networked: Server, held: int, number: int
+) -> None:
+    replica = networked.replica(held)
+    assert _same(replica.weights_for(networked.snapshot(number)), networked.states[number].weights)
+    assert replica.chain == networked.presents[number].chain
+
+
+def test_a_state_is_taken_only_where_snapshots_are(networked: Server) -> None:
+    """Who has held a replica of the run never takes one that no certificate vouches for."""
+    replica = Replica(networked.lineage, networked.presents[0], snapshots=False)
+    with pytest.raises(MessageError, match="a state that no certificate vouches for"):
+        replica.weights_for(networked.snapshot(FIRST))
+    assert _same(replica.weights_for(networked.replay(0, 6)), networked.states[6].weights)
+
+
+def test_any_other_state_is_refused(networked: Server, server: Server) -> None:
+    """A state that differs by one bit, whatever the server says about it; and any state in the middle of an epoch."""
+    state, before, outcome = networked.proof()
+    weights = networked.states[FIRST].weights.copy()
+    weights[4] = np.nextafter(weights[4], np.float32(9))
+    shifted = replace(networked.states[FIRST], weights=weights)
+    lies = [
+        (pack(shifted), before, outcome),
+        (state, bytes(32), outcome),
+        (state, before, networked.outcomes[0]),
+        (state, before),
+        (b"noise", before, outcome),
+    ]
+    for lie in lies:
+        replica = networked.replica()
+        request = networked.request(FIRST, CatchUp("snapshot", FIRST, lie))
+        about_it = RoundRequest(FIRST, request.trajectory, request.chain, shifted.weights_hash(), request.catch_up)
+        for asked in (request, about_it):
+            with pytest.raises(MessageError):
+                replica.weights_for(asked)
+            assert replica.astray
+    middle = networked.request(4, CatchUp("snapshot", 4, (pack(networked.states[4]), before, outcome)))
+    with pytest.raises(MessageError, match="nothing proves"):
+        networked.replica().weights_for(middle)
+    with pytest.raises(MessageError, match="nothing proves"):
+        server.replica().weights_for(server.request(4, CatchUp("snapshot", 4, (pack(server.states[4]), b"", b""))))
+
+
+def test_a_client_that_is_told_another_past_refuses(networked: Server) -> None:
+    """The right weights after other rounds: another chain, so other masks."""
+    for number in (1, 4):
+        request = networked.replay(0, number)
+        other = RoundRequest(number, request.trajectory, bytes(32), request.weights_hash, request.catch_up)
+        with pytest.raises(MessageError, match="are not the ones"):
+            networked.replica().weights_for(other)
+        replica = networked.replica()
+        replica.weights_for(request)
+        with pytest.raises(MessageError):  # also at weights that it holds already
+            replica.weights_for(other)
+
+
+IMPOSSIBLE = {
+    "another key": Group(5, bytes(16), 30),
+    "more weight than the clients have": Group(0, bytes(16), 61),
+    "more than the clients can send": Group(0, (2**30).to_bytes(4, "little") + bytes(12), 30),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_an_outcome_that_the_clients_cannot_have_caused_is_refused(networked: Server, name: str) -> None:
+    """The plan has three clients of at most 20 samples."""
+    lie = encode(Outcome(0, "scalars", (IMPOSSIBLE[name],)))
+    with pytest.raises(MessageError, match="round 0 cannot be replayed"):
+        networked.replica().weights_for(networked.request(1, CatchUp("outcomes", 0, (lie,))))
+
+
+def test_a_step_beyond_norm_max_is_refused(tiny: Callable[..., Plan]) -> None:
+    server = Server(trajectory_of(tiny("ring.n_max=20"), N), networked=True)
+    strict = Server(trajectory_of(tiny("ring.n_max=20", "update.norm_max=1e-6"), N), rounds=0, networked=True)
+    about = server.replay(0, 1)
+    asked = RoundRequest(1, strict.trajectory.digest, about.chain, about.weights_hash, about.catch_up)
+    with pytest.raises(MessageError, match="norm_max"):
+        strict.replica().weights_for(asked)
+
+
+def test_another_plan_is_refused(server: Server) -> None:
+    request = server.replay(0, 0)
+    other = RoundRequest(0, bytes(32), request.chain, request.weights_hash, request.catch_up)
     with pytest.raises(MessageError, match="another plan"):
-        Replica(trajectory).weights_for(other)
+        server.replica().weights_for(other)
 
 
-@pytest.mark.parametrize("kind", ["snapshot", "weights", "replay", "delta"])
-def test_weights_other_than_the_named_ones_are_refused(server: Server, trajectory: Trajectory, kind: str) -> None:
-    replica = Replica(trajectory)
-    replica.weights_for(server.snapshot(2))
-    lie = RoundRequest(3, 3, trajectory.digest, server.states[4].weights_hash(), server.catch_up(kind, 2, 3))
+@pytest.mark.parametrize("kind", ["weights", "replay", "delta"])
+def test_weights_other_than_the_named_ones_are_refused(sending: Server, kind: str) -> None:
+    server = sending
+    replica, request = server.replica(2), server.request(3, server.catch_up(kind, 2, 3))
+    lie = RoundRequest(3, request.trajectory, request.chain, server.states[4].weights_hash(), request.catch_up)
     with pytest.raises(MessageError, match="round 3: this client's weights"):
         replica.weights_for(lie)
 
 
-@pytest.mark.parametrize("kind", ["snapshot", "weights", "replay", "delta"])
-def test_a_refused_catch_up_leaves_the_client_where_it_was(server: Server, trajectory: Trajectory, kind: str) -> None:
-    replica = Replica(trajectory)
-    replica.weights_for(server.snapshot(2))
+@pytest.mark.parametrize("kind", ["weights", "replay", "delta"])
+def test_a_refused_catch_up_leaves_the_client_where_it_was(sending: Server, kind: str) -> None:
+    server = sending
+    replica = server.replica(2)
     with pytest.raises(MessageError):
         replica.weights_for(server.request(3, server.catch_up(kind, 2, 4)))
     assert _same(replica.weights_for(server.replay(2, 3)), server.states[3].weights)
@@ -149,8 +279,8 @@ MALFORMED: dict[str, CatchUp] = {
     "weights too long": CatchUp("weights", 3, (bytes(4 * N + 4),)),
     "delta of broken numbers": CatchUp("delta", 2, (bytes(4 * N - 1),)),
     "delta from another round": CatchUp("delta", 1, (bytes(4 * N),)),
-    "snapshot of noise": CatchUp("snapshot", 3, (b"noise",)),
-    "snapshot of nothing": CatchUp("snapshot", 3, (b"\x90",)),
+    "snapshot of noise": CatchUp("snapshot", 3, (b"noise", bytes(32), b"")),
+    "snapshot of nothing": CatchUp("snapshot", 3, (b"\x90", bytes(32), b"")),
     "outcomes of noise": CatchUp("outcomes", 2, (b"noise",)),
     "outcomes from the future": CatchUp("outcomes", 3, (encode(Outcome(3, "skipped", ())),)),
     "outcomes of another kind": CatchUp("outcomes", 2, (encode(Outcome(2, "vector", (Group(2, bytes(36), 1),))),)),
@@ -159,52 +289,102 @@ MALFORMED: dict[str, CatchUp] = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_catch_up_is_refused_and_does_no_harm(server: Server, trajectory: Trajectory, name: str) -> None:
-    replica = Replica(trajectory)
-    replica.weights_for(server.snapshot(2))
-    with pytest.raises(BaffleError):
+@pytest.mark.parametrize("kind", ["server", "sending", "networked"])
+def test_a_malformed_catch_up_is_refused_and_does_no_harm(kind: str, request: pytest.FixtureRequest, name: str) -> None:
+    server: Server = request.getfixturevalue(kind)
+    replica = server.replica(2)
+    with pytest.raises(MessageError):
         replica.weights_for(server.request(3, MALFORMED[name]))
     assert _same(replica.weights_for(server.replay(2, 3)), server.states[3].weights)
 
 
-@pytest.mark.parametrize("kind", ["replay", "delta"])
-def test_a_client_that_holds_nothing_needs_a_whole_state(server: Server, trajectory: Trajectory, kind: str) -> None:
-    with pytest.raises(MessageError):
-        Replica(trajectory).weights_for(server.request(1, server.catch_up(kind, 0, 1)))
-
-
-def test_a_snapshot_of_another_model_is_refused(
-    server: Server, trajectory: Trajectory, tiny: Callable[..., Plan]
-) -> None:
-    other = trajectory_of(tiny("ring.n_max=20"), N + 1).rule.start(np.zeros(N + 1, np.float32))
-    with pytest.raises(BaffleError):
-        Replica(trajectory).weights_for(server.request(3, CatchUp("snapshot", 3, (pack(other),))))
-    plain = trajectory_of(tiny("ring.n_max=20", 'update.optimizer="sgd"'), N).rule.start(server.states[3].weights)
-    with pytest.raises(BaffleError):
-        Replica(trajectory).weights_for(server.request(3, CatchUp("snapshot", 3, (pack(plain),))))
-
-
 @pytest.mark.parametrize("kind", ["replay", "weights", "delta"])
-def test_a_thawed_replica_continues_from_any_round(server: Server, trajectory: Trajectory, kind: str) -> None:
-    replica = Replica(trajectory)
+def test_a_thawed_replica_continues_from_any_round(sending: Server, kind: str) -> None:
+    server = sending
+    replica = server.replica()
     for number in range(7):
-        other = Replica(trajectory)
-        other.thaw(replica.frozen())
+        other = Replica.thawed(server.lineage, replica.frozen())
         assert (other.round, other.frozen()) == (replica.round, replica.frozen())
-        replica, since = other, number - 1
+        replica, since = other, max(0, number - 1)
         if kind == "replay":
-            request = server.replay(since, number) if number else server.snapshot(0)
+            request = server.replay(since, number)
         else:
             request = server.delta(since, number) if number and kind == "delta" else server.weights(number)
         assert _same(replica.weights_for(request), server.states[number].weights)
 
 
-def test_what_was_frozen_under_another_plan_or_cut_off_is_refused(
-    server: Server, trajectory: Trajectory, tiny: Callable[..., Plan]
+@pytest.mark.parametrize("at", [0, FIRST - 1, FIRST])
+def test_a_replica_goes_on_in_the_next_epoch(networked: Server, at: int) -> None:
+    """Also one that was saved when the next epoch was not known, at the very round that it begins with."""
+    first = networked.lineage.links[:1]
+    one_epoch = Lineage(networked.trajectory.with_epochs(networked.lineage.trajectory.epochs[:1]), first)
+    present = networked.presents[at]
+    before = Present(at, present.state, networked.before[at] if at == FIRST else present.chain)
+    replica = Replica(one_epoch, before).in_epoch(networked.lineage)
+    assert replica.chain == present.chain
+    assert _same(replica.weights_for(networked.replay(at, 6)), networked.states[6].weights)
+
+
+def test_a_saved_replica_is_used_in_its_own_run_alone(networked: Server, tmp_path: Path) -> None:
+    file = tmp_path / "replica"
+    replica = networked.replica(0, file)
+    replica.weights_for(networked.replay(0, 4))
+    replica.save()
+    assert read_saved(file, networked.trajectory).round == 4
+    assert networked.replica(0, file).round == 4
+    link = Link(0, b"c" * 32, None)
+    other = Lineage(networked.trajectory.with_epochs(networked.lineage.trajectory.epochs[:1]), (link,))
+    assert Replica(other, networked.presents[0], file).round == 0
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert networked.replica(0, file).round == 0
+
+
+def test_a_saved_replica_is_its_owners_alone(networked: Server, tmp_path: Path) -> None:
+    file = tmp_path / "replica"
+    replica = networked.replica(2, file)
+    before = os.umask(0)
+    replica.save()
+    os.umask(before)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert read_saved(file, networked.trajectory).round == networked.replica(0, file).round == 2
+
+
+HOSTILE = [
+    b"",
+    b"\xdd\xff\xff\xff\xff",
+    b"\x96\xc6\xff\xff\xff\xff",
+    b"\x91" * 100_000,
+    msgspec.msgpack.encode(("text", b"", 1, b"", b"")),
+]
+
+
+@pytest.mark.parametrize("kind", ["server", "networked"])
+def test_a_saved_replica_that_is_of_no_use_is_forgotten(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    replica = Replica(trajectory)
+    """A client can begin again by itself, and apply the outcomes again."""
+    server: Server = request.getfixturevalue(kind)
+    file, run = tmp_path / "replica", RUNS[1] if kind == "networked" else b""
+    useless = [
+        msgspec.msgpack.encode((server.trajectory.digest, run, 4, server.presents[4].chain, state))
+        for state in (b"", b"noise", b"\x91" * 10_000, pack(server.states[4])[:-1])
+    ]
+    for content in (b"", b"short", b"\x93" * 100, *(sha256(data).digest() + data for data in HOSTILE + useless)):
+        file.write_bytes(content)
+        with at_most(1 << 20):
+            assert server.replica(1, file).round == 1
+    os.truncate(file, 1 << 40)
+    with at_most(1 << 20):
+        assert server.replica(1, file).round == 1
+    file.unlink()
+    os.mkfifo(file)
+    assert server.replica(1, file).round == 1
+
+
+def test_what_was_frozen_under_another_plan_or_cut_off_is_refused(sending: Server, tiny: Callable[..., Plan]) -> None:
+    server, replica = sending, sending.replica()
     replica.weights_for(server.weights(1))
     with pytest.raises(MessageError, match="another plan"):
-        Replica(trajectory_of(tiny("ring.n_max=21"), N)).thaw(replica.frozen())
-    with pytest.raises(MessageError):
-        Replica(trajectory).thaw(replica.frozen()[:-1])
+        Replica.thawed(Lineage(trajectory_of(tiny("ring.n_max=21"), N)), replica.frozen())
+    with pytest.raises(BaffleError):
+        Replica.thawed(server.lineage, replica.frozen()[:-1])

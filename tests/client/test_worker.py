@@ -8,24 +8,17 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from baffle.client.client import Client
-from baffle.client.replica import Replica
 from baffle.client.worker import Worker, forwards_of
 from baffle.core.arrays import F32
 from baffle.core.directions import DISTRIBUTIONS, Directions
 from baffle.core.messages import (
-    CatchUp,
     Contribution,
     Group,
     Outcome,
-    RoundRequest,
-    decode_reply,
-    encode,
 )
 from baffle.core.ports import Batch, GradientRuntime
 from baffle.core.probe import SCHEMES
 from baffle.core.ring import add
-from baffle.core.state import pack
 from baffle.plan import Plan
 from baffle.task.load import Task, load_task
 from baffle.trajectory import trajectory_of
@@ -153,7 +146,7 @@ def test_with_own_seeds_a_client_sends_the_mean_of_its_scalars_times_its_own_dir
     everything = Batch(np.zeros((SAMPLES, 1), np.float32), np.arange(SAMPLES))
     for client, number in ((0, 0), (2, 0), (2, 3)):
         setting = Setting(plan, Bowl(5), number=client)
-        key = setting.trajectory.seeds.key("local", number, client, 0)
+        key = setting.trajectory.seeds(number).key("local", number, client, 0)
         directions, supports = Directions(key, DISTRIBUTIONS[distribution]), setting.trajectory.supports
         probed = SCHEMES[plan.probe.scheme](
             Bowl(5).on(everything), setting.state.weights, directions, supports, plan.probe.sigma
@@ -268,12 +261,8 @@ def test_on_a_real_model_the_mean_of_many_scalars_times_directions_is_the_gradie
         yield runtime
 
     worker = Worker(0, 1000, trajectory, task.source.train, task.shares[0], borrow)
-    client = Client(Replica(trajectory), worker)
     state = trajectory.rule.start(task.initial_weights())
-    request = RoundRequest(0, 0, trajectory.digest, state.weights_hash(), CatchUp("snapshot", 0, (pack(state),)))
-    reply = decode_reply(client.answer(encode(request)))
-    assert isinstance(reply, Contribution)
-    total = trajectory.ring.decode(reply.elements().astype(np.uint32), 1)
+    total = trajectory.ring.decode(worker.vector(0, state.weights), 1)
     assert total.weight == len(task.shares[0])
     group = Group(0, total.totals.astype("<i4").tobytes(), total.weight)
     estimate = trajectory.rule.gradient(Outcome(0, "scalars", (group,)))

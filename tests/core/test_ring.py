@@ -7,7 +7,7 @@ import pytest
 
 from baffle.core.arrays import I32
 from baffle.core.ring import ELEMENT, EXTRAS, GUARD, LOSS_MAX, Ring, RingVector, Sum, add
-from baffle.errors import MessageError, NotFiniteError
+from baffle.errors import MessageError
 
 RING = Ring(clients=10, n_max=100, clip=4.0)
 
@@ -80,11 +80,18 @@ def test_clipped_values_are_bounded_and_counted() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_refused(bad: float) -> None:
-    with pytest.raises(NotFiniteError, match="not finite"):
-        RING.encode(np.array([1.0, bad]), 2, 1, 0.0)
-    with pytest.raises(NotFiniteError, match="not finite"):
-        RING.encode(np.array([1.0, 1.0]), 2, 1, bad)
+def test_what_is_not_finite_becomes_zeros_of_weight_0_that_count_as_clipped(bad: float) -> None:
+    nothing = [0, 0, 0, 1, 2, 0]
+    assert signed(RING.nothing(2)) == nothing
+    assert signed(RING.encode(np.array([1.0, bad]), 2, 1, 0.5)) == nothing
+    assert signed(RING.encode(np.array([1.0, 1.0]), 2, 7, bad, clipped_before=1)) == nothing
+
+
+def test_a_sum_of_nothing_is_no_sum() -> None:
+    total = add([RING.nothing(2)] * 3)
+    RING.check(total, 3)
+    with pytest.raises(MessageError, match=r"no client's loss was finite; a smaller update\.rate may help"):
+        RING.decode(total, 3)
 
 
 def test_values_clipped_on_the_way_are_counted_too_up_to_the_length() -> None:
@@ -132,7 +139,8 @@ WEIGHT, ONES, CLIPPED = -4, -3, -2
         (GOOD, 2, "claims 1 contributors"),
         (changed(GOOD, ONES, 2), 1, "claims 2 contributors"),
         (changed(GOOD, ONES, -1), 1, "claims -1 contributors"),
-        (changed(GOOD, WEIGHT, 0), 1, "sample weight 0"),
+        (changed(GOOD, WEIGHT, 0), 1, "more than 0 clients can send"),
+        (changed(RING.nothing(2), -1, 1), 1, "mean loss"),
         (changed(GOOD, WEIGHT, 101), 1, "sample weight 101"),
         (changed(GOOD, WEIGHT, -5), 1, "sample weight -5"),
         (changed(GOOD, 0, GUARD // 10 + 1), 1, "more than 1 clients can send"),

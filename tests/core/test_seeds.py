@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baffle.core.seeds import BLOCK, OF_THE_TRAJECTORY, Purpose, Seeds, batch_indices, keystream, permutation
+from baffle.core.seeds import BLOCK, OF_THE_TRAJECTORY, SALTED, Purpose, Seeds, batch_indices, keystream, permutation
 
 KEY = bytes(range(32))
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
@@ -41,6 +41,36 @@ def test_purposes_have_keys_of_their_own() -> None:
 def test_only_keys_that_make_the_trajectory_depend_on_its_digest(purpose: Purpose) -> None:
     same = Seeds(3, b"\1" * 32).key(purpose, 5) == Seeds(3, b"\2" * 32).key(purpose, 5)
     assert same == (purpose not in {"directions", "local"})
+
+
+def test_everything_that_a_round_asks_is_salted_and_what_a_run_begins_with_is_not() -> None:
+    assert {"directions", "local", "batches", "augment", "participation", "groups"} == SALTED
+    assert set(PURPOSES) - SALTED == {"init", "partition", "tiers", "dropout"}
+
+
+hashes = st.binary(min_size=32, max_size=32)
+numbers = st.lists(st.integers(0, 2**64 - 1), max_size=3)
+
+
+@given(st.sampled_from(PURPOSES), st.lists(hashes, min_size=2, max_size=2, unique=True), hashes, numbers)
+def test_two_salts_share_no_key_of_a_round(
+    purpose: Purpose, salts: list[bytes], digest: bytes, numbers: list[int]
+) -> None:
+    """So two runs of one plan never ask the same question. A simulation, without a salt, shares none with either."""
+    keys = {Seeds(3, digest, salt).key(purpose, *numbers) for salt in (b"", *salts)}
+    assert len(keys) == (3 if purpose in SALTED else 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(SALTED)), hashes, hashes, numbers.map(tuple)), unique=True))
+def test_no_two_salted_keys_are_the_same(places: list[tuple[Purpose, bytes, bytes, tuple[int, ...]]]) -> None:
+    keys = [Seeds(3, digest, salt).key(purpose, *numbers) for purpose, digest, salt, numbers in places]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_salted_keys_also_depend_on_the_trajectory(purpose: Purpose) -> None:
+    one, other = (Seeds(3, digest * 32, b"s" * 32).key(purpose, 5) for digest in (b"1", b"2"))
+    assert (one != other) == (purpose in SALTED)
 
 
 def test_a_number_that_does_not_fit_is_refused() -> None:

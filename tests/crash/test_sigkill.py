@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.plan import Plan
 from baffle.simulation import simulate
 

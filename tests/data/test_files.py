@@ -135,9 +135,10 @@ def test_arrays_are_read_back(tmp_path: Path) -> None:
 def test_a_file_of_another_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(b"12345")
     assert read_whole(tmp_path / "a", 5) == read_file(tmp_path / "a") == b"12345"
-    for size, got in ((6, "5"), (4, "more")):
-        with pytest.raises(DataError, match=f"a is truncated or damaged: expected {size} bytes, got {got}"):
-            read_whole(tmp_path / "a", size)
+    with pytest.raises(DataError, match="a is truncated or damaged: expected 6 bytes, got 5"):
+        read_whole(tmp_path / "a", 6)
+    with pytest.raises(DataError, match=r"a is damaged or cannot be read \(it is longer than 4 bytes\)"):
+        read_whole(tmp_path / "a", 4)
     monkeypatch.setattr(files, "LARGEST_MEMBER", 4)
-    with pytest.raises(DataError, match="a is too large: expected at most 4 bytes"):
+    with pytest.raises(DataError, match=r"a is damaged or cannot be read \(it is longer than 4 bytes\)"):
         read_file(tmp_path / "a")

@@ -78,7 +78,7 @@ def test_the_clients_unit_runs_join_with_options_that_it_has(options: str) -> No
     assert (program, words[0]) == (PROGRAM, "join")
     values = parse(words).params
     assert values["address"] == INSTANCE
-    assert values["keys_folder"] == Path("/etc/baffle/client")
+    assert values["keys_folder"] == STATE / "keys", "a client writes beside its keys, and may write to its state alone"
     assert (values["state"], values["data"]) == (STATE / "state", STATE / "data")
     assert values["stay"]
     assert " --log json" in " ".join(words)
@@ -144,6 +144,14 @@ def _commands_of_the_page() -> list[str]:
     code = "\n".join(re.findall(r"^    (.*)$", PAGE.read_text(), re.MULTILINE)).replace("\\\n", " ")
     names = "|".join(COMMANDS)
     return re.findall(rf"\bbaffle ((?:{names}) .*)$", code, re.MULTILINE)
+
+
+def test_a_client_in_a_container_can_write_beside_its_keys() -> None:
+    code = "\n".join(re.findall(r"^    (.*)$", PAGE.read_text(), re.MULTILINE)).replace("\\\n", " ")
+    (command,) = re.findall(r"^podman run .*\bbaffle join .*$", code, re.MULTILINE)
+    folder = parse(shlex.split(command.partition(" baffle join ")[2].join(["join ", ""]))).params["keys_folder"]
+    mounts = [word.split(":") for word in shlex.split(command) if f":{folder}" in word]
+    assert mounts == [["./keys/client-0", str(folder)]], "mounted, and not read-only"
 
 
 def test_the_page_about_operating_shows_commands_and_files_that_exist() -> None:

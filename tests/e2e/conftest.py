@@ -9,11 +9,11 @@ from baffle.network.authority import make_keys
 from tests.support.networks import Network
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("keys") / "keys"
-    make_keys(folder, 4, ["127.0.0.1"])
-    return folder
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """New keys: with them lie the marks of everything that a client has answered."""
+    make_keys(tmp_path / "keys", 4, ["127.0.0.1"])
+    return tmp_path / "keys"
 
 
 @pytest.fixture

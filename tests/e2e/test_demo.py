@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.plan import load
 from baffle.simulation import simulate
 

@@ -15,8 +15,7 @@ import pytest
 
 from baffle.flower.superlink import QUIET, STARTUP, answers
 from baffle.network.authority import make_keys
-from baffle.plan import Plan
-from baffle.simulation import simulate
+from baffle.repetition import repeat
 
 pytestmark = pytest.mark.slow
 
@@ -68,9 +67,8 @@ def start(tmp_path: Path, environment: dict[str, str]) -> Iterator[Callable[...,
         process.wait()
 
 
-def test_stock_nodes_end_with_the_weights_of_a_simulation(
+def test_a_run_of_stock_nodes_can_be_repeated_in_one_process(
     tmp_path: Path,
-    tiny: Callable[..., Plan],
     tiny_toml: Path,
     environment: dict[str, str],
     start: Callable[..., None],
@@ -101,7 +99,7 @@ def test_stock_nodes_end_with_the_weights_of_a_simulation(
         check=False,
     )
     assert "3 of 3 clients hold the last weights" in result.stdout + result.stderr
-    simulated = simulate(tiny(*settings), tmp_path / "simulated")
+    repeated = repeat(tmp_path / "run", tmp_path / "repeated")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["weights_sha256"] == simulated["weights_sha256"]
+    assert summary["weights_sha256"] == repeated["weights_sha256"]
     assert summary["dropouts"] == summary["skipped_rounds"] == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from tests.support.networks import Network
 
 SOON = 10.0

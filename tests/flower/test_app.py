@@ -1,6 +1,8 @@
 """BAFFLE as a Flower App: the real ServerApp and ClientApp, without Flower's processes between them."""
 
+import fcntl
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -8,14 +10,19 @@ from uuid import uuid4
 
 import pytest
 
-from baffle.aggregation.messages import Hello
-from baffle.client.abstaining import UNABLE
+from baffle.aggregation.client.marks import MarksFile
+from baffle.aggregation.messages import Advertisement, Hello
+from baffle.core import messages as core
 from baffle.core.messages import Abstention, decode, encode
 from baffle.errors import MessageError, PlanError
 from baffle.network.authority import make_keys
-from baffle.network.joining import UNREADY, Begin, Introduce, Introduction
+from baffle.network.joining import UNREADY, Begin, Introduction, Ready, Salted
+from baffle.network.keys import ClientKeys
+from baffle.network.member import Member
 from baffle.plan import Plan
-from baffle.simulation import simulate
+from baffle.repetition import repeat
+from baffle.statement import Statement, require_signed_commitments
+from tests.support.server_by_hand import ServerByHand
 
 pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -109,15 +116,15 @@ def weights_hash(out: object) -> str:
 @pytest.mark.parametrize(
     ("mode", "downlink"), [("on", "scalars"), ("on", "weights"), ("malicious-server", "scalars"), ("on", "delta")]
 )
-def test_a_run_of_the_app_ends_with_the_weights_of_a_simulation(
-    config: Config, tmp_path: Path, tiny: Callable[..., Plan], mode: str, downlink: str
+def test_a_run_of_the_app_can_be_repeated_in_one_process(
+    config: Config, tmp_path: Path, mode: str, downlink: str
 ) -> None:
     settings = [f"secure.mode={mode}", "rounds=3", f"run.downlink={downlink}"]
     config["settings"] = " ".join(settings)
     grid = play(config, SIMULATED)
-    simulate(tiny(*settings), tmp_path / "simulated")
-    assert weights_hash(config["out"]) == weights_hash(tmp_path / "simulated")
-    expected = {"who", "introduce", "begin", "hello", "turn", "masked_request", "over"}
+    repeat(str(config["out"]), tmp_path / "repeated")
+    assert weights_hash(config["out"]) == weights_hash(tmp_path / "repeated")
+    expected = {"who", "introduce", "begin", "openings", "hello", "turn", "masked_request", "over"}
     assert set(grid.actions) == {f"train.{action}" for action in expected | ({"agree"} if mode != "on" else set())}
 
 
@@ -129,7 +136,9 @@ def test_no_node_is_asked_twice_for_its_keys_and_none_remembers_a_finished_run(c
     assert all(isinstance(state, ConfigRecord) and state["state"] == b"" for state in states)
 
 
-def test_nodes_with_their_own_keys_keep_marks_on_disk_and_no_secret(config: Config, keys: Path, tmp_path: Path) -> None:
+def test_nodes_with_their_own_keys_keep_marks_beside_them_and_no_secret_elsewhere(
+    config: Config, keys: Path, tmp_path: Path
+) -> None:
     nodes: dict[int, Config] = {
         i: {"keys": str(keys / f"client-{i}"), "state": str(tmp_path / f"state-{i}")} for i in range(3)
     }
@@ -138,23 +147,37 @@ def test_nodes_with_their_own_keys_keep_marks_on_disk_and_no_secret(config: Conf
     for i in range(3):
         state = tmp_path / f"state-{i}"
         files = {path.relative_to(state).name for path in state.rglob("*") if path.is_file()}
-        assert files == {"lock", "marks.jsonl", "replica"}
+        assert files == {"replica"}
+        assert MarksFile(keys / f"client-{i}" / "marks").lines()
 
 
 def delivery(content: bytes, node: Config, config: Config, state: bytes = b"") -> Delivery:
     return Delivery(content, state, node, config)
 
 
-def introduce(tiny: Callable[..., Plan]) -> bytes:
-    return encode(Introduce(bytes(32), tiny("secure.mode=on").to_toml()))
+@pytest.fixture
+def by_hand(keys: Path, tiny: Callable[..., Plan]) -> ServerByHand:
+    return ServerByHand([ClientKeys.load(keys / f"client-{i}") for i in range(3)], tiny("secure.mode=on"))
 
 
-def test_the_partition_number_says_which_client_a_node_is(config: Config, tiny: Callable[..., Plan]) -> None:
-    reply, state = answer(delivery(introduce(tiny), {"partition-id": 2}, config))
-    assert decode(reply, Introduction).samples
-    assert state == b""
+def test_the_partition_number_says_which_client_a_node_is(config: Config, by_hand: ServerByHand) -> None:
+    reply, _ = answer(delivery(encode(by_hand.introduce()), {"partition-id": 2}, config))
+    introduction = decode(reply, Introduction)
+    statement = by_hand.statement(2, introduction)
+    require_signed_commitments(statement, by_hand.roster.server_key, by_hand.roster.directory())
     reply, _ = answer(delivery(encode(Who(bytes(32))), {"partition-id": 2}, config))
     assert decode(reply, Me).client == 2
+
+
+def test_a_node_has_a_policy_of_its_own(
+    config: Config, by_hand: ServerByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(app, "tell", told.append)
+    (tmp_path / "policy.toml").write_text('mode = "malicious-server"')
+    node: Config = {"partition-id": 2, "policy": str(tmp_path / "policy.toml")}
+    assert answer(delivery(encode(by_hand.introduce()), node, config))[0] == encode(Abstention(0))
+    assert 'mode asks for at least "malicious-server"' in told[0]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +193,7 @@ def test_the_partition_number_says_which_client_a_node_is(config: Config, tiny: 
 )
 def test_a_node_with_a_wrong_configuration_says_what_is_wrong_in_its_own_log(
     config: Config,
-    tiny: Callable[..., Plan],
+    by_hand: ServerByHand,
     node: Config,
     changes: Config,
     reason: str,
@@ -178,14 +201,14 @@ def test_a_node_with_a_wrong_configuration_says_what_is_wrong_in_its_own_log(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(app, "tell", told.append)
-    reply, _ = answer(delivery(introduce(tiny), node, {**config, **changes}))
-    assert decode(reply, Abstention).reason == UNABLE
+    reply, _ = answer(delivery(encode(by_hand.introduce()), node, {**config, **changes}))
+    assert reply == encode(Abstention(0))
     assert len(told) == 1
     assert reason in told[0]
 
 
 def test_no_error_of_a_node_reaches_flower(
-    config: Config, tiny: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+    config: Config, by_hand: ServerByHand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower sends the text of an error to the server."""
 
@@ -195,21 +218,77 @@ def test_no_error_of_a_node_reaches_flower(
     told: list[str] = []
     monkeypatch.setattr(app, "tell", told.append)
     monkeypatch.setattr(app, "_identify", fails)
-    reply, _ = answer(delivery(introduce(tiny), {"partition-id": 0}, config))
-    assert decode(reply, Abstention).reason == UNABLE
+    reply, _ = answer(delivery(encode(by_hand.introduce()), {"partition-id": 0}, config))
+    assert reply == encode(Abstention(0))
     assert told == ["cannot answer: ValueError('/home/alice/notes')"]
 
 
 def test_a_node_that_remembers_nothing_is_unready(config: Config) -> None:
-    assert answer(delivery(encode(Hello(0)), {"partition-id": 0}, config)) == (UNREADY, b"")
+    assert answer(delivery(encode(Hello(0)), {"partition-id": 0}, config))[0] == UNREADY
 
 
-def test_a_node_whose_memory_is_damaged_is_unready(config: Config, tiny: Callable[..., Plan]) -> None:
-    node: Config = {"partition-id": 0}
-    begin = Begin(bytes(32), tiny("secure.mode=on", "ring.n_max=999").to_toml(), (4, 4, 4))
-    _, state = answer(delivery(encode(begin), node, config))
-    assert answer(delivery(encode(Hello(0)), node, config, state))[0] != UNREADY
-    assert answer(delivery(encode(Hello(0)), node, config, state[:-9])) == (UNREADY, b"")
+class Node:
+    """A node that takes part in a run, message by message."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.state = config, b""
+
+    def answer(self, message: core.Message, kind: type[Any]) -> Any:
+        reply, self.state = answer(delivery(encode(message), {"partition-id": 0}, self.config, self.state))
+        return decode(reply, kind)
+
+    def enter(self, server: ServerByHand) -> None:
+        statement = server.statement(0, self.answer(server.introduce(), Introduction))
+        ready = self.answer(Begin(encode(statement), ()), Ready)
+        self.answer(server.openings(0, statement, ready.nonce), Salted)
+
+
+def test_a_node_whose_memory_is_damaged_is_unready(config: Config, by_hand: ServerByHand) -> None:
+    node = Node(config)
+    node.enter(by_hand)
+    whole = node.state
+    assert node.answer(Hello(0), Advertisement)
+    assert answer(delivery(encode(Hello(0)), {"partition-id": 0}, config, whole[:-9]))[0] == UNREADY
+
+
+def test_two_processes_of_one_node_see_each_others_marks(config: Config, by_hand: ServerByHand) -> None:
+    """A SuperNode may start two processes from the same memory. What the first has marked, the second refuses."""
+    node = Node(config)
+    statement = by_hand.statement(0, node.answer(by_hand.introduce(), Introduction))
+    before, begin = node.state, Begin(encode(statement), ())
+    node.answer(begin, Ready)
+    node.state = before
+    other = by_hand.statement(0, Introduction(0, *_own(statement)), tiers=(3, 3, 3))
+    assert node.answer(Begin(encode(other), ()), Abstention)
+    node.state = before
+    assert node.answer(begin, Ready)
+
+
+def _own(statement: Statement) -> tuple[bytes, bytes]:
+    own = statement.commitments[0]
+    return own.commitment, own.signature
+
+
+def test_messages_of_one_client_are_answered_one_at_a_time(
+    config: Config, by_hand: ServerByHand, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = list[bool]()
+    member = app._member
+
+    def look(*arguments: Any) -> Member:
+        folder = os.open(keys / "client-0", os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked.append(False)
+        except BlockingIOError:
+            locked.append(True)
+        finally:
+            os.close(folder)
+        return member(*arguments)
+
+    monkeypatch.setattr(app, "_member", look)
+    Node(config).answer(by_hand.introduce(), Introduction)
+    assert locked == [True]  # before its marks are read
 
 
 @pytest.mark.parametrize("name", ["keys", "out"])

@@ -98,7 +98,7 @@ def test_requests_reach_the_nodes_that_have_proved_to_be_the_clients(nodes: Node
     [
         (client(1, IDENTITIES[2]), "in the name of client 1 is not signed with its key"),
         (client(9, IDENTITIES[2]), "client 9 is not on the roster"),
-        (lambda _data: encode(Abstention(0, "no")), "expected a message of type Me"),
+        (lambda _data: encode(Abstention(0)), "expected a message of type Me"),
         (lambda _data: b"\xc1", "expected a message of type Me"),
     ],
 )

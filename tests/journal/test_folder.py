@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from baffle.errors import RunFolderError
-from baffle.journal.folder import RunFolder
+from baffle.journal.folder import SUMMARY_BYTES, RunFolder
+from tests.support.memory import at_most
 
 
 def test_a_missing_or_empty_folder_is_made_when_it_is_entered(tmp_path: Path) -> None:
@@ -138,3 +140,26 @@ def test_a_folder_that_vanishes_is_reported(tmp_path: Path) -> None:
             folder.add_metrics({"round": 0})
         with pytest.raises(RunFolderError, match=r"plan\.toml cannot be written"):
             folder.write_plan("")
+
+
+def test_a_runs_folder_and_files_are_their_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    with RunFolder.new(tmp_path / "run") as folder:
+        folder.write_plan("x = 1\n")
+        folder.add_metrics({"round": 0})
+        folder.write_summary({"rounds": 1})
+    os.umask(before)
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()} == {0o600}
+    assert len(list(folder.path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff", b"[" * 1_000_000, b"[]", b"null", b" " * (SUMMARY_BYTES + 1)])
+def test_a_summary_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    folder = RunFolder(tmp_path)
+    if content is not None:
+        folder.summary.write_bytes(content)
+    with at_most(8 << 20), pytest.raises(RunFolderError, match=r"summary\.json cannot be read"):
+        folder.read_summary()
+    folder.summary.write_bytes(b'{"rounds": 3}')
+    assert folder.read_summary() == {"rounds": 3}

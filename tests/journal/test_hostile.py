@@ -17,11 +17,14 @@ import pytest
 from baffle.core.messages import Group, Outcome, encode
 from baffle.core.state import apply
 from baffle.errors import BaffleError, ChainError, JournalError, PlanError
-from baffle.journal.replay import Verified, beginning, catch_up, verify
+from baffle.journal.audit import Verified, verify
+from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
+from baffle.lineage import Lineage
 from baffle.plan import Plan, change, load, parse
 from baffle.simulation import resume
 from baffle.trajectory import trajectory_of
+from tests.support.statements import NetworkedRun
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # absurd rates overflow, which is no fault
 
@@ -39,6 +42,11 @@ COLUMNS = {
     "snapshots": ("round", "state"),
     "participation": ("round", "client", "event"),
 }
+OF_NETWORKS = {
+    "epochs": ("epoch", "statement", "nonces", "signatures", "roster"),
+    "certificates": ("round", "run", "record"),
+}
+"""The tables that only the journal of a networked run has."""
 
 DEEP = b"\x91" * 100_000
 NASTY: list[object] = [
@@ -108,10 +116,10 @@ def _audit(run: Path) -> Verified | None:
 def _catch_up(run: Path) -> None:
     """Do what a resumed run and an export do before they trust a journal."""
     with _time_limit(), suppress(BaffleError), Journal.open(run / "journal.sqlite") as journal, journal.one_view():
-        catch_up(journal, trajectory_of(journal.plan(), journal.n_weights()))
+        catch_up(journal, lineage_of(journal, journal.plan()))
         list(journal.metrics())
-        journal.contributions(journal.plan().federation.clients)
-        journal.last_contributions(journal.plan().federation.clients)
+        journal.participation.contributions(journal.plan().federation.clients)
+        journal.participation.last_contributions(journal.plan().federation.clients)
 
 
 def _database(run: Path) -> "closing[sqlite3.Connection]":
@@ -138,9 +146,48 @@ def _tell_everywhere(run: Path, text: str) -> None:
 
 @pytest.mark.parametrize(("table", "column"), [(table, column) for table in COLUMNS for column in COLUMNS[table]])
 def test_any_value_in_any_column(run: Path, table: str, column: str) -> None:
+    _try_any_value(run, table, column, "" if table == "run" else f"WHERE round = (SELECT max(round) FROM {table})")
+
+
+@pytest.fixture(scope="module")
+def _networked(tiny: Callable[..., Plan], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    plan = tiny("ring.n_max=20", "federation.clients=4", "secure.mode=malicious-server")
+    return NetworkedRun(plan, tmp_path_factory.mktemp("networked") / "run").whole()
+
+
+@pytest.fixture
+def networked_run(_networked: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(_networked, tmp_path / "networked"))
+
+
+@pytest.mark.parametrize(
+    ("table", "column"), [(table, column) for table in OF_NETWORKS for column in OF_NETWORKS[table]]
+)
+def test_any_value_in_any_column_of_a_networked_run(networked_run: Path, table: str, column: str) -> None:
+    first = OF_NETWORKS[table][0]
+    _try_any_value(networked_run, table, column, f"WHERE {first} = (SELECT max({first}) FROM {table})")
+
+
+@pytest.mark.parametrize("table", [*COLUMNS, *OF_NETWORKS])
+@pytest.mark.parametrize("statement", ["DROP TABLE {table}", "ALTER TABLE {table} ADD COLUMN more TEXT"])
+def test_a_networked_run_has_its_own_tables_and_no_others(networked_run: Path, table: str, statement: str) -> None:
+    with _database(networked_run) as db:
+        db.execute(statement.format(table=table))
+    with pytest.raises(JournalError, match="tables of a journal"):
+        verify(networked_run)
+
+
+@pytest.mark.parametrize("table", OF_NETWORKS)
+def test_a_simulation_has_no_tables_of_a_network(run: Path, table: str) -> None:
+    with _database(run) as db:
+        db.execute(f"CREATE TABLE {table} ({', '.join(OF_NETWORKS[table])})")
+    with pytest.raises(JournalError, match="tables of a journal"):
+        verify(run)
+
+
+def _try_any_value(run: Path, table: str, column: str, rows: str) -> None:
     sound = (run / "journal.sqlite").read_bytes()
     expected = verify(run)
-    rows = "" if table == "run" else f"WHERE round = (SELECT max(round) FROM {table})"
     for value in NASTY:
         (run / "journal.sqlite").write_bytes(sound)
         with _database(run) as db:
@@ -200,6 +247,22 @@ def test_a_computed_column_is_refused(run: Path) -> None:
         )
     with pytest.raises(JournalError, match="tables of a journal"):
         verify(run)
+
+
+def test_what_sqlite_says_about_a_table_may_be_no_text(run: Path) -> None:
+    """It quotes the names of tables that it cannot read."""
+    file = run / "journal.sqlite"
+    data = (
+        file.read_bytes()
+        .replace(b"metricsmetrics", b"m\xe1tricsmetrics")
+        .replace(b"TABLE metrics (", b"TABLE metrics <")
+    )
+    file.write_bytes(data)
+    with pytest.raises(UnicodeDecodeError), closing(sqlite3.connect(file)) as db:
+        db.execute("SELECT * FROM sqlite_master")
+    for read in (lambda: verify(run), lambda: Journal.begun(file), lambda: resume(run)):
+        with pytest.raises(JournalError, match="cannot be read"):
+            read()
 
 
 def test_what_analyze_adds_does_no_harm(run: Path) -> None:
@@ -464,7 +527,7 @@ def test_an_audit_runs_nothing_that_a_plan_names(
     run.mkdir()
     (run / "plan.toml").write_text(plan.to_toml())
     trajectory = trajectory_of(plan, 5)
-    start = beginning(trajectory, trajectory.rule.start(np.ones(5, np.float32)))
+    start = Lineage(trajectory).beginning(trajectory.rule.start(np.ones(5, np.float32)))
     with Journal.create(run / "journal.sqlite", plan, start.state, {}) as journal:
         journal.append(start.chain, Outcome(0, "skipped", ()), start.state)
     assert verify(run).rounds == 1

@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baffle.core.messages import Group, Outcome
+from baffle.core.chain import Present
+from baffle.core.messages import Outcome
 from baffle.core.state import apply
 from baffle.errors import ChainError, JournalError, RunFolderError
-from baffle.journal.replay import Present, beginning, catch_up, follow, verify
+from baffle.journal.audit import verify
+from baffle.journal.replay import catch_up, follow, lineage_of
 from baffle.journal.store import Journal
+from baffle.lineage import Lineage
 from baffle.plan import Plan
-from baffle.trajectory import Trajectory, trajectory_of
+from baffle.trajectory import trajectory_of
 
 
 def _change(run: Path, statement: str, *values: object) -> None:
@@ -36,25 +39,25 @@ def _spoil_snapshot(run: Path, number: int, place: int) -> None:
 
 
 @contextmanager
-def _opened(run: Path) -> Iterator[tuple[Journal, Trajectory]]:
+def _opened(run: Path) -> Iterator[tuple[Journal, Lineage]]:
     journal = Journal.open(run / "journal.sqlite")
     try:
-        yield journal, trajectory_of(journal.plan(), journal.n_weights())
+        yield journal, lineage_of(journal, journal.plan())
     finally:
         journal.close()
 
 
 def _caught_up(run: Path) -> Present:
-    with _opened(run) as (journal, trajectory):
-        return catch_up(journal, trajectory)
+    with _opened(run) as (journal, lineage):
+        return catch_up(journal, lineage)
 
 
 def _folded(run: Path) -> Present:
     """Replay all rounds from the initial weights, without snapshots."""
-    with _opened(run) as (journal, trajectory):
-        present = beginning(trajectory, journal.snapshot(trajectory.rule, 0))
+    with _opened(run) as (journal, lineage):
+        present = lineage.beginning(journal.snapshot(lineage.trajectory.rule, 0))
         for entry in journal.entries():
-            present = follow(trajectory, present, entry)
+            present = follow(lineage, present, entry)
         return present
 
 
@@ -127,15 +130,15 @@ def test_verify_tells_what_it_found(finished_run: Path) -> None:
     assert (verified.rounds, verified.skipped, verified.n_weights) == (6, 0, 650)
     assert verified.weights_sha256 == present.state.weights_hash().hex()
     assert verified.chain == present.chain.hex()
-    with _opened(finished_run) as (_, trajectory):
-        assert verified.trajectory_digest == trajectory.digest.hex()
+    with _opened(finished_run) as (_, lineage):
+        assert verified.trajectory_digest == lineage.trajectory.digest.hex()
     assert calls == [(number, 6) for number in range(1, 7)]
 
 
 def test_verify_counts_skipped_rounds(tiny: Callable[..., Plan], tmp_path: Path) -> None:
     plan = tiny("ring.n_max=20")
     trajectory = trajectory_of(plan, 5)
-    present = beginning(trajectory, trajectory.rule.start(np.ones(5, np.float32)))
+    present = Lineage(trajectory).beginning(trajectory.rule.start(np.ones(5, np.float32)))
     (tmp_path / "plan.toml").write_text(plan.to_toml())
     journal = Journal.create(tmp_path / "journal.sqlite", plan, present.state, {})
     for number in range(3):
@@ -152,7 +155,7 @@ def test_a_run_that_goes_on_can_be_verified_meanwhile(tiny: Callable[..., Plan],
     plan = tiny("ring.n_max=20", "run.commit_seconds=0")
     trajectory = trajectory_of(plan, 5)
     (tmp_path / "plan.toml").write_text(plan.to_toml())
-    present = beginning(trajectory, trajectory.rule.start(np.ones(5, np.float32)))
+    present = Lineage(trajectory).beginning(trajectory.rule.start(np.ones(5, np.float32)))
     journal = Journal.create(tmp_path / "journal.sqlite", plan, present.state, {})
 
     def one_more() -> None:
@@ -173,7 +176,7 @@ def test_a_run_that_ends_meanwhile_can_be_verified(tiny: Callable[..., Plan], tm
     plan = tiny("ring.n_max=20", "run.commit_seconds=0")
     trajectory = trajectory_of(plan, 5)
     (tmp_path / "plan.toml").write_text(plan.to_toml())
-    start = beginning(trajectory, trajectory.rule.start(np.ones(5, np.float32)))
+    start = Lineage(trajectory).beginning(trajectory.rule.start(np.ones(5, np.float32)))
     journal = Journal.create(tmp_path / "journal.sqlite", plan, start.state, {})
     chain = journal.append(start.chain, Outcome(0, "skipped", ()), start.state)
 
@@ -193,25 +196,3 @@ def test_a_folder_without_run_or_journal_is_refused(finished_run: Path, tmp_path
     (finished_run / "journal.sqlite").unlink()
     with pytest.raises(JournalError, match=r"journal\.sqlite is missing"):
         verify(finished_run)
-
-
-def test_the_present_knows_which_rounds_led_nowhere_since_the_weights_changed(
-    tiny: Callable[..., Plan], tmp_path: Path
-) -> None:
-    """The same rounds, whether replay begins at the start or at any snapshot."""
-    trajectory = trajectory_of(tiny("ring.n_max=20"), 7)
-    present = beginning(trajectory, trajectory.rule.start(np.ones(7, np.float32)))
-    expected: tuple[int, ...] = ()
-    with Journal.create(tmp_path / "journal.sqlite", trajectory.plan, present.state, {}) as journal:
-        for number, kind in enumerate("ssxsssxxs"):
-            if kind == "s":
-                outcome, state, expected = Outcome(number, "skipped", ()), present.state, (*expected, number)
-            else:
-                group = Group(number, np.arange(trajectory.length, dtype="<i4").tobytes(), 3)
-                outcome, expected = Outcome(number, "scalars", (group,)), ()
-                state = apply(trajectory.rule, present.state, outcome)
-            chain = journal.append(present.chain, outcome, state, snapshot=True, metrics={}, participation={})
-            present = present.after(outcome, state, chain)
-            assert present.skipped == expected
-            caught_up = catch_up(journal, trajectory)
-            assert (caught_up.round, caught_up.skipped, caught_up.chain) == (number + 1, expected, chain)

@@ -3,6 +3,7 @@
 import errno
 import os
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from baffle.core.chain import Present, chain_next, chain_start
 from baffle.core.messages import Group, Outcome, encode
 from baffle.core.state import apply
 from baffle.errors import ChainError, FullDiskError, JournalError, RunFolderError
-from baffle.journal.database import FORMAT, writing
-from baffle.journal.replay import Present, beginning
-from baffle.journal.store import Journal, chain_next, chain_start
+from baffle.journal.database import NETWORKED, SIMULATED, writing
+from baffle.journal.store import Journal
+from baffle.lineage import Lineage
 from baffle.plan import Plan, change
 from baffle.trajectory import Trajectory, trajectory_of
 
@@ -45,7 +47,7 @@ def _slow(plan: Plan) -> Plan:
 
 
 def _start(trajectory: Trajectory) -> Present:
-    return beginning(trajectory, trajectory.rule.start(np.ones(N, np.float32)))
+    return Lineage(trajectory).beginning(trajectory.rule.start(np.ones(N, np.float32)))
 
 
 def _outcome(number: int) -> Outcome:
@@ -117,8 +119,8 @@ def test_metrics_are_kept_in_order_with_who_took_part(journal: Journal, trajecto
         rows = db.execute("SELECT * FROM participation WHERE round = 0 ORDER BY client").fetchall()
     db.close()
     assert rows == [(0, 0, "contributed"), (0, 2, "missing")]
-    assert journal.contributions(3) == {0: 3, 2: 2}
-    assert journal.last_contributions(3) == {0: 2, 2: 2}
+    assert journal.participation.contributions(3) == {0: 3, 2: 2}
+    assert journal.participation.last_contributions(3) == {0: 2, 2: 2}
 
 
 def test_the_initial_and_the_two_newest_snapshots_are_kept(journal: Journal, trajectory: Trajectory) -> None:
@@ -208,7 +210,7 @@ def test_a_round_is_durable_together_with_its_metrics(
     _append(journal, trajectory, _start(trajectory))
     reader = Journal.open(path)
     assert list(reader.metrics()) == [{"round": 0, "loss": 1.5}]
-    assert reader.contributions(3) == {0: 1}
+    assert reader.participation.contributions(3) == {0: 1}
     reader.close()
     journal.close()
 
@@ -231,7 +233,7 @@ def test_a_round_that_is_interrupted_while_it_is_written_leaves_nothing(
     with Journal.open(path) as journal:
         assert journal.length() == 1
         assert len(list(journal.metrics())) == 1
-        assert journal.last_contributions(3) == {0: 0}
+        assert journal.participation.last_contributions(3) == {0: 0}
 
 
 @pytest.mark.parametrize("errorcode", [sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT])
@@ -381,7 +383,10 @@ def test_a_database_of_something_else_is_refused(path: Path) -> None:
         Journal.open(path)
 
 
-@pytest.mark.parametrize("change", ["UPDATE run SET format = 'baffle-journal/2'", "DELETE FROM run"])
+@pytest.mark.parametrize(
+    "change",
+    [f"UPDATE run SET format = '{NETWORKED}'", "UPDATE run SET format = 'baffle-journal/3'", "DELETE FROM run"],
+)
 def test_a_journal_of_another_version_is_refused(journal: Journal, path: Path, change: str) -> None:
     journal.commit()
     db = sqlite3.connect(path)
@@ -389,7 +394,7 @@ def test_a_journal_of_another_version_is_refused(journal: Journal, path: Path, c
     db.commit()
     db.close()
     for commit_seconds in (None, 0.0):
-        with pytest.raises(JournalError, match=f"expected '{FORMAT}'.*another version"):
+        with pytest.raises(JournalError, match=f"expected '{SIMULATED}'.*another version"):
             Journal.open(path, commit_seconds=commit_seconds)
 
 
@@ -409,3 +414,15 @@ def test_a_journal_opened_for_reading_cannot_be_written(journal: Journal, trajec
 def test_a_place_that_cannot_hold_a_file_is_refused(trajectory: Trajectory, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="cannot be opened"):
         Journal.create(tmp_path / "missing" / "journal.sqlite", trajectory.plan, _start(trajectory).state, {})
+
+
+def test_a_journal_and_its_sidecars_are_their_owners_alone(trajectory: Trajectory, path: Path) -> None:
+    before = os.umask(0)
+    initial = trajectory.rule.start(np.ones(N, np.float32))
+    with Journal.create(path, trajectory.plan, initial, {}) as journal:
+        _append(journal, trajectory, _start(trajectory))
+        files = sorted(file.name for file in path.parent.iterdir())
+        modes = {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    os.umask(before)
+    assert files == ["journal.sqlite", "journal.sqlite-shm", "journal.sqlite-wal"]
+    assert modes == {0o600}

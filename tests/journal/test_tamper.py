@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from baffle.core.chain import chain_next
 from baffle.core.messages import Group, Outcome, decode, encode
 from baffle.core.state import unpack
 from baffle.errors import BaffleError, ChainError, JournalError
-from baffle.journal.replay import verify
-from baffle.journal.store import chain_next
+from baffle.journal.audit import verify
 from baffle.plan import load, parse
 from baffle.trajectory import trajectory_of
 

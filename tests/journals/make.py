@@ -7,7 +7,7 @@ They are made once and stay as they are: a later version must replay them to the
 import json
 from pathlib import Path
 
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.plan import load
 from baffle.simulation import simulate
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 
 HERE = Path(__file__).resolve().parent
 EXPECTED = json.loads((HERE / "expected.json").read_text())

@@ -91,6 +91,12 @@ def key_of(root: int, salt: bytes, purpose: str, *numbers: int) -> bytes:
     return hkdf(struct.pack(">Q", root), salt, info)
 
 
+def salted_key_of(root: int, digest: bytes, salt: bytes, purpose: str, *numbers: int) -> bytes:
+    """In a networked run, whose clients have agreed on a salt."""
+    info = f"baffle/{purpose}/2".encode() + struct.pack(f">{len(numbers)}Q", *numbers)
+    return hkdf(struct.pack(">Q", root), salt + digest, info)
+
+
 @cache
 def gaussian_table() -> list[int]:
     quantiles = [NormalDist().inv_cdf((2 * i + 1) / 131072) for i in range(65536)]
@@ -142,6 +148,10 @@ KEYS: list[tuple[int, bytes, str, tuple[int, ...]]] = [
     (2**63 - 1, b"", "dropout", (7, 2**32)),
 ]
 
+SALTED = [("directions", (1, 0)), ("local", (7, 11, 13)), ("batches", (7, 11)), ("augment", (7, 11, 13))]
+SALTED += [("participation", (5,)), ("groups", (5,))]
+DIGEST, SALT = hashlib.sha256(b"a plan").digest(), hashlib.sha256(b"a salt").digest()
+
 SLICES = [(0, 12), (1, 9), (5, 29), (7, 8), (121, 139), (1000, 1017), (2**40 + 3, 2**40 + 20)]
 SIZES = [1, 2, 17, 1000]
 NUMBERS = [0, 1, 255, 65537, 2**40, 2**64 - 1]
@@ -166,6 +176,17 @@ def vectors() -> dict[str, list[dict[str, Any]]]:
                 "key": key.hex(),
             }
             for (root, salt, purpose, numbers), key in zip(KEYS, keys, strict=True)
+        ],
+        "salted keys": [
+            {
+                "root": "20",
+                "digest": DIGEST.hex(),
+                "salt": SALT.hex(),
+                "purpose": purpose,
+                "numbers": [str(number) for number in numbers],
+                "key": salted_key_of(20, DIGEST, SALT, purpose, *numbers).hex(),
+            }
+            for purpose, numbers in SALTED
         ],
         "directions": [
             {

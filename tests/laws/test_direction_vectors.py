@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baffle.core.directions import DISTRIBUTIONS, SPHERE, Directions, gaussian_table
-from baffle.core.seeds import OF_THE_TRAJECTORY, Purpose, Seeds, keystream
+from baffle.core.seeds import OF_THE_TRAJECTORY, SALTED, Purpose, Seeds, keystream
 
 HERE = Path(__file__).parent
 SECOND = HERE / "second_implementation.py"
@@ -85,6 +85,18 @@ def test_a_key_is_the_published_one(vector: dict[str, Any]) -> None:
     numbers = [int(number) for number in vector["numbers"]]
     assert Seeds(root, salt).key(vector["purpose"], *numbers).hex() == vector["key"]
     assert second.key_of(root, salt, vector["purpose"], *numbers).hex() == vector["key"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["salted keys"], ids=lambda v: str(v["purpose"]))
+def test_a_salted_key_is_the_published_one(vector: dict[str, Any]) -> None:
+    root, digest, salt = int(vector["root"]), bytes.fromhex(vector["digest"]), bytes.fromhex(vector["salt"])
+    numbers = [int(number) for number in vector["numbers"]]
+    assert Seeds(root, digest, salt).key(vector["purpose"], *numbers).hex() == vector["key"]
+    assert second.salted_key_of(root, digest, salt, vector["purpose"], *numbers).hex() == vector["key"]
+
+
+def test_every_salted_purpose_has_a_published_key() -> None:
+    assert {vector["purpose"] for vector in VECTORS["salted keys"]} == SALTED
 
 
 def test_every_purpose_has_a_published_key() -> None:

@@ -4,14 +4,16 @@ import random
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.marks import MarksFile, make_marks
 from baffle.aggregation.client.session import ClientSession, FrozenSession
 from baffle.aggregation.messages import Agree, Unmask
 from baffle.core.messages import decode, encode
@@ -28,7 +30,7 @@ moments = st.sets(st.tuples(st.integers(0, N - 1), st.sampled_from(PHASES), st.i
 
 
 class _Drawn:
-    """Draws the keys for channels and masks from the same stream as everything else."""
+    """Draws the keys for channels from the same stream as everything else."""
 
     from_private_bytes = staticmethod(X25519PrivateKey.from_private_bytes)
 
@@ -43,8 +45,7 @@ def the_same_chance() -> Iterator[None]:
     stream = random.Random(7)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("secrets.token_bytes", stream.randbytes)
-        for module in ("session", "peers"):
-            patch.setattr(f"baffle.aggregation.client.{module}.X25519PrivateKey", _Drawn)
+        patch.setattr("baffle.aggregation.client.peers.X25519PrivateKey", _Drawn)
         # With two keys, lists run out within a few rounds.
         patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 2)
         yield
@@ -113,7 +114,11 @@ def test_nothing_is_lost_at_any_stage_of_a_slot() -> None:
     federation = Rounds(4, agreement=True).federation
 
     def require_whole() -> None:
-        assert thawed(federation, 1).frozen() == federation.sessions[1].frozen()
+        session, again = federation.sessions[1], thawed(federation, 1)
+        one, other = (decode(each.frozen(), FrozenSession) for each in (session, again))
+        assert replace(one, memory=b"") == replace(other, memory=b"")
+        assert again.marks == session.marks
+        assert again._memory.released(about(0).weights_hash) == session._memory.released(about(0).weights_hash)
 
     require_whole()
     federation.advertise()
@@ -152,15 +157,12 @@ def test_a_damaged_session_is_refused_or_decodes_whole(place: int, put: bytes) -
 class Restarts:
     """A client with durable marks, of whose session an old frozen copy exists."""
 
-    def __init__(self, agreement: bool = False) -> None:
+    def __init__(self, folder: Path, agreement: bool = False) -> None:
         rounds = Rounds(3, agreement=agreement)
-        self.federation = rounds.federation
-        self.marks = Marks()
-        self.federation.sessions[0] = self.federation.new_session(0, remember=self.remember)
+        self.federation, self._path = rounds.federation, folder / "marks"
+        make_marks(self._path)
+        self.federation.sessions[0] = self.federation.new_session(0, MarksFile(self._path))
         self.federation.advertise()
-
-    def remember(self, marks: Marks) -> None:
-        self.marks = marks
 
     def old(self, frozen: bytes) -> ClientSession:
         federation = self.federation
@@ -170,14 +172,14 @@ class Restarts:
             federation.directory,
             federation.run,
             federation.policy,
-            marks=self.marks,
+            memory=MarksFile(self._path),
             frozen=frozen,
         )
 
 
-def test_an_old_copy_with_durable_marks_masks_nothing_again() -> None:
+def test_an_old_copy_with_durable_marks_masks_nothing_again(tmp_path: Path) -> None:
     """Two processes started from one frozen session give one answer."""
-    setting = Restarts()
+    setting = Restarts(tmp_path)
     server = setting.federation.sealed(0)
     asked = server.requests(dict.fromkeys(server.sealed, about(0)))
     frozen = setting.federation.sessions[0].frozen()
@@ -187,16 +189,16 @@ def test_an_old_copy_with_durable_marks_masks_nothing_again() -> None:
         setting.old(frozen).mask(other, lambda: pytest.fail("computed"))
 
 
-def test_an_old_copy_seals_nothing_again() -> None:
-    setting = Restarts()
+def test_an_old_copy_seals_nothing_again(tmp_path: Path) -> None:
+    setting = Restarts(tmp_path)
     frozen = setting.federation.sessions[0].frozen()
     setting.federation.sealed(0)
     with pytest.raises(RefusalError, match="not after slot 0"):
         setting.old(frozen).seal(setting.federation.opening(0, 0))
 
 
-def test_an_old_copy_releases_nothing_again() -> None:
-    setting = Restarts()
+def test_an_old_copy_releases_nothing_again(tmp_path: Path) -> None:
+    setting = Restarts(tmp_path)
     server, _ = setting.federation.until_masked(about(0))
     frozen = setting.federation.sessions[0].frozen()
     setting.federation.sessions[0].unmask(server.unmask())
@@ -204,9 +206,9 @@ def test_an_old_copy_releases_nothing_again() -> None:
         setting.old(frozen).unmask(server.unmask())
 
 
-def test_an_old_copy_signs_no_other_survivors() -> None:
+def test_an_old_copy_signs_no_other_survivors(tmp_path: Path) -> None:
     """Two signatures from one client would let a lying server get two sums."""
-    setting = Restarts(agreement=True)
+    setting = Restarts(tmp_path, agreement=True)
     setting.federation.until_masked(about(0))
     frozen = setting.federation.sessions[0].frozen()
     setting.federation.sessions[0].agree(Agree(0, (0, 1, 2), ()))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baffle.aggregation.messages import Sealed
 from baffle.core.messages import (
     Abstention,
     CatchUp,
@@ -23,7 +24,7 @@ from baffle.core.messages import (
 from baffle.errors import MessageError
 
 Kind = Literal["scalars", "vector"]
-KINDS: list[type[Message]] = [Group, Outcome, CatchUp, RoundRequest, Contribution, Abstention]
+KINDS: list[type[Message]] = [Group, Outcome, CatchUp, RoundRequest, Contribution, Abstention, Sealed]
 integers = st.integers(0, 2**63 - 1)
 payloads = st.integers(0, 60).flatmap(lambda k: st.binary(min_size=4 * k, max_size=4 * k))
 hashes = st.binary(min_size=32, max_size=32)
@@ -38,9 +39,10 @@ messages: st.SearchStrategy[Message] = st.one_of(
     groups,
     st.builds(Outcome, integers, st.sampled_from(["scalars", "vector", "skipped"]), st.lists(groups).map(tuple)),
     catch_ups,
-    st.builds(RoundRequest, integers, integers, hashes, hashes, catch_ups),
+    st.builds(RoundRequest, integers, hashes, hashes, hashes, catch_ups),
     st.builds(Contribution, integers, payloads),
-    st.builds(Abstention, integers, st.text()),
+    st.builds(Abstention, integers),
+    st.builds(Sealed, integers, st.binary(max_size=200), hashes),
 )
 anything = st.recursive(
     st.none() | st.booleans() | integers | st.floats() | st.text(max_size=20) | st.binary(max_size=20),
@@ -84,12 +86,12 @@ def test_an_outcome_is_four_bytes_a_total_and_a_constant(
 
 
 @settings(deadline=None, max_examples=200)
-@given(number=integers, key=integers, digest=hashes, weights=hashes, since=integers, payload=payloads)
+@given(number=integers, digest=hashes, chain=hashes, weights=hashes, since=integers, payload=payloads)
 def test_a_request_is_its_catch_up_and_a_constant(
-    number: int, key: int, digest: bytes, weights: bytes, since: int, payload: bytes
+    number: int, digest: bytes, chain: bytes, weights: bytes, since: int, payload: bytes
 ) -> None:
-    constant = len(encode(RoundRequest(0, 0, bytes(32), bytes(32), CatchUp("delta", 0, (b"",)))))
-    encoded = encode(RoundRequest(number, key, digest, weights, CatchUp("delta", since, (payload,))))
+    constant = len(encode(RoundRequest(0, bytes(32), bytes(32), bytes(32), CatchUp("delta", 0, (b"",)))))
+    encoded = encode(RoundRequest(number, digest, chain, weights, CatchUp("delta", since, (payload,))))
     assert len(encoded) == constant + len(payload)
 
 
@@ -143,7 +145,7 @@ def test_a_further_field_a_missing_one_and_another_tag_are_refused(message: Mess
 @pytest.mark.parametrize("open_one", [b"\x91", b"\xdd\0\0\0\1", b"\x81\xa1a", b"\xdf\0\0\0\1\xa1a"])
 def test_deep_nesting_is_refused(kind: type[Message], open_one: bytes) -> None:
     tag = msgspec.msgpack.encode(kind.__struct_config__.tag)
-    after_a_whole_abstention = b"\x94" + encode(Abstention(1, "why"))[1:]
+    after_a_whole_abstention = b"\x93" + encode(Abstention(1))[1:]
     for start in (b"", b"\x93" + tag + b"\1", b"\x93" + tag, after_a_whole_abstention):
         with pytest.raises(MessageError):
             decode(start + open_one * 100_000 + b"\1", kind)
@@ -163,7 +165,7 @@ def test_a_length_that_is_only_claimed_is_refused(kind: type[Message], claim: by
 @pytest.mark.parametrize("text", [b"\xa2\xff\xfe", b"\xa1\x80", b"\xa3\xed\xa0\x80"])
 def test_text_that_is_no_utf_8_is_refused(text: bytes) -> None:
     with pytest.raises(MessageError):
-        decode_reply(b"\x93\xaaabstention\1" + text)
+        decode(b"\x94\xa7outcome\1" + text + b"\x90", Outcome)
 
 
 class Lists(Message, frozen=True, tag="lists"):

@@ -7,7 +7,7 @@ import pytest
 
 from baffle.data.sources import Dataset, Source
 from baffle.errors import BaffleError, DataError, PlanError
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.models.build import build
 from baffle.models.inputs import Inputs
 from baffle.plan import Custom, Plan

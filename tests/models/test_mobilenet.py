@@ -1,8 +1,10 @@
 """MobileNetV2: its size, layers and options, and weights from the files of both publishers."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
@@ -30,6 +32,7 @@ from baffle.plan import MobileNet, Plan, parse
 from baffle.runtime.torch.loss import weights_of
 from baffle.runtime.torch.stages import pipeline_of
 from baffle.task.load import load_task
+from tests.support.memory import at_most
 from tests.support.mobilenet_weights import random_pairs, save_npz
 
 SHAPE = (3, 32, 32)
@@ -305,3 +308,52 @@ def test_the_published_file_holds_the_published_number_of_weights(data_folder: P
     pretrained = read_weights(find_weights(data_folder))
     pairs = (*pretrained.convolutions, pretrained.classifier)
     assert sum(part.numel() for pair in pairs for part in pair) == 3_489_097
+
+
+def _packed_zeros(path: Path, size: int) -> Path:
+    """An npz file whose first layer unpacks to this many zeros."""
+    with ZipFile(path, "w", ZIP_DEFLATED) as archive, archive.open("00_layer.weight.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (size,)})
+        for _ in range(size >> 24):
+            file.write(bytes(1 << 24))
+    return path
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    folder = tmp_path / "mobilenetv2"
+    folder.mkdir()
+    path = _packed_zeros(folder / "folded.npz", 1 << 28)
+    with at_most(8 << 20), pytest.raises(DataError, match=r"folded\.npz is damaged .*would unpack to 268,435,"):
+        pretrained_mobilenet(SHAPE, 7, tmp_path)
+    path.rename(folder / "mobilenet_v2-b0353104.pth")
+    with at_most(8 << 20), pytest.raises(DataError, match=r"b0353104\.pth is damaged .*would unpack to 268,435,"):
+        pretrained_mobilenet(SHAPE, 7, tmp_path)
+    (folder / "mobilenet_v2-b0353104.pth").write_bytes(b"")
+    os.truncate(folder / "mobilenet_v2-b0353104.pth", 1 << 40)
+    with at_most(8 << 20), pytest.raises(DataError, match="it has 1,099,511,627,776 bytes, expected at most"):
+        pretrained_mobilenet(SHAPE, 7, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {"a.weight": np.zeros((2, 2), np.float32)},
+        {"a.weight": np.array("text"), "a.bias": np.array("text")},
+        {"a.weight": np.float32(1), "a.bias": np.float32(1)},
+        {"a.weight": np.zeros(2, np.complex64), "a.bias": np.zeros(2, np.float32)},
+    ],
+    ids=["nothing", "no bias", "text", "no dimension", "other numbers"],
+)
+def test_layers_of_another_kind_are_refused(arrays: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "mobilenetv2").mkdir()
+    np.savez(tmp_path / "mobilenetv2" / "folded.npz", **arrays)
+    with pytest.raises(DataError, match=r"folded\.npz is (damaged|not a MobileNetV2)"):
+        pretrained_mobilenet(SHAPE, 7, tmp_path)
+
+
+@pytest.mark.parametrize("state", [[], {"a.weight": 1}, {1: torch.zeros(2)}, {"classifier.1.weight": torch.zeros(2)}])
+def test_a_state_of_another_kind_is_refused(state: object, tmp_path: Path) -> None:
+    torch.save(state, tmp_path / "mobilenet_v2-b0353104.pth")
+    with pytest.raises(DataError, match=r"b0353104\.pth is damaged or cannot be read"):
+        pretrained_mobilenet(SHAPE, 7, tmp_path)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from baffle.errors import JournalError
-from baffle.network import joining, serve
+from baffle.network import connected, serve
 from baffle.network.board import MOST_NAME, Board
 from baffle.network.keys import ClientKeys
 from baffle.network.status import LinkCounts, Status
@@ -24,12 +24,12 @@ SILENT_LINK = LinkCounts()
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "LOOK", 0.001)
-    monkeypatch.setattr(joining, "AGAIN", 0.0)
+    monkeypatch.setattr(connected, "AGAIN", 0.0)
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> list[ClientKeys]:
-    return new_keys(tmp_path_factory.mktemp("keys"), 4)
+@pytest.fixture
+def keys(tmp_path: Path) -> list[ClientKeys]:
+    return new_keys(tmp_path, 4)
 
 
 @pytest.fixture

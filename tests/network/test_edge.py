@@ -17,8 +17,10 @@ from baffle.client.worker import Worker
 from baffle.core.ports import Runtime
 from baffle.errors import ModelError, PlanError
 from baffle.export import export_plan, export_run
-from baffle.journal.replay import catch_up, verify
+from baffle.journal.audit import verify
+from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
+from baffle.lineage import Lineage
 from baffle.network.edge import edge_worker
 from baffle.plan import Plan, change, load
 from baffle.runtime.onnx.loss import OnnxLoss
@@ -61,8 +63,8 @@ def test_a_run_is_exported_with_its_present_weights_and_their_average(
     assert (manifest.weights_sha256, manifest.rounds) == (verified.weights_sha256, verified.rounds)
     assert manifest.model_sha256 == read_manifest(exported).model_sha256
     with Journal.open(finished_run / "journal.sqlite") as journal:
-        trajectory = trajectory_of(journal.plan(), journal.n_weights())
-        state = catch_up(journal, trajectory).state
+        lineage = lineage_of(journal, journal.plan())
+        trajectory, state = lineage.trajectory, catch_up(journal, lineage).state
     np.testing.assert_array_equal(read_weights(tmp_path / "model" / WEIGHTS, manifest), state.weights)
     np.testing.assert_array_equal(
         read_weights(tmp_path / "model" / AVERAGE, manifest), trajectory.rule.smooth_weights(state)
@@ -82,7 +84,9 @@ def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: 
 
     workers = [edge_worker(plan, exported, number, plan.probe.k, part=True) for number in range(2)]
     workers.append(Worker(2, 4, trajectory, task.source.train, task.shares[2], borrow))
-    clients = [Client(Replica(worker.trajectory), worker, sessions[worker.number]) for worker in workers]
+    lineage = Lineage(trajectory)
+    beginning = lineage.beginning(trajectory.rule.start(task.initial_weights()))
+    clients = [Client(Replica(lineage, beginning), worker, sessions[worker.number]) for worker in workers]
 
     class Direct:
         def exchange(self, requests: dict[int, bytes]) -> dict[int, bytes]:
@@ -91,14 +95,14 @@ def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: 
     with Journal.create(
         tmp_path / "journal.sqlite", plan, trajectory.rule.start(task.initial_weights()), {}
     ) as journal:
-        present, downlink = catch_up(journal, trajectory), Downlink("scalars", journal)
+        present, downlink = catch_up(journal, lineage), Downlink("scalars", journal, lineage)
         losses = list[float]()
         for _ in range(5):
             played = play_round(trajectory, present, Direct(), sums, journal, downlink)  # type: ignore[arg-type]
             present = played.present
             assert set(played.participation.values()) == {"contributed"}
             losses.append(played.metrics["loss"])
-        assert catch_up(journal, trajectory).state.weights_hash() == present.state.weights_hash()
+        assert catch_up(journal, lineage).state.weights_hash() == present.state.weights_hash()
     assert used
     assert len(set(losses)) == 5
 

@@ -27,15 +27,9 @@ from msgspec.structs import replace
 from baffle.errors import KeysError
 from baffle.network.authority import DAYS, ServerKeys, load_private, make_keys, renew_certificate, sign_roster
 from baffle.network.certificates import load_certificate, new_certificate
-from baffle.network.keys import (
-    MOST_ROSTER_BYTES,
-    ClientKeys,
-    Roster,
-    load_identity,
-    load_roster,
-    load_token,
-)
+from baffle.network.keys import MARKS_FILE, ClientKeys, OperatorKeys, load_identity, load_token
 from baffle.network.node_keys import load_node_key, public_node_keys
+from baffle.network.rosters import MOST_ROSTER_BYTES, Roster, load_roster
 
 OFFLINE = ("authority.key", "ca.key", "ca.pem")
 SERVER = (
@@ -49,6 +43,10 @@ SERVER = (
     "roster.json",
 )
 CLIENT = ("identity.key", "node.key", "ca.pem", "authority.pub", "roster.json")
+PRIVATE = (
+    *("authority.key", "ca.key", "operator/operator.token", "client-0/identity.key", "client-0/node.key"),
+    *(f"server/{name}" for name in ("identity.key", "server.key", "secret", "operator.token")),
+)
 OPERATOR = ("ca.pem", "operator.token")
 
 
@@ -99,12 +97,64 @@ def test_only_the_owner_can_read_them(federation: Path) -> None:
         *OFFLINE,
         *(f"server/{name}" for name in SERVER),
         *(f"server/nodes/client-{number}.pub" for number in range(3)),
-        *(f"client-{number}/{name}" for number in range(3) for name in CLIENT),
+        *(f"client-{number}/{name}" for number in range(3) for name in (*CLIENT, MARKS_FILE)),
         *(f"operator/{name}" for name in OPERATOR),
     }
     assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
     folders = [federation, *(path for path in federation.rglob("*") if path.is_dir())]
     assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_private_key_that_others_can_read_is_refused(keys: Path, name: str, mode: int) -> None:
+    load: Callable[[], object] = {
+        "authority.key": lambda: load_identity(keys / name),
+        "ca.key": lambda: renew_certificate(keys),
+        "operator/operator.token": lambda: OperatorKeys.load(keys / "operator"),
+    }.get(name, lambda: _load(keys, name))
+    load()
+    (keys / name).chmod(mode)
+    with pytest.raises(KeysError) as fault:
+        load()
+    path = keys / name
+    assert str(fault.value) == (
+        f"{path} can be read or changed by others than its owner; make it private: chmod 600 {path}"
+    )
+    path.chmod(0o400)
+    load()
+
+
+def test_the_other_files_may_be_read_by_others(keys: Path) -> None:
+    for path in keys.rglob("*"):
+        if path.is_file() and str(path.relative_to(keys)) not in PRIVATE:
+            path.chmod(0o644)
+    _load(keys, "server/roster.json")
+    _load(keys, "client-0/roster.json")
+
+
+def test_a_client_has_an_empty_file_for_its_marks(federation: Path) -> None:
+    for number in range(3):
+        own = ClientKeys.load(federation / f"client-{number}")
+        assert own.folder == federation / f"client-{number}"
+        assert own.marks == own.folder / MARKS_FILE
+        assert own.marks.read_bytes() == b""
+
+
+def test_without_its_marks_a_key_is_of_no_use(keys: Path) -> None:
+    own = ClientKeys.load(keys / "client-0")
+    own.marks.write_bytes(b"anything")
+    ClientKeys.load(own.folder)
+    own.marks.unlink()
+    with pytest.raises(KeysError) as fault:
+        ClientKeys.load(own.folder)
+    assert str(fault.value) == (
+        f"{own.marks} is missing, and without its marks this key could be asked twice; the federation's authority must"
+        " make a new key: `baffle keys revoke`, then `baffle keys add`"
+    )
+    own.marks.mkdir()
+    with pytest.raises(KeysError, match="could be asked twice"):
+        ClientKeys.load(own.folder)
 
 
 def test_the_node_keys_can_be_registered_at_another_superlink(federation: Path) -> None:
@@ -190,6 +240,25 @@ def test_a_file_of_another_federation_is_refused(keys: Path, others: Path, name:
         _load(keys, name)
 
 
+@pytest.mark.parametrize("place", [0, 100, -1])
+def test_a_certificate_with_letters_beyond_ascii_is_refused(keys: Path, place: int) -> None:
+    path = keys / "client-0" / "ca.pem"
+    data = path.read_bytes()
+    path.write_bytes(data[:place] + "é".encode() + data[place:])
+    with pytest.raises(KeysError, match=r"ca\.pem is not a certificate"):
+        ClientKeys.load(path.parent)
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "server.pem"])
+def test_a_certificate_with_a_key_on_an_unknown_curve_is_refused(keys: Path, name: str) -> None:
+    path, curve = keys / "server" / name, bytes.fromhex("06082a8648ce3d030107")
+    der = ssl.PEM_cert_to_DER_cert(path.read_text())
+    assert curve in der
+    path.write_text(ssl.DER_cert_to_PEM_cert(der.replace(curve, curve[:-1] + b"\x63")))
+    with pytest.raises(KeysError, match=r"server\.pem was not issued by"):
+        ServerKeys.load(keys / "server")
+
+
 def test_one_cannot_take_the_place_of_another(keys: Path) -> None:
     """A client's identity does not make a server, nor the server's a client."""
     mine, servers = keys / "client-0" / "identity.key", keys / "server" / "identity.key"
@@ -209,7 +278,7 @@ def test_one_cannot_take_the_place_of_another(keys: Path) -> None:
 @pytest.mark.parametrize("name", ["server/roster.json", "client-0/roster.json"])
 def test_a_roster_with_an_invalid_node_key_is_refused(keys: Path, name: str, node: str) -> None:
     roster = ServerKeys.load(keys / "server").roster
-    first = replace(roster.clients[0], node=node)
+    first = replace(roster.participants()[0], node=node)
     _sign(keys, name, replace(roster, clients=(first, *roster.clients[1:])))
     with pytest.raises(KeysError, match="node key of client 0"):
         _load(keys, name)
@@ -251,7 +320,7 @@ def test_a_roster_with_any_changed_field_is_refused(roster: Roster, handed_out: 
     """Whoever holds no authority.key may write any well-formed roster: another number, a later end, another server,
     clients added, left out, renamed or in another order."""
     clients = st.sampled_from(roster.clients)
-    made_up = st.builds(lambda client, identity: replace(client, identity=identity), clients, HEX)
+    made_up = st.none() | st.builds(lambda client, identity: replace(client, identity=identity), clients, HEX)
     fields = {
         "number": st.integers(1, 2**53),
         "expires": MOMENTS.map(lambda moment: f"{moment:%Y-%m-%dT%H:%M:%SZ}"),
@@ -295,7 +364,7 @@ def test_an_expired_roster_is_refused_with_moment_and_remedy(keys: Path, roster:
     _sign(keys, name, replace(roster, expires=f"{now + timedelta(minutes=1):%Y-%m-%dT%H:%M:%SZ}"))
     _load(keys, name)
     _sign(keys, name, replace(roster, expires=f"{now:%Y-%m-%dT%H:%M:%SZ}"))
-    with pytest.raises(KeysError, match=rf"expired at {now:%Y-%m-%dT%H:%M:%SZ}, .* clock .* `baffle keys new`"):
+    with pytest.raises(KeysError, match=rf"expired at {now:%Y-%m-%dT%H:%M:%SZ}, .* clock .* `baffle keys renew`"):
         _load(keys, name)
 
 
@@ -309,7 +378,7 @@ def test_a_roster_that_expires_at_no_moment_is_refused(keys: Path, roster: Roste
 
 @BOTH
 def test_an_identity_is_in_a_roster_once(keys: Path, roster: Roster, name: str) -> None:
-    first, second, third = roster.clients
+    first, second, third = roster.participants().values()
     doubled = replace(roster, clients=(first, second, replace(third, identity=first.identity)))
     _sign(keys, name, doubled)
     with pytest.raises(KeysError, match="gives client 2 the identity of client 0"):
@@ -317,6 +386,29 @@ def test_an_identity_is_in_a_roster_once(keys: Path, roster: Roster, name: str) 
     _sign(keys, name, replace(roster, clients=(first, replace(second, identity=roster.server), third)))
     with pytest.raises(KeysError, match="gives client 1 the identity of the server"):
         _load(keys, name)
+
+
+@BOTH
+def test_a_roster_without_clients_is_refused(keys: Path, roster: Roster, name: str) -> None:
+    _sign(keys, name, replace(roster, clients=(None, None, None)))
+    with pytest.raises(KeysError, match=r"roster\.json has no client left; .*`baffle keys add`"):
+        _load(keys, name)
+
+
+@BOTH
+def test_a_roster_may_have_empty_places(keys: Path, roster: Roster, name: str) -> None:
+    holey = replace(roster, number=2, clients=(roster.clients[0], None, None, roster.clients[2]))
+    _sign(keys, name, holey)
+    _load(keys, name)
+    loaded = load_roster((keys / name).parent)
+    assert list(loaded.directory()) == [0, 3]
+    assert len(public_node_keys(loaded)) == 2
+
+
+def test_a_client_without_a_place_is_refused(keys: Path, roster: Roster) -> None:
+    _sign(keys, "client-1/roster.json", replace(roster, clients=(roster.clients[0], None, roster.clients[2])))
+    with pytest.raises(KeysError, match=r"identity\.key is not a client's in .*; if it was not revoked, take both"):
+        ClientKeys.load(keys / "client-1")
 
 
 @BOTH
@@ -334,6 +426,8 @@ def test_an_identity_is_in_a_roster_once(keys: Path, roster: Roster, name: str) 
         ("server", "0" * 64 + "\n"),
         ("server", "A" * 64),
         ("clients", ()),
+        ("clients", ({"identity": "", "node": ""},)),
+        ("clients", (0,)),
     ],
 )
 def test_a_roster_of_another_form_is_refused(keys: Path, roster: Roster, name: str, field: str, value: object) -> None:

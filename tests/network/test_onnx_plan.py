@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from baffle.errors import ModelError, PlanError
 from baffle.export import export_onnx, export_run
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.network.edge import edge_worker
 from baffle.network.equipment import count_samples, with_onnx, with_torch
 from baffle.network.member import Member

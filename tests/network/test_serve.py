@@ -10,12 +10,13 @@ import pytest
 
 from baffle.core.messages import first_number, tag_of
 from baffle.errors import PlanError, RunFolderError
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.journal.store import Journal
-from baffle.network import joining, serve
+from baffle.network import connected, serve
 from baffle.network.keys import ClientKeys
+from baffle.network.policy import Policy
 from baffle.plan import Plan, change, load
-from baffle.simulation import simulate
+from baffle.repetition import repeat
 from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, StoppedError, new_keys
 
 ON = ('secure.mode="on"',)
@@ -24,12 +25,13 @@ ON = ('secure.mode="on"',)
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "LOOK", 0.001)
-    monkeypatch.setattr(joining, "AGAIN", 0.0)
+    monkeypatch.setattr(serve, "EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(connected, "AGAIN", 0.0)
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> list[ClientKeys]:
-    return new_keys(tmp_path_factory.mktemp("keys"), 4)
+@pytest.fixture
+def keys(tmp_path: Path) -> list[ClientKeys]:
+    return new_keys(tmp_path, 4)
 
 
 @pytest.fixture
@@ -49,13 +51,15 @@ def federation(keys: list[ClientKeys], tiny: Callable[..., Plan], tmp_path: Path
         ('secure.mode="on"', "secure.groups=1", 'task.model={name="lenet", channels=[2,2]}', "probe.micro_batch=7"),
     ],
 )
-def test_a_network_and_a_simulation_end_with_the_same_weights(
+def test_a_run_can_be_repeated_in_one_process(
     federation: Federation, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
     federation.plan = change(federation.plan, ["federation.clients=4", *settings])
+    federation.policy = Policy(scalars_only=False)
     summary = federation.serve(federation.lines(4))
-    simulated = simulate(federation.plan, tmp_path / "simulated")
-    assert summary["weights_sha256"] == simulated["weights_sha256"] == verify(federation.run).weights_sha256
+    repeated, verified = repeat(federation.run, tmp_path / "repeated"), verify(federation.run)
+    assert summary["weights_sha256"] == repeated["weights_sha256"] == verified.weights_sha256
+    assert verify(tmp_path / "repeated").chain == verified.chain
     assert summary["skipped_rounds"] == 0
     assert federation.said("4 of 4 clients hold the last weights")
 
@@ -197,14 +201,12 @@ def stop_at(stop: int) -> Callable[[int], None]:
 
 
 @pytest.mark.slow
-def test_the_server_is_killed_at_every_exchange_and_goes_on(
-    keys: list[ClientKeys], federation: Federation, tmp_path: Path
-) -> None:
+def test_the_server_is_killed_at_every_exchange_and_goes_on(federation: Federation, tmp_path: Path) -> None:
     """The members stay alive. At most two rounds are skipped, the journal verifies, and everybody holds its weights."""
     undisturbed = federation.lines(4)
     federation.serve(undisturbed)
     for stop in range(1, undisturbed.exchanges + 1):
-        stopped = Federation(keys, tmp_path / str(stop), federation.plan)
+        stopped = Federation(new_keys(tmp_path / str(stop), 4), tmp_path / str(stop), federation.plan)
         lines = stopped.lines(4)
         lines.before = stop_at(stop)
         with pytest.raises(StoppedError):
@@ -245,7 +247,7 @@ def test_a_client_that_missed_the_end_gets_the_weights_when_the_server_is_starte
 
 def test_a_server_that_was_killed_before_its_plan_was_written_begins_anew(federation: Federation) -> None:
     federation.run.mkdir()
-    (federation.run / "network.json").write_text('{"run": "00", "ti')
+    (federation.run / ".plan.toml.new").write_text('name = "ti')
     assert federation.serve(federation.lines(4))["rounds"] == 6
 
 
@@ -258,14 +260,25 @@ def test_a_run_of_another_kind_is_not_taken_over(federation: Federation, finishe
         serve.serve(federation.plan, federation.run, LinesInMemory(), three)
 
 
-def test_slower_clients_get_a_tier(federation: Federation) -> None:
+def test_slower_clients_get_a_tier_of_the_plan(federation: Federation) -> None:
+    """The largest of the declared ones that they afford; what one client affords changes nothing for the others."""
+    settings = ["federation.clients=4", "federation.tiers=[{k=2, share=0.25}]", "secure.floor=2"]
+    federation.plan, federation.policy = change(federation.plan, settings), Policy(floor=2)
     lines = federation.lines(3)
-    lines.clients[3] = federation.member(3, affords=2).answer
+    lines.clients[3] = federation.member(3, affords=3).answer
     summary = federation.serve(lines)
-    assert federation.members[3]._client is not None
-    assert [federation.members[n]._client.worker.k for n in range(4)] == [4, 4, 4, 2]  # type: ignore[union-attr]
+    assert [federation.members[n]._client.worker.k for n in range(4)] == [4, 4, 2, 2]  # type: ignore[union-attr]
     assert (summary["rounds"], summary["skipped_rounds"], summary["refusals"]) == (6, 0, 0)
     federation.require_agreement(range(4))
+
+
+def test_a_client_that_affords_no_tier_refuses_and_the_others_go_on(federation: Federation) -> None:
+    lines, log = federation.lines(3), list[str]()
+    lines.clients[3] = federation.member(3, affords=2, tell=log.append).answer
+    summary = federation.serve(lines)
+    assert (summary["rounds"], summary["skipped_rounds"]) == (6, 0)
+    assert log == ["will not take part: 4 directions a round, but this client affords 2"]
+    federation.require_agreement(range(3))
 
 
 RESTARTS: dict[str, Callable[[Federation, LinesInMemory], LinesInMemory]] = {
@@ -300,13 +313,12 @@ def test_a_run_is_extended_whether_it_is_over_or_not(
     with Journal.open(federation.run / "journal.sqlite") as journal:
         assert journal.plan() == stored
         assert all("test_accuracy" in record for record in list(journal.metrics())[7::2])
-    if not stop:
-        assert summary["weights_sha256"] == simulate(federation.plan, tmp_path / "simulated")["weights_sha256"]
+    assert repeat(federation.run, tmp_path / "repeated")["weights_sha256"] == summary["weights_sha256"]
 
 
 def test_a_run_may_end_earlier_than_planned_but_not_before_the_present(federation: Federation) -> None:
     lines = federation.lines(4)
-    lines.before = stop_at(12)
+    lines.before = stop_at(13)
     with pytest.raises(StoppedError):
         federation.serve(lines)
     played = verify(federation.run).rounds

@@ -1,40 +1,142 @@
-"""What a server settles when it knows its clients."""
+"""What a server settles before it asks anybody, and the plans whose promises would not hold."""
 
 from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baffle.errors import PlanError
-from baffle.network.joining import Introduction
-from baffle.network.settling import settle
-from baffle.plan import Plan, change
+from baffle.network import serve, settling
+from baffle.network.settling import N_MAX, require_hidden_tiers, require_sound_terms, tiers_for
+from baffle.plan import Plan, change, load
 from baffle.schedule import tiers_of
+from tests.support.lines_in_memory import Federation, new_keys
+
+TIERED = "federation.tiers=[{k=1, share=0.25}, {k=3, share=0.25}]"
 
 
 @pytest.fixture
 def four(tiny: Callable[..., Plan]) -> Plan:
-    return tiny('secure.mode="on"', "federation.clients=4")
+    return tiny('secure.mode="on"', "federation.clients=4", "secure.floor=2")
 
 
-def introductions(*affords: int) -> dict[int, Introduction]:
-    return {number: Introduction(10 + number, k, 0) for number, k in enumerate(affords)}
+def test_a_client_evaluates_what_the_plan_gives_it_or_a_lower_tier(four: Plan) -> None:
+    assert tiers_for(four, {}) == tiers_for(four, dict.fromkeys(range(4), 0)) == (4, 4, 4, 4)
+    assert tiers_for(four, {0: 3, 1: 4, 2: 9}) == (4, 4, 4, 4)  # the plan declares no lower one: client 0 will refuse
+    tiered = change(four, [TIERED])
+    given = tuple(tiers_of(tiered))
+    assert sorted(given) == [1, 3, 4, 4]
+    assert tiers_for(tiered, {}) == given
+    assert tiers_for(tiered, dict.fromkeys(range(4), 9)) == given  # nobody gets more than the plan gives it
+    assert tiers_for(tiered, dict.fromkeys(range(4), 3)) == tuple(min(k, 3) for k in given)
+    assert tiers_for(tiered, dict.fromkeys(range(4), 2)) == (1, 1, 1, 1)
 
 
-def test_the_server_settles_the_plan_from_the_clients_introductions(four: Plan) -> None:
-    plan, tiers = settle(four, introductions(0, 3, 9, 4))
-    assert tiers == (4, 3, 4, 4)
-    assert [(tier.k, tier.share) for tier in plan.federation.tiers] == [(3, 1 / 4)]
-    assert plan.ring.n_max == 13
-    tiered = change(four, ["federation.tiers=[{k=1, share=0.25}]"])
-    assert settle(tiered, introductions(0, 0, 0, 0))[1] == tuple(tiers_of(tiered))
-    uniform = change(four, ['federation.weighting="uniform"'])
-    assert settle(uniform, introductions(0))[0].ring.n_max == 1
-    fixed = change(four, ["ring.n_max=7"])
-    assert settle(fixed, introductions(0))[0].ring.n_max == 7
+@given(st.dictionaries(st.integers(0, 3), st.integers(0, 6)))
+def test_what_one_client_affords_changes_nothing_for_the_others(affords: dict[int, int]) -> None:
+    plan = load("digits", ["federation.clients=4", "probe.k=4", TIERED])
+    whole = tiers_for(plan, affords)
+    for client in range(4):
+        alone = tiers_for(plan, {client: affords[client]} if client in affords else {})
+        assert whole[client] == alone[client]
+        assert whole[client] in (1, 3, 4)
+
+
+@pytest.mark.parametrize("setting", ['federation.level="epoch"', 'estimator="backprop"'])
+def test_where_there_are_no_directions_nobody_evaluates_fewer(four: Plan, setting: str) -> None:
+    plan = change(four, [setting])
+    assert tiers_for(plan, dict.fromkeys(range(4), 1)) == tuple(tiers_of(plan))
+
+
+def test_without_n_max_a_client_counts_for_so_many_samples_and_the_server_says_so(
+    tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "LOOK", 0.001)
+    keys = new_keys(tmp_path, 3)
+    for weighting, n_max, expected in (("samples", 0, N_MAX), ("samples", 77, 77), ("uniform", 0, 1)):
+        plan = tiny('secure.mode="on"', "rounds=1", f'federation.weighting="{weighting}"', f"ring.n_max={n_max}")
+        federation = Federation(keys, tmp_path / f"{weighting}-{n_max}", plan)
+        federation.serve(federation.lines(3))
+        assert load(str(federation.run / "plan.toml")).ring.n_max == expected
+        said = federation.said(f"counts as if it had {N_MAX:,}")
+        assert said == (weighting == "samples" and n_max == 0)
+
+
+LYING = 'secure.mode="malicious-server"'
+
+
+def risk_by_counting(clients: int, size: int, liars: int) -> float:
+    """The probability that a third of a sum's clients or more lie, by looking at every possible sum."""
+    sums = list(combinations(range(clients), size))
+    return sum(3 * sum(client < liars for client in chosen) >= size for chosen in sums) / len(sums)
+
+
+@pytest.mark.parametrize(("clients", "participation"), [(8, 0.5), (9, 0.67), (10, 0.6), (12, 0.5), (12, 0.75)])
+def test_the_risk_is_the_hypergeometric_tail(tiny: Callable[..., Plan], clients: int, participation: float) -> None:
+    plan = tiny(LYING, f"federation.clients={clients}", f"federation.participation={participation}", "rounds=1")
+    liars = (clients - 1) // 3  # the most that are fewer than a third
+    expected = risk_by_counting(clients, plan.per_round, liars)
+    assert settling._risk(plan) == pytest.approx(expected)
+    many = change(plan, ["rounds=1000"])
+    assert settling._risk(many) == pytest.approx(min(1.0, 1000 * expected))
+
+
+def test_a_plan_in_which_chance_gathers_too_many_liars_is_refused(tiny: Callable[..., Plan]) -> None:
+    require_sound_terms(tiny(LYING, "federation.clients=9", "rounds=1000"))  # everybody is in every sum
+    few = tiny(LYING, "federation.clients=12", "federation.participation=0.5")
+    with pytest.raises(PlanError) as refused:
+        require_sound_terms(few)
+    assert "With 6 of 12 clients in a sum and 6 rounds" in str(refused.value)
+    assert "use fewer secure.groups, or federation.participation = 1" in str(refused.value)
+    grouped = tiny(LYING, "federation.clients=12", "secure.groups=2", "secure.floor=3")
+    with pytest.raises(PlanError, match="With 6 of 12 clients"):
+        require_sound_terms(grouped)
+    for mode in ("on", "off"):
+        require_sound_terms(change(few, [f'secure.mode="{mode}"']))
+
+
+def test_a_sum_without_everybody_is_sound_where_no_draw_can_gather_too_many_liars(tiny: Callable[..., Plan]) -> None:
+    """Of 900 clients 299 may lie, and a third of a sum of 899 is 300."""
+    plan = tiny(LYING, "federation.clients=900", "federation.participation=0.999", "rounds=100000")
+    assert plan.per_round == 899
+    assert settling._risk(plan) == 0
+    require_sound_terms(plan)
+
+
+@pytest.mark.parametrize("downlink", ["delta", "weights"])
+def test_weights_that_clients_cannot_check_do_not_go_with_a_server_that_may_lie(
+    tiny: Callable[..., Plan], downlink: str
+) -> None:
+    plan = tiny(LYING, f'run.downlink="{downlink}"', "update.ema=0")
+    with pytest.raises(PlanError, match=f'run.downlink = "{downlink}" does not go with .*set run.downlink = "scalars"'):
+        require_sound_terms(plan)
+    require_sound_terms(change(plan, ['secure.mode="on"']))
+
+
+def test_a_server_refuses_such_a_plan_before_it_makes_a_folder(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    keys = new_keys(tmp_path, 12)
+    plan = tiny(LYING, "federation.clients=12", "federation.participation=0.5")
+    federation = Federation(keys, tmp_path, plan)
+    with pytest.raises(PlanError, match="promises to hold"):
+        federation.serve(federation.lines(0))
+    assert not federation.run.exists()
 
 
 def test_a_tier_whose_last_directions_would_be_seen_is_refused(four: Plan) -> None:
-    with pytest.raises(PlanError, match=r"only 2 clients afford 4 directions.*expected at least 3.*set probe.k=3"):
-        settle(four, introductions(0, 2, 3, 4))
-    without_secure_sums = change(four, ['secure.mode="off"'])
-    assert settle(without_secure_sums, introductions(0, 2, 3, 4))[1] == (4, 2, 3, 4)
+    require_hidden_tiers(four)
+    require_hidden_tiers(change(four, [TIERED]))  # two of four evaluate all directions
+    few = change(four, ["federation.tiers=[{k=2, share=0.75}]"])
+    with pytest.raises(PlanError, match=r"only 1 of 4 clients evaluate all 4 directions.* secure\.floor = 2"):
+        require_hidden_tiers(few)
+    require_hidden_tiers(change(few, ['secure.mode="off"']))
+    require_hidden_tiers(change(four, ["federation.tiers=[{k=2, share=1.0}]"]))  # nobody evaluates more than two
+
+
+def test_a_server_refuses_such_tiers_before_it_makes_a_folder(four: Plan, tmp_path: Path) -> None:
+    federation = Federation(new_keys(tmp_path, 4), tmp_path, change(four, ["federation.tiers=[{k=2, share=0.75}]"]))
+    with pytest.raises(PlanError, match="give the lower tiers smaller shares"):
+        federation.serve(federation.lines(0))
+    assert not federation.run.exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 
 PAPER = Path(__file__).resolve().parents[2] / "results" / "paper"
 JOURNALS = sorted((PAPER / "journals").iterdir())

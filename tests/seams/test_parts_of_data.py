@@ -8,15 +8,20 @@ import pytest
 
 from baffle.data.sources import load as load_data
 from baffle.errors import DataError
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.network.equipment import count_samples, with_torch
 from baffle.network.member import Member
+from baffle.network.policy import Policy
 from baffle.network.serve import serve
 from baffle.plan import Plan
+from baffle.repetition import repeat
 from baffle.server.recorder import Summary
 from tests.support.lines_in_memory import LinesInMemory, new_keys
 
 CLIENTS = 3
+
+WHOLE = Policy(largest_batch=1.0)
+"""Each client has few samples, and a round uses all of them."""
 
 
 def _usps(folder: Path, *parts: str) -> Path:
@@ -36,7 +41,9 @@ def _serve(plan: Plan, folder: Path, server_data: Path, clients_data: Path) -> t
 
     def member(number: int) -> Member:
         count = count_samples(number, clients_data, part=True)
-        return Member(keys[number], folder / f"state-{number}", count, with_torch(number, clients_data, part=True))
+        return Member(
+            keys[number], folder / f"state-{number}", count, with_torch(number, clients_data, part=True), policy=WHOLE
+        )
 
     nodes = LinesInMemory({number: member(number).answer for number in range(CLIENTS)})
     summary = serve(plan, folder / "run", nodes, keys[0].roster, data=server_data, tell=reports.append)
@@ -64,13 +71,12 @@ def test_a_server_needs_the_test_set_alone_and_its_clients_their_samples_alone(p
 
 
 def test_a_server_without_any_data_measures_no_accuracy_and_says_so(plan: Plan, tmp_path: Path) -> None:
-    with_test, _ = _serve(
-        plan, tmp_path / "with", _usps(tmp_path / "server", "test"), _usps(tmp_path / "client", "train")
-    )
-    without, reports = _serve(plan, tmp_path / "without", tmp_path / "nothing", tmp_path / "client")
+    clients_data = _usps(tmp_path / "client", "train")
+    without, reports = _serve(plan, tmp_path / "without", tmp_path / "nothing", clients_data)
     assert "test_accuracy" not in without
     assert any(report.startswith("accuracy is not measured: no USPS in") for report in reports)
-    assert without["weights_sha256"] == with_test["weights_sha256"]
+    repeated = repeat(tmp_path / "without" / "run", tmp_path / "repeated", data=clients_data)
+    assert repeated["weights_sha256"] == without["weights_sha256"]
 
 
 def test_a_server_without_data_can_be_started_again(plan: Plan, tmp_path: Path) -> None:
@@ -80,7 +86,9 @@ def test_a_server_without_data_can_be_started_again(plan: Plan, tmp_path: Path) 
     def nodes(stop_after: int | None = None) -> LinesInMemory:
         def member(number: int) -> Member:
             count = count_samples(number, data, part=True)
-            return Member(keys[number], tmp_path / f"state-{number}", count, with_torch(number, data, part=True))
+            return Member(
+                keys[number], tmp_path / f"state-{number}", count, with_torch(number, data, part=True), policy=WHOLE
+            )
 
         def stop(exchange: int) -> None:
             if exchange == stop_after:

@@ -9,7 +9,7 @@ import pytest
 
 from baffle.errors import JournalError, ModelError
 from baffle.export import export_run
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.network.same_plan import differences
 from baffle.plan import LeNet, MobileNet, Onnx, Plan, load
 from baffle.simulation import resume, simulate

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 from pathlib import Path
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.network.equipment import count_samples, with_onnx
 from baffle.network.member import Member
 from baffle.network.serve import serve

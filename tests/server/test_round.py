@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from baffle.core.messages import RoundRequest, decode
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.plan import Plan
 from baffle.schedule import choose_clients
 from baffle.simulation import simulate
@@ -59,8 +59,7 @@ def test_clients_that_keep_their_own_weights_end_where_a_simulation_ends(
     if settings:
         return
     if downlink == "scalars":
-        assert federation.kinds.keys() == {"snapshot", "outcomes"}
-        assert federation.kinds["snapshot"] == 7
+        assert federation.kinds.keys() == {"outcomes"}
         assert (federation.most_outcomes > 1) == (participation < 1)
     if downlink == "delta":
         assert federation.kinds["delta"] > 0
@@ -69,21 +68,17 @@ def test_clients_that_keep_their_own_weights_end_where_a_simulation_ends(
         assert federation.kinds.keys() == {"weights"}
 
 
-def test_a_client_far_behind_gets_the_whole_state_when_that_is_smaller(
-    tiny: Callable[..., Plan], tmp_path: Path
-) -> None:
-    plan = tiny("probe.k=1000", "probe.sigma=1e-3", "federation.batch=8", "ring.d_max=50")
-    federation = Federation(plan, tmp_path / "run")
+def test_a_client_that_is_far_behind_applies_all_that_it_missed(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    """Nothing proves a state in the middle of a run, so it gets none, however many outcomes there are."""
+    federation = Federation(tiny("probe.k=1000", "probe.sigma=1e-3", "federation.batch=8"), tmp_path / "run")
     federation.play()
     federation.disturb = lambda client, reply: None if client == 2 else reply
-    while federation.most_outcomes < 2:
+    for _ in range(4):
         federation.play()
-    assert federation.kinds["snapshot"] == 3
-    for _ in range(3):
-        federation.play()
-    assert federation.kinds["snapshot"] > 3
     federation.disturb = lambda _client, reply: reply
     assert set(federation.play().participation.values()) == {"contributed"}
+    assert federation.kinds.keys() == {"outcomes"}
+    assert federation.most_outcomes == 5
     federation.journal.close()
     verify(tmp_path / "run")
 
@@ -157,8 +152,8 @@ def test_the_bytes_of_joining_are_counted_apart(tiny: Callable[..., Plan], tmp_p
         played = federation.play()
         new = played.participation.keys() - seen
         assert (played.metrics["joins"], played.metrics["requests"]) == (len(new), 5 - len(new))
-        assert played.metrics["join_bytes"] >= 10_000 * len(new)
-        assert played.metrics["downlink_bytes"] < 1_000 * (5 - len(new)) + 1
+        assert bool(played.metrics["join_bytes"]) == bool(new)
+        assert bool(played.metrics["downlink_bytes"]) == (len(new) < 5)
         seen |= played.participation.keys()
     federation.journal.close()
 

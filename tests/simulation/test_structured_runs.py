@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from baffle.errors import PlanError
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.plan import Plan, change, load
 from baffle.simulation import resume, simulate
 from baffle.task.costs import costs

@@ -1,14 +1,14 @@
 """A federation in memory: real sessions on both sides, driven by hand."""
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.marks import Memory
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.client_policy import ClientPolicy, checked_slot
 from baffle.aggregation.messages import (
@@ -22,18 +22,16 @@ from baffle.core.messages import CatchUp, RoundRequest, encode
 from baffle.core.ring import RingVector, add
 
 LENGTH = 5
-GRAPH_SEED = bytes(range(32))
 
 
 def weights_after(round_number: int) -> bytes:
     return sha256(b"weights" + round_number.to_bytes(8, "big")).digest()
 
 
-def about(round_number: int, *, weights_hash: bytes | None = None, skipped: Iterable[int] = ()) -> RoundRequest:
+def about(round_number: int, *, weights_hash: bytes | None = None, chain: bytes = bytes(32)) -> RoundRequest:
     """The request of a round, by default about weights that belong to this round alone."""
     catch_up = CatchUp("weights", 0, ())
-    weights = weights_hash or weights_after(round_number)
-    return RoundRequest(round_number, round_number, bytes(32), weights, catch_up, tuple(skipped))
+    return RoundRequest(round_number, bytes(32), chain, weights_hash or weights_after(round_number), catch_up)
 
 
 def random_vector(length: int = LENGTH) -> RingVector:
@@ -59,17 +57,14 @@ class Federation:
         self.sessions = {client: self.new_session(client) for client in range(n)}
         self.advertised: dict[int, Advertisement] = {}
 
-    def new_session(
-        self, client: int, marks: Marks | None = None, remember: Callable[[Marks], None] = lambda _: None
-    ) -> ClientSession:
+    def new_session(self, client: int, memory: Memory | None = None) -> ClientSession:
         return ClientSession(
             client,
             self.identities[client],
             self.directory,
             self.run,
             self.policy,
-            marks=marks,
-            remember=remember,
+            memory=memory,
         )
 
     def advertise(self, slot: int = 0) -> None:
@@ -83,7 +78,6 @@ class Federation:
         *,
         threshold: int | None = None,
         floor: int = 2,
-        seed: bytes = GRAPH_SEED,
         advertisements: Sequence[Advertisement] | None = None,
     ) -> Opening:
         """The opening for a client, with everybody's keys."""
@@ -91,9 +85,9 @@ class Federation:
         if advertisements is None:
             advertisements = [self.advertised[peer] for peer in members if peer != client]
         company = self.policy.company_of(min(members, default=0), slot, members)
-        least = self.policy.least_threshold(self.policy.graph(members, seed), len(company))
+        least = self.policy.least_threshold(self.policy.graph(members, slot), len(company))
         t = least if threshold is None else threshold
-        return Opening(slot, members, t, floor, seed, tuple(encode(advertisement) for advertisement in advertisements))
+        return Opening(slot, members, t, floor, tuple(encode(advertisement) for advertisement in advertisements))
 
     def server(self, slot: int = 0, members: Sequence[int] | None = None, floor: int = 2) -> ServerSlot:
         return ServerSlot(

@@ -3,17 +3,18 @@
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 
-from baffle.client.replica import Replica
-from baffle.core.state import FLOAT
-from baffle.journal.replay import verify
+from baffle.client.replica import read_saved
+from baffle.core.state import unpack
+from baffle.journal.audit import verify
 from baffle.network.authority import make_keys
 from baffle.network.equipment import count_samples, with_torch
 from baffle.network.joining import Reply
-from baffle.network.keys import ClientKeys, Roster
+from baffle.network.keys import ClientKeys
 from baffle.network.member import Member
+from baffle.network.policy import Policy
+from baffle.network.rosters import Reread, Roster
 from baffle.network.serve import serve
 from baffle.plan import Plan, load
 from baffle.server.recorder import Summary
@@ -65,6 +66,10 @@ class LinesInMemory:
             future.set_result(replies.get(client))
         return futures
 
+    def admit(self, roster: Roster) -> None:
+        """Whoever has no place any more is disconnected. Who has another's place is for the test to say."""
+        self.clients = {number: answer for number, answer in self.clients.items() if number in roster.directory()}
+
     def expect(self, contribution: int) -> None:
         self.contribution = contribution
 
@@ -78,6 +83,7 @@ class Federation:
     plan: Plan
     told: list[str] = field(default_factory=list)
     members: dict[int, Member] = field(default_factory=dict)
+    policy: Policy | None = None
 
     def __post_init__(self) -> None:
         self.run = self.folder / "run"
@@ -93,7 +99,7 @@ class Federation:
             self.folder / f"client-{number}",
             count_samples(number, None, part=True),
             with_torch(number, None, part=True),
-            **settings,  # type: ignore[arg-type]
+            **{"policy": self.policy, **settings},  # type: ignore[arg-type]
         )
         self.members[number] = member
         return member
@@ -101,8 +107,8 @@ class Federation:
     def lines(self, clients: int) -> LinesInMemory:
         return LinesInMemory({number: self.member(number).answer for number in range(clients)})
 
-    def serve(self, lines: LinesInMemory, least: int = 0) -> Summary:
-        return serve(self.plan, self.run, lines, self.roster, least=least, tell=self.told.append)
+    def serve(self, lines: LinesInMemory, least: int = 0, reread: Reread = lambda: None) -> Summary:
+        return serve(self.plan, self.run, lines, self.roster, least=least, reread=reread, tell=self.told.append)
 
     def said(self, words: str) -> bool:
         """Whether the server has reported this."""
@@ -111,6 +117,7 @@ class Federation:
     def require_agreement(self, clients: Iterable[int]) -> str:
         """The hash of the run's weights, which the journal and the folders of these clients must agree on."""
         expected = verify(self.run).weights_sha256
+        assert all((self.folder / f"client-{number}" / "replica").exists() for number in clients), self.told
         assert {self.held(number) for number in clients} == {expected}
         return expected
 
@@ -118,6 +125,5 @@ class Federation:
         """The hash of the weights that a client has on its disk."""
         task = load_task(load(str(self.run / "plan.toml")))
         trajectory = trajectory_of(task.plan, len(task.initial_weights()))
-        (file,) = (self.folder / f"client-{number}").glob("*/replica")
-        weights = Replica(trajectory, file)._held.weights
-        return sha256(weights.astype(FLOAT).tobytes()).hexdigest()
+        saved = read_saved(self.folder / f"client-{number}" / "replica", trajectory)
+        return unpack(trajectory.rule, saved.state).weights_hash().hex()

@@ -50,7 +50,7 @@ def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
 def question(number: int, size: int = 0) -> bytes:
     """The request of a round, with this many bytes of weights in it."""
     catch_up = CatchUp("weights", 0, (bytes(size),))
-    return encode(RoundRequest(number, number, bytes(32), bytes(32), catch_up))
+    return encode(RoundRequest(number, bytes(32), bytes(32), bytes(32), catch_up))
 
 
 def answer_to(body: bytes) -> bytes:

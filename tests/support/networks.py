@@ -8,13 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from baffle.client.replica import Replica
-from baffle.core.state import FLOAT
+from baffle.client.replica import read_saved
+from baffle.core.state import unpack
 from baffle.journal.store import Journal
 from baffle.trajectory import trajectory_of
 
@@ -81,8 +80,8 @@ class Network:
         """The hash of the weights that a client has on its disk."""
         with Journal.open(self.run / "journal.sqlite") as journal:
             trajectory = trajectory_of(journal.plan(), journal.n_weights())
-        (file,) = (self.folder / f"client-{number}").glob("*/replica")
-        return sha256(Replica(trajectory, file)._held.weights.astype(FLOAT).tobytes()).hexdigest()
+        saved = read_saved(self.folder / f"client-{number}" / "replica", trajectory)
+        return unpack(trajectory.rule, saved.state).weights_hash().hex()
 
     def stop(self) -> None:
         for process in self.processes.values():

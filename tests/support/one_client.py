@@ -20,8 +20,9 @@ from baffle.core.messages import (
 from baffle.core.ports import Batch, GradientRuntime
 from baffle.core.probe import Loss
 from baffle.core.ring import Sum
-from baffle.core.state import ServerState, pack
+from baffle.core.state import FLOAT, ServerState
 from baffle.data.sources import Dataset
+from baffle.lineage import Lineage
 from baffle.plan import Plan
 from baffle.trajectory import Trajectory, trajectory_of
 
@@ -35,14 +36,15 @@ OWN = ["federation.seeds=own"]
 
 
 class Bowl:
-    """A runtime whose loss is a parabola around a batch's mean label. It remembers its batches, forwards and seeds."""
+    """A runtime whose loss is a parabola around a batch's mean label. It remembers its batches, forwards and seeds. Its
+    loss can be given, for every forward or for the one with the number `when`."""
 
-    def __init__(self, n: int, *, loss: float | None = None) -> None:
+    def __init__(self, n: int, *, loss: float | None = None, when: int | None = None) -> None:
         self.n = n
         self.batches: list[list[int]] = []
         self.forwards = 0
         self.seeds: list[int] = []
-        self._loss = loss
+        self._loss, self._when = loss, when
 
     def on(self, batch: Batch) -> Loss:
         self.batches.append(batch.y.tolist())
@@ -50,7 +52,9 @@ class Bowl:
         def loss(weights: F32) -> float:
             self.forwards += 1
             distance = weights.astype(np.float64) - np.mean(batch.y) / SAMPLES
-            return float(np.mean(distance**2)) if self._loss is None else self._loss
+            if self._loss is not None and self._when in (None, self.forwards):
+                return self._loss
+            return float(np.mean(distance**2))
 
         return loss
 
@@ -78,13 +82,14 @@ class Setting:
         def borrow() -> Iterator[GradientRuntime]:
             yield runtime
 
-        replica = Replica(self.trajectory)
+        lineage = Lineage(self.trajectory)
+        replica = Replica(lineage, lineage.beginning(self.state))
         self.worker = Worker(number, k or plan.probe.k, self.trajectory, data, np.arange(held), borrow)
         self.client = Client(replica, self.worker)
 
     def request(self, number: int = 0) -> bytes:
-        catch_up = CatchUp("snapshot", number, (pack(self.state),))
-        return encode(RoundRequest(number, number, self.trajectory.digest, self.state.weights_hash(), catch_up))
+        catch_up = CatchUp("weights", number, (self.state.weights.astype(FLOAT).tobytes(),))
+        return encode(RoundRequest(number, self.trajectory.digest, bytes(32), self.state.weights_hash(), catch_up))
 
     def reply(self, number: int = 0) -> Reply:
         return decode_reply(self.client.answer(self.request(number)))
@@ -103,4 +108,4 @@ class Setting:
 
 
 def plan_for(tiny: Callable[..., Plan], *settings: str) -> Plan:
-    return tiny("ring.n_max=20", "federation.batch=6", "probe.sigma=1e-4", *settings)
+    return tiny("ring.n_max=20", "federation.batch=6", "probe.sigma=1e-4", "run.downlink=weights", *settings)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from baffle.aggregation.candid import CandidSum
 from baffle.aggregation.client_policy import ClientPolicy
 from baffle.aggregation.messages import (
     Agree,
@@ -14,7 +15,8 @@ from baffle.aggregation.messages import (
     decode_request,
 )
 from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.core.messages import Abstention, Contribution, Message, RoundRequest, encode
+from baffle.client.abstaining import abstention
+from baffle.core.messages import Contribution, Message, RoundRequest, encode
 from baffle.core.ports import Collected
 from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
 from baffle.errors import BaffleError, RefusalError
@@ -53,6 +55,7 @@ class Network:
         self.deaf = deaf
         self.spoil = spoil
         self.exchanges: list[dict[int, str]] = []
+        self.tell: Callable[[int, str], None] = lambda _client, _why: None
         self.plain: dict[tuple[int, int], RingVector] = {}
         self.up: dict[int, int] = {}
         self.down: dict[int, int] = {}
@@ -65,18 +68,18 @@ class Network:
             phase = phase_of(decode_request(data))
             if self.deaf(client, phase):
                 continue
-            reply = self.spoil(client, phase, self._answer(client, decode_request(data)))
+            reply = self.spoil(client, phase, self._answer(client, data))
             if reply is not None:
                 replies[client] = reply
                 self.up[client] = self.up.get(client, 0) + len(reply)
         return replies
 
-    def _answer(self, client: int, asked: Request) -> bytes:
-        number = asked.request.round if isinstance(asked, MaskedRequest) else 0
+    def _answer(self, client: int, data: bytes) -> bytes:
         try:
-            return encode(self._reply(client, asked))
+            return encode(self._reply(client, decode_request(data)))
         except BaffleError as fault:
-            return encode(Abstention(number, str(fault)))
+            self.tell(client, f"abstained: {fault}")
+            return abstention(data)
 
     def _reply(self, client: int, asked: Request) -> Message:
         session = self.federation.sessions[client]
@@ -86,7 +89,7 @@ class Network:
             case Agree():
                 return session.agree(asked)
             case Turn():
-                return session.turn(asked)
+                return session.turn(asked, lambda words: self.tell(client, words))
             case MaskedRequest():
                 vector = session.mask(asked, lambda: self._vector(client, asked.request.round))
                 return Contribution(asked.request.round, vector.tobytes())
@@ -148,13 +151,16 @@ class Rounds:
         return total, dict(collected.events)
 
     def play_groups(self, number: int, request: RoundRequest | None = None) -> Collected:
-        """Play one round, and require every sum to be the plain sum over exactly the clients that contributed."""
+        """Play one round, and require every sum to be the plain sum over exactly the clients that contributed. The
+        record says why clients abstained, as in a simulation."""
         before = len(self.network.exchanges)
         self.network.up = {}
         self.network.down = {}
         groups = self.groups(number)
         asked = request or about(number)
-        collected = self.sum.collect([dict.fromkeys(group, asked) for group in groups], self.network)
+        candid = CandidSum(self.sum)
+        self.network.tell = lambda client, why: candid.log_of(client)(why)
+        collected = candid.collect([dict.fromkeys(group, asked) for group in groups], self.network)
         self.exchanges = self.network.exchanges[before:]
         assert collected.events.keys() == {client for group in groups for client in group}
         assert dict(collected.uplink) == self.network.up

@@ -6,8 +6,9 @@ from pathlib import Path
 from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.client.worker import Worker
-from baffle.journal.replay import Present, beginning
+from baffle.core.chain import Present
 from baffle.journal.store import Journal
+from baffle.lineage import Lineage
 from baffle.plan import Plan
 from baffle.server.downlink import Downlink
 from baffle.server.round import Played, play_round
@@ -25,9 +26,11 @@ class RoundsByHand:
         self.trajectory: Trajectory = trajectory_of(task.plan, len(initial))
         self.aggregation, sessions = aggregation(self.trajectory, task)
         runtimes = Runtimes(task, 1)
+        self.lineage = Lineage(self.trajectory)
+        self.present: Present = self.lineage.beginning(self.trajectory.rule.start(initial))
         self.clients = [
             Client(
-                Replica(self.trajectory),
+                Replica(self.lineage, self.present),
                 Worker(number, k, self.trajectory, task.source.train, share, runtimes.borrow),
                 sessions.get(number),
             )
@@ -35,9 +38,8 @@ class RoundsByHand:
         ]
         folder.mkdir()
         (folder / "plan.toml").write_text(task.plan.to_toml())
-        self.present: Present = beginning(self.trajectory, self.trajectory.rule.start(initial))
         self.journal = Journal.create(folder / "journal.sqlite", task.plan, self.present.state, {})
-        self.downlink = Downlink(plan.run.downlink, self.journal)
+        self.downlink = Downlink(plan.run.downlink, self.journal, self.lineage)
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         replies = {client: self.carry(client, message) for client, message in requests.items()}

@@ -9,10 +9,10 @@ from baffle.aggregation.messages import PHASES, Agree, Hello, MaskedRequest, Ope
 from baffle.core.messages import CatchUp, RoundRequest, encode
 from tests.support.faults import KINDS, ClientFaults, Faults, Kind, Schedule, corrupted, seeded
 
-ABOUT = RoundRequest(3, 3, bytes(32), bytes(32), CatchUp("outcomes", 0, ()))
+ABOUT = RoundRequest(3, bytes(32), bytes(32), bytes(32), CatchUp("outcomes", 0, ()))
 ASKED: dict[str, Request] = {
     "keys": Hello(0),
-    "share": Turn(None, Opening(0, (0, 1), 2, 2, bytes(32), ())),
+    "share": Turn(None, Opening(0, (0, 1), 2, 2, ())),
     "vector": MaskedRequest(ABOUT, (0, 1), bytes(32), b""),
     "agree": Agree(0, (0, 1), ()),
     "unmask": Turn(Unmask(0, (0, 1), ()), None),

@@ -15,7 +15,7 @@ from baffle.core.arrays import F32, I64
 from baffle.data.sources import Dataset, Source
 from baffle.data.sources import load as load_data
 from baffle.errors import DataError
-from baffle.journal.replay import verify
+from baffle.journal.audit import verify
 from baffle.plan import load
 from baffle.runtime.torch.frozen_front import TorchFront, halves
 from baffle.simulation import simulate

@@ -6,7 +6,7 @@ from baffle.aggregation.messages import Agree, Hello, MaskedRequest, Request
 from baffle.core.messages import CatchUp, RoundRequest, encode
 from baffle.transport.dropouts import Dropouts
 
-ABOUT = RoundRequest(3, 3, bytes(32), bytes(32), CatchUp("outcomes", 0, ()))
+ABOUT = RoundRequest(3, bytes(32), bytes(32), bytes(32), CatchUp("outcomes", 0, ()))
 
 
 class Echo:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from baffle.aggregation.graph import Graph, graph
 from baffle.aggregation.messages import Opening
@@ -16,15 +17,18 @@ class ClientPolicy:
     """`floor`: the least number of clients in a sum. `agreement`: clients agree on the survivors before they release a
     share, so that even a server that lies to them learns nothing but one sum. `groups_of`: slot → the groups that are
     summed, none after the end of the run; without it, any clients may be summed. `tiers`: how many directions each
-    client evaluates; without it, all evaluate the same number."""
+    client evaluates; without it, all evaluate the same number. `salt`: what the graphs of large rounds are drawn with,
+    so that nobody can choose them."""
 
     floor: int = 2
     threshold: int = 0  # 0: the smallest safe threshold
     agreement: bool = False
     groups_of: Callable[[int], Groups] | None = None
     tiers: Mapping[int, int] = field(default_factory=dict)
+    salt: bytes = b""
 
-    def graph(self, members: tuple[int, ...], seed: bytes) -> Graph:
+    def graph(self, members: tuple[int, ...], slot: int) -> Graph:
+        seed = sha256(b"baffle/graph/2" + self.salt + slot.to_bytes(8, "big")).digest()
         return graph(members, seed, complete=self.agreement)
 
     def least_threshold(self, drawn: Graph, company: int) -> int:
@@ -58,7 +62,7 @@ def checked_slot(opening: Opening, policy: ClientPolicy) -> Slot:
     company = policy.company_of(members[0], opening.slot, members)
     if not set(members) <= set(company):
         raise RefusalError(f"the plan does not sum these clients together in slot {opening.slot}")
-    drawn = policy.graph(members, opening.graph_seed)
+    drawn = policy.graph(members, opening.slot)
     least = policy.least_threshold(drawn, len(company))
     if not least <= opening.threshold <= drawn.k + 1:
         raise RefusalError(

@@ -7,29 +7,28 @@ from hashlib import sha256
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from baffle.aggregation.messages import Advertisement, Opening
+from baffle.aggregation.messages import DIGEST_BYTES, Advertisement, Opening
 from baffle.core.messages import RoundRequest, encode
 from baffle.errors import RefusalError
 
 
-def key_context(run: bytes, advertisement: Advertisement, slot: int) -> bytes:
+def key_context(run: bytes, session: bytes, owner: int, slot: int) -> bytes:
     """Binds a mask key to a run, a slot, its owner and its owner's session. It exists before the round does."""
-    numbers = struct.pack(">QQ", slot, advertisement.sender)
-    return sha256(b"baffle/key-context/1" + run + advertisement.session + numbers).digest()
+    return sha256(b"baffle/key-context/1" + run + session + struct.pack(">QQ", slot, owner)).digest()
 
 
 def keys_digest(run: bytes, advertisements: Iterable[Advertisement], slot: int) -> bytes:
     """One hash for the keys of all participants."""
-    return sha256(b"".join(key_context(run, advertisement, slot) for advertisement in advertisements)).digest()
+    return sha256(b"".join(key_context(run, keys.session, keys.sender, slot) for keys in advertisements)).digest()
 
 
 def round_context(keys: bytes, opening: Opening, request: RoundRequest, participants: tuple[int, ...]) -> bytes:
-    """Binds masks to everything that a round is about. A client that is shown other weights, other participants or
-    another threshold than the rest masks with other streams, and the server gets noise."""
-    about = (request.round, request.key, opening.slot, opening.threshold, opening.floor)
-    lists = b"".join(_counted(numbers) for numbers in (about, participants, opening.members, request.skipped))
-    fixed = opening.graph_seed + request.trajectory + request.weights_hash
-    return sha256(b"baffle/round-context/1" + keys + fixed + lists).digest()
+    """Binds masks to everything that a round is about. A client that is shown another past, other weights, other
+    participants or another threshold than the rest masks with other streams, and the server gets noise."""
+    about = (request.round, opening.slot, opening.threshold, opening.floor)
+    lists = b"".join(_counted(numbers) for numbers in (about, participants, opening.members))
+    fixed = request.trajectory + request.chain + request.weights_hash
+    return sha256(b"baffle/round-context/2" + keys + fixed + lists).digest()
 
 
 def survivors_text(run: bytes, context: bytes, alive: tuple[int, ...]) -> bytes:
@@ -37,9 +36,28 @@ def survivors_text(run: bytes, context: bytes, alive: tuple[int, ...]) -> bytes:
     return b"baffle/survivors/1" + run + context + _counted(alive)
 
 
+def state_text(run: bytes, round_number: int, chain: bytes) -> bytes:
+    """What clients sign about the state before a round, once for each round of a run."""
+    return b"baffle/state/2" + length_prefixed(run, round_number.to_bytes(8, "big"), chain)
+
+
 def box_context(key: bytes, sender: int, receiver: int) -> bytes:
     """Binds the encryption of a share to one direction of one channel and one slot, so that no nonce can repeat."""
     return key + struct.pack(">QQ", sender, receiver)
+
+
+def seed_commitment(run: bytes, slot: int, sender: int, seed: bytes) -> bytes:
+    """What a client says about its self mask's seed when it shares it. The seed is random, so this gives nothing
+    away."""
+    fields = length_prefixed(run, struct.pack(">Q", slot), struct.pack(">Q", sender), seed)
+    return sha256(b"baffle/seed/2" + fields).digest()
+
+
+def share_digest(run: bytes, slot: int, dealer: int, holder: int, place: int, share: bytes) -> bytes:
+    """What a dealer says about the share at one place of a holder's box, so that a holder that was dealt a wrong share
+    can be told from one that releases a wrong share."""
+    numbers = struct.pack(">QQQQ", slot, dealer, holder, place)
+    return sha256(b"baffle/share/2" + length_prefixed(run, numbers, share)).digest()[:DIGEST_BYTES]
 
 
 def sign(identity: Ed25519PrivateKey, run: bytes, unsigned: Advertisement) -> Advertisement:
@@ -61,7 +79,19 @@ def signed(public: bytes, signature: bytes, text: bytes) -> bool:
 
 def length_prefixed(*fields: bytes) -> bytes:
     """Each field after its length, so that no two lists of fields give the same text."""
-    return b"".join(struct.pack(">Q", len(field)) + field for field in fields)
+    return b"".join([len(field).to_bytes(8, "big") + field for field in fields])
+
+
+def split_prefixed(text: bytes) -> list[bytes]:
+    """The fields of a length-prefixed text."""
+    fields, at = [], 0
+    while at < len(text):
+        size = int.from_bytes(text[at : at + 8], "big")
+        at += 8 + size
+        if at > len(text):
+            raise RefusalError("a text that ends in the middle of a field")
+        fields.append(text[at - size : at])
+    return fields
 
 
 def _counted(numbers: tuple[int, ...]) -> bytes:

@@ -4,6 +4,7 @@ from typing import Annotated, cast
 
 from msgspec import Meta
 
+from baffle.aggregation.shares import SHARE_BYTES
 from baffle.core.messages import Message, Number, RoundRequest, read
 from baffle.errors import RefusalError
 
@@ -15,13 +16,16 @@ Session = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Packed = bytes
 """Items of one size, concatenated, so that none costs more than its own bytes."""
-Share = Annotated[bytes, Meta(min_length=33, max_length=33)]
+Share = Annotated[bytes, Meta(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]
+Secret = Annotated[bytes, Meta(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]
 
-BOX_BYTES = 2 * 33 + 16
-"""Two shares and an authentication tag."""
+DIGEST_BYTES = 8
+"""Enough that nobody finds another share with the same digest before a round is over."""
+BOX_BYTES = 2 * SHARE_BYTES + 16 + 2 * DIGEST_BYTES
+"""Two shares and an authentication tag; then, for everybody to read, a digest of each share."""
 SIGNATURE_BYTES = 64
-NO_SHARE = b"\xff" * 33
-"""Takes the place of a share whose box could not be opened. No real share looks like it."""
+NO_SHARE = b"\xff" * SHARE_BYTES
+"""Takes the place of a share whose box could not be opened. It is beyond the prime, so no true share looks like it."""
 Members = Annotated[tuple[Number, ...], Meta(max_length=MOST_MEMBERS)]
 
 
@@ -49,15 +53,16 @@ class Opening(Message, frozen=True, tag="opening"):
     members: Members
     threshold: Number
     floor: Number
-    graph_seed: Key
     advertisements: Annotated[tuple[bytes, ...], Meta(max_length=MOST_MEMBERS)]
 
 
 class Sealed(Message, frozen=True, tag="sealed"):
-    """From a client: for each of its neighbours, in order, a box that only that neighbour can open."""
+    """From a client: for each of its neighbours, in order, a box that only that neighbour can open, and a commitment to
+    the seed whose shares are in the boxes."""
 
     slot: Number
     boxes: Packed
+    commitment: Key
 
 
 class MaskedRequest(Message, frozen=True, tag="masked-request"):
@@ -81,10 +86,11 @@ class Agree(Message, frozen=True, tag="agree"):
 
 
 class Agreed(Message, frozen=True, tag="agreed"):
-    """From a client: its signature over the survivors and the round's context."""
+    """From a client: its signatures over the survivors and the round's context, and over the state before the round."""
 
     slot: Number
     signature: Signature
+    state: Signature
 
 
 class Unmask(Message, frozen=True, tag="unmask"):
@@ -132,11 +138,10 @@ def decode_request(data: bytes) -> Request:
 
 
 class Turned(Message, frozen=True, tag="turned"):
-    """From a client: its answers to both parts of a turn, and the reason if it refuses one."""
+    """From a client: its answers to both parts of a turn; none to a part that it was not asked or refuses."""
 
     unmasked: Unmasked | None
     sealed: Sealed | None
-    refusal: Annotated[str, Meta(max_length=1000)]
 
 
 def phase_of(message: Message) -> str:

@@ -29,18 +29,22 @@ class PlainSum:
             except MessageError as fault:
                 events[client] = str(fault)
                 traffic.refuse(client, fault)
-        sums = tuple(self._sum([vectors[client] for client in group if client in vectors]) for group in groups)
-        return Collected(sums, events, dict(traffic.silent), traffic.refusals, traffic.up, traffic.down)
+        sums: list[Sum | None] = []
+        for group in groups:
+            summed = {client: vectors[client] for client in group if client in vectors}
+            try:
+                sums.append(self.ring.decode(add(summed.values()), len(summed)) if summed else None)
+            except MessageError as fault:
+                sums.append(None)
+                events |= dict.fromkeys(summed, f"the sum was abandoned: {fault}")
+        return traffic.collected(tuple(sums), events)
 
     def forget(self, client: int) -> None:
         """Do nothing: a plain sum knows nothing about its clients from one round to the next."""
-
-    def _sum(self, vectors: list[RingVector]) -> Sum | None:
-        return self.ring.decode(add(vectors), len(vectors)) if vectors else None
 
     def _vector(self, request: RoundRequest, data: bytes) -> RingVector:
         vector = contribution_to(request, data)
         if len(vector) != self.length + EXTRAS:
             raise MessageError(f"a vector of {len(vector)} elements, expected {self.length + EXTRAS}")
-        self.ring.decode(vector, 1)
+        self.ring.check(vector, 1)
         return vector

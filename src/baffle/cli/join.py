@@ -13,7 +13,8 @@ import click
 
 from baffle.cli.log import Log, Style
 from baffle.cli.options import engine_option, log_option, path, stopped_by_sigterm
-from baffle.errors import RunFolderError
+from baffle.errors import KeysError, RunFolderError
+from baffle.files import make_folder, read_file
 
 if TYPE_CHECKING:
     from baffle.network.keys import ClientKeys
@@ -52,6 +53,12 @@ LINGER = 3.0
 @click.option(
     "--affords", type=click.IntRange(0), default=0, help="Evaluate at most this many directions a round (default: all)."
 )
+@click.option(
+    "--policy",
+    "policy_file",
+    type=path,
+    help="A TOML file with what this client takes part in (default: docs/policy.md).",
+)
 @click.option("--plan", "pinned", help="Take part in this plan only.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a setting of --plan.")
 @click.option("--insecure", is_flag=True, help="Connect without TLS, to a server that was started with --insecure.")
@@ -66,6 +73,7 @@ def join(
     part: bool,
     model: Path | None,
     affords: int,
+    policy_file: Path | None,
     pinned: str | None,
     settings: tuple[str, ...],
     insecure: bool,
@@ -79,6 +87,7 @@ def join(
     from baffle.network.equipment import count_samples, with_onnx, with_torch
     from baffle.network.keys import ClientKeys
     from baffle.network.member import Member
+    from baffle.network.policy import load_policy
     from baffle.plan import load
 
     own = ClientKeys.load(keys_folder)
@@ -92,8 +101,9 @@ def join(
         affords,
         load(pinned, settings) if pinned else None,
         log,
+        load_policy(policy_file) if policy_file else None,
     )
-    with stopped_by_sigterm(log, "the same command joins again"), _alone(state), closing(member):
+    with stopped_by_sigterm(log, "the same command joins again"), _alone(state, keys_folder), closing(member):
         if engine == "flower":
             _over_flower(address, own, member, log, state, None if insecure else keys_folder, stay=stay)
         else:
@@ -108,6 +118,8 @@ def _over_link(address: str, own: "ClientKeys", member: "Member", log: Log, *, i
             reply = member.answer(request.body)
             line.allow(member.most_request_bytes)
             line.reply(request, reply)
+            if member.revoked:
+                raise KeysError(member.revoked)
             if member.over:
                 log("the run is over")
                 member.over = False
@@ -138,6 +150,8 @@ def _over_flower(
                 known = node.number
                 _node_file(state).write_text(str(known))
             node.reply(message, answer(message.content))
+            if member.revoked:
+                raise KeysError(member.revoked)
             if member.over:
                 tell("the run is over")
                 member.over = False
@@ -147,20 +161,23 @@ def _over_flower(
 
 
 @contextmanager
-def _alone(state: Path) -> Iterator[None]:
-    """Lock a client's folder for this process: two with the same marks could each answer about the same weights."""
+def _alone(state: Path, keys: Path) -> Iterator[None]:
+    """Lock a client's folders for this process: two with the same marks could each answer about the same weights."""
+    locks: list[int] = []
     try:
-        state.mkdir(parents=True, exist_ok=True)
-        lock = os.open(state, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RunFolderError(f"{state} is in use by another client; each needs its own --state") from None
-    except OSError as fault:
-        raise RunFolderError(f"{state} cannot be used: {fault.strerror or fault}; give another --state") from None
-    try:
+        for folder, option in ((state, "--state"), (keys, "--keys")):
+            try:
+                make_folder(folder)
+                locks.append(os.open(folder, os.O_RDONLY))
+                fcntl.flock(locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunFolderError(f"{folder} is in use by another client; each needs its own {option}") from None
+            except OSError as fault:
+                raise RunFolderError(f"{folder} cannot be used: {fault.strerror or fault}; give another") from None
         yield
     finally:
-        os.close(lock)
+        for lock in locks:
+            os.close(lock)
 
 
 def _node_file(state: Path) -> Path:
@@ -170,6 +187,6 @@ def _node_file(state: Path) -> Path:
 def _known_node(state: Path) -> int:
     """The node that this client was last, or 0 if unknown. Knowing it only saves waiting."""
     try:
-        return int(_node_file(state).read_text())
+        return int(read_file(_node_file(state), 100))
     except (OSError, ValueError):
         return 0

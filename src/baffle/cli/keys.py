@@ -1,10 +1,14 @@
-"""`baffle keys`: the keys of a networked federation."""
+"""`baffle keys`: the keys of a networked federation, and who belongs to it."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from baffle.cli.options import path
+
+if TYPE_CHECKING:
+    from baffle.network.rosters import Roster
 
 DAYS = 3650
 LOOPBACK = "127.0.0.1"
@@ -17,7 +21,7 @@ days_option = click.option(
 
 @click.group()
 def keys() -> None:
-    """Make the keys of a federation, or a new certificate for its server."""
+    """Make the keys of a federation, or change who belongs to it."""
 
 
 @keys.command()
@@ -66,6 +70,54 @@ def certificate(folder: Path, hosts: tuple[str, ...], days: int) -> None:
     click.echo(
         f"Copy {folder}/server/server.pem and {folder}/server/server.key to the server's folder of keys, "
         "then restart the server."
+    )
+
+
+@keys.command()
+@click.argument("folder", type=path)
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Number of new clients.")
+def add(folder: Path, count: int) -> None:
+    """Make new clients. FOLDER is the one that `baffle keys new` made, with authority.key. They get the places of
+    clients that were revoked, or new ones. Everybody else keeps key and number."""
+    from baffle.network.membership import add_clients
+
+    added = add_clients(folder, count)
+    for number in added.numbers:
+        click.echo(f"{folder}/client-{number} is for the new client {number}.")
+    _say_where(folder, added.roster)
+
+
+@keys.command()
+@click.argument("folder", type=path)
+@click.argument("numbers", type=click.IntRange(0), nargs=-1, required=True, metavar="NUMBER...")
+def revoke(folder: Path, numbers: tuple[int, ...]) -> None:
+    """Take clients off the roster, by their numbers: one whose key was stolen or lost, or who leaves. FOLDER is the one
+    that `baffle keys new` made, with authority.key. Everybody else keeps key and number."""
+    from baffle.network.membership import revoke_clients
+
+    roster = revoke_clients(folder, numbers)
+    click.echo(f"Revoked: {', '.join(map(str, sorted(set(numbers))))}. `baffle keys add` gives their places to others.")
+    _say_where(folder, roster)
+
+
+@keys.command()
+@click.argument("folder", type=path)
+@days_option
+def renew(folder: Path, days: int) -> None:
+    """Sign the same roster again, valid for --days from now. FOLDER is the one that `baffle keys new` made, with
+    authority.key."""
+    from baffle.network.membership import renew_roster
+
+    _say_where(folder, renew_roster(folder, days))
+
+
+def _say_where(folder: Path, roster: "Roster") -> None:
+    click.echo(
+        f"Roster {roster.number} has {len(roster.directory())} clients and is valid until {roster.expiry:%Y-%m-%d}."
+    )
+    click.echo(
+        f"Copy {folder}/server/roster.json to the server's folder of keys. A server that runs takes it before its next "
+        "round and hands it on to its clients; nobody needs a restart."
     )
 
 

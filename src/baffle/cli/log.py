@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Literal
 
 from baffle.errors import one_line
+from baffle.files import make_folder
 
 Style = Literal["text", "json"]
 
@@ -72,7 +73,7 @@ def older(file: Path) -> Path:
 
 
 def _append(lines: list[str], file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)  # it becomes the folder of a run or of a client's state
     with file.open("a+b") as opened:
         size = opened.seek(0, os.SEEK_END)
         torn = False

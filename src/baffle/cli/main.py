@@ -14,7 +14,10 @@ from baffle.version import __version__
 COMMANDS = {
     "export": ("baffle.cli.export", "Export a model for devices without PyTorch."),
     "join": ("baffle.cli.join", "Take part in a server's runs as one client."),
-    "keys": ("baffle.cli.keys", "Make the keys of a federation, or a new certificate for its server."),
+    "keys": (
+        "baffle.cli.keys",
+        "Make the keys of a federation, or change who belongs to it.",
+    ),
     "paper": ("baffle.cli.paper", "Reproduce a table or figure of the paper."),
     "plan": ("baffle.cli.plan", "Show what a run will cost."),
     "run": ("baffle.cli.run", "Simulate a federation."),

@@ -23,6 +23,13 @@ SHOWN_NAME = 60
 @set_option
 @click.option("--out", type=path, help="The run's folder (default: a new one under runs/).")
 @click.option("--resume", "resumed", type=path, metavar="DIR", help="Continue the run in DIR.")
+@click.option(
+    "--as",
+    "original",
+    type=path,
+    metavar="DIR",
+    help="Repeat the networked run in DIR: under its statements, with its dropouts, to the same weights.",
+)
 @data_option
 @click.option("--baseline", is_flag=True, help="Also train by backpropagation, into DIR/baseline, and compare.")
 @json_option
@@ -32,6 +39,7 @@ def run(
     settings: tuple[str, ...],
     out: Path | None,
     resumed: Path | None,
+    original: Path | None,
     data: Path | None,
     baseline: bool,
     as_json: bool,
@@ -42,11 +50,16 @@ def run(
         raise click.UsageError(
             "--resume DIR uses the plan and the folder of that run; give no PLAN and no --out with it"
         )
+    if original and (plan or settings or resumed or baseline):
+        raise click.UsageError(
+            "--as DIR repeats that run as it was; give no PLAN, --set, --resume or --baseline with it"
+        )
     from baffle.plan import load
 
-    chosen = None if resumed else load(plan or "digits", settings)
+    chosen = None if resumed or original else load(plan or "digits", settings)
     folder = resumed or out or _new_folder(chosen.name if chosen else "run")
     from baffle.cli import show
+    from baffle.repetition import repeat
     from baffle.simulation import add_baseline, baseline_of, resume, simulate
 
     if baseline and chosen:
@@ -56,7 +69,9 @@ def run(
     remarks.quiet = quiet
     try:
         with show.watching(console, "probing") as watch:
-            if chosen is None:
+            if original:
+                summary = repeat(original, folder, data=data, watch=watch)
+            elif chosen is None:
                 summary = resume(folder, settings, data=data, watch=watch)
             else:
                 summary = simulate(chosen, folder, data=data, watch=watch, warn=partial(show.note, remarks))
@@ -64,7 +79,7 @@ def run(
             with show.watching(console, "backpropagation") as watch:
                 summary = add_baseline(folder, data=data, watch=watch)
     except KeyboardInterrupt:
-        begun = (folder / "plan.toml").exists()
+        begun = (folder / "plan.toml").exists() and not original
         remedy = f"go on with: baffle run --resume {folder}" if begun else "nothing was begun"
         remarks.print(f"stopped; {remedy}", soft_wrap=True)
         raise click.Abort from None

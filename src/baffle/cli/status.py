@@ -1,6 +1,7 @@
 """`baffle status`: how a server's run goes."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ def rows(status: "Status") -> dict[str, str]:
     """What a person reads, line by line."""
     from baffle.cli.show import duration, size
 
-    silent = ", ".join(f"{count:,} in phase {phase}" for phase, count in status.silent.items())
+    silent, abstained = _by_phase(status.silent), _by_phase(status.abstained)
     up, down = size(status.uplink_bytes), size(status.downlink_bytes)
     return {
         "run": f"{status.run}, plan {status.plan}",
@@ -60,7 +61,7 @@ def rows(status: "Status") -> dict[str, str]:
         "in rounds": f"{up} up, {down} down",
         "on the link": f"{size(status.received_bytes)} received, {size(status.sent_bytes)} sent",
         "dropouts": f"{status.dropouts:,}" + (f" (no answer: {silent})" if silent else ""),
-        "refusals": f"{status.refusals:,}",
+        "refusals": f"{status.refusals:,}" + (f" (clients abstained: {abstained})" if abstained else ""),
         "late replies": f"{status.late_replies:,}",
         "refused replies": f"{status.refused_replies:,}",
         "turned away": f"{status.turned_away:,} connections",
@@ -73,6 +74,10 @@ def _pace(status: "Status") -> str:
         return "–"
     since = "" if status.seconds_since_round is None else f"; the last ended {status.seconds_since_round:.0f} s ago"
     return f"{status.recent_round_seconds:.2f} lately, median {status.median_round_seconds:.2f}{since}"
+
+
+def _by_phase(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} in phase {phase}" for phase, count in counts.items())
 
 
 def _those(count: int, numbers: str) -> str:

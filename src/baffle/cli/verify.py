@@ -16,7 +16,7 @@ from baffle.cli.options import json_option, path, quiet_option
 def verify(folder: Path, as_json: bool, quiet: bool) -> None:
     """Replay a run's journal and check every hash. Of the libraries, it needs only NumPy."""
     from baffle.cli import show
-    from baffle.journal.replay import verify as replay
+    from baffle.journal.audit import verify as replay
 
     console, _ = show.consoles()
     console.quiet = quiet or as_json

@@ -1,17 +1,14 @@
-"""How a client abstains: what the server may know of the reason, and what only the client's own log tells."""
+"""How a client abstains: with one message for every reason. Its own log has the reason."""
 
 import math
 import re
 import time
 from collections.abc import Callable
 
-from baffle.core.messages import Abstention
-from baffle.errors import MessageError, one_line
+from baffle.core.messages import Abstention, encode, first_number
+from baffle.errors import one_line
 
 Tell = Callable[[str], None]
-
-UNABLE = "this client cannot take part at the moment; its own log says why"
-"""All that a server learns of a reason that lies with the client."""
 
 REPEAT_SECONDS = 600.0
 """A reason that keeps coming up is told again after this time."""
@@ -19,11 +16,14 @@ REPEAT_SECONDS = 600.0
 MOST_REASONS = 100
 """How many reasons are remembered: a server that lies can cause any number of them."""
 
+MOST_CHARACTERS = 2_000
+"""A reason is cut to this length: it may quote what a server sent."""
 
-def abstention(round_number: int, fault: Exception) -> Abstention:
-    """The answer of a client that cannot do what it was asked. A MessageError is about what the server asked, so the
-    server reads it. Any other error may name files of the client's machine or say what they hold."""
-    return Abstention(round_number, one_line(str(fault)) if isinstance(fault, MessageError) else UNABLE)
+
+def abstention(request: bytes) -> bytes:
+    """The answer of a client that will not or cannot do what it was asked. It follows from the request alone: a reason
+    could say something about the client's samples or files, and a server that lies would ask until it does."""
+    return encode(Abstention(first_number(request)))
 
 
 class Sparingly:
@@ -35,6 +35,7 @@ class Sparingly:
         self._told: dict[str, float] = {}
 
     def __call__(self, words: str) -> None:
+        words = one_line(words, MOST_CHARACTERS)
         kind, now = re.sub(r"\d+", "#", words), time.monotonic()
         if now - self._told.get(kind, -math.inf) < REPEAT_SECONDS:
             return

@@ -7,7 +7,7 @@ from baffle.aggregation.messages import Agree, Hello, MaskedRequest, Request, Tu
 from baffle.client.abstaining import Tell, abstention
 from baffle.client.replica import Replica
 from baffle.client.worker import Worker
-from baffle.core.messages import Abstention, Contribution, Message, RoundRequest, encode
+from baffle.core.messages import Contribution, Message, RoundRequest, encode
 from baffle.core.ring import ELEMENT, EXTRAS, RingVector
 from baffle.errors import BaffleError, RefusalError
 from baffle.trajectory import Trajectory
@@ -25,19 +25,14 @@ class Client:
     worker: Worker | None
     session: ClientSession | None = None
     tell: Tell = lambda _words: None
-    candid: bool = False
-    """Whether the server may read every reason. So it is in a simulation, where both are one process."""
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a request. If this client cannot do what is asked, the reply is an Abstention."""
-        number = 0
         try:
-            asked = decode_request(data)
-            number = asked.request.round if isinstance(asked, MaskedRequest) else getattr(asked, "round", 0)
-            return encode(self._answer(asked))
+            return encode(self._answer(decode_request(data)))
         except (BaffleError, OSError) as fault:
             self.tell(f"abstained: {fault}")
-            return encode(Abstention(number, str(fault)) if self.candid else abstention(number, fault))
+            return abstention(data)
 
     def _answer(self, asked: Request) -> Message:
         session = self.session
@@ -51,10 +46,7 @@ class Client:
             case Agree() if session is not None:
                 return session.agree(asked)
             case Turn() if session is not None:
-                turned = session.turn(asked)
-                if turned.refusal:
-                    self.tell(f"refused: {turned.refusal}")
-                return turned
+                return session.turn(asked, self.tell)
             case _:
                 mode = "on" if session else "off"
                 raise RefusalError(f"a {type(asked).__name__}, but this client's secure.mode is {mode}")
@@ -62,7 +54,7 @@ class Client:
     def _vector(self, request: RoundRequest) -> RingVector:
         if self.worker is None:
             raise RefusalError("this client has no samples and no runtime to compute with")
-        return self.worker.vector(request, self.replica.weights_for(request))
+        return self.worker.vector(request.round, self.replica.weights_for(request))
 
 
 def _contribution(request: RoundRequest, vector: RingVector) -> Contribution:

@@ -1,76 +1,105 @@
-"""A client's copy of the weights: how it is brought up to date, and how the client checks that it is right."""
+"""A client's copy of the weights: how it is brought up to date, and how the client checks that it is right.
+
+A client begins at weights that it made itself, and moves by the outcomes of rounds, which it applies itself. Each step
+leads to a hash of everything before it, and a request names the hash that it is about. A client that comes later may
+take the state with which an epoch begins, if that state leads to the hash in the epoch's statement.
+"""
 
 import threading
 import time
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from baffle.core.arrays import F32
-from baffle.core.messages import CatchUp, Outcome, RoundRequest, decode, read
-from baffle.core.state import FLOAT, ServerState, apply, pack, unpack
-from baffle.errors import JournalError, MessageError, unwritable
-from baffle.files import replace
+from baffle.core.chain import Present, chain_next
+from baffle.core.messages import CatchUp, RoundRequest, read
+from baffle.core.state import FLOAT, pack, unpack
+from baffle.errors import BaffleError, JournalError, MessageError, unwritable
+from baffle.files import read_file, replace
+from baffle.lineage import Lineage
 from baffle.trajectory import Trajectory
-
-
-class Held(NamedTuple):
-    """What a client holds: the weights, and the whole state if it replays rounds."""
-
-    state: ServerState | None
-    weights: F32
-
 
 SAVE_SECONDS = 10.0
 """Seconds between two saves, so a client that was killed repeats at most this much work."""
+
+SLACK_BYTES = 1 << 16
+"""Room in a saved replica for everything but its state."""
+
+
+class Saved(msgspec.Struct, frozen=True, array_like=True):
+    """A replica as bytes: the run that it belongs to, where it is, and its state, or only weights if it does not replay
+    rounds."""
+
+    trajectory: bytes
+    run: bytes
+    round: int
+    chain: bytes
+    state: bytes
+    weights: bytes = b""
 
 
 class Replica:
     """A client's copy of the weights. Simulated clients share one replica, because their weights are identical.
 
-    A catch-up by `outcomes` replays rounds and needs the whole state; for `weights` or `delta` the weights are enough.
-    With a `file`, a whole state is saved there every few seconds, and a client that is restarted continues from it.
+    It begins where the client can begin by itself. With `downlink` other than "scalars" the server sends weights, or
+    their differences, and the client takes its word for them. A state is taken whole only with `snapshots`. With a
+    `file`, the state is saved there every few seconds, and a client that is restarted continues from it.
     """
 
     astray: bool
-    """Whether a catch-up failed to lead to the server's weights, so that this replica needs them whole."""
+    """Whether a catch-up failed to lead to the run's state: this client has been told another story than the others."""
 
-    def __init__(self, trajectory: Trajectory, file: Path | None = None) -> None:
-        self.trajectory = trajectory
+    def __init__(self, lineage: Lineage, present: Present, file: Path | None = None, *, snapshots: bool = True) -> None:
+        self._prepare(lineage, file, snapshots=snapshots)
+        self._hold(present)
+        if file:
+            with suppress(OSError, MessageError, JournalError):
+                self._continue(read_saved(file, lineage.trajectory))
+
+    def _prepare(self, lineage: Lineage, file: Path | None, *, snapshots: bool) -> None:
+        self._lineage = lineage
+        self._snapshots = snapshots
         self._file = file
         self._saved = time.monotonic()
         self._lock = threading.Lock()
         self.astray = False
-        self._round, state = _saved(file, trajectory) if file else (-1, None)
-        self._held = Held(state, state.weights if state else np.empty(0, np.float32))
-        self._hash = state.weights_hash() if state else b""
+        self._present: Present | None = None
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self._lineage.trajectory
 
     @property
     def round(self) -> int:
-        """The round whose weights this replica holds; −1 for none."""
+        """The round whose weights this replica holds."""
         return self._round
 
-    @staticmethod
-    def round_in(file: Path) -> int:
-        """The round of the state saved in a file; −1 if there is none."""
-        saved = _read(file)
-        return saved[1] if saved else -1
+    @property
+    def chain(self) -> bytes:
+        """The hash of all that led to the weights, by this client's own account; empty if it has none."""
+        return self._present.chain if self._present else b""
 
-    def forget(self) -> None:
-        """Hold nothing, as at the beginning. The file stays until the next save replaces it."""
-        with self._lock:
-            self._round, self._held, self._hash = -1, Held(None, np.empty(0, np.float32)), b""
-            self.astray = False
+    def in_epoch(self, lineage: Lineage, *, snapshots: bool = True) -> "Replica":
+        """A replica that goes on from here in a later epoch of the same run."""
+        return Replica.thawed(lineage, self.frozen(), self._file, snapshots=snapshots)
+
+    @classmethod
+    def thawed(cls, lineage: Lineage, frozen: bytes, file: Path | None = None, *, snapshots: bool = True) -> "Replica":
+        """A replica that continues from what another held when it was frozen."""
+        replica = cls.__new__(cls)
+        replica._prepare(lineage, file, snapshots=snapshots)
+        replica._continue(read(frozen, Saved, "Replica"))
+        return replica
 
     def save(self) -> None:
         """Write the state to the file. Does nothing without a file or without a whole state."""
-        if not self._file or self._held.state is None:
+        if not self._file or self._present is None:
             return
-        data = msgspec.msgpack.encode((self.trajectory.digest, self._round, pack(self._held.state)))
+        data = self.frozen()
         try:
             replace(self._file, sha256(data).digest() + data)
         except OSError as fault:
@@ -79,22 +108,10 @@ class Replica:
 
     def frozen(self) -> bytes:
         """What this replica holds, as bytes from which another replica can continue."""
-        state, weights = self._held
-        held = ("state", pack(state)) if state else ("weights", weights.astype(FLOAT, copy=False).tobytes())
-        return msgspec.msgpack.encode((self.trajectory.digest, self._round, *held))
-
-    def thaw(self, frozen: bytes) -> None:
-        """Continue from what another replica held when it was frozen."""
-        digest, number, kind, data = read(frozen, tuple[bytes, int, Literal["state", "weights"], bytes], "Replica")
-        if digest != self.trajectory.digest:
-            raise MessageError("a replica of another plan")
-        if kind == "state":
-            state = unpack(self.trajectory.rule, data)
-            self._held = Held(state, state.weights)
-        else:
-            self._held = Held(None, self._vector(data).view(np.float32) if data else np.empty(0, np.float32))
-        self._round = number
-        self._hash = sha256(self._held.weights.astype(FLOAT, copy=False).data).digest()
+        run = self._lineage.links[-1].run if self._lineage.links else b""
+        state = pack(self._present.state) if self._present else b""
+        weights = b"" if self._present else self._weights.astype(FLOAT, copy=False).tobytes()
+        return msgspec.msgpack.encode(Saved(self.trajectory.digest, run, self._round, self.chain, state, weights))
 
     def weights_for(self, request: RoundRequest) -> F32:
         """The weights that the request is about, after its catch-up. If they do not have the hash that the server
@@ -102,77 +119,113 @@ class Replica:
         if request.trajectory != self.trajectory.digest:
             raise MessageError("the server follows another plan than this client")
         with self._lock:
-            if self._round == request.round and self._hash == request.weights_hash:
-                return self._held.weights
-            self.astray = request.catch_up.kind in ("outcomes", "delta")  # until the hash below proves otherwise
-            held = self._advanced(request.catch_up)
-            if sha256(held.weights.astype(FLOAT, copy=False).data).digest() != request.weights_hash:
-                raise MessageError(
-                    f"round {request.round}: this client's weights are not the ones that the server names"
-                )
-            self._round, self._held, self._hash = request.round, held, request.weights_hash
+            if self._round == request.round and self._hash == request.weights_hash and self._knows(request.chain):
+                return self._weights
+            replays = request.catch_up.kind in ("outcomes", "snapshot")
+            self.astray = replays  # until the hashes below prove otherwise
+            try:
+                self._move(request)
+            except MessageError:
+                raise
+            except BaffleError as fault:
+                raise MessageError(f"what the server says does not lead to its weights: {fault}") from None
             self.astray = False
             if time.monotonic() - self._saved > SAVE_SECONDS:
                 self.save()
-            return held.weights
+            return self._weights
 
-    def _advanced(self, catch_up: CatchUp) -> Held:
-        match catch_up.kind:
-            case "snapshot":
-                try:
-                    state = unpack(self.trajectory.rule, _only(catch_up))
-                except JournalError as fault:
-                    raise MessageError(f"the server's state is of no use: {fault}") from None
-                return Held(state, state.weights)
-            case "outcomes":
-                state = self._replayed(catch_up)
-                return Held(state, state.weights)
-            case "weights":
-                return Held(None, self._vector(_only(catch_up)).view(np.float32))
-            case "delta":
-                if catch_up.since != self._round:
-                    raise MessageError(
-                        f"a difference from round {catch_up.since}, but this client is at round {self._round}"
-                    )
-                moved = self._held.weights.view(np.uint32) + self._vector(_only(catch_up))
-                return Held(None, moved.view(np.float32))
+    def _knows(self, chain: bytes) -> bool:
+        return self._present is None or self._present.chain == chain
 
-    def _replayed(self, catch_up: CatchUp) -> ServerState:
-        state = self._held.state
-        if state is None or self._round < catch_up.since:
+    def _move(self, request: RoundRequest) -> None:
+        catch_up = request.catch_up
+        if catch_up.kind in ("delta", "weights"):
+            if self.trajectory.plan.run.downlink == "scalars":
+                raise MessageError(f"a catch-up by {catch_up.kind}, but in this run clients apply outcomes themselves")
+            weights = self._sent(catch_up)
+            if _hash(weights) != request.weights_hash:
+                raise _other_weights(request)
+            self._present, self._weights, self._hash = None, weights, request.weights_hash
+            self._round = request.round
+            return
+        present = self._replayed(catch_up)
+        if (present.round, present.chain) != (request.round, request.chain):
+            raise _other_weights(request)
+        if present.state.weights_hash() != request.weights_hash:
+            raise _other_weights(request)
+        self._hold(present)
+
+    def _replayed(self, catch_up: CatchUp) -> Present:
+        present, items = self._present, catch_up.items
+        if catch_up.kind == "snapshot":
+            present, items = self._proved(catch_up), items[3:]
+        if present is None or present.round < catch_up.since:
             raise MessageError(f"rounds from {catch_up.since} on, but this client is at round {self._round}")
-        for item in catch_up.items[self._round - catch_up.since :]:
-            state = apply(self.trajectory.rule, state, decode(item, Outcome))
-        return state
+        for item in items[present.round - catch_up.since :]:
+            present = self._lineage.advance(present, item)
+        return present
 
-    def _vector(self, data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-        if len(data) != self.trajectory.n * FLOAT.itemsize:
-            raise MessageError(f"expected {self.trajectory.n} weights of 4 bytes, got {len(data)} bytes")
-        return np.frombuffer(data, dtype="<u4").astype(np.uint32)
+    def _proved(self, catch_up: CatchUp) -> Present:
+        """The state with which the present epoch begins. It comes with the hash of the chain before the last round, and
+        that round's outcome: together they must give the hash in the epoch's statement."""
+        link = self._lineage.links[-1] if self._lineage.links else None
+        if link is None or link.first != catch_up.since or link.before is None or len(catch_up.items) < 3:
+            raise MessageError("a state that nothing proves; it is taken only where an epoch begins")
+        if not self._snapshots:
+            raise MessageError("a state that no certificate vouches for; this client applies outcomes, or waits")
+        packed, before, outcome = catch_up.items[:3]
+        state = unpack(self.trajectory.rule, packed)
+        return self._lineage.linked(Present(link.first, state, chain_next(before, outcome, state)))
+
+    def _sent(self, catch_up: CatchUp) -> F32:
+        if len(catch_up.items) != 1:
+            raise MessageError(f"a catch-up by {catch_up.kind} has one item, got {len(catch_up.items)}")
+        numbers = _numbers(catch_up.items[0], self.trajectory.n)
+        if catch_up.kind == "weights":
+            return numbers.view(np.float32)
+        if catch_up.since != self._round:
+            raise MessageError(f"a difference from round {catch_up.since}, but this client is at round {self._round}")
+        return (self._weights.view(np.uint32) + numbers).view(np.float32)
+
+    def _hold(self, present: Present) -> None:
+        self._present, self._round, self._weights = present, present.round, present.state.weights
+        self._hash = present.state.weights_hash()
+
+    def _continue(self, saved: Saved) -> None:
+        """Hold what was saved, if it belongs to this run."""
+        if saved.trajectory != self.trajectory.digest:
+            raise MessageError("a replica of another plan")
+        runs = [link.run for link in self._lineage.links]
+        if saved.run not in (runs or [b""]):
+            raise MessageError("a replica of another run")
+        if saved.weights:
+            self._present, self._round = None, saved.round
+            self._weights = _numbers(saved.weights, self.trajectory.n).view(np.float32)
+            self._hash = _hash(self._weights)
+            return
+        state = unpack(self.trajectory.rule, saved.state)
+        self._hold(self._lineage.linked(Present(saved.round, state, saved.chain), after=saved.run))
 
 
-def _read(file: Path) -> tuple[bytes, int, bytes] | None:
-    """The saved trajectory digest, round and state. None if the file is missing or damaged: the server can send the
-    state again."""
-    with suppress(OSError, msgspec.MsgspecError):
-        data = file.read_bytes()
-        if sha256(data[32:]).digest() == data[:32]:
-            return msgspec.msgpack.decode(data[32:], type=tuple[bytes, int, bytes])
-    return None
+def read_saved(file: Path, trajectory: Trajectory) -> Saved:
+    """What a file holds. A damaged file is refused: the server can send everything again."""
+    state = sum(vector.nbytes for vector in trajectory.rule.start(np.zeros(trajectory.n, np.float32)).vectors())
+    data = read_file(file, state + SLACK_BYTES)
+    if sha256(data[32:]).digest() != data[:32]:
+        raise MessageError(f"{file} is damaged")
+    saved: Saved = read(data[32:], Saved, "Replica")
+    return saved
 
 
-def _saved(file: Path, trajectory: Trajectory) -> tuple[int, ServerState | None]:
-    """The saved round and state, if they belong to this trajectory; otherwise −1 and None."""
-    saved = _read(file)
-    if saved:
-        digest, number, state = saved
-        if digest == trajectory.digest:
-            with suppress(JournalError):
-                return number, unpack(trajectory.rule, state)
-    return -1, None
+def _numbers(data: bytes, n: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    if len(data) != n * FLOAT.itemsize:
+        raise MessageError(f"expected {n} weights of 4 bytes, got {len(data)} bytes")
+    return np.frombuffer(data, dtype="<u4").astype(np.uint32)
 
 
-def _only(catch_up: CatchUp) -> bytes:
-    if len(catch_up.items) != 1:
-        raise MessageError(f"a catch-up by {catch_up.kind} has one item, got {len(catch_up.items)}")
-    return catch_up.items[0]
+def _hash(weights: F32) -> bytes:
+    return sha256(weights.astype(FLOAT, copy=False).data).digest()
+
+
+def _other_weights(request: RoundRequest) -> MessageError:
+    return MessageError(f"round {request.round}: this client's weights are not the ones that the server names")

@@ -1,5 +1,6 @@
 """The half of a client that computes: samples in, forward passes, one vector out. It sends and receives nothing."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ import numpy as np
 
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.directions import DISTRIBUTIONS, Directions
-from baffle.core.messages import RoundRequest
 from baffle.core.ports import Batch, GradientRuntime, Runtime
 from baffle.core.probe import SCHEMES
 from baffle.core.rebuild import gradient_from_scalars
@@ -19,6 +19,7 @@ from baffle.core.seeds import batch_indices, permutation
 from baffle.data.sources import Dataset
 from baffle.errors import RefusalError
 from baffle.plan import Plan
+from baffle.schedule import key_number_of
 from baffle.trajectory import Trajectory, optimizer
 
 BorrowRuntime = Callable[[], AbstractContextManager[Runtime]]
@@ -48,31 +49,33 @@ class Worker:
     indices: I64
     borrow: BorrowRuntime
 
-    def vector(self, request: RoundRequest, weights: F32) -> RingVector:
-        """What this client contributes to a round at these weights, as integers."""
-        with self.borrow() as runtime:
-            work = self._work(request, weights, runtime)
+    def vector(self, round_number: int, weights: F32) -> RingVector:
+        """What this client contributes to a round at these weights, as integers. Whatever its losses are, it takes all
+        steps and gives a vector: one that is not finite becomes the ring's `nothing`."""
+        with self.borrow() as runtime, np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            work = self._work(round_number, weights, runtime)
         weight = self.trajectory.weight_of(len(self.indices))
         return self.trajectory.ring.encode(work.values, self.trajectory.length, weight, work.loss, work.clipped)
 
-    def _work(self, request: RoundRequest, weights: F32, runtime: Runtime) -> Work:
+    def _work(self, number: int, weights: F32, runtime: Runtime) -> Work:
         plan = self.trajectory.plan
         if plan.federation.level == "epoch":
-            return self._train_locally(request.round, weights, runtime)
-        batch = self._batch_of_round(request.round)
+            return self._train_locally(number, weights, runtime)
+        batch = self._batch_of_round(number)
         if plan.outcome_kind == "vector":
-            key = self.trajectory.seeds.key("local", request.round, self.number, 0)
+            key = self.trajectory.seeds(number).key("local", number, self.number, 0)
             work, gradient = self._estimate(weights, batch, key, runtime)
             return work._replace(values=gradient.astype(np.float64))
         probe = SCHEMES[plan.probe.scheme]
         supports = self.trajectory.supports[: self.k]
-        directions, block = self.trajectory.directions(request.key), self.trajectory.block
+        directions = self.trajectory.directions(key_number_of(self.trajectory, number, self.number))
+        block = self.trajectory.block
         probed = probe(runtime.on(batch), weights, directions, supports, plan.probe.sigma, block)
         return Work(probed.scalars, probed.base)
 
     def _train_locally(self, round_number: int, weights: F32, runtime: Runtime) -> Work:
         """Epoch level: several steps with this client's own keys, and an optimizer that starts fresh every round."""
-        plan, seeds = self.trajectory.plan, self.trajectory.seeds
+        plan, seeds = self.trajectory.plan, self.trajectory.seeds(round_number)
         step = optimizer(plan.update)
         here, state, losses, clipped = weights, step.init(weights), list[float](), 0
         steps = local_steps(plan, len(self.indices))
@@ -90,12 +93,14 @@ class Worker:
         """Lap after lap through this client's samples, each lap in another order. A lap's last batch may be smaller."""
         n, size = len(self.indices), self.trajectory.plan.federation.batch or len(self.indices)
         for lap in count():
-            order = permutation(self.trajectory.seeds.key("batches", round_number, self.number, lap), n)
+            key = self.trajectory.seeds(round_number).key("batches", round_number, self.number, lap)
+            order = permutation(key, n)
             yield from (order[start : start + size] for start in range(0, n, size))
 
     def _estimate(self, weights: F32, batch: Batch, key: bytes, runtime: Runtime) -> tuple[Work, F32]:
         """The gradient on a batch, estimated by this client alone. Its scalars pass through a ring for one client, so
-        that the same bits come out on every machine."""
+        that the same bits come out on every machine. If one of them is not finite, neither is the loss that is
+        returned, and the work goes on with zeros, so that it takes no less time."""
         plan, trajectory = self.trajectory.plan, self.trajectory
         if plan.estimator == "backprop":
             loss, gradient = _gradient(runtime, batch, weights, int.from_bytes(key[:8], "big") >> 1)
@@ -104,24 +109,26 @@ class Worker:
         probed = SCHEMES[plan.probe.scheme](
             runtime.on(batch), weights, directions, trajectory.supports, plan.probe.sigma, trajectory.block
         )
+        finite = math.isfinite(probed.base) and bool(np.isfinite(probed.scalars).all())
+        scalars, loss = (probed.scalars, probed.base) if finite else (np.zeros_like(probed.scalars), 0.0)
         alone = Ring(clients=1, n_max=1, clip=plan.ring.d_max)
-        total = alone.decode(alone.encode(probed.scalars, len(probed.scalars), 1, probed.base), 1)
+        total = alone.decode(alone.encode(scalars, len(scalars), 1, loss), 1)
         gradient = gradient_from_scalars(
             total.totals, 1, directions, trajectory.supports, trajectory.n, alone, block=trajectory.block
         )
-        return Work(probed.scalars, probed.base, total.clipped), gradient
+        return Work(scalars, loss if finite else math.nan, total.clipped), gradient
 
     def _batch_of_round(self, round_number: int) -> Batch:
         n, size = len(self.indices), self.trajectory.plan.federation.batch
         if not 0 < size < n:
             return self._augmented(np.arange(n), round_number, 0)
-        seeds = self.trajectory.seeds
+        seeds = self.trajectory.seeds(round_number)
         chosen = batch_indices(lambda lap: seeds.key("batches", lap, self.number), n, size, round_number)
         return self._augmented(chosen, round_number, 0)
 
     def _augmented(self, chosen: I64, round_number: int, step: int) -> Batch:
         """The chosen samples of this client, augmented as the plan's keys determine for this step of the round."""
-        plan, seeds = self.trajectory.plan, self.trajectory.seeds
+        plan, seeds = self.trajectory.plan, self.trajectory.seeds(round_number)
         key = seeds.key("augment", round_number, self.number, step) if plan.task.augment else None
         return self.data.batch(self.indices[chosen], key)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from baffle.core.arrays import I32
 from baffle.core.ring import ELEMENT, RingVector
-from baffle.errors import MessageError, one_line
+from baffle.errors import AbstainedError, MessageError, one_line
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A round, a key's number, a weight."""
@@ -56,15 +56,14 @@ class CatchUp(Message, frozen=True, tag="catch-up"):
 
 
 class RoundRequest(Message, frozen=True, tag="request"):
-    """From server to client: probe these weights along the directions of this key. `skipped` lists the earlier rounds
-    that asked about the same weights and ended without a sum. Only they let a client answer about weights again."""
+    """From server to client: probe these weights, to which the run has come by the rounds that `chain` is the hash of.
+    Which directions to probe along follows from the round."""
 
     round: Number
-    key: Number
     trajectory: Hash
+    chain: Hash
     weights_hash: Hash
     catch_up: CatchUp
-    skipped: Annotated[tuple[Number, ...], msgspec.Meta(max_length=10_000)] = ()
 
 
 class Contribution(Message, frozen=True, tag="contribution"):
@@ -78,10 +77,10 @@ class Contribution(Message, frozen=True, tag="contribution"):
 
 
 class Abstention(Message, frozen=True, tag="abstention"):
-    """From client to server: the client has nothing to contribute in this round, and why."""
+    """From client to server: the client does not do what it was asked about this round. It says no more, so that it
+    is the same for every reason; only the client's own log has that."""
 
     round: Number
-    reason: str
 
 
 Reply = Contribution | Abstention
@@ -101,11 +100,12 @@ def tag_of(data: bytes) -> str:
 
 def first_number(data: bytes) -> int:
     """The first number of an encoded message, which is the round or slot that it is about; 0 if it begins with anything
-    else. The rest is not read."""
+    else or is no number of a message. The rest is not read."""
     at = 0
     while at < len(data) and (data[at] >> 4 == 0x9 or data[at] >> 5 == 0b101 or data[at] == 0xC0):
         at += 1 + (data[at] & 0x1F if data[at] >> 5 == 0b101 else 0)  # into arrays, past short strings and nil
-    return int.from_bytes(data[at + 1 : at + 9], "big") if data[at : at + 1] == b"\xd3" else 0
+    number = int.from_bytes(data[at + 1 : at + 9], "big", signed=True) if data[at : at + 1] == b"\xd3" else 0
+    return max(number, 0)
 
 
 def decode(data: bytes, kind: type[M]) -> M:
@@ -114,9 +114,10 @@ def decode(data: bytes, kind: type[M]) -> M:
 
 
 def decode_answer(data: bytes, kind: type[M]) -> M:
-    """Read a client's answer of the given type; the error for an abstention says why."""
+    """Read a client's answer of the given type; an AbstainedError if it has none."""
     if tag_of(data) == Abstention.__struct_config__.tag:
-        raise _abstained(decode(data, Abstention))
+        decode(data, Abstention)
+        raise AbstainedError
     return decode(data, kind)
 
 
@@ -125,12 +126,12 @@ def decode_reply(data: bytes) -> Reply:
 
 
 def contribution_to(request: RoundRequest, data: bytes) -> RingVector:
-    """The vector in a reply to a request; the error for a reply without one says why."""
+    """The vector in a reply to a request; an AbstainedError for a reply without one."""
     reply = decode_reply(data)
     if reply.round != request.round:
         raise MessageError(f"a reply to round {reply.round}, expected round {request.round}")
     if isinstance(reply, Abstention):
-        raise _abstained(reply)
+        raise AbstainedError
     return reply.elements()
 
 
@@ -140,10 +141,6 @@ def read(data: bytes, kind: Any, name: str) -> Any:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as fault:
         raise MessageError(f"expected a message of type {name}: {one_line(str(fault))}") from None
-
-
-def _abstained(reply: Abstention) -> MessageError:
-    return MessageError(f"abstained: {one_line(reply.reason)}")
 
 
 def _whole(data: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """The seams of the system: each takes one value and returns one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from baffle.core.arrays import F32, I64, Samples
@@ -49,14 +50,17 @@ CONTRIBUTED, MISSING = "contributed", "missing"
 
 class Collected(NamedTuple):
     """How a round ended: for each group the sum over its clients (or none), what became of each client, how many were
-    silent in which phase, what was refused, and the bytes from and to each."""
+    silent and how many abstained in which phase, what was refused (abstentions included), the bytes from and to each,
+    and what clients have signed about the state before the round."""
 
     sums: Sequence[Sum | None]
     events: Mapping[int, str]
     silent: Mapping[str, int]
+    abstained: Mapping[str, int]
     refusals: Sequence[tuple[int, str]]
     uplink: Mapping[int, int]
     downlink: Mapping[int, int]
+    states: Mapping[int, bytes] = MappingProxyType({})
 
 
 class Aggregation(Protocol):

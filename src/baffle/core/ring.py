@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baffle.core.arrays import F64, I32
-from baffle.errors import MessageError, NotFiniteError
+from baffle.errors import MessageError
 
 GUARD = 2**29
 """No sum may exceed this: two bits below the ring's edge."""
@@ -72,16 +72,14 @@ class Ring:
 
         A client that evaluated only a prefix of the directions counts each of them more, which keeps the estimate
         unbiased for any mix of slow and fast clients. `clipped_before` counts values that were clipped earlier, while
-        these were computed.
+        these were computed. If the loss or a value is not finite, it is `nothing`.
         """
         if not 0 < weight <= self.n_max:
             raise MessageError(f"a sample weight must be 1 to {self.n_max}, got {weight}")
         if not length <= len(values) * self.tier_factor <= length * self.tier_factor:
             raise MessageError(f"expected {math.ceil(length / self.tier_factor)} to {length} values, got {len(values)}")
         if not (math.isfinite(loss) and np.isfinite(values).all()):
-            raise NotFiniteError(
-                f"the loss ({loss}) or what follows from it is not finite; a smaller update.rate may help"
-            )
+            return self.nothing(length)
         bounded = np.clip(values, -self.clip, self.clip)
         clipped = min(length, int(np.count_nonzero(bounded != values)) + clipped_before)
         vector = np.zeros(length + EXTRAS, dtype=np.int64)
@@ -89,25 +87,45 @@ class Ring:
         vector[length:] = weight, 1, clipped, round(weight * min(max(loss, -LOSS_MAX), LOSS_MAX) * self._loss_scale)
         return vector.astype(np.uint32)  # modulo 2³²
 
-    def decode(self, total: RingVector, contributors: int) -> Sum:
-        """Read the sum of `contributors` vectors. A sum that honest clients cannot have produced is refused."""
+    @staticmethod
+    def nothing(length: int) -> RingVector:
+        """What a client sends whose loss is not finite: zeros of weight 0, all of which count as clipped. In a secure
+        sum nobody can tell it from other contributions. If such a client abstained instead, a server could choose
+        weights at which the loss is infinite for some labels and not for others, and learn who has which."""
+        vector = np.zeros(length + EXTRAS, dtype=np.uint32)
+        vector[length:] = 0, 1, length, 0
+        return vector
+
+    def check(self, total: RingVector, contributors: int) -> None:
+        """Refuse a sum of `contributors` vectors that honest clients cannot have produced."""
         if contributors < 1 or len(total) < EXTRAS:
             raise MessageError(f"{len(total)} elements from {contributors} contributors are not a sum")
         signed = total.view(np.int32)
         weight, ones, clipped, loss = (int(extra) for extra in signed[-EXTRAS:])
         values = signed[:-EXTRAS]
-        if ones != contributors or not contributors <= weight <= contributors * self.n_max:
+        if ones != contributors or not 0 <= weight <= contributors * self.n_max:
             raise MessageError(
                 f"the sum claims {ones} contributors of sample weight {weight}, expected {contributors} with at most "
                 f"{self.n_max} each"
             )
+        weighty = min(contributors, weight)  # at most this many sent more than nothing
         largest = int(np.max(np.abs(values.astype(np.int64)), initial=0))
-        if largest * self.clients > GUARD * contributors:
-            raise MessageError(f"a total of {largest} is more than {contributors} clients can send within their bounds")
+        if largest * self.clients > GUARD * weighty:
+            raise MessageError(f"a total of {largest} is more than {weighty} clients can send within their bounds")
         if not 0 <= clipped <= contributors * len(values):
             raise MessageError(f"the sum claims {clipped} clipped values of {contributors * len(values)}")
-        if abs(loss) > contributors + weight * LOSS_MAX * self._loss_scale:
-            raise MessageError(f"the sum claims a mean loss of {loss / (weight * self._loss_scale):g}")
+        if abs(loss) > weighty + weight * LOSS_MAX * self._loss_scale:
+            raise MessageError(f"the sum claims a mean loss beyond ±{LOSS_MAX:g}")
+
+    def decode(self, total: RingVector, contributors: int) -> Sum:
+        """Read the sum of `contributors` vectors. One that honest clients cannot have produced is refused, and so is
+        one in which everybody sent nothing."""
+        self.check(total, contributors)
+        signed = total.view(np.int32)
+        weight, _, clipped, loss = (int(extra) for extra in signed[-EXTRAS:])
+        if not weight:
+            raise MessageError("no client's loss was finite; a smaller update.rate may help")
+        values = signed[:-EXTRAS]
         return Sum(values, weight, contributors, clipped, loss / (weight * self._loss_scale))
 
 

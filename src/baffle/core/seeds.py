@@ -27,6 +27,10 @@ OF_THE_TRAJECTORY: frozenset[Purpose] = frozenset({"directions", "local"})
 """Purposes whose keys change with anything that changes the weights. The others depend on the root seed alone, so two
 plans with one seed start from the same weights, on the same clients, with the same batches, and can be compared."""
 
+SALTED: frozenset[Purpose] = frozenset({"directions", "local", "batches", "augment", "participation", "groups"})
+"""Purposes whose keys also depend on a networked run's salt, so that two runs of one plan never ask the same question.
+Initial weights, partition and tiers follow from the plan alone."""
+
 BLOCK = 16
 """Bytes in one block of the stream."""
 
@@ -35,15 +39,18 @@ BIG_ENDIAN = np.dtype(">u8")
 
 @dataclass(frozen=True)
 class Seeds:
-    """The root of all keys of one run: its seed, and the digest of what determines its weights."""
+    """The root of all keys of one run: its seed, the digest of what determines its weights, and, in a network, the salt
+    that its clients and its server have agreed on. A simulation has none."""
 
     root: int
     digest: bytes
+    salt: bytes = b""
 
     def key(self, purpose: Purpose, *numbers: int) -> bytes:
         """32 bytes for one purpose and, say, one round and group."""
-        info = f"baffle/{purpose}/1".encode() + b"".join(number.to_bytes(8, "big") for number in numbers)
-        salt = self.digest if purpose in OF_THE_TRAJECTORY else None
+        salted = bool(self.salt) and purpose in SALTED
+        info = f"baffle/{purpose}/{2 if salted else 1}".encode() + b"".join(n.to_bytes(8, "big") for n in numbers)
+        salt = self.salt + self.digest if salted else self.digest if purpose in OF_THE_TRAJECTORY else None
         return HKDF(SHA256(), length=32, salt=salt, info=info).derive(self.root.to_bytes(8, "big"))
 
 

@@ -67,6 +67,11 @@ def apply(rule: Rule, state: ServerState, outcome: Outcome) -> ServerState:
     return ServerState(weights, optimizer, average)
 
 
+def within(cap: float, before: F32, after: F32) -> bool:
+    """Whether an update is no longer than `cap`, the plan's `update.norm_max` (0: no limit)."""
+    return not cap or float(np.linalg.norm(after.astype(np.float64) - before)) <= cap
+
+
 def require_denormals() -> None:
     """Refuse a thread whose floating-point unit rounds tiny numbers to zero: it would compute other bits."""
     tiny = np.full(1, 2.0**-140, dtype=np.float32)

@@ -5,16 +5,17 @@ the size that it declares, or more than a limit.
 """
 
 import gzip
-import io
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from baffle import archives, files
 from baffle.core.arrays import I64
 from baffle.errors import DataError
 
@@ -60,25 +61,19 @@ def damaged(path: Path | str, fault: object) -> DataError:
 def read_file(path: Path) -> bytes:
     """A file of unknown size, which is refused if it is too large."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(LARGEST_MEMBER + 1)
+        return files.read_file(path, LARGEST_MEMBER)
     except OSError as fault:
         raise damaged(path, fault) from None
-    if len(raw) > LARGEST_MEMBER:
-        raise DataError(f"{path} is too large: expected at most {LARGEST_MEMBER:,} bytes; is it another data set?")
-    return raw
 
 
 def read_whole(path: Path, size: int) -> bytes:
     """A file that must have exactly `size` bytes."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(size + 1)
+        raw = files.read_file(path, size)
     except OSError as fault:
         raise damaged(path, fault) from None
     if len(raw) != size:
-        got = "more" if len(raw) > size else str(len(raw))
-        raise DataError(f"{path} is truncated or damaged: expected {size} bytes, got {got}; download it again")
+        raise DataError(f"{path} is truncated or damaged: expected {size} bytes, got {len(raw)}; download it again")
     return raw
 
 
@@ -92,32 +87,13 @@ def within(labels: NDArray[Any], classes: int, path: Path | str) -> I64:
 
 def open_zip(path: Path) -> zipfile.ZipFile:
     """An archive, after a check that no name reaches outside it and that its members declare plausible sizes."""
-    try:
-        archive = zipfile.ZipFile(path)
-    except Exception as fault:  # a hostile archive can raise anything that parsing can
-        raise damaged(path, fault) from None
-    members = archive.infolist()
-    for member in members:
-        # The archive's own spelling: zipfile turns other separators into "/" and cuts names at a NUL.
-        name = PurePosixPath(member.orig_filename.replace("\\", "/"))
-        if name.is_absolute() or ".." in name.parts or ":" in "".join(name.parts[:1]) or "\0" in member.orig_filename:
-            raise DataError(f"{path} holds a member that reaches outside it, {member.orig_filename!r}; do not use it")
-        if member.file_size > LARGEST_MEMBER:
-            raise _too_large(f"{path}: {member.filename}", member.file_size, LARGEST_MEMBER)
-    total = sum(member.file_size for member in members)
-    if total > LARGEST:
-        raise _too_large(path, total, LARGEST)
-    return archive
+    with _as_data():
+        return archives.open_archive(path, LARGEST_MEMBER, LARGEST)
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """One member; zipfile itself stops at the declared size and verifies the checksum."""
-    try:
-        return archive.read(name)
-    except KeyError:
-        raise DataError(f"{archive.filename} holds no {name}; is it another data set?") from None
-    except Exception as fault:
-        raise damaged(f"{archive.filename}: {name}", fault) from None
+    with _as_data():
+        return archives.read_member(archive, name)
 
 
 def read_npz(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> dict[str, NDArray[Any]]:
@@ -125,11 +101,8 @@ def read_npz(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> dict[s
     arrays = dict[str, NDArray[Any]]()
     with open_zip(path) as archive:
         for name, shape in shapes.items():
-            raw = io.BytesIO(read_member(archive, f"{name}.npy"))
-            try:
-                array = np.lib.format.read_array(raw, allow_pickle=False)
-            except Exception as fault:  # a hostile header can raise anything that parsing can
-                raise damaged(f"{path}: {name}", fault) from None
+            with _as_data():
+                array = archives.read_array(archive, name)
             fits = array.ndim == len(shape) and all(
                 size > 0 if wanted is None else size == wanted for size, wanted in zip(array.shape, shape, strict=True)
             )
@@ -140,5 +113,10 @@ def read_npz(path: Path, shapes: Mapping[str, tuple[int | None, ...]]) -> dict[s
     return arrays
 
 
-def _too_large(what: object, size: int, limit: int) -> DataError:
-    return DataError(f"{what} would unpack to {size:,} bytes, expected at most {limit:,}; do not use it")
+@contextmanager
+def _as_data() -> Iterator[None]:
+    """Report what is wrong with an archive as a matter of the data set."""
+    try:
+        yield
+    except ValueError as fault:
+        raise DataError(f"{fault}; download it again from its publisher") from None

@@ -21,6 +21,9 @@ KINDS: dict[Kind, tuple[int, np.dtype[Any], str]] = {
 LARGEST = 2**30
 """Bytes that a file may unpack to; MNIST's largest has 47 million."""
 
+MOST_UNPACKED = 1032
+"""Bytes that gzip can make of one byte."""
+
 
 def read_idx(path: Path, shape: tuple[int, ...], kind: Kind = "bytes") -> NDArray[Any]:
     """An idx file, gzipped or not, whose items have the given shape."""
@@ -38,8 +41,9 @@ def read_idx(path: Path, shape: tuple[int, ...], kind: Kind = "bytes") -> NDArra
             if sizes[1:] != shape:
                 raise DataError(f"{path} holds items of shape {sizes[1:]}, expected {shape}; is it another data set?")
             expected = math.prod(sizes) * dtype.itemsize
+            _require_plausible(path, expected)
             # One byte more, so that a longer file or a wrong checksum is noticed.
-            body = file.read(min(expected, LARGEST) + 1)
+            body = file.read(expected + 1)
     except DAMAGE as fault:
         raise damaged(path, fault) from None
     if len(body) != expected or not sizes[0]:
@@ -48,3 +52,13 @@ def read_idx(path: Path, shape: tuple[int, ...], kind: Kind = "bytes") -> NDArra
             f"got {'more' if len(body) > expected else len(header) + len(body)}; download it again"
         )
     return np.frombuffer(body, dtype=dtype).reshape(sizes)
+
+
+def _require_plausible(path: Path, expected: int) -> None:
+    """Refuse a header that promises more than the file can hold, before there is memory for it."""
+    most = min(LARGEST, path.stat().st_size * (MOST_UNPACKED if path.suffix == ".gz" else 1))
+    if expected > most:
+        raise DataError(
+            f"{path} is truncated or damaged: its header promises {expected:,} bytes, expected at most {most:,}; "
+            "download it again"
+        )

@@ -26,6 +26,9 @@ FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
 MOST_PIXELS = 2**26
 """The most pixels that an image may have before it is resized."""
 
+ROWS = 64
+"""Rows of an image that are converted at once."""
+
 SCALE = PixelScale((0.5,), (0.5,))
 """Colours from -1 to 1: centred, which suits models that bring no scale of their own."""
 
@@ -188,8 +191,12 @@ def _in_eight_bits(image: "PIL.Image.Image") -> "PIL.Image.Image":
         return image
     import PIL.Image
 
-    deep = np.asarray(image).astype(np.int64)
-    return PIL.Image.fromarray(((deep + 128) // 257).astype(np.uint8))
+    deep = np.asarray(image)
+    shallow = np.empty(deep.shape, np.uint8)
+    for start in range(0, len(deep), ROWS):  # all at once would take 24 bytes a pixel
+        rows = deep[start : start + ROWS].astype(np.int64)
+        shallow[start : start + ROWS] = (rows + 128) // 257
+    return PIL.Image.fromarray(shallow)
 
 
 def _from_minus_one_to_one(samples: NDArray[Any]) -> F32:

@@ -59,6 +59,22 @@ NEEDED = (
 """The operations that occur in CIFAR's batches."""
 
 
+MOST_READS = 2_000_000
+"""How many parts a pickle may have: each takes memory, however few bytes it has. CIFAR-100's have half a million."""
+
+
+class _Few(io.BytesIO):
+    """A pickle's bytes, of which only so many parts may be read."""
+
+    reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads += 1
+        if self.reads > MOST_READS:
+            raise DataError(f"it has more than {MOST_READS:,} parts")
+        return super().read(size)
+
+
 # The unpickler written in Python: the one in C allocates whatever number of memo entries a pickle names.
 class _Unpickler(pickle._Unpickler):
     dispatch = {code: pickle._Unpickler.dispatch[code] for (code,) in NEEDED}  # noqa: RUF012
@@ -87,7 +103,7 @@ _Unpickler.dispatch[_SETITEMS] = _refuse_other_keys(_Unpickler.dispatch[_SETITEM
 
 def read_batch(path: Path, labels_key: bytes) -> tuple[U8, list[int]]:
     """The pixels, a row per image, and the labels of one pickled batch."""
-    raw = io.BytesIO(read_file(path))
+    raw = _Few(read_file(path))
     try:
         batch = _Unpickler(raw, encoding="bytes").load()
     except DataError as refused:

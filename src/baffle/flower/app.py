@@ -3,13 +3,14 @@
     server      runs the plan in the run's configuration with the nodes that are present
     client      answers one message; a stock SuperNode starts a process for each message
 
-Between two messages a client exists as bytes in its node's memory. Its marks must survive the node, so they are in its
-folder, as with `baffle join`.
+Between two messages a client exists as bytes in its node's memory. Its marks must survive the node, so they lie beside
+its key, as with `baffle join`.
 """
 
 import fcntl
 import json
 import logging
+import os
 import shlex
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 
 from baffle.aggregation.messages import Request
 from baffle.client.abstaining import abstention
-from baffle.core.messages import encode, tag_of
+from baffle.core.messages import tag_of
 from baffle.errors import BaffleError, KeysError, PlanError, RunFolderError
 from baffle.flower.app_wrappers import Delivery, Settings, client_app, server_app
 from baffle.flower.identify import Who, with_identity
@@ -31,6 +32,7 @@ from baffle.network.equipment import count_samples, with_onnx, with_torch
 from baffle.network.joining import Asked
 from baffle.network.keys import ClientKeys
 from baffle.network.member import NEEDS_WORK, Member
+from baffle.network.policy import load_policy
 from baffle.plan import Plan, load
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def setting(configs: tuple[Settings, ...], name: str, default: T) -> T:
 
 
 def folder(configs: tuple[Settings, ...], name: str) -> Path | None:
-    """A folder. Flower starts its processes in any working directory, so the path must be absolute."""
+    """A folder, or a file. Flower starts its processes in any working directory, so the path must be absolute."""
     text = setting(configs, name, "")
     if text and not Path(text).is_absolute():
         raise PlanError(f"{name}: expected an absolute path, got {text!r}")
@@ -92,8 +94,8 @@ def answer(delivery: Delivery) -> tuple[bytes, bytes]:
     """The ClientApp. Returns its reply, and the state that the node keeps until the next message."""
     try:
         own, state = _identify(delivery)
-        member = _member(delivery, own, state)
-        with _exclusively(state):
+        with _exclusively(own):
+            member = _member(delivery, own, state)
             try:
                 member.thaw(delivery.state, idle=tag_of(delivery.content) not in NEEDS_WORK)
             except BaffleError as fault:
@@ -102,17 +104,19 @@ def answer(delivery: Delivery) -> tuple[bytes, bytes]:
             return reply, b"" if member.over else member.frozen()
     except Exception as fault:  # Flower would send the text of any error that it sees to the server
         tell(f"cannot answer: {fault if isinstance(fault, BaffleError) else repr(fault)}")
-        return encode(abstention(0, fault)), delivery.state
+        return abstention(delivery.content), delivery.state
 
 
 def _identify(delivery: Delivery) -> tuple[ClientKeys, Path | None]:
-    """This client's keys, and the folder for its marks. Its node names them; or the run names a folder with the keys of
-    all clients, and the partition number says which of them this is."""
+    """This client's keys, and the folder for its weights. Its node names them; or the run names a folder with the keys
+    of all clients, and the partition number says which of them this is."""
     own = folder((delivery.node,), "keys")
     if own is not None:
         state = folder((delivery.node,), "state")
         if state is None:
-            raise KeysError("node-config: keys without state; a client needs a folder for its marks: set state")
+            raise KeysError(
+                "node-config: keys without state; a client needs a folder for its copy of the weights: set state"
+            )
         return ClientKeys.load(own), state
     all_keys = folder((delivery.run,), "keys")
     state = folder((delivery.run,), "state")
@@ -128,6 +132,7 @@ def _member(delivery: Delivery, own: ClientKeys, state: Path | None) -> Member:
     number = own.number
     data = folder(configs, "data")
     model = folder((delivery.node,), "model")
+    policy = folder((delivery.node,), "policy")
     part = setting(configs, "part", False)
     return Member(
         own,
@@ -137,24 +142,24 @@ def _member(delivery: Delivery, own: ClientKeys, state: Path | None) -> Member:
         setting((delivery.node,), "affords", 0),
         plan_of((delivery.node,), ""),
         lambda words: tell(f"client {number}: {words}"),
+        load_policy(policy) if policy else None,
     )
 
 
 @contextmanager
-def _exclusively(state: Path | None) -> Iterator[None]:
+def _exclusively(own: ClientKeys) -> Iterator[None]:
     """Answer one message at a time. A SuperNode may start two processes from the same memory; the second one waits
     here, and then sees the marks of the first."""
-    if state is None:
-        yield
-        return
+    folder = own.marks.parent
     try:
-        state.mkdir(parents=True, exist_ok=True)
-        lock = (state / "lock").open("wb")
+        lock = os.open(folder, os.O_RDONLY)
     except OSError as fault:
-        raise RunFolderError(f"{state} cannot be used: {fault.strerror or fault}") from None
-    with lock:
+        raise RunFolderError(f"{folder} cannot be used: {fault.strerror or fault}") from None
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def tell(words: str) -> None:

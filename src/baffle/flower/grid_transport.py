@@ -12,7 +12,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, pull_obj
 from flwr.superlink.grid import http_grid
 
 from baffle.core.messages import tag_of
-from baffle.errors import AwayError
+from baffle.errors import AwayError, one_line
 from baffle.flower.records import action, content_of, to_record
 from baffle.flower.run import superlink_error
 from baffle.flower.wire import KEY, RECORD
@@ -62,7 +62,7 @@ class GridTransport:
     def _read(self, node: int, reply: Message) -> bytes | None:
         """A reply's content; None, with the reason passed to `tell`, if it has none."""
         if reply.has_error():
-            self._tell(node, reply.error.reason or f"error {reply.error.code}")
+            self._tell(node, one_line(reply.error.reason or "") or f"error {reply.error.code}")
             return None
         content = content_of(reply)
         if content is None:

@@ -13,6 +13,7 @@ from ssl import create_default_context
 from types import TracebackType
 
 from baffle.errors import TransportError
+from baffle.files import make_folder
 
 STARTUP = 60.0
 """Seconds that SuperLink may take until it answers."""
@@ -49,7 +50,7 @@ class SuperLink:
         return f"{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
     def __enter__(self) -> "SuperLink":
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         log = self._folder / "superlink.log"
         self._wait_for_port()
         with log.open("wb") as output:

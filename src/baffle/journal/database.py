@@ -8,19 +8,29 @@ from pathlib import Path
 from baffle.errors import FULL, FullDiskError, JournalError, RunFolderError
 from baffle.files import require_room
 
-FORMAT = "baffle-journal/1"
+SIMULATED, NETWORKED = "baffle-journal/1", "baffle-journal/2"
+"""The formats of journals: of a simulation, and of a networked run, which has statements. Networked runs of version 0.1
+have the first."""
 READERS_SECONDS = 60.0
 """How long a run waits for another process that is reading its journal."""
 
-SCHEMA = """
+SCHEMAS = {
+    SIMULATED: """
 CREATE TABLE run (format TEXT, plan TEXT, trajectory_digest BLOB, n_weights INTEGER, versions TEXT);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, outcome BLOB NOT NULL, chain BLOB NOT NULL);
 CREATE TABLE metrics (round INTEGER PRIMARY KEY, record TEXT NOT NULL);
 CREATE TABLE snapshots (round INTEGER PRIMARY KEY, state BLOB NOT NULL);
 CREATE TABLE participation (round INTEGER, client INTEGER, event TEXT, PRIMARY KEY (round, client)) WITHOUT ROWID;
 """
-
-TABLES = frozenset(statement.strip() for statement in SCHEMA.split(";") if statement.strip())
+}
+SCHEMAS[NETWORKED] = (
+    SCHEMAS[SIMULATED]
+    + """
+CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, statement BLOB NOT NULL, nonces BLOB NOT NULL,
+  signatures BLOB NOT NULL, roster BLOB NOT NULL);
+CREATE TABLE certificates (round INTEGER, run BLOB, record BLOB NOT NULL, PRIMARY KEY (round, run)) WITHOUT ROWID;
+"""
+)
 STATISTICS = ("sqlite_stat1", "sqlite_stat4")
 """Tables that SQLite's own `ANALYZE` adds."""
 
@@ -32,6 +42,8 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     try:
         if read_only:
             return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        with suppress(OSError):  # SQLite says better what is wrong with a place
+            path.touch(mode=0o600)  # for its owner alone; SQLite gives its other files the same mode
         db = sqlite3.connect(path, timeout=READERS_SECONDS, isolation_level="DEFERRED")
         try:
             db.execute("PRAGMA journal_mode = WAL")
@@ -48,10 +60,11 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Report whatever SQLite finds wrong as a damaged journal. A damaged length can also ask for too much memory."""
+    """Report whatever SQLite finds wrong as a damaged journal. A damaged length can also ask for too much memory, and
+    what SQLite quotes from the file need not be text."""
     try:
         yield
-    except (sqlite3.Error, MemoryError) as fault:
+    except (sqlite3.Error, MemoryError, UnicodeDecodeError) as fault:
         reason = str(fault) or "out of memory"
         raise JournalError(f"{path} cannot be read: {reason}; it is damaged or not a journal") from None
 
@@ -93,11 +106,11 @@ def require_journal(path: Path) -> None:
     """Refuse a file that this version cannot read, before anything in it is changed."""
     _require_plain_files(path)
     with reading(path), closing(connect(path, read_only=True)) as db:
-        _require_schema(db, path)
+        schema = _schema(db, path)
         formats = [row[0] for row in db.execute("SELECT format FROM run LIMIT 2")]
-    if formats != [FORMAT]:
+    if formats != [schema]:
         got = repr(formats[0])[:80] if len(formats) == 1 else "several" if formats else "None"
-        raise JournalError(f"{path} has format {got}, expected {FORMAT!r}: made by another version of baffle")
+        raise JournalError(f"{path} has format {got}, expected {schema!r}: made by another version of baffle")
 
 
 def require_sound(db: sqlite3.Connection, path: Path) -> None:
@@ -124,13 +137,20 @@ def _require_plain_files(path: Path) -> None:
         raise JournalError(f"{path} cannot be read: {fault.strerror or fault}") from None
 
 
-def _require_schema(db: sqlite3.Connection, path: Path) -> None:
-    """Refuse views, triggers and computed columns, which could do anything: a journal has five plain tables."""
+def _schema(db: sqlite3.Connection, path: Path) -> str:
+    """The format whose tables the file holds. Views, triggers and computed columns, which could do anything, are
+    refused: a journal has plain tables."""
     stored = {name: sql for name, sql in db.execute("SELECT name, sql FROM sqlite_master") if name not in STATISTICS}
-    tables = {sql.split()[2]: sql for sql in TABLES}
-    if stored == tables:
-        return
+    tables = {name: _tables(schema) for name, schema in SCHEMAS.items()}
+    for name, expected in tables.items():
+        if stored == expected:
+            return name
     raise JournalError(
-        f"{path} does not hold the tables of a journal ({', '.join(sorted(tables))}) and nothing else, but "
+        f"{path} does not hold the tables of a journal ({', '.join(sorted(tables[SIMULATED]))}) and nothing else, but "
         f"{', '.join(sorted(map(str, stored)))[:200] or 'none'}; it is damaged, of another version, or not a journal"
     )
+
+
+def _tables(schema: str) -> dict[str, str]:
+    statements = [statement.strip() for statement in schema.split(";") if statement.strip()]
+    return {statement.split()[2]: statement for statement in statements}

@@ -1,4 +1,5 @@
-"""A run's folder: `plan.toml`, `journal.sqlite`, `metrics.jsonl`, `summary.json`. One process uses it at a time."""
+"""A run's folder: `plan.toml`, `journal.sqlite`, `metrics.jsonl`, `summary.json`. One process uses it at a time, and
+only its owner can read what is in it."""
 
 import fcntl
 import json
@@ -9,13 +10,16 @@ from types import TracebackType
 from typing import Any
 
 from baffle.errors import RunFolderError, unwritable
-from baffle.files import Attempt, append, once, replace
+from baffle.files import Attempt, append, make_folder, once, read_file, replace
 
 PLAN = "plan.toml"
 """The first file that a run writes. A process killed while writing it leaves only `.plan.toml.new`."""
 
 LOG = "serve.log"
 """Where a server logs what it does, also before it has written its plan."""
+
+SUMMARY_BYTES = 1 << 20
+"""No summary is longer than this; a real one takes about a kilobyte."""
 
 NOT_YET_A_RUN = {f".{PLAN}.new", LOG, f"{LOG}.1"}
 """What a folder may hold that a new run can still use."""
@@ -61,7 +65,7 @@ class RunFolder:
 
     def __enter__(self) -> "RunFolder":
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             self._lock = os.open(self.path, os.O_RDONLY)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -89,6 +93,15 @@ class RunFolder:
     def remove_summary(self) -> None:
         """A run that goes on has no summary until it ends."""
         self._write(self.summary, lambda: self.summary.unlink(missing_ok=True))
+
+    def read_summary(self) -> dict[str, Any]:
+        try:
+            summary = json.loads(read_file(self.summary, SUMMARY_BYTES))
+            if not isinstance(summary, dict):
+                raise ValueError(f"expected a table, got {type(summary).__name__}")  # noqa: TRY004
+        except (OSError, ValueError, RecursionError) as fault:
+            raise RunFolderError(f"{self.summary} cannot be read: {fault}; has the run ended?") from None
+        return summary
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self._replace(self.summary, json.dumps(summary, indent=2) + "\n")

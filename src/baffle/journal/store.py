@@ -1,7 +1,7 @@
-"""The journal: outcomes, their chained hashes, snapshots and metrics in one SQLite file.
+"""The journal: outcomes, their chained hashes, snapshots and metrics in one SQLite file. That of a networked run also
+keeps the statements of its epochs, and certificates.
 
-h_0 covers the trajectory's digest and the initial state; h_t covers h_{t−1}, the outcome's bytes and the state after
-it. The chain proves that a model follows from its totals, not that the totals were honest.
+The chain proves that a model follows from its totals, not that the totals were honest.
 """
 
 import json
@@ -10,19 +10,19 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from baffle.core.chain import chain_next
 from baffle.core.messages import Outcome, decode, encode
-from baffle.core.ports import CONTRIBUTED
 from baffle.core.state import Rule, ServerState, pack, unpack
 from baffle.errors import ChainError, JournalError
 from baffle.files import Attempt, once
 from baffle.journal.database import (
-    FORMAT,
-    SCHEMA,
+    NETWORKED,
+    SCHEMAS,
+    SIMULATED,
     connect,
     raise_if_full,
     reading,
@@ -30,9 +30,11 @@ from baffle.journal.database import (
     require_sound,
     writing,
 )
+from baffle.journal.participation import Participation
+from baffle.journal.statements import Statements
 from baffle.plan import Plan, parse
+from baffle.statement import EpochRecord, read_statement
 
-TAG = b"baffle/chain/1"
 KEPT_SNAPSHOTS = 2
 
 
@@ -46,14 +48,6 @@ class Entry:
 
     def outcome(self) -> Outcome:
         return decode(self.outcome_bytes, Outcome)
-
-
-def chain_start(trajectory_digest: bytes, state: ServerState) -> bytes:
-    return sha256(TAG + trajectory_digest + state.digest()).digest()
-
-
-def chain_next(previous: bytes, outcome_bytes: bytes, state: ServerState) -> bytes:
-    return sha256(TAG + previous + outcome_bytes + state.digest()).digest()
 
 
 class Journal:
@@ -76,15 +70,23 @@ class Journal:
 
     @classmethod
     def create(
-        cls, path: Path, plan: Plan, initial: ServerState, versions: Mapping[str, str], attempt: Attempt = once
+        cls,
+        path: Path,
+        plan: Plan,
+        initial: ServerState,
+        versions: Mapping[str, str],
+        attempt: Attempt = once,
+        *,
+        networked: bool = False,
     ) -> "Journal":
         """A new journal with its plan and snapshot 0, or nothing at all: one transaction."""
         db = attempt(lambda: connect(path))
-        about = (FORMAT, plan.to_toml(), plan.trajectory_digest(), len(initial.weights), json.dumps(dict(versions)))
+        name = NETWORKED if networked else SIMULATED
+        about = (name, plan.to_toml(), plan.trajectory_digest(), len(initial.weights), json.dumps(dict(versions)))
 
         def write() -> None:
             with writing(db, path):
-                db.executescript(f"BEGIN; {SCHEMA}")
+                db.executescript(f"BEGIN; {SCHEMAS[name]}")
                 db.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?)", about)
                 db.execute("INSERT INTO snapshots VALUES (0, ?)", (pack(initial),))
                 db.commit()
@@ -107,12 +109,13 @@ class Journal:
         """Whether the journal was created in full. A process killed while creating it leaves an empty file or none."""
         if not path.is_file():
             return False
-        try:
-            with closing(sqlite3.connect(path)) as db:
-                return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'run'").fetchone() is not None
-        except sqlite3.DatabaseError as fault:
-            raise_if_full(path, fault)  # to read after a crash needs room for the index of the write-ahead log
-            raise JournalError(f"{path} cannot be read: {fault}; it is damaged or not a journal") from None
+        with reading(path):
+            try:
+                with closing(sqlite3.connect(path)) as db:
+                    return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'run'").fetchone() is not None
+            except sqlite3.DatabaseError as fault:
+                raise_if_full(path, fault)  # to read after a crash needs room for the index of the write-ahead log
+                raise
 
     def __enter__(self) -> "Journal":
         return self
@@ -191,33 +194,34 @@ class Journal:
     def _write_snapshot(self, number: int, state: ServerState) -> None:
         self._db.execute("INSERT INTO snapshots VALUES (?, ?)", (number, pack(state)))
         self._db.execute(
-            "DELETE FROM snapshots WHERE round != 0 AND round NOT IN "
+            "DELETE FROM snapshots WHERE round NOT IN (0, ?) AND round NOT IN "
             "(SELECT round FROM snapshots ORDER BY round DESC LIMIT ?)",
-            (KEPT_SNAPSHOTS,),
+            (self.statements.epoch_began(), KEPT_SNAPSHOTS),  # clients that come to an epoch begin with its state
         )
 
-    def contributions(self, clients: int) -> dict[int, int]:
-        """How many rounds each of the run's clients contributed to."""
-        return self._of_contributions("count(*)", clients)
+    @property
+    def statements(self) -> Statements:
+        """What the journal of a networked run keeps besides."""
+        return Statements(self._db, self._path, self._attempt)
 
-    def last_contributions(self, clients: int) -> dict[int, int]:
-        """The last round that each of the run's clients contributed to; a client that never did is not in it."""
-        return self._of_contributions("max(round)", clients)
+    @property
+    def participation(self) -> Participation:
+        """How each client ended each round."""
+        return Participation(self._db, self._path)
 
-    def _of_contributions(self, number: str, clients: int) -> dict[int, int]:
-        query = f"SELECT client, {number} FROM participation WHERE event = ? GROUP BY client"
-        with reading(self._path):
-            numbers = dict(self._db.execute(query, (CONTRIBUTED,)).fetchall())
-        if not all(client in range(clients) for client in numbers):
-            raise JournalError(f"{self._path} counts rounds of clients that the run does not have; it is damaged")
-        if not all(isinstance(value, int) and value >= 0 for value in numbers.values()):
-            raise JournalError(f"{self._path} counts contributions to rounds that have no number; it is damaged")
-        return numbers
+    def add_epoch(self, record: EpochRecord, roster: bytes, state: ServerState) -> None:
+        """Record an epoch before anybody learns its salt, with the text of its roster and the state that it begins
+        with: clients that come from elsewhere get it as a snapshot."""
+        first = read_statement(record.statement).first
 
-    def count(self, event: str) -> int:
-        """How often clients ended a round in this way."""
-        with reading(self._path):
-            return int(self._db.execute("SELECT count(*) FROM participation WHERE event = ?", (event,)).fetchone()[0])
+        def write() -> None:
+            with writing(self._db, self._path):
+                self.statements.insert_epoch(record, roster)
+                if first not in self.snapshot_numbers():
+                    self._write_snapshot(first, state)
+            self.commit()
+
+        self._attempt(write)
 
     def length(self) -> int:
         with reading(self._path):

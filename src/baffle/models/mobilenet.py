@@ -4,23 +4,20 @@ Published weights come in two forms, each with its own conventions for images. T
 convolutions with biases; torchvision's have BatchNorm, which is folded here. Folded weights need no normalisation.
 """
 
-import pickle
-import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from baffle.core.pixels import PixelScale
-from baffle.errors import DataError, PlanError, first_line
+from baffle.errors import DataError, PlanError
 from baffle.models.inputs import UNIT, Inputs
 from baffle.models.layers import ACTIVATIONS, normalisation
+from baffle.models.weight_files import Pair, read_pairs
 from baffle.plan import MobileNet
 
 BLOCKS = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
@@ -32,24 +29,11 @@ FIRST, FEATURES = 32, 1280
 SMALLEST = 32
 """The smallest side of an image in pixels, because it is halved five times."""
 
-EPSILON = 1e-5
-"""Added to a variance by torchvision's BatchNorm."""
-
 GET_IT = (
     "put mobilenet_v2-*.pth (torchvision's, from download.pytorch.org/models), or an .npz of 53 folded weight/bias "
     "pairs, into a folder mobilenetv2 and give its parent as --data FOLDER or $BAFFLE_DATA, or set "
     'task.model.weights = "random"'
 )
-
-UNREADABLE = (
-    *(OSError, EOFError, ValueError, KeyError, RuntimeError, zlib.error),
-    *(zipfile.BadZipFile, pickle.UnpicklingError),
-)
-"""Errors that NumPy and torch raise for damaged or unexpected files."""
-
-Pair = tuple[Tensor, Tensor]
-"""A layer's weight and bias."""
-
 
 CENTRED = PixelScale((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 """Pixels from -1 to 1."""
@@ -240,19 +224,16 @@ def find_weights(folder: Path | None) -> Path:
 
 def read_weights(path: Path) -> Pretrained:
     try:
-        return _read(path, path.stat().st_mtime_ns)
-    except UNREADABLE as fault:
-        raise DataError(f"{path} is damaged or cannot be read ({first_line(fault)}); download it again") from None
+        changed = path.stat().st_mtime_ns
+    except OSError as fault:
+        raise DataError(f"{path} cannot be read ({fault.strerror}); download it again") from None
+    return _read(path, changed)
 
 
 @lru_cache(maxsize=1)  # every thread builds its model from the same file
 def _read(path: Path, _changed: int) -> Pretrained:
-    if path.suffix == ".npz":
-        convention = TENSORFLOW
-        pairs = _folded_pairs(path)
-    else:
-        convention = TORCHVISION
-        pairs = _state_dict_pairs(torch.load(path, map_location="cpu", weights_only=True))
+    convention = TENSORFLOW if path.suffix == ".npz" else TORCHVISION
+    pairs = read_pairs(path)
     expected = [tuple(part.weight.shape) for part in _convolutions(mobilenet((3, SMALLEST, SMALLEST), 1))]
     *convolutions, (weight, bias) = pairs
     shapes = [tuple(weight.shape) for weight, _ in convolutions]
@@ -264,34 +245,6 @@ def _read(path: Path, _changed: int) -> Pretrained:
     if not all(bool(torch.isfinite(part).all()) for pair in pairs for part in pair):
         raise DataError(f"{path} holds weights that are not finite numbers; download it again")
     return Pretrained(tuple(convolutions), (weight.flatten(1), bias), convention)
-
-
-def _folded_pairs(path: Path) -> list[Pair]:
-    with path.open("rb") as raw, np.load(raw) as file:
-        names = sorted(name.removesuffix(".weight") for name in file.files if name.endswith(".weight"))
-        return [(torch.from_numpy(file[f"{name}.weight"]), torch.from_numpy(file[f"{name}.bias"])) for name in names]
-
-
-def _state_dict_pairs(state: Mapping[str, Tensor]) -> list[Pair]:
-    """torchvision's layers in order, each BatchNorm folded into the convolution before it."""
-    if not isinstance(state, Mapping):
-        raise ValueError(f"expected a state dict, got {type(state).__name__}")  # noqa: TRY004
-    stems = [name.removesuffix(".weight") for name in state if name.endswith(".weight")]
-    convolutions = [stem for stem in stems if state[f"{stem}.weight"].ndim == 4]
-    norms = [stem for stem in stems if f"{stem}.running_var" in state]
-    if len(convolutions) != len(norms):
-        raise ValueError(f"{len(convolutions)} convolutions but {len(norms)} normalisations")
-    pairs = [_folded(state, *both) for both in zip(convolutions, norms, strict=True)]
-    return [*pairs, (state["classifier.1.weight"], state["classifier.1.bias"])]
-
-
-def _folded(state: Mapping[str, Tensor], convolution: str, norm: str) -> Pair:
-    scale, shift, mean, variance = (
-        state[f"{norm}.{name}"].double() for name in ("weight", "bias", "running_mean", "running_var")
-    )
-    factor = scale / torch.sqrt(variance + EPSILON)
-    weight = state[f"{convolution}.weight"].double() * factor.view(-1, 1, 1, 1)
-    return weight.float(), (shift - mean * factor).float()
 
 
 def _convolutions(module: nn.Module) -> Sequence[nn.Conv2d]:

@@ -56,6 +56,10 @@ class Board:
             clients_on_roster=on_roster,
         )
 
+    def count_roster(self, clients: int) -> None:
+        """The roster has so many clients now."""
+        self._change(clients_on_roster=clients)
+
     def prepare(self) -> None:
         """Enough clients are here, and the server loads what the plan names."""
         self._change(doing="starting", waits_for=None)
@@ -99,6 +103,7 @@ class Board:
             rounds_done=metrics.round + 1,
             skipped_rounds=before.skipped_rounds + (not metrics.contributors),
             silent=dict(Counter(before.silent) + Counter(metrics.silent)),
+            abstained=dict(Counter(before.abstained) + Counter(metrics.abstained)),
             refusals=before.refusals + metrics.refusals,
             uplink_bytes=before.uplink_bytes + metrics.uplink_bytes,
             downlink_bytes=before.downlink_bytes + metrics.downlink_bytes + metrics.join_bytes,

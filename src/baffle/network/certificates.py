@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.x509.oid import NameOID
 
 from baffle.errors import KeysError, first_line
-from baffle.network.keys import read
+from baffle.network.key_files import read
 
 NO_END = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 """How RFC 5280 writes that a certificate does not expire."""

@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 
 from baffle.client.worker import Worker
+from baffle.core.arrays import F32
 from baffle.core.ports import Runtime
 from baffle.data.partition import share_out
 from baffle.data.sources import Dataset, load
 from baffle.errors import ModelError, PlanError
 from baffle.plan import Onnx, Plan
 from baffle.runtime.onnx.loss import OnnxLoss
-from baffle.runtime.onnx.model_folder import Manifest
+from baffle.runtime.onnx.model_folder import WEIGHTS, Manifest, read_manifest, read_weights
 from baffle.trajectory import trajectory_of
 
 MICRO_BATCH = 4
@@ -54,6 +55,11 @@ def edge_worker(
 
     samples = _samples(plan, runtime, number, data, part=part)
     return Worker(number, k, trajectory, samples, np.arange(len(samples)), borrow)
+
+
+def initial_weights(model: Path) -> F32:
+    """The weights in a model's folder, with which a run of it begins."""
+    return read_weights(model / WEIGHTS, read_manifest(model))
 
 
 def give_memory_back() -> None:

@@ -11,7 +11,7 @@ from baffle.core.arrays import I64
 from baffle.data.partition import share_out
 from baffle.data.sources import Source, load
 from baffle.errors import ModelError
-from baffle.network.member import CountSamples, Equip
+from baffle.network.consent import CountSamples, Equip, Equipment
 from baffle.plan import Onnx, Plan, parse
 from baffle.trajectory import Trajectory, trajectory_of
 
@@ -43,19 +43,21 @@ def with_torch(number: int, data: Path | None, *, part: bool) -> Equip:
 def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equip:
     """Makes workers that run an exported model."""
 
-    def equip(plan: Plan, k: int) -> Worker:
-        from baffle.network.edge import edge_worker
+    def equip(plan: Plan) -> Equipment:
+        from baffle.network.edge import edge_worker, initial_weights
 
-        return edge_worker(plan, model, number, k, data, part=part)
+        worker = edge_worker(plan, model, number, plan.probe.k, data, part=part)
+        return Equipment(worker, partial(initial_weights, model))
 
     return equip
 
 
-def _with_torch(number: int, data: Path | None, share: "ShareOut", plan: Plan, k: int) -> Worker:
+def _with_torch(number: int, data: Path | None, share: "ShareOut", plan: Plan) -> Equipment:
     if isinstance(plan.task.model, Onnx):
         raise ModelError("the plan's model came as ONNX; copy its folder from the server and give it as --model")
     task, trajectory, runtimes = _loaded(plan.to_toml(), data, share)
-    return Worker(number, k, trajectory, task.source.train, task.shares[number], runtimes.borrow)
+    k, train, own = plan.probe.k, task.source.train, task.shares[number]
+    return Equipment(Worker(number, k, trajectory, train, own, runtimes.borrow), task.initial_weights)
 
 
 @lru_cache(maxsize=1)

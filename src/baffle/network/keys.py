@@ -1,8 +1,9 @@
 """What a client, or an operator's console, reads from a folder that authority.py made.
 
 A client's identity signs its messages. The roster holds the public keys of all clients and of the server. An authority,
-whose private key stays offline, signs it; its public key lies in each folder as authority.pub. Clients on Flower have a
-second key (node_keys.py).
+whose private key stays offline, signs it; its public key lies in each folder as authority.pub. A later roster takes its
+place (rosters.py). Beside its identity lies what a client must not forget, its marks: whoever has the one needs the
+other. Clients on Flower have a second key (node_keys.py).
 
 Certificates are left to the TLS library here, and the one kind of private key is read by hand: libraries that parse
 them take memory that a small client lacks.
@@ -11,107 +12,60 @@ them take memory that a small client lacks.
 import re
 import ssl
 from base64 import b64decode
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from hashlib import sha256
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from baffle.aggregation.context import length_prefixed, signed
 from baffle.errors import KeysError
-from baffle.files import read_file
+from baffle.network.key_files import only_line, read, read_private
+from baffle.network.rosters import Roster, load_authority, load_roster
 
 _PRIVATE_PEM = re.compile(rb"-----BEGIN PRIVATE KEY-----\s+([A-Za-z0-9+/=\s]+)-----END PRIVATE KEY-----")
 _ED25519 = bytes.fromhex("302e020100300506032b657004220420")
 """What stands before the 32 bytes of an Ed25519 key in PKCS #8."""
 
-MOST_CLIENTS = 100_000
-MOST_NODE_KEY_LETTERS = 300
-MOST_ROSTER_BYTES = 1_000 + MOST_CLIENTS * (MOST_NODE_KEY_LETTERS + 200)
-MOST_KEY_FILE_BYTES = 100_000
-"""Of any file but the roster: a key, a certificate, a secret."""
-
-PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Signature = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{128}\Z")]
-Moment = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z\Z")]
-
-
-class Participant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A client's public keys: its identity as 64 hexadecimal digits, its node key in OpenSSH's format."""
-
-    identity: PublicKey
-    node: Annotated[str, msgspec.Meta(max_length=MOST_NODE_KEY_LETTERS)]
-
-
-class Roster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The server, and all clients that may take part in the order of their numbers.
-
-    A later roster of the same federation has a higher number. `signature` is the authority's, and empty until
-    `authority.sign_roster` has signed.
-    """
-
-    number: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-    expires: Moment
-    server: PublicKey
-    clients: Annotated[tuple[Participant, ...], msgspec.Meta(min_length=1, max_length=MOST_CLIENTS)]
-    signature: Signature
-
-    @property
-    def server_key(self) -> bytes:
-        """The server's public identity."""
-        return bytes.fromhex(self.server)
-
-    @property
-    def expiry(self) -> datetime:
-        return datetime.fromisoformat(self.expires)
-
-    def directory(self) -> dict[int, bytes]:
-        """Client number → public identity."""
-        return {number: bytes.fromhex(client.identity) for number, client in enumerate(self.clients)}
-
-    def signed_text(self) -> bytes:
-        """What the authority signs: every field but the signature."""
-        head = (str(self.number).encode(), self.expires.encode(), self.server_key)
-        clients = (key for client in self.clients for key in (bytes.fromhex(client.identity), client.node.encode()))
-        return b"baffle/roster/2" + length_prefixed(*head, *clients)
-
-    def hash(self) -> bytes:
-        """One hash for everything that the authority signed."""
-        return sha256(self.signed_text()).digest()
-
-    def encode(self) -> bytes:
-        """The roster as its file holds it."""
-        return msgspec.json.encode(self)
-
-
-class _RosterOfVersion1(msgspec.Struct, forbid_unknown_fields=True):
-    clients: tuple[Participant, ...]
+MARKS_FILE = "marks"
+"""The file beside a client's identity.key that holds what this key must not forget. It is made empty, with the key."""
 
 
 @dataclass(frozen=True)
 class ClientKeys:
-    """A client's number, its private key, the certificate of the CA that it trusts, and the roster."""
+    """A client's number, its private key, the certificate of the CA that it trusts, the roster, the public key of the
+    authority that signs rosters, and the folder of all this."""
 
     number: int
     identity: Ed25519PrivateKey
     ca: bytes
     roster: Roster
+    authority: bytes
+    folder: Path
 
     @classmethod
     def load(cls, folder: Path) -> "ClientKeys":
-        roster = load_roster(folder)
+        roster, authority = load_roster(folder), load_authority(folder)
         identity = load_identity(folder / "identity.key")
-        own = identity.public_key().public_bytes_raw()
-        number = next((number for number, public in roster.directory().items() if public == own), None)
+        number = roster.number_of(identity.public_key().public_bytes_raw())
         if number is None:
             raise KeysError(
-                f"{folder / 'identity.key'} is not a client's in {folder / 'roster.json'};"
-                " take both from the same folder"
+                f"{folder / 'identity.key'} is not a client's in {folder / 'roster.json'}; if it was not revoked, take"
+                " both from the same folder"
             )
-        return cls(number, identity, _certificate(folder / "ca.pem"), roster)
+        keys = cls(number, identity, _certificate(folder / "ca.pem"), roster, authority, folder)
+        _require_marks(keys.marks)
+        return keys
+
+    @property
+    def marks(self) -> Path:
+        """The file with what this key must not forget."""
+        return self.folder / MARKS_FILE
+
+    def under(self, roster: Roster) -> "ClientKeys":
+        """The same keys under a later roster of the same authority."""
+        number = roster.number_of(self.identity.public_key().public_bytes_raw())
+        if number is None:
+            raise KeysError(f"this client's key is not in roster {roster.number}: it was revoked")
+        return replace(self, number=number, roster=roster)
 
 
 @dataclass(frozen=True)
@@ -126,78 +80,17 @@ class OperatorKeys:
         return cls(_certificate(folder / "ca.pem"), load_token(folder))
 
 
-def read(path: Path, most: int = MOST_KEY_FILE_BYTES) -> bytes:
-    try:
-        return read_file(path, most)
-    except OSError as fault:
+def _require_marks(path: Path) -> None:
+    if not path.is_file():
         raise KeysError(
-            f"{path} cannot be read: {fault.strerror or fault}; expected a folder that `baffle keys new` made"
-        ) from None
-
-
-def load_roster(folder: Path) -> Roster:
-    """The roster in a folder, if the authority whose key lies beside it signed it and it has not expired."""
-    path, beside = folder / "roster.json", folder / "authority.pub"
-    data = read(path, MOST_ROSTER_BYTES)
-    roster = _decode_roster(path, data)
-    if not signed(_public_key(beside), bytes.fromhex(roster.signature), roster.signed_text()):
-        raise KeysError(f"{path} is not signed by the authority of {beside}; take both from the same `baffle keys new`")
-    if roster.encode() != data:
-        raise KeysError(f"{path} is not written as `baffle keys new` writes it; take the original file")
-    _require_no_key_twice(path, roster)
-    _require_not_expired(path, roster)
-    return roster
-
-
-def _decode_roster(path: Path, data: bytes) -> Roster:
-    try:
-        return msgspec.json.decode(data, type=Roster)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as fault:
-        if _is_of_version_1(data):
-            raise KeysError(
-                f"{path} was made by an earlier version of BAFFLE, which did not sign it; make new keys with"
-                " `baffle keys new`"
-            ) from None
-        raise KeysError(f"{path} is not a roster: {fault}") from None
-
-
-def _is_of_version_1(data: bytes) -> bool:
-    try:
-        msgspec.json.decode(data, type=_RosterOfVersion1)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return False
-    return True
-
-
-def _require_no_key_twice(path: Path, roster: Roster) -> None:
-    holders = {roster.server: "the server"}
-    for number, client in enumerate(roster.clients):
-        if client.identity in holders:
-            raise KeysError(
-                f"{path} gives client {number} the identity of {holders[client.identity]}; expected one for each:"
-                " make new keys with `baffle keys new`"
-            )
-        holders[client.identity] = f"client {number}"
-
-
-def _require_not_expired(path: Path, roster: Roster) -> None:
-    try:
-        expiry = roster.expiry
-    except ValueError:
-        raise KeysError(
-            f"{path} expires at {roster.expires}, which is no moment; make new keys with `baffle keys new`"
-        ) from None
-    now = datetime.now(UTC)
-    if now >= expiry:
-        raise KeysError(
-            f"{path} expired at {roster.expires}, and this machine's clock says {now:%Y-%m-%dT%H:%M:%SZ};"
-            " set the clock if it is wrong, else make new keys with `baffle keys new`"
+            f"{path} is missing, and without its marks this key could be asked twice; the federation's authority must"
+            " make a new key: `baffle keys revoke`, then `baffle keys add`"
         )
 
 
 def load_identity(path: Path) -> Ed25519PrivateKey:
     """The Ed25519 key in a PEM file (PKCS #8, not encrypted)."""
-    match = _PRIVATE_PEM.fullmatch(read(path).strip())
+    match = _PRIVATE_PEM.fullmatch(read_private(path).strip())
     try:
         der = b64decode(match[1]) if match else b""
     except ValueError:
@@ -210,26 +103,14 @@ def load_identity(path: Path) -> Ed25519PrivateKey:
 def load_token(folder: Path) -> str:
     """The operator's token: whoever shows it to a server may see who is connected."""
     path = folder / "operator.token"
-    return _matching(path, rb"[!-~]{32,256}", "a token: expected 32 to 256 printable ASCII characters").decode()
-
-
-def _public_key(path: Path) -> bytes:
-    digits = _matching(path, rb"[0-9a-f]{64}", "a public key: expected 64 hexadecimal digits")
-    return bytes.fromhex(digits.decode())
-
-
-def _matching(path: Path, pattern: bytes, expected: str) -> bytes:
-    """A file of one line that matches the pattern, without the line's end."""
-    line = read(path).removesuffix(b"\n")
-    if not re.fullmatch(pattern, line):
-        raise KeysError(f"{path} is not {expected}, as `baffle keys new` writes")
-    return line
+    what = "a token: expected 32 to 256 printable ASCII characters"
+    return only_line(path, read_private(path), rb"[!-~]{32,256}", what)
 
 
 def _certificate(path: Path) -> bytes:
     pem = read(path)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode())
-    except (ValueError, ssl.SSLError):
+    except (ValueError, TypeError, ssl.SSLError):  # text that is not ASCII is a TypeError
         raise KeysError(f"{path} is not a certificate; expected one that `baffle keys new` made") from None
     return pem

@@ -1,55 +1,61 @@
 """A client in a network: how it answers each message, over any transport.
 
-It needs no PyTorch. Its caller supplies a function that makes a `Worker` for a plan.
+It needs no PyTorch. Its caller supplies a function that equips it for a plan.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
-from baffle.aggregation.client.marks import MARKS, Marks, MarksFile
+from baffle.aggregation.client.marks import MarksFile
 from baffle.aggregation.client.session import ClientSession
+from baffle.aggregation.context import state_text
 from baffle.client.abstaining import Sparingly, Tell, abstention
 from baffle.client.client import Client, contribution_bytes
 from baffle.client.replica import Replica
-from baffle.client.worker import Worker
 from baffle.core.messages import Message, Number, RoundRequest, decode, encode
-from baffle.errors import BaffleError, MessageError, PlanError, RefusalError, RunFolderError
+from baffle.errors import BaffleError, MessageError, RefusalError, RunFolderError, first_line, one_line
+from baffle.network.consent import Consent, CountSamples, Equip, Equipment
+from baffle.network.entering import Entry
 from baffle.network.joining import (
     UNREADY,
     Asked,
     Begin,
+    Behind,
     Done,
+    Halt,
     Introduce,
-    Introduction,
+    NewRoster,
+    Openings,
     Over,
     Ready,
+    Salted,
     Unready,
     decode_asked,
 )
 from baffle.network.keys import ClientKeys
-from baffle.network.link.limits import PLAN_BYTES, most_request_bytes
-from baffle.network.same_plan import differences, for_roster
-from baffle.plan import Custom, Plan, parse
+from baffle.network.link.limits import most_joining_bytes, most_request_bytes
+from baffle.network.policy import Policy
+from baffle.plan import Plan
 from baffle.schedule import policy_of
-from baffle.trajectory import Trajectory, trajectory_of
+from baffle.statement import (
+    ready_text,
+    salt_of,
+)
+from baffle.trajectory import trajectory_of
 
-NEEDS_WORK = {"request", "masked-request"}
-"""The types of messages that a client needs its samples and its model to answer."""
-
-Equip = Callable[[Plan, int], Worker]
-"""A plan, and how many of its directions this client evaluates → the worker that computes for it."""
-
-CountSamples = Callable[[Plan], int]
-"""A plan → how many samples this client has for it."""
+NEEDS_WORK = {"introduce", "begin", "request", "masked-request"}
+"""The types of messages that a client needs its samples or its model to answer."""
 
 
 class FrozenMember(Message, frozen=True, tag="frozen-member"):
-    """What a client of a run must keep between two messages."""
+    """What a client must keep between two messages: the statement that it was told last, the one that it takes part
+    under with its nonces, and what its run has come to. Its marks are on its disk."""
 
-    begun: Begin
+    told: Begin | None
+    begun: Begin | None
+    nonces: bytes
     weights: Number
     session: bytes | None
     replica: bytes
@@ -57,75 +63,103 @@ class FrozenMember(Message, frozen=True, tag="frozen-member"):
 
 @dataclass
 class Member:
-    """One client of a network. Its folder holds, for each run, what it must not forget: its marks and its replica.
-    Without a folder it remembers them only in memory, or for as long as its caller keeps what `frozen` returns.
+    """One client of a network. What it must never forget lies beside its key. Its folder holds a copy of the weights,
+    with which it continues when it is restarted.
 
-    With a `pinned` plan it takes part in no other. Without one it takes part in any plan with secure sums that calls no
-    functions from outside BAFFLE.
+    It takes part within its `policy`; without one, within the default. With a `pinned` plan it takes part in no other,
+    and without a policy beside it the plan stands for what it fixes.
 
-    `tell` is its own log: it gets the whole reason of everything that it refuses or cannot do. The server reads only
-    reasons that lie with the server.
+    `tell` is its own log: it gets the whole reason of everything that it refuses or cannot do. The server learns none.
     """
 
-    keys: ClientKeys
+    own: InitVar[ClientKeys]
     folder: Path | None
-    samples: CountSamples
-    equip: Equip
-    affords: int = 0
-    pinned: Plan | None = None
+    samples: InitVar[CountSamples]
+    equip: InitVar[Equip]
+    affords: InitVar[int] = 0
+    pinned: InitVar[Plan | None] = None
     tell: Tell = lambda _words: None
+    policy: InitVar[Policy | None] = None
     over: bool = False
     """Whether its run has ended."""
-    _begun: Begin | None = field(default=None, repr=False)
+    _entry: Entry | None = field(default=None, repr=False)  # the epoch that it was last told about
+    _begun: Entry | None = field(default=None, repr=False)  # the epoch that `_client` is in
+    _nonces: bytes = field(default=b"", repr=False)
     _client: Client | None = field(default=None, repr=False)
+    _run: bytes = field(default=b"", repr=False)  # the run that `_client` is in
 
-    def __post_init__(self) -> None:
+    def __post_init__(
+        self,
+        own: ClientKeys,
+        samples: CountSamples,
+        equip: Equip,
+        affords: int,
+        pinned: Plan | None,
+        policy: Policy | None,
+    ) -> None:
+        self.memory = MarksFile(own.marks)
+        self.consent = Consent(
+            own, self.memory, samples, equip, affords, pinned, policy, lambda words: self.tell(words)
+        )
         self._tell_sparingly = Sparingly(lambda words: self.tell(words))
 
+    @property
+    def keys(self) -> ClientKeys:
+        """This client's keys, under the latest roster that it knows."""
+        return self.consent.keys
+
+    @property
+    def revoked(self) -> str:
+        """Why this client's key will never take part again; empty as long as it may."""
+        return self.consent.revoked
+
     def answer(self, data: bytes) -> bytes:
-        asked = decode_asked(data)
-        if asked is None:
-            return self._answer_round(data)
+        """The reply to whatever a server sends. Nothing that it sends ends this client, not even a mistake of ours."""
         try:
-            return encode(self._answer(asked))
+            asked = decode_asked(data)
+            return self._answer_round(data) if asked is None else encode(self._answer(asked))
         except (BaffleError, OSError) as fault:
             self._tell_sparingly(f"will not take part: {fault}")
-            return encode(abstention(0, fault))
+        except Exception as fault:
+            self._tell_sparingly(f"abstained: a mistake in BAFFLE: {type(fault).__name__}: {first_line(fault)}")
+        return abstention(data)
 
     @property
     def most_request_bytes(self) -> int:
         """The most bytes that a request may have: before this client has a plan, enough for one."""
+        clients = len(self.keys.roster.clients)
         if self._client is None:
-            return PLAN_BYTES
+            return most_joining_bytes(clients)
         trajectory = self._client.replica.trajectory
-        return most_request_bytes(len(self.keys.roster.clients), trajectory.n, contribution_bytes(trajectory))
+        return most_request_bytes(clients, trajectory.n, contribution_bytes(trajectory))
 
     def frozen(self) -> bytes:
         """Everything that another member needs to continue in place of this one. It contains secrets: keep it in
         memory only."""
-        if self._client is None or self._begun is None:
-            return b""
-        session = self._client.session
+        client, entry = self._client, self._entry
         return encode(
             FrozenMember(
-                self._begun,
-                self._client.replica.trajectory.n,
-                session.frozen() if session else None,
-                self._client.replica.frozen(),
+                entry.begin if entry else None,
+                self._begun.begin if client and self._begun else None,
+                self._nonces if client else b"",
+                client.replica.trajectory.n if client else 0,
+                client.session.frozen() if client and client.session else None,
+                client.replica.frozen() if client else b"",
             )
         )
 
     def thaw(self, frozen: bytes, *, idle: bool) -> None:
         """Continue in place of another member. With `idle`, load neither samples nor a model: that saves time if the
         next message does not need them."""
-        if frozen:
-            known = decode(frozen, FrozenMember)
-            plan = parse(known.begun.plan)
-            if idle:
-                self._take_part(known.begun, trajectory_of(plan, known.weights), None, known)
-            else:
-                worker = self.equip(plan, known.begun.tiers[self.keys.number])
-                self._take_part(known.begun, worker.trajectory, worker, known)
+        if not frozen:
+            return
+        known = decode(frozen, FrozenMember)
+        if known.told:
+            self._entry = self.consent.checked(known.told)
+        if known.begun:
+            begun = self.consent.checked(known.begun)
+            equipment = None if idle else self.consent.equipment(begun.plan)
+            self._take_part(begun, known.nonces, equipment, known)
 
     def close(self) -> None:
         """Save the replica, so that a restarted client can continue from it."""
@@ -136,164 +170,148 @@ class Member:
             self.tell(f"the weights are not saved: {fault}")
 
     def _answer_round(self, data: bytes) -> bytes:
-        if self._client is None:
+        if self._client is None or self._begun is None:
             return UNREADY
+        if self._begun.statement.roster != self.keys.roster.number:  # its epoch is over
+            return UNREADY
+        self.consent.require_valid_roster()
         reply = self._client.answer(data)
         return UNREADY if self._lost_its_way(self._client.replica) else reply
 
     def _lost_its_way(self, replica: Replica) -> bool:
-        """Whether the weights of this client turned out to differ from the server's. If so it forgets them. When it
-        introduces itself again, the server sends it the whole state."""
+        """Whether this client was told another story than its own replay. If so, the run is over for it."""
         if not replica.astray:
             return False
-        self._tell_sparingly("this client's weights are not the server's; it asks for them whole")
-        replica.forget()
+        self.tell(
+            "what the server says does not lead to its weights by this client's own account: either one of them is "
+            "damaged, or the server tells different clients different things; this client takes no further part in "
+            "this run"
+        )
+        self.memory.leave()
+        self._client = None
         return True
 
     def _answer(self, asked: Asked) -> Message:
+        if self.revoked:
+            raise RefusalError(self.revoked)
         match asked:
+            case Introduce() | Begin() if self.consent.is_behind(asked):
+                return Behind()
             case Introduce():
-                plan = _offered(asked)
-                self._require_acceptable(plan)
-                held, answered = self._holds(asked.run) + 1, self._marks(asked.run).slot + 1
-                return Introduction(self.samples(plan), self.affords, held, answered)
+                return self.consent.introduce(asked)
+            case NewRoster():
+                return self.consent.take_roster(asked)
             case Begin():
-                self._begin(asked)
-                assert self._client is not None
-                return Ready(self._client.replica.trajectory.digest)
+                return self._begin(asked)
+            case Openings():
+                return self._open(asked)
+            case Halt():
+                return self._sign_state(asked.request)
             case Over():
                 return self._end(asked.request)
 
-    def _end(self, last: RoundRequest) -> Message:
+    def _begin(self, asked: Begin) -> Ready:
+        entry = self.consent.agree(asked)
+        replica = self._replica(entry, self.consent.equipment(entry.plan))
+        nonce = self.memory.open(entry.commitment, entry.run, limited=entry.plan.secure.mode != "off")
+        self._entry = entry
+        signature = self.keys.identity.sign(ready_text(entry.run))
+        return Ready(nonce, signature, replica.round, self.memory.marks(entry.run).slot + 1)
+
+    def _open(self, asked: Openings) -> Message:
+        entry = self._entry
+        if entry is None or entry.run != asked.run:
+            return Unready()
+        salt = salt_of(entry.run, entry.statement, asked.nonces)
+        if self._client is None or self._run != entry.run:  # a new session would lose keys that others rely on
+            number, roster = self.keys.number, self.keys.roster
+            self.memory.enter(entry.run, entry.plan.federation.clients)
+            replica = self._take_part(entry, asked.nonces, self.consent.equipment(entry.plan)).replica
+            at = f", from round {replica.round + 1} on" if replica.round else ""
+            self.tell(
+                f"takes part in {one_line(entry.plan.name, 80)!r} as client {number} of {len(roster.clients)}{at}"
+            )
+        return Salted(salt)
+
+    def _sign_state(self, last: RoundRequest) -> Message:
+        """Go on to a state and sign it, once for each round of a run."""
         if self._client is None:
             return Unready()
-        replica = self._client.replica
+        replica, marks = self._client.replica, self.memory.marks(self._run)
         try:
             replica.weights_for(last)
         except MessageError:
             if not self._lost_its_way(replica):
                 raise
             return Unready()
-        replica.save()
-        self.over = True
-        return Done(last.weights_hash)
+        if last.round < marks.signed:
+            raise RefusalError(f"the state before round {marks.signed} was signed before")
+        self.memory.remember(self._run, msgspec.structs.replace(marks, signed=last.round))
+        text = state_text(self._run, last.round, last.chain)
+        return Done(last.weights_hash, self.keys.identity.sign(text))
 
-    def _begin(self, asked: Begin) -> None:
-        plan = _offered(asked)
-        self._require_acceptable(plan)
-        number, roster = self.keys.number, self.keys.roster
-        if not plan.federation.clients == len(asked.tiers) == len(roster.clients):
+    def _end(self, last: RoundRequest) -> Message:
+        done = self._sign_state(last)
+        if isinstance(done, Done) and self._client:
+            self._client.replica.save()
+            self.over = True
+            self.memory.leave()
+        return done
+
+    def _replica(self, entry: Entry, equipment: Equipment, salt: bytes = b"") -> Replica:
+        """This client's copy of the weights, in the run that it enters. It goes on with the copy that it has, if that
+        belongs to the same run."""
+        bare = replace(equipment.worker.trajectory, plan=entry.plan)
+        lineage = entry.lineage(bare, salt)
+        if self._client and self._run in [link.run for link in lineage.links]:
+            replica = self._client.replica
+            return replica.in_epoch(lineage, snapshots=entry.takes_snapshots)
+        initial = bare.rule.start(equipment.initial())
+        if initial.digest() != entry.statement.initial:
             raise RefusalError(
-                f"a run of {plan.federation.clients} clients and {len(asked.tiers)} tiers, but the roster has "
-                f"{len(roster.clients)}"
+                "the run begins with other weights than this client's own; take the model from the same plan, version "
+                "and export as the server"
             )
-        if self.affords and asked.tiers[number] > self.affords:
-            raise RefusalError(f"{asked.tiers[number]} directions a round, but this client affords {self.affords}")
-        if plan.secure.mode != "off":
-            self._require_marks(asked)
-        if self._client and self._in(asked.run) and self._client.replica.trajectory.digest == plan.trajectory_digest():
-            self._go_on(self._client, asked, plan)
-            return
-        worker = self.equip(plan, asked.tiers[number])
-        replica = self._take_part(asked, worker.trajectory, worker).replica
-        at = f", from round {replica.round + 1} on" if replica.round >= 0 else ""
-        self.tell(f"takes part in {plan.name!r} as client {number} of {len(roster.clients)}{at}")
+        snapshots = entry.takes_snapshots
+        return Replica(lineage, lineage.beginning(initial), self._replica_file(), snapshots=snapshots)
 
-    def _require_marks(self, asked: Begin) -> None:
-        """Refuse to go on without the marks of a round that this client contributed to: they are on its disk before
-        anything is sent. A server that lies about it only loses this client."""
-        if self._marks(asked.run).slot + 1 < asked.answered:
-            raise RefusalError(
-                f"this client contributed to round {asked.answered - 1}, but its state folder has no mark of it, so it "
-                "was lost or is an older copy; without its marks it could be asked twice: put the right folder back, "
-                "or wait for the next run"
-            )
-
-    def _go_on(self, client: Client, asked: Begin, plan: Plan) -> None:
-        """The server repeats itself, or the run has another number of rounds now. A new session would lose keys that
-        the other clients still rely on."""
-        assert self._begun is not None
-        trajectory = client.replica.trajectory
-        if plan.secure != trajectory.plan.secure or asked.tiers != self._begun.tiers:
-            raise RefusalError("other secure.* settings or tiers than before, but a run keeps them to its end")
-        longer = replace(trajectory, plan=msgspec.structs.replace(trajectory.plan, rounds=plan.rounds))
-        if client.session:
-            client.session.go_on_under(policy_of(longer, dict(enumerate(asked.tiers))))
-        self._begun = msgspec.structs.replace(self._begun, plan=longer.plan.to_toml())
+    def _replica_file(self) -> Path | None:
+        if self.folder is None:
+            return None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as fault:
+            raise RunFolderError(f"{self.folder} cannot be used: {fault.strerror or fault}") from None
+        return self.folder / "replica"
 
     def _take_part(
-        self, begun: Begin, trajectory: Trajectory, worker: Worker | None, known: FrozenMember | None = None
+        self, entry: Entry, nonces: bytes, equipment: Equipment | None, known: FrozenMember | None = None
     ) -> Client:
         """Become a client of the run: a new one, or one that takes over what another member froze."""
-        number, folder = self.keys.number, self._folder(begun.run)
+        number = self.keys.number
+        tiers = dict(enumerate(entry.statement.tiers))
+        salt = salt_of(entry.run, entry.statement, nonces)
+        if known:
+            bare = equipment.worker.trajectory if equipment else trajectory_of(entry.plan, known.weights)
+            lineage = entry.lineage(replace(bare, plan=entry.plan), salt)
+            replica = Replica.thawed(lineage, known.replica, self._replica_file(), snapshots=entry.takes_snapshots)
+        else:
+            assert equipment is not None
+            replica = self._replica(entry, equipment, salt)
+        worker = None
+        if equipment:
+            worker = replace(equipment.worker, k=tiers[number], trajectory=replica.trajectory)
         session = None
-        if trajectory.plan.secure.mode != "off":
-            marks = MarksFile(folder / MARKS) if folder else None
+        if entry.plan.secure.mode != "off":
             session = ClientSession(
                 number,
                 self.keys.identity,
                 self.keys.roster.directory(),
-                begun.run,
-                policy_of(trajectory, dict(enumerate(begun.tiers))),
-                marks=marks.marks if marks else None,
-                remember=marks.remember if marks else lambda _marks: None,
+                entry.run,
+                policy_of(replica.trajectory, tiers, salt),
+                memory=self.memory,
                 frozen=known.session if known else None,
             )
-        replica = Replica(trajectory, folder / "replica" if folder else None)
-        if known:
-            replica.thaw(known.replica)
         self._client = Client(replica, worker, session, self._tell_sparingly)
-        self._begun = msgspec.structs.replace(begun, plan=trajectory.plan.to_toml())  # the plan as resolved
+        self._begun, self._run, self._nonces = entry, entry.run, nonces
         return self._client
-
-    def _in(self, run: bytes) -> bool:
-        return self._begun is not None and self._begun.run == run
-
-    def _require_acceptable(self, plan: Plan) -> None:
-        if self.pinned is not None:
-            if differing := differences(for_roster(self.pinned, self.keys.roster), plan):
-                self._tell_sparingly(f"the server's plan is another than this client's --plan: {differing}")
-                raise RefusalError("the server's plan is another than the one that this client takes part in")
-        elif plan.secure.mode == "off":
-            raise RefusalError(
-                'the plan has secure.mode = "off": the server would see this client\'s values; to accept that, give '
-                "the plan with --plan"
-            )
-        elif ":" in plan.task.data or isinstance(plan.task.model, Custom):
-            raise RefusalError(
-                "the plan's data or model comes from functions outside BAFFLE; to let this client call them, give "
-                "the plan with --plan"
-            )
-
-    def _holds(self, run: bytes) -> int:
-        """The round of a run whose weights this client holds or has saved; −1 for none. The plan may not be settled
-        yet, so the saved state itself is not unpacked."""
-        if self._client and self._in(run):
-            return self._client.replica.round
-        folder = self._folder(run)
-        return Replica.round_in(folder / "replica") if folder else -1
-
-    def _marks(self, run: bytes) -> Marks:
-        """What this client remembers of a run."""
-        if self._client and self._in(run):
-            return self._client.session.marks if self._client.session else Marks()
-        folder = self._folder(run)
-        return MarksFile(folder / MARKS).marks if folder else Marks()
-
-    def _folder(self, run: bytes) -> Path | None:
-        if self.folder is None:
-            return None
-        folder = self.folder / run.hex()[:16]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as fault:
-            raise RunFolderError(f"{folder} cannot be used: {fault.strerror or fault}") from None
-        return folder
-
-
-def _offered(asked: Introduce | Begin) -> Plan:
-    """The plan that a server offers. What is wrong in it is the server's to know."""
-    try:
-        return parse(asked.plan)
-    except PlanError as fault:
-        raise RefusalError(str(fault)) from None

@@ -12,14 +12,16 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from baffle.errors import KeysError, first_line
-from baffle.network.keys import ClientKeys, Participant, Roster, read
+from baffle.network.key_files import read_private
+from baffle.network.keys import ClientKeys
+from baffle.network.rosters import Participant, Roster
 
 
 def public_node_keys(roster: Roster) -> list[bytes]:
     """The node keys of all clients as PEM, which Flower expects."""
     return [
         _node_key(number, client).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-        for number, client in enumerate(roster.clients)
+        for number, client in roster.participants().items()
     ]
 
 
@@ -27,12 +29,12 @@ def load_node_key(folder: Path, own: ClientKeys) -> EllipticCurvePrivateKey:
     """A client's private node key, which must be the one that the roster names."""
     path = folder / "node.key"
     try:
-        node = load_ssh_private_key(read(path), None)
+        node = load_ssh_private_key(read_private(path), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as fault:
         raise KeysError(f"{path} is not a private key: {first_line(fault)}") from None
     if not isinstance(node, EllipticCurvePrivateKey):
         raise KeysError(f"{path} is of another type than `baffle keys new` makes")
-    if _node_key(own.number, own.roster.clients[own.number]) != node.public_key():
+    if _node_key(own.number, own.roster.participants()[own.number]) != node.public_key():
         raise KeysError(f"{path} is not the one in {folder / 'roster.json'}; take both from the same folder")
     return node
 

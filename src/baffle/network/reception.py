@@ -1,63 +1,45 @@
-"""How a server receives clients that connect to its run: it tells them about the run, and compares how far they say
-they are with its own journal.
+"""How a server receives the clients of its run: it compares how far they say they are with its own journal.
 
 A client is never further than the journal, because a round is on disk before anybody learns its outcome. If clients are
 further, an older copy of the run's folder was put back. Clients answer no round twice, so the server could only skip
 rounds, and what the run had learnt in them would be lost.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from baffle.errors import JournalError
-from baffle.network.joining import Begin, ConnectedClients, Introduction
+from baffle.network.joining import Ready
 from baffle.server.run import Running
 
 
 @dataclass
 class Reception:
-    """Receives the clients of the run in a folder. `samples` gets the number of samples of each that takes part."""
+    """Receives the clients of the run in a folder."""
 
     running: Running
-    clients: ConnectedClients
-    begin: Begin
+    tell: Callable[[str], None]
     folder: Path
-    samples: dict[int, int]
-    _introductions: dict[int, Introduction] = field(default_factory=dict)
     _reached: dict[int, int] = field(default_factory=dict)
     """Client → the round that it says it has reached."""
 
     def __post_init__(self) -> None:
         self._began_at = self.running.present.round
 
-    def welcome(self, newcomers: Mapping[int, Introduction]) -> set[int]:
-        """Tell newcomers about the run. Returns the clients that take part from now on, these or earlier ones; of each
-        the server notes which round it already holds."""
-        self._introductions |= newcomers
+    def welcome(self, clients: Mapping[int, Ready]) -> None:
+        """Note which round each of these clients holds. They take part from now on."""
         present = self.running.present.round
-        started = self.clients.start_run(self._begins(newcomers), self.running.trajectory.digest)
-        for client in sorted(started):
-            introduction = self._introductions.pop(client)
-            held, reached = introduction.held - 1, max(introduction.held, introduction.answered) - 1
-            self.running.downlink.holds(client, held if held >= 0 and reached <= present else None)
-            self.samples[client] = introduction.samples
+        for client, ready in sorted(clients.items()):
+            reached = max(ready.held, ready.answered - 1)
+            self.running.downlink.holds(client, ready.held if reached <= present else None)
             self._reached[client] = reached
-            self.clients.tell(f"client {client} takes part")
+            self.tell(f"client {client} takes part")
             if reached > present:
-                self.clients.tell(
+                self.tell(
                     f"client {client} says that it has reached round {reached}, but the journal ends at round "
                     f"{present}; it is treated as a client that holds nothing"
                 )
-        return started
-
-    def _begins(self, clients: Iterable[int]) -> dict[int, Begin]:
-        """What to tell each client. Clients that are told the same share one object."""
-        answered = {client: self.running.contributed.get(client, -1) + 1 for client in clients}
-        shared = {number: msgspec.structs.replace(self.begin, answered=number) for number in set(answered.values())}
-        return {client: shared[number] for client, number in answered.items()}
 
     def require_newest_copy(self) -> None:
         """Refuse to go on from an older copy of the run: more than half of the clients, and more than one, say that

@@ -47,6 +47,11 @@ def _rounds_played(folder: RunFolder) -> int:
         if not Journal.begun(folder.journal):
             return 0
         with Journal.open(folder.journal) as journal:
+            if not journal.statements.networked:
+                raise RunFolderError(
+                    f"the run in {folder.path} was not begun by `baffle serve`, or by an earlier version of it: it has "
+                    "no statement; start a new run with another --out"
+                )
             return journal.length()
 
     return folder.attempt(played)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from baffle.errors import one_line
-from baffle.network.keys import Roster
+from baffle.network.rosters import Roster
 from baffle.plan import Model, Plan
 
 FREE = {"name", "rounds", "run"}
@@ -16,10 +16,13 @@ MOST_DIFFERENCES, MOST_CHARACTERS = 3, 60
 
 
 def for_roster(plan: Plan, roster: Roster) -> Plan:
-    """The plan with the roster's number of clients."""
-    return msgspec.structs.replace(
-        plan, federation=msgspec.structs.replace(plan.federation, clients=len(roster.clients))
-    )
+    """The plan with a client for each of the roster's places: an empty place counts as a client that is away."""
+    return with_places(plan, len(roster.clients))
+
+
+def with_places(plan: Plan, places: int) -> Plan:
+    """The plan with so many places for clients."""
+    return msgspec.structs.replace(plan, federation=msgspec.structs.replace(plan.federation, clients=places))
 
 
 def differences(given: Plan, settled: Plan) -> str:

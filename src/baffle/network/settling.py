@@ -1,74 +1,70 @@
-"""What a networked run settles before its first round, when it knows its clients, and keeps beside its plan."""
+"""What the server of a networked run settles before it asks anybody: no client's claim moves another's scale."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from math import comb
 
-import msgspec
-
-from baffle.errors import PlanError, RunFolderError, unwritable
-from baffle.network.joining import Introduction
-from baffle.plan import Plan, Tier
+from baffle.errors import PlanError
+from baffle.plan import Plan
 from baffle.schedule import tiers_of
 
-SETTLED = "network.json"
-"""The file in the run's folder that holds a `Settled`. It is written before the plan."""
+N_MAX = 1000
+"""How many samples a client counts for at most, if the plan does not say."""
+
+UNLUCKY = 2.0**-20
+"""The most probability with which the liars may outnumber the bound in some sum of a run."""
 
 
-class Settled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a networked run must keep beside its plan: a random name for the run, in hex, and how many directions each
-    client evaluates."""
-
-    run: str
-    tiers: tuple[int, ...]
-
-
-def settle(plan: Plan, newcomers: Mapping[int, Introduction]) -> tuple[Plan, tuple[int, ...]]:
-    """The plan with what follows from the clients' introductions: the largest number of samples, and tiers for clients
-    that afford fewer directions than others. A client that has not connected yet is expected to afford them all."""
-    ring, federation = plan.ring, plan.federation
-    most = 1 if federation.weighting == "uniform" else max(newcomer.samples for newcomer in newcomers.values())
+def tiers_for(plan: Plan, affords: Mapping[int, int]) -> tuple[int, ...]:
+    """How many directions each client evaluates: what the plan gives it or, if it affords less, the largest of the
+    plan's tiers that it affords. A client that affords none of them has the smallest, and refuses."""
     tiers = tiers_of(plan)
-    if plan.outcome_kind == "scalars" and not federation.tiers:
-        for client, newcomer in newcomers.items():
-            tiers[client] = min(newcomer.affords or plan.probe.k, plan.probe.k)
-    slower = sorted({k for k in tiers if k < plan.probe.k})
-    if slower and not federation.tiers and tiers.count(plan.probe.k) < plan.secure.floor and plan.secure.mode != "off":
+    steps = sorted({plan.probe.k, *(tier.k for tier in plan.federation.tiers)})
+    for client, most in affords.items():
+        if most and tiers[client] > most and plan.outcome_kind == "scalars":
+            tiers[client] = max((k for k in steps if k <= most), default=steps[0])
+    return tuple(tiers)
+
+
+def require_hidden_tiers(plan: Plan) -> None:
+    """Refuse a plan in which fewer clients than the floor evaluate the last directions: clients would refuse to unmask
+    any sum of it."""
+    if plan.secure.mode == "off":
+        return
+    tiers = tiers_for(plan, {})
+    largest, floor = max(tiers), plan.secure.floor
+    if (count := tiers.count(largest)) < floor:
         raise PlanError(
-            f"probe.k: only {tiers.count(plan.probe.k)} clients afford {plan.probe.k} directions, so the server could "
-            f"see their last values; expected at least {plan.secure.floor} such clients; set probe.k={slower[-1]}"
+            f"federation.tiers: only {count} of {len(tiers)} clients evaluate all {largest} directions, so the server "
+            f"could see their last values, and clients would refuse every round; expected at least secure.floor = "
+            f"{floor} such clients: give the lower tiers smaller shares"
         )
-    shares = tuple(Tier(k=k, share=tiers.count(k) / len(tiers)) for k in slower)
-    return (
-        msgspec.structs.replace(
-            plan,
-            ring=msgspec.structs.replace(ring, n_max=ring.n_max or most),
-            federation=msgspec.structs.replace(federation, tiers=federation.tiers or shares),
-        ),
-        tuple(tiers),
-    )
 
 
-def read_settled(out: Path) -> Settled:
-    path = out / SETTLED
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Settled)
-    except (OSError, msgspec.MsgspecError) as fault:
-        raise RunFolderError(
-            f"{path} cannot be read: {fault}; the run in {out} was not begun by `baffle serve`, or is damaged"
-        ) from None
+def require_sound_terms(plan: Plan) -> None:
+    """Refuse a plan whose promises against a server that lies would not hold."""
+    if plan.secure.mode != "malicious-server":
+        return
+    if plan.run.downlink != "scalars":
+        raise PlanError(
+            f'run.downlink = "{plan.run.downlink}" does not go with secure.mode = "malicious-server": clients could '
+            'not check the weights that they are sent; set run.downlink = "scalars"'
+        )
+    if (risk := _risk(plan)) > UNLUCKY:
+        raise PlanError(
+            f'secure.mode = "malicious-server" promises to hold while fewer than a third of a sum\'s clients lie. With '
+            f"{plan.group_sizes[0]} of {plan.federation.clients} clients in a sum and {plan.rounds} rounds, chance "
+            f"alone gathers more of them in one with probability {risk:.2g}, expected at most 2^-20; use fewer "
+            "secure.groups, or federation.participation = 1"
+        )
 
 
-def remove_settled(out: Path) -> None:
-    """Remove the file that is left if a server was killed before it wrote its plan. No client learnt of that run."""
-    try:
-        (out / SETTLED).unlink(missing_ok=True)
-    except OSError as fault:
-        raise RunFolderError(f"{out} cannot be used for a run: {fault.strerror or fault}; give another --out") from None
-
-
-def write_settled(out: Path, settled: Settled) -> None:
-    path = out / SETTLED
-    try:
-        path.write_bytes(msgspec.json.encode(settled))
-    except OSError as fault:
-        raise unwritable(path, fault, "free some space or mend the disk, or give another --out") from None
+def _risk(plan: Plan) -> float:
+    """The probability that in some sum of the run a third of the clients or more lie, if just fewer than a third of the
+    roster do: a bound over all rounds and groups of a hypergeometric tail."""
+    clients, liars = plan.federation.clients, -(-plan.federation.clients // 3) - 1
+    size = plan.group_sizes[0]
+    if size == clients:
+        return 0.0
+    too_many = -(-size // 3)
+    tail = sum(comb(liars, bad) * comb(clients - liars, size - bad) for bad in range(too_many, min(liars, size) + 1))
+    return min(1.0, plan.rounds * plan.secure.groups * (tail / comb(clients, size)))

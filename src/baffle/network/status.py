@@ -48,6 +48,7 @@ class Status(msgspec.Struct, frozen=True):
     taking_part: Text = ""
     dropouts: Count = 0
     silent: Mapping[Text, Count] = {}
+    abstained: Mapping[Text, Count] = {}
     refusals: Count = 0
     late_replies: Count = 0
     refused_replies: Count = 0
@@ -111,6 +112,7 @@ METRICS = (
     Metric("clients_taking_part", "clients_taking_part", "gauge", "Clients that take part in the run."),
     Metric("dropouts", "dropouts_total", "counter", "Replies to a round that never came."),
     Metric("silent", "silent_total", "counter", "Messages that got no answer in time, by the phase of the round."),
+    Metric("abstained", "abstained_total", "counter", "Requests that clients did not follow, by the round's phase."),
     Metric("refusals", "refusals_total", "counter", "Messages of clients that the secure sum or a client refused."),
     Metric("late_replies", "late_replies_total", "counter", "Deadlines that clients missed."),
     Metric("refused_replies", "refused_replies_total", "counter", "Replies for which a client was disconnected."),

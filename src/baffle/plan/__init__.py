@@ -1,6 +1,7 @@
 """A plan: everything that determines a run, frozen, read from TOML."""
 
-from baffle.plan.reading import build, change, load, parse, presets
+from baffle.plan.checks import check
+from baffle.plan.reading import build, change, load, parse, presets, read_toml, settings_of
 from baffle.plan.sections import (
     WRN,
     Custom,
@@ -43,7 +44,10 @@ __all__ = [
     "UpdateSettings",
     "build",
     "change",
+    "check",
     "load",
     "parse",
     "presets",
+    "read_toml",
+    "settings_of",
 ]

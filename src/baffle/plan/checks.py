@@ -109,8 +109,8 @@ def _check_secure(plan: Plan) -> None:
     if not plan.secure.threshold:
         return
     policy = ClientPolicy(agreement=plan.secure.mode == "malicious-server")
-    many = policy.graph(tuple(range(largest)), bytes(32))
-    few = many if smallest == largest else policy.graph(tuple(range(smallest)), bytes(32))
+    many = policy.graph(tuple(range(largest)), 0)
+    few = many if smallest == largest else policy.graph(tuple(range(smallest)), 0)
     least = policy.least_threshold(many, largest)
     most = few.k + 1
     if not least <= plan.secure.threshold <= most:

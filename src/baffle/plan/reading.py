@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -20,6 +20,9 @@ DOTS = 2000
 
 SHOWN_CHARACTERS = 200
 """An error message shows no more than this of a value."""
+
+
+S = TypeVar("S", bound=Section)
 
 
 def presets() -> list[str]:
@@ -47,15 +50,22 @@ def load(source: str = "digits", settings: Iterable[str] = ()) -> Plan:
 
 
 def parse(text: str, settings: Iterable[str] = (), source: str = "plan") -> Plan:
-    if text.count(".") > DOTS:
-        raise PlanError(f"{source} is not a plan: it holds {text.count('.'):,} dots, expected at most {DOTS:,}")
-    try:
-        raw = tomllib.loads(text)
-    except (ValueError, RecursionError) as fault:
-        raise PlanError(f"{source} is not valid TOML: {fault}") from None
+    raw = read_toml(text, source)
     for setting in settings:
         _lay_over(raw, setting)
     return build(raw)
+
+
+def read_toml(text: str, source: str) -> dict[str, Any]:
+    """The tables in a TOML text that a stranger may have written."""
+    if text.count(".") > DOTS:
+        raise PlanError(
+            f"{source} is no file of settings: it holds {text.count('.'):,} dots, expected at most {DOTS:,}"
+        )
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as fault:
+        raise PlanError(f"{source} is not valid TOML: {fault}") from None
 
 
 def change(plan: Plan, settings: Iterable[str]) -> Plan:
@@ -65,13 +75,18 @@ def change(plan: Plan, settings: Iterable[str]) -> Plan:
 
 def build(raw: Mapping[str, Any]) -> Plan:
     """A validated plan from plain tables."""
-    _refuse_unknown_keys(raw, Plan, "")
-    try:
-        plan = msgspec.convert(raw, Plan)
-    except msgspec.ValidationError as fault:
-        raise PlanError(_explain(str(fault), raw)) from None
+    plan = settings_of(raw, Plan)
     check(plan)
     return plan
+
+
+def settings_of(raw: Mapping[str, Any], kind: type[S]) -> S:
+    """Settings of a kind from plain tables: each of the right type and within its bounds, and no others."""
+    _refuse_unknown_keys(raw, kind, "")
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as fault:
+        raise PlanError(_explain(str(fault), raw, kind)) from None
 
 
 def _lay_over(raw: dict[str, Any], setting: str) -> None:
@@ -108,22 +123,22 @@ def _refuse_unknown_keys(raw: Mapping[str, Any], struct: type[Section], path: st
 def _struct_for(kind: Any, value: Mapping[str, Any]) -> Any:
     """The struct that a table of a plan becomes, or none if it does not become one."""
     if kind == Model:
-        return {struct.__struct_config__.tag: struct for struct in get_args(Model)}.get(str(value.get("name")))
+        return next((kind for kind in get_args(Model) if kind.__struct_config__.tag == value.get("name")), None)
     kind = get_args(kind)[0] if get_args(kind) else kind
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
-def _explain(fault: str, raw: Mapping[str, Any]) -> str:
+def _explain(fault: str, raw: Mapping[str, Any], kind: type[Section]) -> str:
     """Turn msgspec's "Expected `int` >= 1 - at `$.probe.k`" into a line that names key, value and choices."""
     expected, _, place = fault.replace("`", "").partition(" - at $")
     keys = [key for key in place.replace("[", ".").replace("]", "").split(".") if key]
     value: Any = raw
     for key in keys:
         value = value[int(key)] if isinstance(value, list) else value.get(key) if isinstance(value, Mapping) else None
-    if expected.startswith("Invalid") and (choices := _choices(keys, raw)):
+    if expected.startswith("Invalid") and (choices := _choices(keys, raw, kind)):
         expected = f"expected one of {', '.join(map(repr, choices))}"
     wanted = expected.partition(", got ")[0]
-    return f"{'.'.join(keys) or 'plan'}: {wanted[:1].lower()}{wanted[1:]}, got {_shown(value)}"
+    return f"{'.'.join(keys) or 'the settings'}: {wanted[:1].lower()}{wanted[1:]}, got {_shown(value)}"
 
 
 def _shown(value: Any) -> str:
@@ -135,9 +150,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
-def _choices(keys: list[str], raw: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The values allowed at a place in a plan that takes one of a few words; empty for any other place."""
-    kind: Any = Plan
+def _choices(keys: list[str], raw: Mapping[str, Any], kind: Any) -> tuple[Any, ...]:
+    """The values allowed at a place in settings that takes one of a few words; empty for any other place."""
     for key in keys:
         if kind == Model:
             if key == "name":
@@ -153,7 +167,7 @@ def _choices(keys: list[str], raw: Mapping[str, Any]) -> tuple[Any, ...]:
 def _nearest(word: str, known: Iterable[str], path: str = "") -> str:
     import difflib  # only for errors, so a small client need not load it
 
-    close = difflib.get_close_matches(word, list(known), n=1)
+    close = difflib.get_close_matches(word[:SHOWN_CHARACTERS], list(known), n=1)
     return f" (did you mean {path}{close[0]}?)" if close else ""
 
 

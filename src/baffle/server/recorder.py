@@ -10,11 +10,11 @@ from typing import Annotated, Any, cast
 import msgspec
 
 from baffle.client.worker import forwards_of
+from baffle.core.chain import Present
 from baffle.core.ports import MISSING
 from baffle.core.state import ServerState
 from baffle.errors import BaffleError, JournalError
 from baffle.journal.folder import RunFolder
-from baffle.journal.replay import Present
 from baffle.journal.store import Journal
 from baffle.server.evaluation import EVALUATED, Evaluation
 from baffle.server.round import Played
@@ -64,6 +64,7 @@ class RoundMetrics(msgspec.Struct):
     refusals: int
     seconds: float = 0.0
     silent: dict[Phase, int] = {}
+    abstained: dict[Phase, int] = {}
     test_accuracy: float | None = None
 
 
@@ -93,6 +94,8 @@ class Recorder:
         self._rounds_before = journal.length()
         self._reported = self._began
         self._record_seconds = 0.0
+        self._skipped_because: list[str] = []
+        """Why the rounds since the last sum were skipped."""
         self._progress = Progress(self._rounds_before, trajectory.plan.rounds)
 
     def tick(self, done: int, of: int) -> None:
@@ -143,7 +146,7 @@ class Recorder:
             "seconds": round(self._seconds(), 2),
             "forwards": sum(
                 self._forwards(client) * rounds
-                for client, rounds in self._journal.contributions(plan.federation.clients).items()
+                for client, rounds in self._journal.participation.contributions(plan.federation.clients).items()
             ),
             "uplink_bytes_per_client_round": _ratio(total("uplink_bytes"), total("replies")),
             "downlink_bytes_per_client_round": _ratio(total("downlink_bytes"), total("requests")),
@@ -157,7 +160,7 @@ class Recorder:
             "trajectory_digest": self._trajectory.digest.hex(),
             "estimator": plan.estimator,
             "supports": plan.probe.supports,
-            "dropouts": self._journal.count(MISSING),
+            "dropouts": self._journal.participation.count(MISSING),
             "refusals": total("refusals"),
             "secure": plan.secure.mode,
         }
@@ -186,11 +189,16 @@ class Recorder:
         self._watch(replace(progress, seconds_left=left))
 
     def _stop_if_stuck(self, played: Played) -> None:
+        if played.metrics["contributors"]:
+            self._skipped_because.clear()
+            return
+        self._skipped_because.append(next(iter(played.participation.values())))
         recent = self._records[-MOST_SKIPPED:]
         if len(recent) == MOST_SKIPPED and not any(record["contributors"] for record in recent):
-            reason = next(iter(played.participation.values()))
+            first, last = self._skipped_because[0], self._skipped_because[-1]
+            others = "" if first == last else f", and the last: {last}"
             raise BaffleError(
-                f"{MOST_SKIPPED} rounds in a row were skipped; the last reason was: {reason}. "
+                f"{MOST_SKIPPED} rounds in a row were skipped; the first reason was: {first}{others}. "
                 f"The run is kept in {self._folder.path}"
             )
 

@@ -5,14 +5,11 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from baffle.core.arrays import F32
+from baffle.core.chain import Present
 from baffle.core.messages import Group, Outcome, RoundRequest
 from baffle.core.ports import CONTRIBUTED, MISSING, Aggregation, Collected, Transport
 from baffle.core.ring import Sum
-from baffle.core.state import ServerState, apply
-from baffle.journal.replay import Present
+from baffle.core.state import ServerState, apply, within
 from baffle.journal.store import Journal
 from baffle.schedule import choose_groups
 from baffle.server.downlink import Downlink
@@ -32,6 +29,8 @@ class Played:
     present: Present
     metrics: Mapping[str, Any]
     participation: Mapping[int, str]
+    states: Mapping[int, bytes]
+    """What clients have signed about the state before the round."""
 
 
 def play_round(
@@ -63,7 +62,7 @@ def play_round(
     )
 
     downlink.delivered([client for client, event in collected.events.items() if event == CONTRIBUTED], present)
-    return Played(present.after(outcome, state, chain), metrics, collected.events)
+    return Played(Present(present.round + 1, state, chain), metrics, collected.events, collected.states)
 
 
 def open_round(
@@ -73,14 +72,14 @@ def open_round(
     share one request."""
     weights_hash = present.state.weights_hash()
     catch_ups = downlink.catch_ups([client for group in groups for client in group], present)
-    requests: dict[tuple[int, int], RoundRequest] = {}
+    requests: dict[int, RoundRequest] = {}
 
-    def request(client: int, group: int) -> RoundRequest:
-        catch_up, key = catch_ups[client], trajectory.key_number(present.round, group)
-        fresh = RoundRequest(present.round, key, trajectory.digest, weights_hash, catch_up, present.skipped)
-        return requests.setdefault((id(catch_up), key), fresh)
+    def request(client: int) -> RoundRequest:
+        catch_up = catch_ups[client]
+        fresh = RoundRequest(present.round, trajectory.digest, present.chain, weights_hash, catch_up)
+        return requests.setdefault(id(catch_up), fresh)
 
-    return [{client: request(client, number) for client in group} for number, group in enumerate(groups)]
+    return [{client: request(client) for client in group} for group in groups]
 
 
 def close_round(trajectory: Trajectory, present: Present, sums: Sequence[Sum | None]) -> Outcome:
@@ -96,11 +95,6 @@ def close_round(trajectory: Trajectory, present: Present, sums: Sequence[Sum | N
 def skipped(present: Present) -> Outcome:
     """The outcome of a round that changes nothing."""
     return Outcome(present.round, "skipped", ())
-
-
-def within(cap: float, before: F32, after: F32) -> bool:
-    """Whether an update is no longer than `cap`, the plan's `update.norm_max` (0: no limit)."""
-    return not cap or float(np.linalg.norm(after.astype(np.float64) - before)) <= cap
 
 
 def measure(outcome: Outcome, collected: Collected, joined: Set[int]) -> dict[str, Any]:
@@ -122,6 +116,8 @@ def measure(outcome: Outcome, collected: Collected, joined: Set[int]) -> dict[st
     }
     if collected.silent:
         metrics["silent"] = collected.silent
+    if collected.abstained:
+        metrics["abstained"] = collected.abstained
     if collected.refusals:
         metrics["refused"] = [f"client {client}: {why}" for client, why in collected.refusals[:MOST_REFUSALS]]
     if any(collected.sums) and not outcome.groups:

@@ -4,17 +4,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from baffle.core.arrays import F32
+from baffle.core.chain import Present, chain_epoch
 from baffle.core.ports import CONTRIBUTED, Aggregation, Transport
 from baffle.errors import JournalError
 from baffle.journal.folder import RunFolder
-from baffle.journal.replay import Present, catch_up
+from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
+from baffle.lineage import Lineage, Link
 from baffle.runtime.model import FLOAT32
 from baffle.server.downlink import Downlink
 from baffle.server.evaluation import Evaluation
 from baffle.server.recorder import Recorder, Summary, Watch
 from baffle.server.round import Played, play_round
+from baffle.statement import EpochRecord, read_statement, salt_of
 from baffle.task.load import Runtimes, ServerTask, versions
 from baffle.trajectory import Trajectory
 
@@ -23,7 +25,9 @@ from baffle.trajectory import Trajectory
 class Running:
     """A run that is under way: where it is, its journal, and what records and reports it."""
 
-    trajectory: Trajectory
+    lineage: Lineage
+    initial: bytes
+    """The digest of the state that the run began with."""
     journal: Journal
     recorder: Recorder
     downlink: Downlink
@@ -32,6 +36,21 @@ class Running:
     """Client → the last round that it contributed to."""
     unevaluated: str
     """Why accuracies are not measured; empty if they are."""
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self.lineage.trajectory
+
+    def begin_epoch(self, record: EpochRecord, roster: bytes) -> None:
+        """Go on under another statement, which is durable before anybody acts on it. `roster` is the text of its
+        roster."""
+        statement = read_statement(record.statement)
+        link = Link(statement.first, record.run, statement.chain)
+        lineage = self.lineage.in_epoch(link, salt_of(record.run, statement, record.nonces))
+        self.journal.add_epoch(record, roster, self.present.state)
+        self.lineage = lineage
+        self.present = Present(self.present.round, self.present.state, chain_epoch(self.present.chain, record.run))
+        self.downlink.enter(lineage)
 
     @property
     def over(self) -> bool:
@@ -67,27 +86,32 @@ def opened(
     tiers: Sequence[int],
     samples: Mapping[int, int],
     watch: Watch,
+    *,
+    networked: bool = False,
 ) -> Iterator[Running]:
-    """The run in a folder, replayed to where its journal ends. `samples` may gain clients while the run goes on."""
+    """The run in a folder, replayed to where its journal ends. A networked run has a journal with statements."""
     plan = task.plan
-    with _open_journal(folder, task, trajectory, task.initial_weights()) as journal:
-        present = catch_up(journal, trajectory)
+    with _open_journal(folder, task, trajectory, networked=networked) as journal:
+        lineage = lineage_of(journal, plan)
+        present = catch_up(journal, lineage)
         if present.round < plan.rounds:
             folder.remove_summary()
         evaluating = runtimes if task.precision == FLOAT32 else Runtimes(task, 1, FLOAT32)
         evaluation = Evaluation(task, evaluating, trajectory.rule)
         recorder = Recorder(folder, journal, trajectory, evaluation, tiers, samples, watch)
-        downlink = Downlink(plan.run.downlink, journal)
-        contributed = journal.last_contributions(plan.federation.clients)
-        yield Running(trajectory, journal, recorder, downlink, present, contributed, evaluation.missing)
+        downlink = Downlink(plan.run.downlink, journal, lineage)
+        contributed = journal.participation.last_contributions(plan.federation.clients)
+        initial = journal.snapshot(lineage.trajectory.rule, 0).digest()
+        yield Running(lineage, initial, journal, recorder, downlink, present, contributed, evaluation.missing)
 
 
-def _open_journal(folder: RunFolder, task: ServerTask, trajectory: Trajectory, initial: F32) -> Journal:
+def _open_journal(folder: RunFolder, task: ServerTask, trajectory: Trajectory, *, networked: bool) -> Journal:
     """The run's journal; a new one if there is none, or if a process was killed while making it."""
     plan = trajectory.plan
     if not folder.attempt(lambda: Journal.begun(folder.journal)):
-        state = trajectory.rule.start(initial)
-        return Journal.create(folder.journal, plan, state, versions(task.model), folder.attempt)
+        state = trajectory.rule.start(task.initial_weights())
+        about = versions(task.model)
+        return Journal.create(folder.journal, plan, state, about, folder.attempt, networked=networked)
     journal = Journal.open(folder.journal, commit_seconds=plan.run.commit_seconds, attempt=folder.attempt)
     if journal.plan().trajectory_digest() != trajectory.digest:
         raise JournalError(f"{folder.journal} belongs to another plan than {folder.plan}; put the right file back")

@@ -27,6 +27,7 @@ from baffle.aggregation.messages import (
 from baffle.aggregation.shares import SHARE_BYTES
 from baffle.client.client import contribution_bytes
 from baffle.client.worker import forwards_of
+from baffle.core.arrays import F32
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.state import pack
 from baffle.plan import Plan
@@ -78,7 +79,7 @@ def costs(task: Task) -> Costs:
         uplink_bytes=contribution_bytes(trajectory) + secure.up,
         downlink_bytes=downlink_bytes(trajectory) + secure.down,
         secure_bytes=secure.up + secure.down,
-        join_bytes=_request_bytes(CatchUp("snapshot", 0, (pack(trajectory.rule.start(initial)),))),
+        join_bytes=_join_bytes(trajectory, initial),
         weights_bytes=4 * trajectory.n,
         memory_bytes=_memory(task, trajectory),
         alignment=_alignment(trajectory) if probing else None,
@@ -96,6 +97,13 @@ def _alignment(trajectory: Trajectory) -> float:
     shares = Counter(trajectory.supports)
     spread = sum(support.size * (support.size + 1) / count for support, count in shares.items())
     return 1 / math.sqrt(1 + spread / (trajectory.n * per_direction))
+
+
+def _join_bytes(trajectory: Trajectory, initial: F32) -> int:
+    """What a client that comes later receives once: the state, the hash before the last round, and its outcome."""
+    outcome = Outcome(0, "scalars", (Group(0, bytes(4 * trajectory.length), 0),))
+    items = (pack(trajectory.rule.start(initial)), bytes(32), encode(outcome))
+    return _request_bytes(CatchUp("snapshot", 0, items))
 
 
 def downlink_bytes(trajectory: Trajectory) -> int:
@@ -124,14 +132,17 @@ def secure_bytes(plan: Plan) -> SecureBytes:
         return SecureBytes(0, 0)
     members = tuple(range(plan.group_sizes[1]))
     agreement = plan.secure.mode == "malicious-server"
-    k = ClientPolicy(agreement=agreement).graph(members, bytes(32)).k
+    k = ClientPolicy(agreement=agreement).graph(members, 0).k
     keys = Advertisement(0, bytes(16), bytes(32), 0, (bytes(32),) * KEYS_AT_ONCE, bytes(64))
-    turned = Turned(Unmasked(0, bytes(SHARE_BYTES * k), bytes(SHARE_BYTES)), Sealed(0, bytes(BOX_BYTES * k)), "")
+    sealed = Sealed(0, bytes(BOX_BYTES * k), bytes(32))
+    turned = Turned(Unmasked(0, bytes(SHARE_BYTES * k), bytes(SHARE_BYTES)), sealed)
     signers, signatures = (members, bytes(SIGNATURE_BYTES * len(members))) if agreement else ((), b"")
-    turn = Turn(Unmask(0, members, (), signers, signatures), Opening(0, members, 1, 1, bytes(32), ()))
-    request = RoundRequest(0, 0, bytes(32), bytes(32), CatchUp("weights", 0, ()))
+    turn = Turn(Unmask(0, members, (), signers, signatures), Opening(0, members, 1, 1, ()))
+    request = RoundRequest(0, bytes(32), bytes(32), bytes(32), CatchUp("weights", 0, ()))
     wrapped = len(encode(MaskedRequest(request, members, bytes(32), bytes(BOX_BYTES * k)))) - len(encode(request))
-    agree, agreed = (len(encode(Agree(0, members, ()))), len(encode(Agreed(0, bytes(64))))) if agreement else (0, 0)
+    agree, agreed = (
+        (len(encode(Agree(0, members, ()))), len(encode(Agreed(0, bytes(64), bytes(64))))) if agreement else (0, 0)
+    )
     served = KEYS_AT_ONCE * plan.federation.participation  # rounds that a client takes part in with one list of keys
     received = (len(encode(Hello(0))) + (len(encode(keys)) + 5) * _met(plan, k, served)) / served
     renewed = len(encode(keys)) / served
@@ -147,7 +158,7 @@ def _met(plan: Plan, k: int, rounds: float) -> float:
 
 
 def _request_bytes(catch_up: CatchUp) -> int:
-    return len(encode(RoundRequest(0, 0, bytes(32), bytes(32), catch_up)))
+    return len(encode(RoundRequest(0, bytes(32), bytes(32), bytes(32), catch_up)))
 
 
 def _memory(task: Task, trajectory: Trajectory) -> int | None:

@@ -9,7 +9,7 @@ import numpy as np
 from baffle.core.arrays import F32
 from baffle.core.directions import DISTRIBUTIONS, Directions
 from baffle.core.probe import SCHEMES
-from baffle.errors import NotFiniteError, PlanError
+from baffle.errors import PlanError
 from baffle.runtime.model import FLOAT64
 from baffle.task.load import Task
 from baffle.trajectory import trajectory_of
@@ -63,10 +63,11 @@ def measure(task: Task) -> Precision | None:
     def noise_at(sigma: float) -> tuple[float, float]:
         """The root mean square of a scalar, and the share of it that is rounding."""
         probe = SCHEMES[plan.probe.scheme]
-        exact = probe(exact_loss, cast(F32, weights.astype(np.float64)), directions, tried, sigma).scalars
-        rounded = probe(rounded_loss, weights, directions, tried, sigma).scalars
-        typical = max(float(np.sqrt(np.mean(exact**2))), 1e-30)
-        return typical, float(np.sqrt(np.mean((rounded - exact) ** 2))) / typical
+        with np.errstate(over="ignore", invalid="ignore"):  # the loss may not be finite
+            exact = probe(exact_loss, cast(F32, weights.astype(np.float64)), directions, tried, sigma).scalars
+            rounded = probe(rounded_loss, weights, directions, tried, sigma).scalars
+            typical = max(float(np.sqrt(np.mean(exact**2))), 1e-30)
+            return typical, float(np.sqrt(np.mean((rounded - exact) ** 2))) / typical
 
     typical, noise = noise_at(plan.probe.sigma)
     goal = NOISE_WANTED
@@ -90,10 +91,7 @@ def require_precision(task: Task) -> list[str]:
     """Refuse a plan whose scalars would be noise; return advice if they are merely noisy."""
     if task.plan.estimator == "backprop":
         return []
-    try:
-        precision = measure(task)
-    except NotFiniteError as fault:
-        return [f"the precision of σ could not be measured: {fault}"]
+    precision = measure(task)
     return judge(task, precision) if precision else []
 
 
@@ -106,6 +104,8 @@ def _remedy(precision: Precision) -> str:
 def judge(task: Task, precision: Precision) -> list[str]:
     """Refuse a plan that is too imprecise, or return advice."""
     plan = task.plan
+    if not math.isfinite(precision.typical + precision.noise):
+        return ["the precision of σ could not be measured: the loss is not finite at the initial weights"]
     if precision.noise >= NOISE_REFUSED:
         raise PlanError(
             f"probe.sigma: {plan.probe.sigma:g} is below the precision of the loss: {min(precision.noise, 1):.0%} "

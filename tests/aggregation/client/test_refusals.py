@@ -5,13 +5,13 @@ import secrets
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from msgspec.structs import replace
 
+from baffle.aggregation.client.marks import Memory
 from baffle.aggregation.client.refusals import MOST_QUERIES
 from baffle.aggregation.client.session import KEYS_AT_ONCE
-from baffle.aggregation.context import round_context, sign
-from baffle.aggregation.masks import agree, pair_mask, self_mask
+from baffle.aggregation.context import key_context, round_context, sign
+from baffle.aggregation.masks import agree, mask_key, pair_mask, self_mask
 from baffle.aggregation.messages import (
     BOX_BYTES,
     NO_SHARE,
@@ -83,8 +83,7 @@ def test_a_second_request_under_one_mask_gets_nothing_and_a_resend_the_same_byte
     first = federation.sessions[0].mask(request, random_vector)
     assert np.array_equal(federation.sessions[0].mask(request, never), first)
     for other in (
-        replace(request, request=replace(about(0), key=1)),
-        replace(request, request=replace(about(0), skipped=(0,))),
+        replace(request, request=about(0, chain=b"\1" * 32)),
         replace(request, request=about(0, weights_hash=bytes(32))),
         replace(request, participants=(0, 1), boxes=request.boxes[:BOX_BYTES]),
         replace(request, boxes=request.boxes[::-1]),
@@ -119,7 +118,7 @@ def test_a_slot_is_not_opened_with_other_members() -> None:
     session = federation.sessions[0]
     sealed = session.seal(federation.opening(0, 0))
     assert session.seal(federation.opening(0, 0)) == sealed
-    for other in (federation.opening(0, 0, (0, 1, 2)), federation.opening(0, 0, seed=bytes(32))):
+    for other in (federation.opening(0, 0, (0, 1, 2)), federation.opening(0, 0, threshold=4)):
         with pytest.raises(RefusalError, match="other members"):
             session.seal(other)
 
@@ -165,8 +164,7 @@ def test_a_key_that_was_given_away_masks_nothing() -> None:
     unmasked_by(federation, server, (0, 1, 2, 3))
     shares = [server.released[holder][4] for holder in (0, 1, 2, 3)]
     known = combine(weights([1, 2, 3, 4]), shares)
-    assert known is not None
-    private = X25519PrivateKey.from_private_bytes(known)
+    private = mask_key(known, key_context(federation.run, federation.advertised[4].session, 4, 0))
     pair = (4, 5)
     try:
         for client in pair:
@@ -178,7 +176,6 @@ def test_a_key_that_was_given_away_masks_nothing() -> None:
     except RefusalError:
         return
     seed = combine(weights([5, 6]), [again.released[4][4], again.released[5][4]])
-    assert seed is not None
     context = round_context(asked[4].keys, again.slot.opening, about(0), pair)
     between = pair_mask(agree(private, federation.advertised[5].keys[0]), context, LENGTH, plus=False)
     seen = add([again.vectors[4], np.negative(self_mask(seed, context, LENGTH)), between])
@@ -191,9 +188,9 @@ def test_a_key_that_was_given_away_masks_nothing() -> None:
 def test_more_queries_about_the_same_weights_are_refused() -> None:
     federation, same = new_federation(3), secrets.token_bytes(32)
     for number in range(MOST_QUERIES):
-        federation.whole(about(number, weights_hash=same, skipped=range(number)))
+        federation.whole(about(number, weights_hash=same))
     server = federation.sealed(MOST_QUERIES)
-    again = about(MOST_QUERIES, weights_hash=same, skipped=range(MOST_QUERIES))
+    again = about(MOST_QUERIES, weights_hash=same)
     requests = server.requests(dict.fromkeys(federation.everybody, again))
     with pytest.raises(RefusalError, match=f"{MOST_QUERIES} times"):
         federation.sessions[0].mask(requests[0], never)
@@ -206,7 +203,7 @@ def test_queries_about_the_same_weights_are_counted_across_others() -> None:
     federation, same, refused = new_federation(3), secrets.token_bytes(32), False
     for number in range(2 * MOST_QUERIES + 1):
         try:
-            federation.whole(about(number, weights_hash=None if number % 2 else same, skipped=range(number)))
+            federation.whole(about(number, weights_hash=None if number % 2 else same))
         except RefusalError:
             refused = True
             break
@@ -214,15 +211,33 @@ def test_queries_about_the_same_weights_are_counted_across_others() -> None:
     assert number == 2 * MOST_QUERIES
 
 
-def test_two_open_slots_do_not_release_about_the_same_weights_twice() -> None:
-    """The difference of two sums about the same weights over different survivors would be one client's vector."""
+def test_two_open_slots_do_not_get_around_the_number_of_queries() -> None:
+    """The difference of two sums about the same weights over different survivors would be one client's vector, so what
+    is open when the number is reached is refused as well."""
     federation, same = new_federation(5), secrets.token_bytes(32)
-    first, _ = federation.until_masked(about(0, weights_hash=same))
-    second, _ = federation.until_masked(about(1, weights_hash=same), sending=(0, 1, 2, 3))
+    for number in range(MOST_QUERIES - 1):
+        federation.whole(about(number, weights_hash=same))
+    first, _ = federation.until_masked(about(MOST_QUERIES - 1, weights_hash=same))
+    second, _ = federation.until_masked(about(MOST_QUERIES, weights_hash=same), sending=(0, 1, 2, 3))
     session = federation.sessions[0]
     session.unmask(first.unmask())
-    with pytest.raises(RefusalError, match="which was not skipped"):
+    with pytest.raises(RefusalError, match=f"asked about {MOST_QUERIES} times; begin with other weights"):
         session.unmask(second.unmask())
+
+
+def test_queries_about_the_same_weights_are_counted_across_runs() -> None:
+    """A server cannot reset the count by giving the run another name."""
+    same, memory = secrets.token_bytes(32), Memory()
+    for run in range(MOST_QUERIES + 1):
+        federation = Federation(3)
+        federation.sessions[0] = federation.new_session(0, memory)
+        federation.advertise()
+        if run < MOST_QUERIES:
+            federation.whole(about(0, weights_hash=same))
+    asked = federation.sealed().requests(dict.fromkeys(federation.everybody, about(0, weights_hash=same)))
+    with pytest.raises(RefusalError, match=f"asked about {MOST_QUERIES} times"):
+        federation.sessions[0].mask(asked[0], never)
+    assert federation.sessions[0].marks.slot == -1
 
 
 def test_a_round_that_is_not_after_the_last_one_released_gets_no_shares() -> None:
@@ -241,9 +256,7 @@ def test_many_open_slots_do_not_get_around_the_number_of_queries() -> None:
     try:
         servers = {slot: federation.sealed(slot) for slot in reversed(range(many))}
         for slot, server in sorted(servers.items()):
-            requests = server.requests(
-                dict.fromkeys(federation.everybody, about(slot, weights_hash=same, skipped=range(slot)))
-            )
+            requests = server.requests(dict.fromkeys(federation.everybody, about(slot, weights_hash=same)))
             federation.masked(server, requests, federation.everybody)
         for slot in range(many):
             federation.sessions[0].unmask(Unmask(slot, federation.everybody, ()))
@@ -281,7 +294,7 @@ def test_a_floor_below_the_clients_own_is_refused(floor: int) -> None:
 def test_members_that_are_not_a_set_with_this_client_are_refused(members: tuple[int, ...]) -> None:
     federation = new_federation(4)
     advertisements = [federation.advertised[peer] for peer in sorted(set(members) - {0})]
-    opening = Opening(0, members, len(members) // 2 + 1, 2, bytes(32), tuple(map(encode, advertisements)))
+    opening = Opening(0, members, len(members) // 2 + 1, 2, tuple(map(encode, advertisements)))
     with pytest.raises(RefusalError):
         federation.sessions[0].seal(opening)
 

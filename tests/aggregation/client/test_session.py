@@ -6,20 +6,23 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.mark_lines import Line, Marked, Marks
+from baffle.aggregation.client.marks import Memory
 from baffle.aggregation.client.refusals import MOST_QUERIES
 from baffle.aggregation.client.session import ClientSession
-from baffle.aggregation.context import round_context
+from baffle.aggregation.client_policy import ClientPolicy
+from baffle.aggregation.context import round_context, signed, state_text
 from baffle.aggregation.masks import agree, pair_mask, self_mask
 from baffle.aggregation.messages import (
     NO_SHARE,
     Turn,
+    Turned,
     Unmask,
 )
 from baffle.aggregation.shares import combine, weights
 from baffle.core.ring import RingVector, add
 from baffle.errors import AbortError, MessageError, RefusalError
-from tests.support.federation import LENGTH, Federation, about, random_vector
+from tests.support.federation import LENGTH, Federation, about
 from tests.support.slots import asked_of, boxes_of, never, new_federation, shares_of, unmasked_by
 
 COUNTS = [(s, v, u) for s in range(1, 7) for v in range(s + 1) for u in range(v + 1)]
@@ -56,7 +59,6 @@ def test_pair_masks_alone_do_not_open_a_vector() -> None:
     assert left.any()
     unmasked_by(federation, server, federation.everybody)
     seed = combine(weights([1, 2]), [server.released[0][0], server.released[1][0]])
-    assert seed is not None
     assert np.array_equal(left, self_mask(seed, context, LENGTH))
     assert all(pair.any() for pair in pairs)
 
@@ -139,63 +141,84 @@ def test_one_share_per_neighbour_is_released_and_never_both() -> None:
     assert len(shares_of(other.sessions[0].unmask(Unmask(0, other.everybody, ())))) == 3
 
 
-def test_a_vector_that_could_not_be_computed_leaves_the_slot_usable() -> None:
+def test_a_slot_is_used_up_even_if_its_vector_could_not_be_computed() -> None:
+    """Whoever could ask again after a failure would learn from failures, one question after the other."""
     federation = new_federation(3)
-    request = asked_of(federation.sealed())[0]
+    server = federation.sealed()
+    request, session = asked_of(server)[0], federation.sessions[0]
 
     def fails() -> RingVector:
+        assert session.marks.slot == 0
         raise MessageError("not finite")
 
     with pytest.raises(MessageError, match="not finite"):
-        federation.sessions[0].mask(request, fails)
-    assert len(federation.sessions[0].mask(request, random_vector)) == LENGTH
+        session.mask(request, fails)
+    for again in (request, server.requests(dict.fromkeys(federation.everybody, about(0, weights_hash=bytes(32))))[0]):
+        with pytest.raises(RefusalError, match="slot 0 is not after slot 0"):
+            session.mask(again, never)
+    federation.whole(about(1))
 
 
-class Diary:
-    """Records marks as they become durable, on a disk that can be full."""
+class Diary(Memory):
+    """Records lines as they become durable, on a disk that can be full."""
 
     def __init__(self) -> None:
-        self.marks: list[Marks] = []
+        super().__init__()
+        self.written: list[Line] = []
         self.full = False
 
-    def remember(self, marks: Marks) -> None:
+    def _write(self, line: Line) -> None:
         if self.full:
             raise OSError("disk full")
-        self.marks.append(marks)
+        self.written.append(line)
 
 
 def with_diary(federation: Federation) -> tuple[ClientSession, Diary]:
     diary = Diary()
-    federation.sessions[0] = federation.new_session(0, remember=diary.remember)
+    federation.sessions[0] = federation.new_session(0, diary)
     federation.advertise()
     return federation.sessions[0], diary
 
 
-def test_marks_are_durable_before_what_they_guard_is_sent() -> None:
-    federation = Federation(3)
+@pytest.mark.parametrize("agreement", [False, True])
+def test_marks_are_durable_before_what_they_guard_happens(agreement: bool) -> None:
+    federation = Federation(3, policy=ClientPolicy(agreement=agreement))
     session, diary = with_diary(federation)
+    run, about_these = federation.run.hex(), about(0).weights_hash.hex()
     diary.full = True
     with pytest.raises(OSError, match="full"):
         session.seal(federation.opening(0, 0))
     diary.full = False
     server = federation.sealed()
     requests = asked_of(server)
-    assert diary.marks == [Marks(sealed=0)]
+    assert diary.written == [Marked(run, Marks(sealed=0))]
     diary.full = True
     with pytest.raises(OSError, match="full"):
-        session.mask(requests[0], random_vector)
+        session.mask(requests[0], never)
     diary.full = False
     federation.masked(server, requests, federation.everybody)
-    assert diary.marks[1:] == [Marks(sealed=0, slot=0)]
+    expected = [Marked(run, Marks(sealed=0, slot=0))]
+    assert diary.written[1:] == expected
+    survivors = server.survivors()
+    if agreement:
+        diary.full = True
+        with pytest.raises(OSError, match="full"):
+            session.agree(survivors)
+        diary.full = False
+        for client in federation.everybody:
+            server.take_agreed(client, federation.sessions[client].agree(survivors), federation.directory[client])
+        expected.append(Marked(run, Marks(sealed=0, slot=0, agreed=0, signed=0)))
+        assert diary.written[1:] == expected
     diary.full = True
     with pytest.raises(OSError, match="full"):
         session.unmask(server.unmask())
     diary.full = False
     session.unmask(server.unmask())
-    assert diary.marks[2:] == [Marks(0, 0, 0, {about(0).weights_hash.hex(): (0,)})]
+    expected.append(Marked(run, replace(expected[-1].marks, round=0), about_these))
+    assert diary.written[1:] == expected
     session.mask(requests[0], never)
     session.unmask(server.unmask())
-    assert len(diary.marks) == 3
+    assert diary.written[1:] == expected
 
 
 def test_a_restarted_client_refuses_what_it_did_before() -> None:
@@ -203,38 +226,55 @@ def test_a_restarted_client_refuses_what_it_did_before() -> None:
     _, diary = with_diary(federation)
     same = secrets.token_bytes(32)
     for number in range(MOST_QUERIES):
-        federation.whole(about(number, weights_hash=same, skipped=range(number)))
-    marks = diary.marks[-1]
+        federation.whole(about(number, weights_hash=same))
     last = MOST_QUERIES - 1
-    assert marks == Marks(last, last, last, {same.hex(): tuple(range(MOST_QUERIES))})
-    federation.sessions[0] = session = federation.new_session(0, marks)
+    marks = federation.sessions[0].marks
+    assert marks == Marks(last, last, last)
+    memory = Memory()
+    memory.take_over(diary.written)
+    federation.sessions[0] = session = federation.new_session(0, memory)
+    assert session.marks == marks
     with pytest.raises(RefusalError):
         session.advertise(marks.slot)
     federation.advertise(marks.slot + 1)
     with pytest.raises(RefusalError):
         session.seal(federation.opening(marks.slot, 0))
     server = federation.sealed(marks.slot + 1)
-    for request in (
-        about(marks.round),
-        about(0),
-        about(marks.round + 1, weights_hash=same),
-        about(marks.round + 1, weights_hash=same, skipped=range(MOST_QUERIES)),
-    ):
+    for request in (about(marks.round), about(0), about(marks.round + 1, weights_hash=same)):
         with pytest.raises(RefusalError):
             session.mask(server.requests(dict.fromkeys(federation.everybody, request))[0], never)
     federation.masked(server, asked_of(server), federation.everybody)
 
 
-def test_a_turn_does_both_parts_or_says_why_not() -> None:
-    federation = new_federation(3)
+def test_the_state_before_a_round_is_signed_once() -> None:
+    """Two slots about one round would otherwise give two signatures, about two pasts."""
+    federation = Federation(3, policy=ClientPolicy(agreement=True))
+    memory = Memory()
+    federation.sessions[0] = federation.new_session(0, memory)
+    federation.advertise()
+    server, _ = federation.until_masked(about(0, chain=b"1" * 32))
+    agreed = federation.sessions[0].agree(server.survivors())
+    assert signed(federation.directory[0], agreed.state, state_text(federation.run, 0, b"1" * 32))
+    assert not signed(federation.directory[0], agreed.state, state_text(federation.run, 0, b"2" * 32))
+    federation.advertise(1)
+    server, _ = federation.until_masked(about(1))
+    memory.remember(federation.run, replace(memory.marks(federation.run), signed=1))
+    with pytest.raises(RefusalError, match="the state before round 1 was signed before"):
+        federation.sessions[0].agree(server.survivors())
+    assert memory.marks(federation.run).agreed == 0
+
+
+def test_a_turn_does_both_parts_or_tells_why_not() -> None:
+    federation, told = new_federation(3), list[str]()
     session = federation.sessions[0]
     server, _ = federation.until_masked(about(0))
-    turned = session.turn(Turn(server.unmask(), federation.opening(1, 0, threshold=1)))
+    turned = session.turn(Turn(server.unmask(), federation.opening(1, 0, threshold=1)), told.append)
     assert turned.unmasked == session.unmask(server.unmask())
     assert turned.sealed is None
-    assert "threshold" in turned.refusal
-    turned = session.turn(Turn(Unmask(0, (0, 1), (2,)), federation.opening(1, 0)))
+    assert told.pop().startswith("abstained: a threshold of 1")
+    turned = session.turn(Turn(Unmask(0, (0, 1), (2,)), federation.opening(1, 0)), told.append)
     assert turned.unmasked is None
     assert turned.sealed == session.seal(federation.opening(1, 0))
-    assert "other survivors" in turned.refusal
-    assert session.turn(Turn(None, None)).refusal == ""
+    assert told.pop() == "abstained: slot 0 was settled for other survivors before"
+    assert session.turn(Turn(None, None), told.append) == Turned(None, None)
+    assert told == []

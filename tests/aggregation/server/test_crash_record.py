@@ -1,18 +1,24 @@
 """A server that crashes while it asks for shares asks for the same sum again, and for no other."""
 
+import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from baffle.aggregation.messages import Advertisement, Turned, Unmask, decode_request
-from baffle.aggregation.server.crash_record import SlotRecord, decode_record, encode_record, restore_slot
+from baffle.aggregation.server.crash_record import CrashFile, SlotRecord, decode_record, encode_record, restore_slot
 from baffle.core.messages import RoundRequest, decode, encode
 from baffle.core.ports import Collected
 from baffle.core.ring import add
-from baffle.errors import MessageError, RefusalError
+from baffle.errors import MessageError, RefusalError, RunFolderError
 from tests.support.federation import about, weights_after
+from tests.support.lies import made_up, with_other_shares
+from tests.support.memory import at_most
 from tests.support.rounds import MemoryStore, Rounds, phase_of
 
 N = 8
@@ -186,10 +192,31 @@ def test_a_server_that_names_other_survivors_after_a_crash_is_refused(name: str)
     rounds.crash_store.write(encode_record(replace(record, slots=(fewer,))))
     collected = rounds.sum.collect([dict.fromkeys(range(N), about(0))], rounds.network)
     assert collected.sums == (None,)
-    assert sum("other survivors" in why for _, why in collected.refusals) >= N - 1
+    assert sum(why == "abstained" for _, why in collected.refusals) >= N - 1
     for client in range(N - 1):
         with pytest.raises(RefusalError, match="other survivors"):
             rounds.federation.sessions[client].unmask(Unmask(0, tuple(range(N - 1)), (N - 1,)))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_lies_are_told_from_truth_after_a_crash_too(name: str) -> None:
+    """Commitments and digests outlive the server: client 2 drops, and client 7 releases a wrong share of its key."""
+    rounds = rounds_of(name)
+    rounds.network.deaf = lambda client, phase: client == 2 and phase == "vector"
+    crash(rounds, 0, "unmask", 3)
+    rounds.network.spoil = lambda client, phase, data: (
+        with_other_shares(rounds.federation.sessions[7], data, {2: made_up})
+        if (client, phase) == (7, "unmask")
+        else data
+    )
+    collected = rounds.play_groups(0)
+    assert [client for client, why in collected.refusals if "had not dealt" in why] == [7]
+    whole = name in ("one sum", "agreement")  # in a group of four, three shares are needed, and three answer
+    assert (collected.sums[0] is not None) == whole
+    rounds.network.spoil = lambda _client, _phase, data: data
+    assert (
+        rounds.play_groups(1).events[7] == "left out: in round 0 it released a share that client 2 had not dealt to it"
+    )
 
 
 def _recorded(rounds: Rounds) -> tuple[MemoryStore, bytes, SlotRecord]:
@@ -198,6 +225,35 @@ def _recorded(rounds: Rounds) -> tuple[MemoryStore, bytes, SlotRecord]:
     (slot,) = decode_record(rounds.crash_store.data).slots
     assert slot is not None
     return rounds.crash_store, rounds.crash_store.data, slot
+
+
+STRANGER = 1 << 21
+
+
+@pytest.mark.parametrize("lacking", [1, 3, 4])
+def test_a_record_whose_vectors_are_not_whole_is_not_used(lacking: int) -> None:
+    rounds = rounds_of("one sum")
+    crash(rounds, 0, "unmask", 0)
+    _, _, slot = _recorded(rounds)
+    with pytest.raises(MessageError, match="bytes of vectors for"):
+        restore_slot(rounds.federation.run, replace(slot, vectors=slot.vectors[:-lacking]), rounds.policy)
+
+
+@pytest.mark.parametrize("what", ["participants", "senders", "advertisements"])
+def test_a_record_with_other_clients_than_its_slot_has_is_not_used(what: str) -> None:
+    """Its hash is right, so whoever wrote it meant it."""
+    rounds = rounds_of("one sum")
+    crash(rounds, 0, "unmask", 0)
+    store, data, slot = _recorded(rounds)
+    changes: dict[str, SlotRecord] = {
+        "participants": replace(slot, participants=(*slot.participants[:-1], STRANGER)),
+        "senders": replace(slot, senders=(*slot.senders[:-1], STRANGER)),
+        "advertisements": replace(slot, opening=replace(slot.opening, advertisements=slot.opening.advertisements[1:])),
+    }
+    store.write(encode_record(replace(decode_record(data), slots=(changes[what],))))
+    with pytest.raises(MessageError, match="not members of its slot, or lacks some"):
+        restore_slot(rounds.federation.run, changes[what], rounds.policy)
+    assert rounds.sum.collect([dict.fromkeys(range(N), about(0))], rounds.network).sums == (None,)
 
 
 def test_what_is_restored_is_what_was_recorded() -> None:
@@ -210,6 +266,7 @@ def test_what_is_restored_is_what_was_recorded() -> None:
     assert slot.alive == (0, 1, 2, 4, 5, 6, 7)
     assert slot.survivors().dropped == (3,)
     assert slot.advertisements.keys() == set(range(N))
+    assert slot.commitments.keys() == slot.digests.keys() == set(range(N))
     unmask = slot.unmask()
     for client in slot.alive:
         slot.take_unmasked(client, rounds.federation.sessions[client].unmask(unmask))
@@ -242,6 +299,9 @@ def test_a_record_with_lists_that_do_not_fit_is_refused() -> None:
     for spoilt in (
         replace(slot, senders=()),
         replace(slot, vectors=slot.vectors[:-4]),
+        replace(slot, commitments=slot.commitments[:-32]),
+        replace(slot, digests=slot.digests[:-1]),
+        replace(slot, digests=(slot.digests[0][:-1], *slot.digests[1:])),
         replace(slot, opening=replace(slot.opening, threshold=1)),
         replace(slot, opening=replace(slot.opening, members=(*range(N), N))),
         replace(slot, opening=replace(slot.opening, advertisements=(b"", *slot.opening.advertisements[1:]))),
@@ -313,3 +373,24 @@ def test_a_spoilt_record_gives_an_error_or_no_sum_but_no_wrong_one(spoil: Callab
     if total is not None:
         right = add([rounds.network.plain[0, client] for client in slot.senders])
         rounds.require_same(total, rounds.ring.decode(right, len(slot.senders)))
+
+
+def test_a_record_is_its_owners_alone_and_is_not_read_if_it_never_ends(tmp_path: Path) -> None:
+    file = CrashFile(tmp_path / "kept")
+    assert file.read() is None
+    before = os.umask(0)
+    file.write(b"vectors")
+    os.umask(before)
+    assert file.read() == b"vectors"
+    assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o600
+    os.truncate(tmp_path / "kept", 1 << 40)
+    with at_most(1 << 20), pytest.raises(RunFolderError, match="kept cannot be read: it is longer than"):
+        file.read()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"short", b"\x93" * 100, sha256(b"\xdd\xff\xff\xff\xff").digest() + b"\xdd\xff\xff\xff\xff"]
+)
+def test_a_hostile_record_is_refused(data: bytes) -> None:
+    with at_most(1 << 20), pytest.raises(MessageError):
+        decode_record(data)

@@ -147,9 +147,9 @@ def test_the_bytes_of_messages_are_fixed(monkeypatch: pytest.MonkeyPatch) -> Non
     run = bytes(range(100, 132))
     request = ask(SERVER, public(CLIENT), run, 7, "turn", b"the body")
     request_id = bytes(range(16))
-    about = [run, b"\x00\x00\x00\x07", b"\x04", request_id]
+    about = [run, b"\x00\x00\x00\x07", b"\x06", request_id]
     parts = [b"message/2", b"to client", public(SERVER), public(CLIENT), *about, b"", sha256(b"the body").digest()]
-    header = run + request_id + b"\x00\x00\x00\x07\x04"
+    header = run + request_id + b"\x00\x00\x00\x07\x06"
     assert request.frame == header + SERVER.sign(_prefixed(parts)) + b"the body"
 
     answer = reply(CLIENT, public(SERVER), request, b"an answer")

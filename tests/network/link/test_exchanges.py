@@ -305,7 +305,7 @@ def test_the_answer_to_one_client_is_no_answer_of_another(keys: Keys) -> None:
 
 
 def test_a_large_answer_that_comes_late_is_forgiven_also_in_a_phase_of_small_ones(keys: Keys) -> None:
-    small = encode(Introduce(bytes(32), "a plan"))
+    small = encode(Introduce("a plan", 1, bytes(32), 0))
     with linked(keys, seconds=0.2) as at, proved(at.address, keys.clients[0]) as peer, ThreadPoolExecutor() as pool:
         at.link.expect(CONTRIBUTION)
         assert at.ask(0) == {}

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from baffle.errors import ModelError
-from baffle.runtime.onnx.model_folder import KINDS, Stored, read_stored, read_tensors, write_tensors
+from baffle.runtime.onnx.model_folder import (
+    KINDS,
+    MANIFEST,
+    MODEL,
+    MOST_HEADER_BYTES,
+    Stored,
+    read_manifest,
+    read_stored,
+    read_tensors,
+    write_tensors,
+)
+from tests.support.memory import at_most
 
 BODY = bytes(range(24))
 
@@ -139,3 +151,35 @@ def test_any_file_is_read_or_refused_and_takes_no_more_memory_than_its_size(
     assert sum(values.nbytes for values in tensors.values()) <= path.stat().st_size
     starts = sorted((values.ctypes.data, values.nbytes) for values in tensors.values() if values.nbytes)
     assert all(start + size <= later for (start, size), (later, _) in itertools.pairwise(starts))
+
+
+@pytest.mark.parametrize("length", [2**60, 2**64 - 1, 2**39, MOST_HEADER_BYTES + 1])
+def test_a_file_that_claims_a_huge_header_takes_little_memory(path: Path, length: int) -> None:
+    path.write_bytes(length.to_bytes(8, "little") + b"{}")
+    os.truncate(path, 1 << 40)  # takes no room on the disk
+    with at_most(1 << 20), pytest.raises(ModelError, match=f"expected a header of at most .* bytes, got {length}"):
+        read_tensors(path)
+
+
+def test_a_file_that_claims_huge_tensors_takes_little_memory(path: Path) -> None:
+    _write(path, json.dumps({"a": _entry("U8", [2**40], [0, 2**40])}).encode())
+    with at_most(1 << 20), pytest.raises(ModelError, match="tensors end at byte 1099511627776"):
+        read_tensors(path)
+    os.truncate(path, path.stat().st_size - len(BODY) + 2**40)
+    with at_most(1 << 20), pytest.raises(ModelError, match="expected at most 8,589,934,592 bytes"):
+        read_tensors(path)
+
+
+def test_a_hostile_manifest_takes_little_memory(tmp_path: Path) -> None:
+    (tmp_path / MODEL).touch()
+    for content in (b"", b"\xff", b"[" * 1_000_000, b"{}", b"[]"):
+        (tmp_path / MANIFEST).write_bytes(content)
+        with at_most(8 << 20), pytest.raises(ModelError, match="holds no exported model"):
+            read_manifest(tmp_path)
+    os.truncate(tmp_path / MANIFEST, 1 << 40)
+    with at_most(1 << 20), pytest.raises(ModelError, match="longer than"):
+        read_manifest(tmp_path)
+    (tmp_path / MANIFEST).unlink()
+    os.mkfifo(tmp_path / MANIFEST)
+    with pytest.raises(ModelError, match="it is not a file"):
+        read_manifest(tmp_path)

@@ -1,79 +1,204 @@
-"""What a client must remember across restarts, for each run, so that no server can ask it the same thing twice."""
+"""What a client must never forget, whatever run it is in: which questions it has answered, which nonces it has used.
+
+The marks belong to the client's identity. They lie beside its private key, are made together with it, and outlive runs,
+so that no server can ask the same thing twice under another name.
+"""
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
-from baffle.errors import RunFolderError, unwritable
+from baffle.aggregation.client.mark_lines import Committed, Entered, Left, Line, Marked, Marks, Opened
+from baffle.errors import RefusalError, RunFolderError, unwritable
+from baffle.files import read_file
 
-MARKS = "marks.jsonl"
-"""The file of a client's marks, in its folder for a run."""
+MOST_BYTES = 1 << 30
+"""The largest file of marks that is read; a round takes about half a kilobyte."""
 
-Mark = Annotated[int, Meta(ge=-1)]
-
-
-class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a client has gone; −1 means not at all."""
-
-    sealed: Mark = -1  # the newest slot that it has sealed shares for
-    slot: Mark = -1  # the newest slot that it has sent a vector in
-    round: Mark = -1  # the newest round that it has released shares for
-    released: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # weights' hash → rounds released about them
-    agreed: Mark = -1  # the newest slot whose survivors it has signed
+MOST_FRUITLESS, DAY = 8, 24 * 3600.0
+"""How many statements that lead to no round a client opens its nonces for in one day: whoever could try more would try
+until the salt suits it."""
 
 
-class MarksFile:
-    """Marks on disk: one line for each change, durable before `remember` returns.
+class Memory:
+    """A client's marks, in memory: enough for a simulation, whose clients live and die with the server."""
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._marks: dict[bytes, Marks] = {}
+        self._released: dict[bytes, int] = {}
+        self._nonces: dict[bytes, bytes] = {}  # commitment → nonce
+        self._opened: dict[bytes, bytes] = {}  # commitment → the run that it was opened for
+        self._fruitless: dict[bytes, float] = {}  # run without a round → when a nonce was opened for it
+        self.run = b""
+        """The run that this client is in. It never goes back to an earlier one."""
+        self.places = 0
+        """How many places for clients that run has."""
+        self._left: set[bytes] = set()
+
+    # Rounds
+
+    def marks(self, run: bytes) -> Marks:
+        """How far this client has gone in a run."""
+        return self._marks.get(run, Marks())
+
+    def released(self, weights_hash: bytes) -> int:
+        """In how many rounds, of any run, this client has helped to unmask a sum about these weights."""
+        return self._released.get(weights_hash, 0)
+
+    def remember(self, run: bytes, marks: Marks, released: bytes = b"") -> None:
+        """Note how far this client has gone in a run and, with the hash of weights, that it releases shares of a sum
+        about them."""
+        self._add(Marked(run.hex(), marks, released.hex()))
+
+    # Runs
+
+    def enter(self, run: bytes, places: int = 0) -> None:
+        """Take part in a run, and in no earlier one from now on."""
+        if run in self._left:
+            raise RefusalError("this client has left that run for another, and takes part in one run at a time")
+        if run != self.run:
+            self._add(Entered(run.hex(), places))
+
+    def leave(self) -> None:
+        """The run that this client is in is over for it."""
+        if self.run:
+            self._add(Left(self.run.hex()))
+
+    # Nonces
+
+    def commit(self, commitment: bytes, nonce: bytes) -> None:
+        """Keep a nonce before its commitment is shown to anybody."""
+        self._add(Committed(commitment.hex(), nonce.hex()))
+
+    def unopened(self) -> bytes | None:
+        """A commitment that has not been opened for any run yet."""
+        return next((commitment for commitment in self._nonces if commitment not in self._opened), None)
+
+    def open(self, commitment: bytes, run: bytes, *, limited: bool = True) -> bytes:
+        """The nonce behind a commitment, for one run ever. Raises a RefusalError for another run and, if the number of
+        runs is limited, when too many have led to no round."""
+        if commitment not in self._nonces:
+            raise RefusalError("a commitment that this client has not made")
+        opened_for = self._opened.get(commitment)
+        if opened_for not in (None, run):
+            raise RefusalError("this client's nonce has been used for another statement")
+        if opened_for is None:
+            if limited:
+                self._require_fruitful()
+            self._add(Opened(commitment.hex(), run.hex(), self._now()))
+        return self._nonces[commitment]
+
+    def _require_fruitful(self) -> None:
+        recent = [moment for moment in self._fruitless.values() if abs(self._now() - moment) < DAY]
+        if len(recent) >= MOST_FRUITLESS:
+            raise RefusalError(
+                f"{len(recent)} statements of the last day have led to no round; whoever tries so many may be looking "
+                "for one that suits it: this client takes part again tomorrow"
+            )
+
+    # What is written, and what it means
+
+    def _add(self, line: Line) -> None:
+        self._write(line)
+        self._take(line)
+
+    def _write(self, line: Line) -> None:
+        """Make a line durable before it counts."""
+
+    def _take(self, line: Line) -> None:
+        match line:
+            case Marked(run=run, marks=marks, released=released):
+                if run:
+                    self._marks[bytes.fromhex(run)] = marks
+                if marks.round >= 0:  # its statement has led to a sum
+                    self._fruitless.pop(bytes.fromhex(run), None)
+                if released:
+                    self._released[bytes.fromhex(released)] = self.released(bytes.fromhex(released)) + 1
+            case Entered(run=run, places=places):
+                self._left |= {self.run} - {b""}
+                self.run, self.places = bytes.fromhex(run), places
+            case Left(run=run):
+                self._left.add(bytes.fromhex(run))
+                self.run, self.places = b"", 0
+            case Committed(commitment=commitment, nonce=nonce):
+                self._nonces[bytes.fromhex(commitment)] = bytes.fromhex(nonce)
+            case Opened(commitment=commitment, run=run, moment=moment):
+                self._opened[bytes.fromhex(commitment)] = bytes.fromhex(run)
+                if self.marks(bytes.fromhex(run)).round < 0:
+                    self._fruitless.setdefault(bytes.fromhex(run), moment)
+
+    def lines(self) -> list[Line]:
+        """Everything that this memory holds, so that another can take it over."""
+        held: list[Line] = [Marked(run.hex(), marks, "") for run, marks in self._marks.items()]
+        held += [Marked("", Marks(), weights.hex()) for weights, count in self._released.items() for _ in range(count)]
+        held += [Committed(commitment.hex(), nonce.hex()) for commitment, nonce in self._nonces.items()]
+        held += [
+            Opened(commitment.hex(), run.hex(), self._fruitless.get(run, 0.0))
+            for commitment, run in self._opened.items()
+        ]
+        held += [Left(run.hex()) for run in self._left]
+        return [*held, *([Entered(self.run.hex(), self.places)] if self.run else [])]
+
+    def take_over(self, lines: list[Line]) -> None:
+        """Go on from what another memory held, if this one holds nothing."""
+        for line in lines:
+            self._take(line)
+
+
+class MarksFile(Memory):
+    """Marks on disk: one line for each change, durable before anything that it guards is sent.
 
     A broken last line is dropped. It is left when a client was killed while writing or its disk was full, and then the
     client has not sent anything that this line would guard.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
+        super().__init__(now)
         self._path = path
         try:
-            data = path.read_bytes() if path.exists() else b""
+            data = read_file(path, MOST_BYTES)
             *lines, rest = data.split(b"\n")
-            known = [msgspec.json.decode(line, type=Marks) for line in lines]
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as fault:
+            known = [msgspec.json.decode(line, type=Line) for line in lines]
+        except FileNotFoundError:
+            raise RunFolderError(
+                f"{path} is missing: it was made together with this client's key, and without it the client could be "
+                "asked twice; put it back, or ask for a new key"
+            ) from None
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
             raise RunFolderError(
                 f"{path} cannot be read: {fault}; without its marks this client could be asked twice, so it must join "
                 "as a new client, with a new key"
             ) from None
         self._size = len(data) - len(rest)
-        released = {weights: rounds for marks in known for weights, rounds in marks.released.items()}
-        self.marks = msgspec.structs.replace(known[-1], released=released) if known else Marks()
+        for line in known:
+            self._take(line)
 
-    def remember(self, marks: Marks) -> None:
-        fresh = {
-            weights: rounds for weights, rounds in marks.released.items() if self.marks.released.get(weights) != rounds
-        }
-        line = msgspec.json.encode(msgspec.structs.replace(marks, released=fresh)) + b"\n"
+    def take_over(self, lines: list[Line]) -> None:
+        """What is on disk stands."""
+
+    def _write(self, line: Line) -> None:
+        data = msgspec.json.encode(line) + b"\n"
         try:
-            if not self._path.exists():
-                self._path.touch()
-                _sync_folder(self._path.parent)
             with self._path.open("r+b") as file:
                 file.truncate(self._size)
                 file.seek(self._size)
-                file.write(line)
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as fault:
             raise unwritable(self._path, fault, "this client takes no part until it can") from None
-        self._size += len(line)
-        self.marks = marks
+        self._size += len(data)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a new file's name durable. Its content is synced separately."""
-    handle = os.open(folder, os.O_RDONLY)
+def make_marks(path: Path) -> None:
+    """Make an empty file of marks, which only its owner can read, for a new key."""
+    path.touch(mode=0o600)
+    handle = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(handle)  # the name must be as durable as what the file will hold
     finally:
         os.close(handle)

@@ -6,9 +6,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from baffle.aggregation.context import box_context, key_context, require_signed_keys
+from baffle.aggregation.context import box_context, key_context, require_signed_keys, share_digest
 from baffle.aggregation.masks import agree, derive, expand
-from baffle.aggregation.messages import Advertisement, Key, Opening
+from baffle.aggregation.messages import DIGEST_BYTES, Advertisement, Key, Opening
+from baffle.aggregation.shares import SHARE_BYTES
 from baffle.core.messages import Message, decode
 from baffle.errors import RefusalError
 
@@ -93,23 +94,36 @@ class Peers:
         return _key(self._advertised, peer, slot)
 
     def seal(self, slot: int, texts: Mapping[int, bytes]) -> bytes:
-        """One box for each receiver, in order. Only the receiver can open it, as this client's box for this slot."""
-        own = key_context(self._run, self._of(self._number), slot)
+        """One box for each receiver, in order, with the digests of its two shares. Only the receiver can open it, as
+        this client's box for this slot."""
+        own = self._key_context(self._number, slot)
 
         def box(receiver: int, text: bytes) -> bytes:
             key = expand(self._channel_to(receiver), box_context(own, self._number, receiver), "box")
-            return ChaCha20Poly1305(key).encrypt(NO_NONCE, text, None)
+            return ChaCha20Poly1305(key).encrypt(NO_NONCE, text, None) + self._digests(
+                slot, self._number, receiver, text
+            )
 
         return b"".join(box(receiver, text) for receiver, text in texts.items())
 
     def open(self, slot: int, sender: int, box: bytes) -> bytes | None:
-        """What is in a box, or none if the sender did not seal it for this client and slot."""
-        sender_context = key_context(self._run, self._of(sender), slot)
-        key = expand(self._channel_to(sender), box_context(sender_context, sender, self._number), "box")
+        """What is in a box, or none if the sender did not seal it for this client and slot, or sealed other shares than
+        its digests say."""
+        context = box_context(self._key_context(sender, slot), sender, self._number)
+        key = expand(self._channel_to(sender), context, "box")
+        sealed, digests = box[: -2 * DIGEST_BYTES], box[-2 * DIGEST_BYTES :]
         try:
-            return ChaCha20Poly1305(key).decrypt(NO_NONCE, box, None)
+            text = ChaCha20Poly1305(key).decrypt(NO_NONCE, sealed, None)
         except InvalidTag:
             return None
+        return text if self._digests(slot, sender, self._number, text) == digests else None
+
+    def _digests(self, slot: int, dealer: int, holder: int, text: bytes) -> bytes:
+        first = share_digest(self._run, slot, dealer, holder, 0, text[:SHARE_BYTES])
+        return first + share_digest(self._run, slot, dealer, holder, 1, text[SHARE_BYTES:])
+
+    def _key_context(self, owner: int, slot: int) -> bytes:
+        return key_context(self._run, self._of(owner).session, owner, slot)
 
     def _of(self, peer: int) -> Advertisement:
         return _known(self._advertised, peer)

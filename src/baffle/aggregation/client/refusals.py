@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.mark_lines import Marks
 from baffle.aggregation.client.slot import OpenSlot
 from baffle.aggregation.client_policy import ClientPolicy, Slot
 from baffle.aggregation.context import signed, survivors_text
@@ -11,7 +11,8 @@ from baffle.core.messages import RoundRequest
 from baffle.errors import RefusalError
 
 MOST_QUERIES = 3
-"""How often a client answers about the same weights: with more, differences of sums would single clients out."""
+"""How often a client answers about the same weights, in all runs together and whatever became of the sums: with more,
+differences of sums would single clients out."""
 
 
 def require_unused(slot: int, marks: Marks) -> None:
@@ -21,15 +22,14 @@ def require_unused(slot: int, marks: Marks) -> None:
         raise RefusalError(f"slot {slot} is not after slot {over}")
 
 
-def require_fresh(request: RoundRequest, marks: Marks) -> None:
-    """Refuse a round that is over, and weights that were asked about in a round that was not skipped, or too often."""
+def require_fresh(request: RoundRequest, marks: Marks, released: int) -> None:
+    """Refuse a round that is over, and weights that sums were unmasked about too often, in this run or another."""
     if request.round <= marks.round:
         raise RefusalError(f"round {request.round} is not after round {marks.round}, which is over")
-    released = marks.released.get(request.weights_hash.hex(), ())
-    if not set(released) <= set(request.skipped):
-        raise RefusalError(f"these weights were asked about in round {max(released)}, which was not skipped")
-    if len(released) >= MOST_QUERIES:
-        raise RefusalError(f"these weights have been asked about {len(released)} times")
+    if released >= MOST_QUERIES:
+        raise RefusalError(
+            f"these weights have been asked about {released} times; begin with other weights, such as another seed's"
+        )
 
 
 def checked_participants(client: int, slot: Slot, asked: MaskedRequest) -> set[int]:

@@ -17,13 +17,14 @@ A *slot* is one use of the protocol: one mask key of every client, for one attem
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from baffle.aggregation.client.marks import Marks
+from baffle.aggregation.client.mark_lines import Line, Marks
+from baffle.aggregation.client.marks import Memory
 from baffle.aggregation.client.peers import FrozenPeers, Peers, ReadKeys, reader
 from baffle.aggregation.client.refusals import (
     checked_participants,
@@ -34,8 +35,8 @@ from baffle.aggregation.client.refusals import (
 )
 from baffle.aggregation.client.slot import FrozenSlot, OpenSlot, freeze, thaw
 from baffle.aggregation.client_policy import ClientPolicy, checked_slot
-from baffle.aggregation.context import round_context, sign, survivors_text
-from baffle.aggregation.masks import agree, pair_mask, self_mask
+from baffle.aggregation.context import key_context, round_context, seed_commitment, sign, state_text, survivors_text
+from baffle.aggregation.masks import agree, mask_key, pair_mask, self_mask
 from baffle.aggregation.messages import (
     BOX_BYTES,
     MOST_KEYS,
@@ -43,10 +44,10 @@ from baffle.aggregation.messages import (
     Advertisement,
     Agree,
     Agreed,
-    Key,
     MaskedRequest,
     Opening,
     Sealed,
+    Secret,
     Session,
     Turn,
     Turned,
@@ -54,10 +55,10 @@ from baffle.aggregation.messages import (
     Unmasked,
     cut,
 )
-from baffle.aggregation.shares import SHARE_BYTES, split
-from baffle.core.messages import Message, Number, decode, encode, read
+from baffle.aggregation.shares import SHARE_BYTES, new_secret, split
+from baffle.core.messages import Message, Number, RoundRequest, decode, encode, read
 from baffle.core.ring import RingVector, add
-from baffle.errors import MessageError, RefusalError
+from baffle.errors import BaffleError, RefusalError
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -66,22 +67,29 @@ KEYS_AT_ONCE = 128
 """How many slots one signed list of keys serves."""
 
 
+class MaskKey(NamedTuple):
+    """A slot's key, and the secret that it is derived from. The secret is what this client shares."""
+
+    secret: bytes
+    private: X25519PrivateKey
+
+
 class FrozenSession(Message, frozen=True, tag="frozen-session"):
     """A session between two messages. Whoever reads it can unmask what this client sends, so it belongs in memory and
     nowhere else."""
 
     session: Session
     peers: FrozenPeers
-    keys: tuple[tuple[Number, Key], ...]
+    keys: tuple[tuple[Number, Secret], ...]
     open: tuple[FrozenSlot, ...]
-    marks: bytes
+    memory: bytes
 
 
 class ClientSession:
     """The client's half of one run's secure sums. It lives as long as the process; to live longer, a new session is
     made from what `frozen()` returned.
 
-    `directory` holds every client's public identity. `remember` makes marks durable before anything that they guard is
+    `directory` holds every client's public identity. `memory` makes marks durable before anything that they guard is
     sent. Durable marks take precedence over frozen ones, so that an old frozen session gives nothing away. Simulated
     clients share `read_keys`, so that each list of keys is read once.
     """
@@ -94,8 +102,7 @@ class ClientSession:
         run: bytes,
         policy: ClientPolicy,
         *,
-        marks: Marks | None = None,
-        remember: Callable[[Marks], None] = lambda _: None,
+        memory: Memory | None = None,
         read_keys: ReadKeys | None = None,
         frozen: bytes | None = None,
     ) -> None:
@@ -104,13 +111,14 @@ class ClientSession:
         self._directory = directory
         self._run = run
         self._policy = policy
-        self._remember = remember
+        self._memory = memory or Memory()
         known = None if frozen is None else decode(frozen, FrozenSession)
         self._session = known.session if known else secrets.token_bytes(16)
         self._peers = Peers(number, run, read_keys or reader(directory, run), known.peers if known else None)
-        self._keys = {slot: X25519PrivateKey.from_private_bytes(key) for slot, key in known.keys} if known else {}
+        self._keys = {slot: self._key(slot, secret) for slot, secret in known.keys} if known else {}
         self._open = {slot.opening.slot: thaw(slot, policy) for slot in known.open} if known else {}
-        self._marks = marks or (read(known.marks, Marks, "Marks") if known else Marks())
+        if known:
+            self._memory.take_over(read(known.memory, list[Line], "marks"))
 
     def frozen(self) -> bytes:
         """Everything that another session needs to go on in place of this one."""
@@ -118,16 +126,16 @@ class ClientSession:
             FrozenSession(
                 self._session,
                 self._peers.frozen(),
-                tuple((slot, key.private_bytes_raw()) for slot, key in self._keys.items()),
+                tuple((slot, key.secret) for slot, key in self._keys.items()),
                 tuple(freeze(slot) for slot in self._open.values()),
-                msgspec.msgpack.encode(msgspec.structs.replace(self._marks, released=dict(self._marks.released))),
+                msgspec.msgpack.encode(self._memory.lines()),
             )
         )
 
     @property
     def marks(self) -> Marks:
-        """How far this client has gone."""
-        return self._marks
+        """How far this client has gone in this run."""
+        return self._memory.marks(self._run)
 
     def go_on_under(self, policy: ClientPolicy) -> None:
         """Insist on this policy from now on. It may differ in when the run ends, and in nothing else."""
@@ -135,11 +143,11 @@ class ClientSession:
 
     def advertise(self, first: int) -> Advertisement:
         """Keys for the slots from `first` on. A slot keeps its key, however often it is advertised."""
-        require_unused(first, self._marks)
+        require_unused(first, self.marks)
         slots = range(first, first + KEYS_AT_ONCE)
-        private_keys = {slot: self._keys.get(slot) or X25519PrivateKey.generate() for slot in slots}
-        self._keys = dict([*self._keys.items(), *private_keys.items()][-MOST_KEYS:])
-        keys = tuple(key.public_key().public_bytes_raw() for key in private_keys.values())
+        own = {slot: self._keys.get(slot) or self._key(slot, new_secret()) for slot in slots}
+        self._keys = dict([*self._keys.items(), *own.items()][-MOST_KEYS:])
+        keys = tuple(key.private.public_key().public_bytes_raw() for key in own.values())
         unsigned = Advertisement(self._number, self._session, self._peers.channel_key, first, keys, bytes(64))
         advertisement = sign(self._identity, self._run, unsigned)
         self._peers.take_own(advertisement)
@@ -152,44 +160,46 @@ class ClientSession:
             if msgspec.structs.replace(opening, advertisements=()) != known.slot.opening:
                 raise RefusalError(f"slot {opening.slot} was opened with other members or terms before")
             return known.sealed
-        require_unused(opening.slot, self._marks)
-        private = self._keys.get(opening.slot)
-        if private is None:
+        require_unused(opening.slot, self.marks)
+        key = self._keys.get(opening.slot)
+        if key is None:
             raise RefusalError(f"no key was advertised for slot {opening.slot}")
         slot = checked_slot(msgspec.structs.replace(opening, advertisements=()), self._policy)
         if self._number not in opening.members:
             raise RefusalError(f"slot {opening.slot} does not count this client among its members")
         neighbours = slot.graph.neighbours[self._number]
-        self._peers.take(opening, neighbours, private.public_key().public_bytes_raw())
-        seed = secrets.token_bytes(32)
+        self._peers.take(opening, neighbours, key.private.public_key().public_bytes_raw())
+        seed = new_secret()
         points = [holder + 1 for holder in (*neighbours, self._number)]
-        *shares, (own, _) = split(seed, private.private_bytes_raw(), opening.threshold, points)
+        *shares, (own, _) = split(seed, key.secret, opening.threshold, points)
         texts = {receiver: of_seed + of_key for receiver, (of_seed, of_key) in zip(neighbours, shares, strict=True)}
-        sealed = Sealed(opening.slot, self._peers.seal(opening.slot, texts))
+        commitment = seed_commitment(self._run, opening.slot, self._number, seed)
+        sealed = Sealed(opening.slot, self._peers.seal(opening.slot, texts), commitment)
         self._note(sealed=opening.slot)
         self._keys = {number: key for number, key in self._keys.items() if number > opening.slot}
         self._open = {number: earlier for number, earlier in self._open.items() if number >= opening.slot - 1}
-        self._open[opening.slot] = OpenSlot(slot, private, seed, own, sealed)
+        self._open[opening.slot] = OpenSlot(slot, key.private, seed, own, sealed)
         self._peers.forget_keys_before(min(self._open))
         return sealed
 
     def mask(self, asked: MaskedRequest, compute: Callable[[], RingVector]) -> RingVector:
-        """Mask a vector, which is computed only after all checks have passed. The same request again gets the same
-        bytes; another request for the slot is refused."""
+        """Mask a vector. It is computed only after all checks have passed and the slot is marked as used, so no
+        question is asked twice, whatever becomes of the answer. The same request again gets the same bytes; another
+        request for the slot is refused."""
         own = self._slot(asked.request.round)
         if own.masked is not None:
             if own.request != asked:
                 raise RefusalError(f"slot {own.slot.number} has been used for another request")
             return own.masked
-        if own.slot.number <= self._marks.slot:
-            raise RefusalError(f"slot {own.slot.number} is not after slot {self._marks.slot}")
-        require_fresh(asked.request, self._marks)
+        if own.slot.number <= self.marks.slot:
+            raise RefusalError(f"slot {own.slot.number} is not after slot {self.marks.slot}")
+        self._require_fresh(asked.request)
         participants = checked_participants(self._number, own.slot, asked)
         context = round_context(asked.keys, own.slot.opening, asked.request, asked.participants)
+        self._note(slot=own.slot.number)
         vector = compute()
         peers = [peer for peer in own.slot.graph.neighbours[self._number] if peer in participants]
         masked = add(chain([vector], self._masks(own, context, peers, len(vector))))
-        self._note(slot=own.slot.number)
         own.request, own.context, own.masked = asked, context, masked
         return masked
 
@@ -200,15 +210,20 @@ class ClientSession:
             yield pair_mask(secret, context, length, plus=self._number < peer)
 
     def agree(self, asked: Agree) -> Agreed:
-        """Sign one list of survivors. Clients release shares only when enough of them have signed the same list."""
+        """Sign one list of survivors, and the state before the round. Clients release shares only when enough of them
+        have signed the same list."""
         own = self._slot(asked.slot)
-        checked_request(self._number, own, asked, self._policy)
+        about = checked_request(self._number, own, asked, self._policy).request
         if not own.survivors:
-            if asked.slot <= self._marks.agreed:
-                raise RefusalError(f"survivors were signed for in slot {self._marks.agreed} before")
-            self._note(agreed=asked.slot)
+            if asked.slot <= self.marks.agreed:
+                raise RefusalError(f"survivors were signed for in slot {self.marks.agreed} before")
+            if about.round <= self.marks.signed:
+                raise RefusalError(f"the state before round {self.marks.signed} was signed before")
+            self._note(agreed=asked.slot, signed=about.round)
         own.survivors = asked.alive
-        return Agreed(asked.slot, self._identity.sign(survivors_text(self._run, own.context, asked.alive)))
+        survivors = survivors_text(self._run, own.context, asked.alive)
+        state = state_text(self._run, about.round, about.chain)
+        return Agreed(asked.slot, self._identity.sign(survivors), self._identity.sign(state))
 
     def unmask(self, asked: Unmask) -> Unmasked:
         """Release one share for every participating neighbour, of its self mask if it is alive and of its key if it
@@ -219,7 +234,7 @@ class ClientSession:
             return own.unmasked
         if self._policy.agreement:
             require_agreement(own, asked, self._run, self._directory)
-        require_fresh(request.request, self._marks)
+        self._require_fresh(request.request)
         participants, alive = set(request.participants), set(asked.alive)
         neighbours = [peer for peer in own.slot.graph.neighbours[self._number] if peer in participants]
         boxes = cut(request.boxes, BOX_BYTES, len(neighbours), "boxes")
@@ -227,38 +242,42 @@ class ClientSession:
             self._share(peer, own.slot.number, box, alive=peer in alive)
             for peer, box in zip(neighbours, boxes, strict=True)
         ]
-        weights_hash = request.request.weights_hash.hex()
-        number = request.request.round
-        rounds = (*self._marks.released.get(weights_hash, ()), number)
-        self._note(round=number, released={**self._marks.released, weights_hash: rounds})
+        self._note(released=request.request.weights_hash, round=request.request.round)
         own.survivors = asked.alive
         own.unmasked = Unmasked(asked.slot, b"".join(shares), own.share)
         return own.unmasked
 
-    def turn(self, asked: Turn) -> Turned:
-        """End one slot and open the next. If one part is refused, the other is still answered."""
+    def turn(self, asked: Turn, tell: Callable[[str], None] = lambda _words: None) -> Turned:
+        """End one slot and open the next. If one part is refused, the other is still answered. `tell` gets the
+        reasons."""
         refusals: list[str] = []
 
         def tried(act: Callable[[A], B], part: A | None) -> B | None:
             try:
                 return act(part) if part is not None else None
-            except MessageError as fault:
+            except (BaffleError, OSError) as fault:
                 refusals.append(str(fault))
                 return None
 
         unmasked = tried(self.unmask, asked.unmask)
         sealed = tried(self.seal, asked.opening)
-        return Turned(unmasked, sealed, "; ".join(refusals)[:1000])
+        if refusals:
+            tell(f"abstained: {'; '.join(dict.fromkeys(refusals))}")
+        return Turned(unmasked, sealed)
 
     def _slot(self, number: int) -> OpenSlot:
         if number not in self._open:
             raise RefusalError(f"slot {number} was not opened")
         return self._open[number]
 
-    def _note(self, **marks: object) -> None:
-        new = msgspec.structs.replace(self._marks, **marks)
-        self._remember(new)
-        self._marks = new
+    def _key(self, slot: int, secret: bytes) -> MaskKey:
+        return MaskKey(secret, mask_key(secret, key_context(self._run, self._session, self._number, slot)))
+
+    def _require_fresh(self, request: RoundRequest) -> None:
+        require_fresh(request, self.marks, self._memory.released(request.weights_hash))
+
+    def _note(self, released: bytes = b"", **marks: int) -> None:
+        self._memory.remember(self._run, msgspec.structs.replace(self.marks, **marks), released)
 
     def _share(self, sender: int, slot: int, box: bytes, *, alive: bool) -> bytes:
         """A sender's share, of its self mask if it is alive and of its key if it dropped."""

@@ -11,27 +11,40 @@ from baffle.aggregation.server.traffic import Traffic
 from baffle.core.messages import decode_answer, encode
 from baffle.errors import MessageError, RefusalError
 
+FIELD = 2**255 - 19
+"""Public keys are numbers below it."""
+
 
 @dataclass
 class AdvertisedKeys:
-    """Every client's newest list of keys. `directory` holds the public identities that sign them."""
+    """Every client's newest list of keys. `directory` holds the public identities that sign them. `barred` says why
+    some clients are no longer asked for keys, and so are members of no slot.
+
+    A key belongs to the client that advertised it first, also when the list has run out or was forgotten, until that
+    client advertises another list: it may well advertise the same key again, and must not be taken for a copier then.
+    """
 
     run: bytes
     directory: Mapping[int, bytes]
+    barred: dict[int, str] = field(default_factory=dict)
     _advertised: dict[int, Advertisement] = field(default_factory=dict)
     _delivered: dict[int, dict[int, bytes]] = field(default_factory=dict)  # client → peer → signature of its list
     _encoded: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # client → signature, the whole list
+    _owners: dict[bytes, int] = field(default_factory=dict)  # key → client
+    _owned: dict[int, tuple[bytes, ...]] = field(default_factory=dict)  # client → its keys
 
     def collect(self, slot: int, members: Sequence[int], traffic: Traffic) -> None:
-        """Ask every member that has no key for this slot to advertise."""
+        """Ask every member that has no key for this slot to advertise, except for those that are barred."""
         for client in members:
             advertised = self._advertised.get(client)
             if advertised and slot >= advertised.first + len(advertised.keys):
                 del self._advertised[client]
-        lacking = [client for client in members if client not in self._advertised]
+        lacking = [client for client in members if client not in self._advertised and client not in self.barred]
         for client, data in traffic.exchange({client: Hello(slot) for client in lacking}).items():
             try:
-                self._advertised[client] = self._checked(client, slot, decode_answer(data, Advertisement))
+                advertisement = self._checked(client, slot, decode_answer(data, Advertisement))
+                self._own(client, (advertisement.channel, *advertisement.keys), slot)
+                self._advertised[client] = advertisement
                 self._delivered.pop(client, None)
             except MessageError as fault:
                 traffic.refuse(client, fault)
@@ -43,6 +56,11 @@ class AdvertisedKeys:
     def forget(self, client: int) -> None:
         """Drop a client's list, so that it is asked for keys again."""
         self._advertised.pop(client, None)
+
+    def bar(self, client: int, why: str) -> None:
+        """Drop a client's list, and never ask it for keys again."""
+        self.barred.setdefault(client, why)
+        self.forget(client)
 
     def undelivered(self, client: int, slot: ServerSlot) -> tuple[bytes, ...]:
         """The lists of a client's neighbours in a slot that it has not been sent yet."""
@@ -67,6 +85,28 @@ class AdvertisedKeys:
         if advertisement.sender != client or not 0 <= slot - advertisement.first < len(advertisement.keys):
             raise RefusalError(f"keys of client {advertisement.sender} from slot {advertisement.first} on")
         require_signed_keys(self.directory[client], self.run, advertisement)
-        if any(map(is_low_order, (advertisement.channel, *advertisement.keys))):  # all its peers would refuse the slot
+        keys = (advertisement.channel, *advertisement.keys)
+        if any(map(is_low_order, keys)):  # all its peers would refuse the slot
             raise RefusalError(f"client {client} advertises a public key that nobody can agree with")
+        if len(set(keys)) != len(keys):
+            raise RefusalError(f"client {client} advertises a key twice")
+        if any(int.from_bytes(key, "little") >= FIELD for key in keys):  # the same key could be written in two ways
+            raise RefusalError(f"client {client} advertises a key that is not written as X25519 writes it")
         return advertisement
+
+    def _own(self, client: int, keys: tuple[bytes, ...], slot: int) -> None:
+        """Make keys a client's own, in place of those that it had. Refuses keys of which another client is the owner.
+
+        The later client is the copier, if it has been here before: clients hear of each other's keys only as members of
+        a slot. The first list that it sends to this server proves nothing. If the server was restarted, another client
+        may know that list from before, and may have been quicker to send it.
+        """
+        others = {self._owners[key] for key in keys if key in self._owners} - {client}
+        if others:
+            if client in self._owned:
+                self.bar(client, f"before round {slot} it advertised a key of client {min(others)} as its own")
+            raise RefusalError(f"client {client} advertises a key that client {min(others)} advertised before")
+        for key in self._owned.get(client, ()):
+            del self._owners[key]
+        self._owned[client] = keys
+        self._owners.update(dict.fromkeys(keys, client))

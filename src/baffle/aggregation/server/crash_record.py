@@ -10,12 +10,15 @@ from typing import Protocol
 import numpy as np
 
 from baffle.aggregation.client_policy import ClientPolicy, checked_slot
-from baffle.aggregation.messages import Advertisement, Key, Members, Opening, Packed
+from baffle.aggregation.messages import DIGEST_BYTES, Advertisement, Key, Members, Opening, Packed, cut
 from baffle.aggregation.server.slot import ServerSlot
 from baffle.core.messages import Hash, Message, Number, decode, encode
 from baffle.core.ring import ELEMENT
 from baffle.errors import MessageError, RunFolderError, unwritable
-from baffle.files import Attempt, once, replace
+from baffle.files import Attempt, once, read_file, replace
+
+MOST_BYTES = 1 << 34
+"""Of a crash record: room for the vectors of a thousand clients with four million weights each."""
 
 
 class CrashStore(Protocol):
@@ -42,9 +45,13 @@ class CrashFile:
 
         self._attempt(write)
 
+    def clear(self) -> None:
+        """Forget the record: the round is asked under another statement now."""
+        self._path.unlink(missing_ok=True)
+
     def read(self) -> bytes | None:
         try:
-            return self._path.read_bytes()
+            return read_file(self._path, MOST_BYTES)
         except FileNotFoundError:
             return None
         except OSError as fault:
@@ -52,13 +59,17 @@ class CrashFile:
 
 
 class SlotRecord(Message, frozen=True, tag="kept-slot"):
-    """One group's slot after its vectors have come."""
+    """One group's slot after its vectors have come. Of what the participants sealed, only what they said about it is
+    still needed: their commitments, and the digests of all their shares."""
 
     opening: Opening
     participants: Members
+    chain: Key
     context: Key
     senders: Members
     vectors: Packed
+    commitments: Packed
+    digests: tuple[bytes, ...]
 
 
 class CrashRecord(Message, frozen=True, tag="kept"):
@@ -84,21 +95,35 @@ def decode_record(data: bytes) -> CrashRecord:
 def record_slot(slot: ServerSlot) -> SlotRecord:
     opening = slot.slot.opening
     lists = tuple(encode(slot.advertisements[member]) for member in opening.members)
-    whole = Opening(opening.slot, opening.members, opening.threshold, opening.floor, opening.graph_seed, lists)
+    whole = Opening(opening.slot, opening.members, opening.threshold, opening.floor, lists)
     vectors = b"".join(slot.vectors[client].astype(ELEMENT, copy=False).tobytes() for client in slot.alive)
-    return SlotRecord(whole, slot.participants, slot.context, slot.alive, vectors)
+    commitments = b"".join(slot.commitments[client] for client in slot.participants)
+    digests = tuple(slot.digests[client] for client in slot.participants)
+    return SlotRecord(whole, slot.participants, slot.chain, slot.context, slot.alive, vectors, commitments, digests)
 
 
 def restore_slot(run: bytes, record: SlotRecord, policy: ClientPolicy) -> ServerSlot:
     """The slot as it was when it was recorded."""
     lists = [decode(data, Advertisement) for data in record.opening.advertisements]
     advertisements = {advertisement.sender: advertisement for advertisement in lists}
+    members = record.opening.members
+    if tuple(advertisements) != members or not set(record.senders) <= set(record.participants) <= set(members):
+        raise MessageError("the crash record holds clients that are not members of its slot, or lacks some")
     slot = ServerSlot(run, checked_slot(record.opening, policy), advertisements)
     slot.participants = record.participants
+    slot.chain = record.chain
     slot.context = record.context
     slot.alive = record.senders
+    size = len(record.vectors)
+    if not record.senders or size % (ELEMENT.itemsize * len(record.senders)):
+        raise MessageError(f"the crash record holds {size} bytes of vectors for {len(record.senders)} clients")
     elements = np.frombuffer(record.vectors, dtype=ELEMENT)
-    if not record.senders or len(elements) % len(record.senders):
-        raise MessageError(f"the crash record holds {len(elements)} elements for {len(record.senders)} clients")
     slot.vectors = dict(zip(record.senders, elements.reshape(len(record.senders), -1), strict=True))
+    commitments = cut(record.commitments, 32, len(record.participants), "commitments")
+    slot.commitments = dict(zip(record.participants, commitments, strict=True))
+    if [len(digests) for digests in record.digests] != [2 * DIGEST_BYTES * slot.slot.graph.k] * len(
+        record.participants
+    ):
+        raise MessageError("the crash record holds digests of other shares than were dealt")
+    slot.digests = dict(zip(record.participants, record.digests, strict=True))
     return slot

@@ -42,12 +42,13 @@ class GroupSum:
             return self.with_keys
         return self.slot.vectors if self.slot.participants else self.slot.sealed
 
-    def events(self, traffic: Traffic) -> dict[int, str]:
-        """How each client ended the round."""
+    def events(self, traffic: Traffic, barred: Mapping[int, str]) -> dict[int, str]:
+        """How each client ended the round. `barred` says why some are not asked at all."""
         first_refusals = dict(reversed(traffic.refusals))
+        reasons = first_refusals | {client: f"left out: {why}" for client, why in barred.items()}
         present = set(self.present())
         return {
-            client: (self.fault or CONTRIBUTED) if client in present else first_refusals.get(client, MISSING)
+            client: (self.fault or CONTRIBUTED) if client in present else reasons.get(client, MISSING)
             for client in self.requests
         }
 

@@ -1,6 +1,5 @@
 """The secure sums of a round: the server's side of every phase, over any transport. A steady round is two exchanges."""
 
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from baffle.aggregation.server.traffic import Traffic
 from baffle.core.messages import RoundRequest, contribution_to, decode_answer
 from baffle.core.ports import Collected, Transport
 from baffle.core.ring import EXTRAS, Ring, Sum
-from baffle.errors import AbortError, MessageError, RefusalError, one_line
+from baffle.errors import AbortError, AbstainedError, MessageError, RefusalError
 
 
 @dataclass
@@ -33,6 +32,9 @@ class SecureSum:
     `crash_store`, a server that crashes while it asks for shares asks for the same sum again. `reachable` says which
     clients can be asked at the moment; without it, all of them. A round is opened for no others: its threshold counts
     all that it was opened for, and would soon be out of reach of those that are here.
+
+    A client that was proved to lie is left out for as long as this object lives: otherwise it could spoil every round,
+    and clients answer only a few times about the same weights.
     """
 
     ring: Ring
@@ -59,9 +61,17 @@ class SecureSum:
             self._agree(sums, traffic)
         self._unmask_and_open_next(sums, traffic)
         by_group = continue_each(sums, self._total)
+        self._bar_liars(sums, traffic)
         totals = tuple(by_group.get(index) for index in range(len(sums)))
-        events = {client: event for group_sum in sums for client, event in group_sum.events(traffic).items()}
-        return Collected(totals, events, dict(traffic.silent), traffic.refusals, traffic.up, traffic.down)
+        events = {
+            client: event
+            for group_sum in sums
+            for client, event in group_sum.events(traffic, self._keys.barred).items()
+        }
+        states = {
+            client: state for group_sum in sums if group_sum.slot for client, state in group_sum.slot.states.items()
+        }
+        return traffic.collected(totals, events)._replace(states=states)
 
     def forget(self, client: int) -> None:
         """Ask a client for keys again: if it was restarted, it has lost the old ones."""
@@ -92,6 +102,8 @@ class SecureSum:
         """Give each group the slot that the last round opened for it, or open a new one."""
         opened = self._opened
         self._opened = []
+        for slot in opened:
+            slot.leave_out(self._keys.barred)  # they were caught after it had been opened
         for group_sum in sums:
             fitting = (slot for slot in opened if _fits(slot, group_sum))
             group_sum.slot = next(fitting, None)
@@ -176,6 +188,12 @@ class SecureSum:
         slot = group_sum.open_slot()
         return self.ring.decode(slot.total(), len(slot.alive))
 
+    def _bar_liars(self, sums: list[GroupSum], traffic: Traffic) -> None:
+        for group_sum in sums:
+            for client, how in group_sum.slot.lies.items() if group_sum.slot else ():
+                traffic.refuse(client, RefusalError(how))
+                self._keys.bar(client, how)
+
     def _open_slots(self, number: int, groups: Groups) -> list[ServerSlot | None]:
         """A slot for each group, or none for a group in which too few clients are reachable and have keys."""
         slots: list[ServerSlot | None] = []
@@ -191,9 +209,8 @@ class SecureSum:
         """A slot for those of the clients that have keys. `company` is the size of the whole group."""
         advertisements = self._keys.of(clients)
         members = tuple(advertisements)
-        seed = secrets.token_bytes(32)
-        least = self.policy.least_threshold(self.policy.graph(members, seed), company)
-        opening = Opening(number, members, self.policy.threshold or least, self.policy.floor, seed, ())
+        least = self.policy.least_threshold(self.policy.graph(members, number), company)
+        opening = Opening(number, members, self.policy.threshold or least, self.policy.floor, ())
         return ServerSlot(self.run, checked_slot(opening, self.policy), advertisements)
 
     def _openings(self, slots: Iterable[ServerSlot]) -> dict[int, Opening]:
@@ -203,7 +220,7 @@ class SecureSum:
             o = slot.slot.opening
             for client in o.members:
                 keys = self._keys.undelivered(client, slot)
-                openings[client] = Opening(o.slot, o.members, o.threshold, o.floor, o.graph_seed, keys)
+                openings[client] = Opening(o.slot, o.members, o.threshold, o.floor, keys)
         return openings
 
     def _take_turns(
@@ -222,8 +239,8 @@ class SecureSum:
                     self._keys.note_delivered(client, opens[client])
                 elif client in opens:
                     self._keys.forget(client)  # if it was restarted, it has lost these keys
-                if turned.refusal:
-                    raise RefusalError(one_line(turned.refusal))
+                if (client in ends and not turned.unmasked) or (client in opens and not turned.sealed):
+                    raise AbstainedError
             except MessageError as fault:
                 traffic.refuse(client, fault)
 

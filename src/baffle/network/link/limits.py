@@ -11,6 +11,8 @@ PLAN_BYTES = SMALL + (4 << 20)
 """Room for a message with a plan: its text has at most a million characters."""
 
 KEY_BYTES = 32 + 5
+MEMBER_BYTES = 512
+"""Room for a client's commitment and tier in a statement, or for its place in a roster."""
 
 
 def most_bytes(phase: str, clients: int, contribution: int) -> int:
@@ -27,9 +29,15 @@ def most_bytes(phase: str, clients: int, contribution: int) -> int:
             return SMALL
 
 
+def most_joining_bytes(clients: int) -> int:
+    """The most bytes that a request may have before a client is in a run: a plan, and a list of clients. In place of a
+    plan, some thousand clients more than before have room in a roster."""
+    return PLAN_BYTES + clients * MEMBER_BYTES
+
+
 def most_request_bytes(clients: int, n_weights: int, contribution: int) -> int:
     """The most bytes that a request to a client may have: a whole state of the weights and what two optimizers' vectors
     and an average add to it; or all outcomes that are smaller than that; with lists of clients and their keys."""
     state = 16 * n_weights + contribution
     lists = clients * (4 * 9 + BOX_BYTES + SIGNATURE_BYTES + 256 * KEY_BYTES)
-    return PLAN_BYTES + 2 * state + lists
+    return most_joining_bytes(clients) + 2 * state + lists

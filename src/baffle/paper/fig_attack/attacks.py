@@ -149,7 +149,7 @@ class Server:
     def _drawn(self, start: int) -> F32:
         """Every direction's values at the weights from `start` on."""
         trajectory = self.heard.trajectory
-        directions = trajectory.directions(self.heard.request.key)
+        directions = trajectory.directions(trajectory.key_number(self.heard.request.round, 0))
         drawn = directions.draw(range(max(self.case.ks)), start, trajectory.n)
         return drawn.astype(np.float32) * np.float32(directions.distribution.unit)
 
@@ -158,7 +158,8 @@ class Server:
         runtime = gradient_runtime(self.task)
         singles = (Batch(batch.x[i : i + 1], batch.y[i : i + 1]) for i in range(len(batch.y)))
         gradients = np.stack([runtime.gradient_on(single)(self.weights)[1] for single in singles]).astype(np.float64)
-        directions = self.heard.trajectory.directions(self.heard.request.key)
+        trajectory = self.heard.trajectory
+        directions = trajectory.directions(trajectory.key_number(self.heard.request.round, 0))
         return exact_scalars(directions, max(self.case.ks), gradients)
 
 

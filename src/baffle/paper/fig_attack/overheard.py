@@ -72,10 +72,10 @@ def overhear(task: Task, weights: F32, batches: Sequence[I64], number: int) -> O
     trajectory = trajectory_of(task.plan, len(weights))
     sent = weights.astype("<f4").tobytes()
     catch_up = CatchUp("weights", 0, (sent,))
-    request = RoundRequest(number, trajectory.key_number(number, 0), trajectory.digest, sha256(sent).digest(), catch_up)
+    request = RoundRequest(number, trajectory.digest, bytes(32), sha256(sent).digest(), catch_up)
     runtimes, k, train = Runtimes(task, 1), task.plan.probe.k, task.source.train
     vectors = {
-        client: Worker(client, k, trajectory, train, batch, runtimes.borrow).vector(request, weights)
+        client: Worker(client, k, trajectory, train, batch, runtimes.borrow).vector(number, weights)
         for client, batch in enumerate(batches)
     }
     return Overheard(trajectory, request, batches, vectors)

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from baffle.core.arrays import F32
-from baffle.errors import ModelError, first_line
+from baffle.errors import ModelError
+from baffle.runtime.onnx.model_file import nodes_of, read_model, translated
 from baffle.runtime.onnx.model_folder import (
     LOGITS,
     LOSS,
@@ -93,7 +94,7 @@ def graph_from_folder(folder: Path) -> OnnxGraph:
     trained = {name for tensor in manifest.weights for name in (tensor.name, *tensor.also)}
     stored = read_stored(folder / WEIGHTS)
     return OnnxGraph(
-        onnx.load(folder / MODEL),
+        read_model(folder / MODEL),
         manifest.split(read_weights(folder / WEIGHTS, manifest)),
         manifest.input_shape,
         manifest.input_dtype,
@@ -105,10 +106,12 @@ def graph_from_folder(folder: Path) -> OnnxGraph:
 
 def graph_from_file(path: Path, freeze: Sequence[str] = ()) -> OnnxGraph:
     """The graph of a classifier in an ONNX file. Weights whose names match a pattern in `freeze` are not trained."""
-    try:
-        model = onnx.load(path)
-    except Exception as fault:  # parsing a damaged file can raise almost anything
-        raise ModelError(f"{path} cannot be read as an ONNX model: {first_line(fault)}") from None
+    model = read_model(path)
+    with translated(path):
+        return _trainable(model, path, freeze)
+
+
+def _trainable(model: ModelProto, path: Path, freeze: Sequence[str]) -> OnnxGraph:
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     for pattern in freeze:
         if not any(fnmatch(name, pattern) for name in initializers):
@@ -182,7 +185,7 @@ def _without_remarks(model: ModelProto) -> ModelProto:
         bare.ClearField(remark)
     for remark in ("doc_string", "metadata_props", "value_info"):
         bare.graph.ClearField(remark)
-    for node in _nodes(bare.graph):
+    for node in nodes_of(bare.graph):
         node.ClearField("doc_string")
         node.ClearField("metadata_props")
     for value in (*bare.graph.initializer, *bare.graph.input, *bare.graph.output):
@@ -192,24 +195,15 @@ def _without_remarks(model: ModelProto) -> ModelProto:
     return bare
 
 
-def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """All nodes, including those in branches and loops."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)
-
-
 def _settings(graph: GraphProto) -> Iterator[str]:
     """Names of values that configure an operator, so are not weights."""
-    for node in _nodes(graph):
+    for node in nodes_of(graph):
         positions = SETTINGS.get(node.op_type, ())
         yield from (name for position, name in enumerate(node.input) if position in positions)
 
 
 def _rename_uses(graph: GraphProto, names: Mapping[str, str]) -> None:
-    for node in _nodes(graph):
+    for node in nodes_of(graph):
         for position, name in enumerate(node.input):
             node.input[position] = names.get(name, name)
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from baffle.core.arrays import F32
 from baffle.core.state import FLOAT
 from baffle.errors import ModelError
+from baffle.files import read_file
 
 MODEL, WEIGHTS, AVERAGE, MANIFEST, PLAN = (
     "model.onnx",
@@ -53,6 +55,12 @@ unsigned integers hold their bits."""
 
 METADATA = "__metadata__"
 """The only entry of a safetensors header that is not a tensor."""
+
+MOST_HEADER_BYTES = 1 << 24
+"""Of a safetensors header, or of a manifest: room for a hundred thousand tensors."""
+
+MOST_BYTES = 1 << 33
+"""Of a file of weights."""
 
 InputType = Literal["float32", "int64", "int32"]
 Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -126,10 +134,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of an exported model, after checking that the graph beside it has the SHA-256 that it states."""
     try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(read_file(folder / MANIFEST, MOST_HEADER_BYTES), type=Manifest)
+        if not (folder / MODEL).is_file():
+            raise OSError(f"{MODEL} is not a file")
         with (folder / MODEL).open("rb") as file:
             model_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    except (OSError, ValueError, RecursionError) as fault:
+    except (OSError, ValueError, RecursionError, MemoryError) as fault:
         raise ModelError(
             f"{folder} holds no exported model ({fault}); expected a folder that `baffle export` made"
         ) from None
@@ -169,7 +179,7 @@ def read_stored(path: Path) -> dict[str, Stored]:
     """All tensors of a safetensors file, by name, with their types in the file."""
     try:
         return _parsed(path)
-    except (OSError, ValueError, RecursionError) as fault:
+    except (OSError, ValueError, RecursionError, MemoryError) as fault:
         raise ModelError(f"{path} is not a sound safetensors file ({fault}); export or copy it again") from None
 
 
@@ -183,24 +193,28 @@ def read_weights(path: Path, manifest: Manifest) -> F32:
             kind, values = tensors[tensor.name]
             if (kind, values.shape) != ("F32", tensor.shape):
                 raise ValueError(f"{tensor.name} is {kind} of shape {values.shape}")
-    except (OSError, ValueError, RecursionError) as fault:
+    except (OSError, ValueError, RecursionError, MemoryError) as fault:
         raise ModelError(f"{path} does not hold this model's weights ({fault}); export or copy it again") from None
     return np.concatenate([tensors[tensor.name].values.reshape(-1) for tensor in manifest.weights]).astype(np.float32)
 
 
 def _parsed(path: Path) -> dict[str, Stored]:
-    """The tensors, as views into one buffer. The header's length is checked against the size of the file before
-    anything is allocated."""
+    """The tensors, as views into one buffer. Lengths are checked against the size of the file before there is memory
+    for them."""
+    if not path.is_file():
+        raise OSError("it is not a file")
     with path.open("rb") as file:
-        size = path.stat().st_size
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
-        if length > size - 8:
-            raise ValueError(f"expected a header of {length} bytes, the file has {size}")
+        if length > min(size - 8, MOST_HEADER_BYTES):
+            raise ValueError(f"expected a header of at most {min(size - 8, MOST_HEADER_BYTES)} bytes, got {length}")
+        if size > MOST_BYTES:
+            raise ValueError(f"expected at most {MOST_BYTES:,} bytes, got {size:,}")
         entries = _entries(file.read(length))
+        _require_cover(entries, size - 8 - length)
         body = np.empty(size - 8 - length, np.uint8)
         if file.readinto(body.data) != len(body):
             raise ValueError("it was cut short while it was read")
-    _require_cover(entries, len(body))
     return {name: Stored(entry.dtype, _values(name, entry, body)) for name, entry in entries.items()}
 
 

@@ -23,7 +23,7 @@ from baffle.runtime.torch.footprint import tensor_bytes
 from baffle.runtime.torch.frozen_front import TorchFront, halves
 from baffle.runtime.torch.layouts import propose
 from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
-from baffle.runtime.torch.modes import advice_on_modes
+from baffle.runtime.torch.modes import GENERATOR, advice_on_modes
 
 DTYPES = {
     "float64": torch.float64,
@@ -44,7 +44,7 @@ def load(plan: Plan, inputs: Inputs) -> "TorchModel":
 def initial_module(plan: Plan, inputs: Inputs) -> nn.Module:
     """The whole model with its initial weights, including frozen parts."""
     key = Seeds(plan.seed, b"").key("init")
-    with torch.random.fork_rng(devices=[]):
+    with GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(key[:8], "big") >> 1)
         return build(plan.task.model, inputs)
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-_GENERATOR = threading.Lock()
+GENERATOR = threading.Lock()
 """Held by the thread whose module draws from PyTorch's generator."""
 
 
@@ -66,7 +66,7 @@ class TrainingMode:
             if self._draws is False:
                 yield
                 return
-            with _GENERATOR, torch.random.fork_rng(devices=[]):
+            with GENERATOR, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 before = torch.get_rng_state()
                 yield

@@ -1,0 +1,211 @@
+"""The statement of a networked run: everything that its clients must have been told alike, under one hash.
+
+A run *is* its statement, and the hash is its name. All keys, masks and signatures are derived with the name, so clients
+that were told different things cannot be summed together: their masks do not cancel, and the server gets noise.
+
+A statement also names commitments to nonces of the clients that were there. They are opened only after the statement is
+fixed, and the salt of the run's directions and batches follows from them. So no server can try statements until the
+salt suits it, and two runs of one plan never ask the same question.
+
+An epoch is a stretch of a run under one statement. The next epoch has a statement of its own, which names the one
+before it and the hash of the journal's chain up to there.
+"""
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from baffle.aggregation.context import length_prefixed, signed, split_prefixed, state_text
+from baffle.aggregation.messages import MOST_MEMBERS, SIGNATURE_BYTES, Signature, cut
+from baffle.core.messages import Hash, Message, Number, decode, encode
+from baffle.errors import RefusalError
+from baffle.plan import Plan, RunSettings
+from baffle.trajectory import Epoch
+
+NONCE_BYTES = 32
+
+MOST_PLAN = 1 << 18
+"""The most characters that a plan may have: room for a layout of some thousand rows. A client reads this much in less
+than a second."""
+
+ROSTER_TAG = b"baffle/roster/2"
+
+NOTHING = bytes(32)
+"""Stands for the statement before the first."""
+
+PlanText = Annotated[str, Meta(max_length=MOST_PLAN)]
+
+
+class Commitment(Message, frozen=True, tag="commitment"):
+    """A client's signed promise to open a nonce."""
+
+    client: Number
+    commitment: Hash
+    signature: Signature
+
+
+class Statement(Message, frozen=True, tag="statement"):
+    """What a run is, from one epoch's first round on. Mode, floor, threshold and groups of its sums are in the plan."""
+
+    protocol: Literal[2]
+    plan: PlanText  # resolved, without the settings of `run` that are a machine's own
+    initial: Hash  # the digest of the initial state
+    roster: Number
+    roster_hash: Hash
+    tiers: Annotated[tuple[Number, ...], Meta(max_length=MOST_MEMBERS)]  # how many directions each client evaluates
+    epoch: Number
+    previous: Hash  # the statement of the epoch before
+    first: Number  # the epoch's first round
+    chain: Hash  # the hash of the chain up to there
+    commitments: Annotated[tuple[Commitment, ...], Meta(max_length=MOST_MEMBERS)]
+
+    @property
+    def salters(self) -> tuple[int, ...]:
+        """The clients whose nonces give the salt."""
+        return tuple(commitment.client for commitment in self.commitments)
+
+
+class EpochRecord(msgspec.Struct, frozen=True):
+    """An epoch as its server keeps it: its statement as bytes, the nonces that its commitments were opened with, and
+    what its clients have signed."""
+
+    statement: bytes
+    nonces: bytes
+    signatures: bytes = b""
+
+    @property
+    def run(self) -> bytes:
+        return run_of(self.statement)
+
+
+class PastEpoch(Message, frozen=True, tag="past-epoch"):
+    """What a client must know of an epoch that it was not in, to replay its rounds. If any of it is wrong, the client
+    does not arrive at the chain's hash in the statement."""
+
+    first: Number
+    run: Hash
+    salt: Hash
+
+
+class Certificate(Message, frozen=True, tag="certificate"):
+    """What clients of a run have signed about the state before a round: its chain's hash, which stands for the weights
+    and for all rounds before."""
+
+    run: Hash
+    round: Number
+    chain: Hash
+    signers: Annotated[tuple[Number, ...], Meta(max_length=MOST_MEMBERS)]
+    signatures: bytes
+
+
+def require_certified(certificate: Certificate, directory: Mapping[int, bytes], clients: int) -> None:
+    """Refuse a certificate that more than two thirds of so many clients have not signed."""
+    signatures = cut(certificate.signatures, SIGNATURE_BYTES, len(certificate.signers), "signatures")
+    if len(set(certificate.signers)) != len(certificate.signers) or len(signatures) < 2 * clients // 3 + 1:
+        raise RefusalError(f"{len(signatures)} clients have signed, expected at least {2 * clients // 3 + 1}")
+    text = state_text(certificate.run, certificate.round, certificate.chain)
+    for signer, signature in zip(certificate.signers, signatures, strict=True):
+        if signer not in directory or not signed(directory[signer], signature, text):
+            raise RefusalError(f"client {signer} has not signed the state before round {certificate.round}")
+
+
+def run_of(statement: bytes) -> bytes:
+    """The name of a run: the hash of its statement, as it was received."""
+    return sha256(b"baffle/statement/2" + statement).digest()
+
+
+def read_statement(data: bytes) -> Statement:
+    """Read a statement, which must be written in the one way that there is."""
+    statement = decode(data, Statement)
+    if encode(statement) != data:
+        raise RefusalError("a statement that is not written as BAFFLE writes it")
+    if list(statement.salters) != sorted(set(statement.salters)):
+        raise RefusalError("a statement must name each client's commitment once, in order")
+    return statement
+
+
+def shared_plan(plan: Plan) -> Plan:
+    """The part of a plan that a statement holds: of `run.*` only what concerns clients."""
+    keep = {name: getattr(plan.run, name) for name in ("downlink", "deadline_seconds")}
+    return msgspec.structs.replace(plan, run=RunSettings(**keep))
+
+
+def commitment_to(nonce: bytes) -> bytes:
+    return sha256(b"baffle/nonce/2" + nonce).digest()
+
+
+def commitment_text(server: bytes, plan: str, roster_hash: bytes, epoch: int, commitment: bytes) -> bytes:
+    """What a client signs when it commits to a nonce: whom it is for, and for which plan, roster and epoch."""
+    fields = (server, sha256(plan.encode()).digest(), roster_hash, epoch.to_bytes(8, "big"), commitment)
+    return b"baffle/commitment/2" + length_prefixed(*fields)
+
+
+def require_signed_commitments(statement: Statement, server: bytes, directory: Mapping[int, bytes]) -> None:
+    """Refuse a statement with a commitment that its client has not signed."""
+    for one in statement.commitments:
+        text = commitment_text(server, statement.plan, statement.roster_hash, statement.epoch, one.commitment)
+        if one.client not in directory or not signed(directory[one.client], one.signature, text):
+            raise RefusalError(f"the statement's commitment of client {one.client} is not signed by it")
+
+
+def least_salt(plan: Plan) -> int:
+    """How many clients must commit to a nonce: more than a third of the roster, or more than two thirds if the server
+    may lie."""
+    clients = plan.federation.clients
+    return (2 * clients // 3 if plan.secure.mode == "malicious-server" else clients // 3) + 1
+
+
+def require_enough_salt(statement: Statement, plan: Plan) -> None:
+    """Refuse a statement with too few commitments."""
+    least = least_salt(plan)
+    if len(statement.commitments) < least:
+        raise RefusalError(f"{len(statement.commitments)} clients have committed to a nonce, expected at least {least}")
+
+
+def read_roster_text(text: bytes, roster_hash: bytes) -> tuple[bytes, dict[int, bytes]]:
+    """The server's identity and the clients', by their numbers, from the text of a roster that its authority signed. An
+    empty place has no client."""
+    if sha256(text).digest() != roster_hash or not text.startswith(ROSTER_TAG):
+        raise RefusalError("the text of another roster")
+    fields = split_prefixed(text[len(ROSTER_TAG) :])
+    if len(fields) < 3 or len(fields) % 2 == 0:
+        raise RefusalError("a roster that is not whole")
+    return fields[2], {number: key for number, key in enumerate(fields[3::2]) if key}
+
+
+def salt_of(run: bytes, statement: Statement, nonces: bytes) -> bytes:
+    """The salt of an epoch, if the nonces are those that its statement has commitments to."""
+    opened = cut_nonces(nonces)
+    if [commitment_to(nonce) for nonce in opened] != [one.commitment for one in statement.commitments]:
+        raise RefusalError("nonces that are not those of the statement's commitments")
+    return sha256(b"baffle/salt/2" + run + nonces).digest()
+
+
+def cut_nonces(nonces: bytes) -> list[bytes]:
+    return [nonces[at : at + NONCE_BYTES] for at in range(0, len(nonces), NONCE_BYTES)]
+
+
+def require_signed_by_all(record: EpochRecord, statement: Statement, directory: Mapping[int, bytes]) -> None:
+    """Refuse an epoch whose statement has not been signed by every client that it names."""
+    signatures = cut(record.signatures, SIGNATURE_BYTES, len(statement.salters), "signatures")
+    for client, signature in zip(statement.salters, signatures, strict=True):
+        if client not in directory or not signed(directory[client], signature, ready_text(record.run)):
+            raise RefusalError(f"client {client} has not signed the statement")
+
+
+def ready_text(run: bytes) -> bytes:
+    """What a client signs when it is ready to take part in a run."""
+    return b"baffle/ready/2" + length_prefixed(run)
+
+
+def epoch_of(record: EpochRecord) -> Epoch:
+    """The first round and the salt of an epoch."""
+    statement = read_statement(record.statement)
+    return Epoch(statement.first, salt_of(record.run, statement, record.nonces))
+
+
+def epochs_of(records: Sequence[EpochRecord]) -> tuple[Epoch, ...]:
+    return tuple(map(epoch_of, records))

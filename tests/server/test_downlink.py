@@ -1,0 +1,103 @@
+"""How the server brings clients up to date in a networked run: every catch-up leads a replica to the present."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from baffle.client.replica import Replica
+from baffle.core.messages import CatchUp, RoundRequest
+from baffle.plan import Plan
+from baffle.server.downlink import Downlink
+from tests.support.statements import NetworkedRun
+
+
+@pytest.fixture
+def run(tiny: Callable[..., Plan], tmp_path: Path) -> Iterator[NetworkedRun]:
+    """A run with an epoch that begins with round 4, and is now at round 6."""
+    networked = NetworkedRun(tiny("ring.n_max=20", "federation.clients=4", "secure.mode=on"), tmp_path / "run")
+    networked.begin()
+    networked.play(4)
+    networked.begin()
+    networked.play(2)
+    yield networked
+    networked.journal.close()
+
+
+def request(run: NetworkedRun, catch_up: CatchUp) -> RoundRequest:
+    present = run.present
+    digest, weights = run.lineage.trajectory.digest, present.state.weights_hash()
+    return RoundRequest(present.round, digest, present.chain, weights, catch_up)
+
+
+def at(run: NetworkedRun, number: int) -> Replica:
+    """A client's replica that has come to a round of the run by itself."""
+    present = run.lineage.beginning(run.initial)
+    for entry in list(run.journal.entries())[:number]:
+        present = run.lineage.advance(present, entry.outcome_bytes)
+    return Replica(run.lineage, present)
+
+
+@pytest.mark.parametrize("held", range(7))
+def test_every_client_comes_to_the_present(run: NetworkedRun, held: int) -> None:
+    downlink = Downlink("scalars", run.journal, run.lineage)
+    downlink.holds(1, held)
+    replica = at(run, held)
+    asked = request(run, downlink.catch_ups([1], run.present)[1])
+    assert replica.weights_for(asked).tobytes() == run.present.state.weights.tobytes()
+    assert replica.chain == run.present.chain
+
+
+def test_a_newcomer_begins_with_the_state_of_the_epoch(run: NetworkedRun) -> None:
+    downlink = Downlink("scalars", run.journal, run.lineage)
+    assert downlink.newcomers([0, 1]) == {0, 1}
+    catch_up = downlink.catch_ups([0], run.present)[0]
+    assert (catch_up.kind, catch_up.since, len(catch_up.items)) == ("snapshot", 4, 3 + 2)
+    replica = at(run, 0)
+    assert replica.weights_for(request(run, catch_up)).tobytes() == run.present.state.weights.tobytes()
+
+
+def test_in_the_first_epoch_there_is_nothing_to_send(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    """Clients make the initial weights themselves."""
+    run = NetworkedRun(tiny("ring.n_max=20", "federation.clients=4", "secure.mode=on"), tmp_path / "run")
+    run.begin()
+    downlink = Downlink("scalars", run.journal, run.lineage)
+    assert downlink.catch_ups([0], run.present)[0] == CatchUp("outcomes", 0, ())
+    run.play(3)
+    assert len(downlink.catch_ups([0], run.present)[0].items) == 3
+    run.journal.close()
+
+
+def test_a_client_of_an_earlier_epoch_gets_what_is_shorter(run: NetworkedRun) -> None:
+    downlink = Downlink("scalars", run.journal, run.lineage)
+    kinds = {}
+    for held in range(7):
+        downlink.holds(held, held)
+    for held, catch_up in downlink.catch_ups(list(range(7)), run.present).items():
+        kinds[held] = catch_up.kind
+    assert [kinds[held] for held in range(4, 7)] == ["outcomes"] * 3
+    outcome, proof = len(run.journal.entry(0).outcome_bytes), sum(map(len, downlink._proof()))
+    assert kinds == {
+        held: "outcomes" if held >= 4 or (4 - held) * outcome <= proof else "snapshot" for held in range(7)
+    }
+
+
+def test_the_next_epoch_moves_the_state_that_newcomers_begin_with(run: NetworkedRun) -> None:
+    downlink = Downlink("scalars", run.journal, run.lineage)
+    run.begin()
+    downlink.enter(run.lineage)
+    catch_up = downlink.catch_ups([0], run.present)[0]
+    assert (catch_up.kind, catch_up.since, len(catch_up.items)) == ("snapshot", 6, 3)
+    replica = at(run, 0)
+    replica.weights_for(request(run, catch_up))
+    assert (replica.round, replica.chain) == (6, run.present.chain)
+
+
+def test_a_client_that_says_it_holds_nothing_is_a_newcomer_again(run: NetworkedRun) -> None:
+    downlink = Downlink("scalars", run.journal, run.lineage)
+    downlink.holds(0, 5)
+    assert downlink.newcomers([0]) == set()
+    downlink.holds(0, None)
+    assert downlink.newcomers([0]) == {0}
+    downlink.delivered([0], run.present)
+    assert downlink.catch_ups([0], run.present)[0] == CatchUp("outcomes", 6, ())

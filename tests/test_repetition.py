@@ -1,0 +1,187 @@
+"""A networked run is repeated in one process: under its statements, with its dropouts, to the same weights."""
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baffle.core.messages import first_number, tag_of
+from baffle.errors import ChainError, JournalError, RunFolderError
+from baffle.journal.audit import verify
+from baffle.journal.store import Journal
+from baffle.network import connected, serve
+from baffle.network.consent import Equipment
+from baffle.network.equipment import count_samples, with_torch
+from baffle.network.member import Member
+from baffle.network.policy import Policy
+from baffle.plan import Plan, change
+from baffle.repetition import repeat
+from baffle.simulation import resume
+from tests.support.lines_in_memory import Federation, LinesInMemory, new_keys
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "LOOK", 0.001)
+    monkeypatch.setattr(serve, "EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(connected, "AGAIN", 0.0)
+
+
+@pytest.fixture
+def federation(tiny: Callable[..., Plan], tmp_path: Path) -> Federation:
+    settings = ("federation.clients=6", 'secure.mode="on"', "secure.floor=2", "run.deadline_seconds=0.2")
+    policy = Policy(mode="off", floor=2, scalars_only=False)
+    return Federation(new_keys(tmp_path, 6), tmp_path, tiny(*settings), policy=policy)
+
+
+def require_repeated(federation: Federation) -> None:
+    original, out = verify(federation.run), federation.folder / "repeated"
+    summary = repeat(federation.run, out)
+    again = verify(out)
+    assert (again.weights_sha256, again.chain) == (original.weights_sha256, original.chain)
+    assert (summary["weights_sha256"], summary["rounds"]) == (original.weights_sha256, original.rounds)
+    with Journal.open(federation.run / "journal.sqlite") as one, Journal.open(out / "journal.sqlite") as other:
+        assert one.statements.epochs_with_rosters() == other.statements.epochs_with_rosters()
+        assert [entry.outcome_bytes for entry in one.entries()] == [entry.outcome_bytes for entry in other.entries()]
+        for number in range(original.rounds):
+            assert one.participation.contributors(number) == other.participation.contributors(number)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("federation.participation=0.67",),
+        ("secure.groups=2", 'secure.group_seeds="own"'),
+        ("federation.tiers=[{k=2, share=0.34}]",),
+        ("ring.n_max=7",),
+        ('federation.weighting="uniform"', 'update.optimizer="adam"', "update.ema=0.9"),
+        ('federation.level="epoch"', "federation.steps=1"),
+        ('secure.mode="malicious-server"',),
+        ('secure.mode="off"',),
+    ],
+)
+def test_a_run_is_repeated_to_the_last_bit(federation: Federation, settings: tuple[str, ...]) -> None:
+    federation.plan = change(federation.plan, list(settings))
+    pinned = federation.plan if 'secure.mode="off"' in settings else None
+    lines = LinesInMemory({number: federation.member(number, pinned=pinned).answer for number in range(6)})
+    federation.serve(lines)
+    require_repeated(federation)
+
+
+def test_with_its_dropouts_and_epochs(federation: Federation) -> None:
+    federation.plan = change(federation.plan, ["rounds=12"])
+    lines = federation.lines(5)
+    answer = lines.clients[1]
+    silent = iter([False] * 8 + [True] * 3 + [False] * 4 + [True] * 2)
+    lines.clients[1] = lambda data: None if next(silent, False) else answer(data)
+
+    def come_and_go(exchange: int) -> None:
+        if exchange == 14:
+            del lines.clients[0]
+        if exchange == 20:
+            lines.clients[5] = federation.member(5).answer
+
+    lines.before = come_and_go
+    summary = federation.serve(lines, least=5)
+    assert summary["dropouts"] > 0
+    with Journal.open(federation.run / "journal.sqlite") as journal:
+        assert len(journal.statements.epochs()) == 2
+        assert len({frozenset(journal.participation.contributors(number)) for number in range(12)}) > 2
+    require_repeated(federation)
+
+
+def test_with_its_skipped_rounds(federation: Federation) -> None:
+    """Rounds in which too few clients answered for a sum."""
+    federation.plan = change(federation.plan, ["secure.floor=5", "rounds=8"])
+    lines = federation.lines(6)
+    for number in (1, 2):
+        lines.clients[number] = _silent_in_round_3(lines.clients[number])
+    assert federation.serve(lines)["skipped_rounds"] > 0
+    require_repeated(federation)
+
+
+def _silent_in_round_3(answer: Callable[[bytes], bytes | None]) -> Callable[[bytes], bytes | None]:
+    return lambda data: None if tag_of(data) == "masked-request" and first_number(data) == 3 else answer(data)
+
+
+def test_a_client_with_other_samples_than_the_plans_partition_is_noticed(federation: Federation) -> None:
+    keys = federation.keys[2]
+    ordinary = with_torch(2, None, part=True)
+
+    def fewer(plan: Plan) -> Equipment:
+        worker, initial = ordinary(plan)
+        return Equipment(replace(worker, indices=np.asarray(worker.indices)[::2]), initial)
+
+    lines = federation.lines(6)
+    samples = count_samples(2, None, part=True)
+    member = Member(keys, federation.folder / "client-2", samples, fewer, policy=federation.policy)
+    lines.clients[2] = member.answer
+    federation.serve(lines)
+    with pytest.raises(ChainError) as refused:
+        repeat(federation.run, federation.folder / "repeated")
+    assert str(refused.value) == (
+        "round 0 does not come out as in the original: the clients had other samples than the plan's partition gives "
+        "them, or other versions of the libraries"
+    )
+    assert refused.value.round_number == 0
+
+
+def test_a_simulation_is_repeated_by_its_plan(finished_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="holds no networked run with statements; a simulation is repeated by its"):
+        repeat(finished_run, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_networked_run_is_not_continued_as_a_simulation(federation: Federation) -> None:
+    """Its clients have agreed to its rounds. Neither the run nor a repetition of it may get more without them."""
+    federation.serve(federation.lines(6))
+    repeat(federation.run, federation.folder / "repeated")
+    for folder in (federation.run, federation.folder / "repeated"):
+        before = {file: file.read_bytes() for file in folder.iterdir()}
+        with pytest.raises(JournalError, match="holds a networked run; continue it with `baffle serve`"):
+            resume(folder, ["rounds=9"])
+        assert {file: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_a_run_that_is_not_over_is_repeated_as_far_as_it_goes(federation: Federation) -> None:
+    lines = federation.lines(6)
+
+    def stop(exchange: int) -> None:
+        if exchange == 14:
+            raise InterruptedError
+
+    lines.before = stop
+    with pytest.raises(InterruptedError):
+        federation.serve(lines)
+    played = verify(federation.run).rounds
+    assert 0 < played < 6
+    require_repeated(federation)
+
+
+def test_on_the_command_line(
+    federation: Federation, cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    federation.serve(federation.lines(6))
+    done = cli("run", "--as", federation.run, "--out", tmp_path / "again", "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert verify(tmp_path / "again").chain == verify(federation.run).chain
+    assert cli("verify", tmp_path / "again").returncode == 0
+    for more in (["digits"], ["--set", "rounds=3"], ["--resume", str(federation.run)], ["--baseline"]):
+        refused = cli("run", "--as", federation.run, *more)
+        assert refused.returncode == 2
+        assert "repeats that run as it was" in refused.stderr
+    taken = cli("run", "--as", federation.run, "--out", federation.run)
+    assert taken.returncode == 2
+    missing = cli("run", "--as", tmp_path / "nowhere", "--out", tmp_path / "other")
+    assert "holds no run" in missing.stderr
+
+
+def test_neither_folder_may_be_another_thing(federation: Federation, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("")
+    federation.serve(federation.lines(6))
+    with pytest.raises(RunFolderError, match="is not empty"):
+        repeat(federation.run, tmp_path / "taken")
