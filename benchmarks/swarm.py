@@ -303,7 +303,7 @@ class Swarm:
         own = folder / f"client-{number}"
         keys = replace(first, number=number, identity=load_identity(own / "identity.key"), folder=own)
         member = Member(keys, None, lambda plan: shares(plan.to_toml())[number], with_torch(number, None, part=True))
-        member.memory = Memory()  # type: ignore[assignment]
+        member.memory = member.consent.memory = Memory()  # type: ignore[assignment]
         return Caller(self, keys, member)
 
     async def _dial(self, caller: Caller) -> None:

@@ -13,8 +13,9 @@ from baffle.errors import ChainError, JournalError, RunFolderError
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
 from baffle.network import connected, serve
+from baffle.network.consent import Equipment
 from baffle.network.equipment import count_samples, with_torch
-from baffle.network.member import Equipment, Member
+from baffle.network.member import Member
 from baffle.network.policy import Policy
 from baffle.plan import Plan, change
 from baffle.repetition import repeat
@@ -46,7 +47,7 @@ def require_repeated(federation: Federation) -> None:
         assert one.statements.epochs_with_rosters() == other.statements.epochs_with_rosters()
         assert [entry.outcome_bytes for entry in one.entries()] == [entry.outcome_bytes for entry in other.entries()]
         for number in range(original.rounds):
-            assert one.contributors(number) == other.contributors(number)
+            assert one.participation.contributors(number) == other.participation.contributors(number)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_with_its_dropouts_and_epochs(federation: Federation) -> None:
     assert summary["dropouts"] > 0
     with Journal.open(federation.run / "journal.sqlite") as journal:
         assert len(journal.statements.epochs()) == 2
-        assert len({frozenset(journal.contributors(number)) for number in range(12)}) > 2
+        assert len({frozenset(journal.participation.contributors(number)) for number in range(12)}) > 2
     require_repeated(federation)
 
 

@@ -27,7 +27,7 @@ from baffle.trajectory import Trajectory
 
 ACCEPTED, REFUSED, VIOLATION = "accepted", "refused", "VIOLATION"
 
-CACHES = {"_channels", "_near", "_weights", "_ranks", "_equipped", "tell", "_tell_sparingly"}
+CACHES = {"_channels", "_near", "_private_keys", "_weights", "_ranks", "_equipped", "_seen", "tell", "_tell_sparingly"}
 """Attributes that only save work or tell people something, and may change at any time."""
 
 NEVER_CHANGE = (

@@ -74,8 +74,8 @@ class Sound:
             plan = journal.plan()
             catch_up(journal, lineage_of(journal, plan))
             list(journal.metrics())
-            journal.contributions(plan.federation.clients)
-            journal.last_contributions(plan.federation.clients)
+            journal.participation.contributions(plan.federation.clients)
+            journal.participation.last_contributions(plan.federation.clients)
             journal.statements.certificates()
         with suppress(BaffleError):
             RunFolder.existing(self.folder).read_summary()

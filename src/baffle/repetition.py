@@ -60,7 +60,7 @@ class _Repetition:
         ):
             for entry in self._journal.entries():
                 self._enter_epochs(running, runtimes)
-                running.play(_Only(local, self._journal.contributors(entry.round)), self._sums(running))
+                running.play(_Only(local, self._journal.participation.contributors(entry.round)), self._sums(running))
                 self._require_same(running, entry.round, entry.chain)
             self._enter_epochs(running, runtimes)
             return running.finish()

@@ -27,7 +27,7 @@ from baffle.trajectory import Epoch
 
 NONCE_BYTES = 32
 
-MOST_PLAN = 1 << 19
+MOST_PLAN = 1 << 18
 """The most characters that a plan may have: room for a layout of some thousand rows. A client reads this much in less
 than a second."""
 

@@ -99,6 +99,17 @@ def test_a_round_that_was_played_is_not_asked_again_as_skipped(attack: Attack) -
     assert not np.any(difference[: server.bare.length] == own[: server.bare.length])
 
 
+def test_a_run_is_not_longer_than_its_statement_says(attack: Attack) -> None:
+    """A client's policy bounds the rounds of a run, and so does what it agreed to."""
+    server = attack("rounds=1")
+    view = server.begin()
+    server.play(view)
+    lists = [server.victims.ask(client, Hello(1)) for client in server.everybody]
+    turned = server.turned(0, Turn(None, Opening(1, server.everybody, 3, 3, tuple(lists[1:]))))
+    assert turned.sealed is None
+    assert any("does not sum these clients together in slot 1" in line for line in server.victims.logs[0])
+
+
 def test_one_set_of_weights_is_asked_about_three_times(attack: Attack) -> None:
     """In one run or in several, whatever became of the sums."""
     server = attack()

@@ -45,9 +45,9 @@ def test_a_federation_goes_on_when_there_is_room(network: Network, tiny_toml: Pa
     assert (replayed.rounds, replayed.skipped) == (30, 0)
     assert set(map(network.held, range(4))) == {replayed.weights_sha256}
     with Journal.open(network.run / "journal.sqlite") as journal:
-        contributions = journal.contributions(4)
+        contributions = journal.participation.contributions(4)
         assert contributions.pop(2) < 30
         assert set(contributions.values()) == {30}
-        assert journal.last_contributions(4)[2] > waits_at + 2
+        assert journal.participation.last_contributions(4)[2] > waits_at + 2
     rounds = [json.loads(line)["round"] for line in (network.run / "metrics.jsonl").read_text().splitlines()]
     assert rounds == list(range(30))

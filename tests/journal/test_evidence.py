@@ -111,7 +111,7 @@ def test_what_is_kept_is_read_back(original: Original) -> None:
         assert journal.statements.networked
         assert {roster for _, roster in journal.statements.epochs_with_rosters()} == {original.signers.roster}
         assert journal.statements.epoch_began() == 3
-        assert journal.contributors(0) == set(range(CLIENTS))
+        assert journal.participation.contributors(0) == set(range(CLIENTS))
 
 
 def test_a_run_without_certificates_verifies(run: Path) -> None:
@@ -127,6 +127,18 @@ def test_a_certificate_may_be_signed_before_or_after_the_links_of_epochs(origina
     for chain in chains:
         _put_certificate(run, original.signers.certificate(original.epochs[1].run, 3, chain, range(CLIENTS)))
         assert verify(run).rounds == 5
+
+
+def test_rounds_that_no_client_agreed_to_are_refused(plan: Plan, tmp_path: Path) -> None:
+    """More rounds than a statement's plan has need another epoch."""
+    run = NetworkedRun(plan, tmp_path / "run")
+    run.begin()
+    run.play(plan.rounds)
+    run.journal.commit()
+    assert verify(tmp_path / "run").rounds == plan.rounds
+    run.play(1)
+    with pytest.raises(ChainError, match=f"{plan.rounds + 1} rounds, but epoch 0 was to end with {plan.rounds}"):
+        verify(tmp_path / "run")
 
 
 def test_an_epoch_keeps_the_state_that_it_begins_with(plan: Plan, tmp_path: Path) -> None:

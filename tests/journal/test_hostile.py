@@ -118,8 +118,8 @@ def _catch_up(run: Path) -> None:
     with _time_limit(), suppress(BaffleError), Journal.open(run / "journal.sqlite") as journal, journal.one_view():
         catch_up(journal, lineage_of(journal, journal.plan()))
         list(journal.metrics())
-        journal.contributions(journal.plan().federation.clients)
-        journal.last_contributions(journal.plan().federation.clients)
+        journal.participation.contributions(journal.plan().federation.clients)
+        journal.participation.last_contributions(journal.plan().federation.clients)
 
 
 def _database(run: Path) -> "closing[sqlite3.Connection]":

@@ -119,8 +119,8 @@ def test_metrics_are_kept_in_order_with_who_took_part(journal: Journal, trajecto
         rows = db.execute("SELECT * FROM participation WHERE round = 0 ORDER BY client").fetchall()
     db.close()
     assert rows == [(0, 0, "contributed"), (0, 2, "missing")]
-    assert journal.contributions(3) == {0: 3, 2: 2}
-    assert journal.last_contributions(3) == {0: 2, 2: 2}
+    assert journal.participation.contributions(3) == {0: 3, 2: 2}
+    assert journal.participation.last_contributions(3) == {0: 2, 2: 2}
 
 
 def test_the_initial_and_the_two_newest_snapshots_are_kept(journal: Journal, trajectory: Trajectory) -> None:
@@ -210,7 +210,7 @@ def test_a_round_is_durable_together_with_its_metrics(
     _append(journal, trajectory, _start(trajectory))
     reader = Journal.open(path)
     assert list(reader.metrics()) == [{"round": 0, "loss": 1.5}]
-    assert reader.contributions(3) == {0: 1}
+    assert reader.participation.contributions(3) == {0: 1}
     reader.close()
     journal.close()
 
@@ -233,7 +233,7 @@ def test_a_round_that_is_interrupted_while_it_is_written_leaves_nothing(
     with Journal.open(path) as journal:
         assert journal.length() == 1
         assert len(list(journal.metrics())) == 1
-        assert journal.last_contributions(3) == {0: 0}
+        assert journal.participation.last_contributions(3) == {0: 0}
 
 
 @pytest.mark.parametrize("errorcode", [sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT])

@@ -184,8 +184,8 @@ def test_a_client_abstains_until_there_is_room(
     assert (summary["rounds"], summary["skipped_rounds"]) == (12, 0)
     assert any(f"{file} cannot be written: No space left on device; this client takes no part" in line for line in log)
     with Journal.open(federation.run / "journal.sqlite") as journal:
-        assert journal.last_contributions(4) == dict.fromkeys(range(4), 11)
-        assert journal.contributions(4)[2] < 12
+        assert journal.participation.last_contributions(4) == dict.fromkeys(range(4), 11)
+        assert journal.participation.contributions(4)[2] < 12
         refused = [words for record in journal.metrics() for words in record.get("refused", [])]
     assert set(refused) == {"client 2: abstained"}
     federation.require_agreement(range(4))

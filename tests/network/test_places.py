@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baffle.errors import PlanError, RunFolderError
+from baffle.errors import RunFolderError
 from baffle.journal.store import Journal
 from baffle.network import connected, serve
 from baffle.network.authority import ServerKeys
@@ -58,7 +58,7 @@ def test_a_run_begins_and_ends_with_those_who_have_a_place(
     assert federation.said("4 of 4 clients hold the last weights")
     federation.require_agreement(known)
     with Journal.open(federation.run / "journal.sqlite") as journal:
-        assert journal.contributions(5) == {0: 3, 2: 3, 3: 3, 4: 3}
+        assert journal.participation.contributions(5) == {0: 3, 2: 3, 3: 3, 4: 3}
 
 
 def test_a_run_goes_on_after_a_revocation(federation: Federation) -> None:
@@ -77,7 +77,7 @@ def test_a_run_goes_on_after_a_revocation(federation: Federation) -> None:
     assert summary["rounds"] == 6
     federation.require_agreement(known)
     with Journal.open(federation.run / "journal.sqlite") as journal:
-        last = journal.last_contributions(5)
+        last = journal.participation.last_contributions(5)
     assert last.pop(3) < 5
     assert last == dict.fromkeys(known, 5)
 
@@ -99,14 +99,14 @@ def test_a_successor_takes_part_from_the_next_epoch_on(federation: Federation) -
     known = reload(federation)
     (federation.folder / "client-3").rename(federation.folder / "predecessor")
     with Journal.open(federation.run / "journal.sqlite") as journal:
-        before = journal.contributions(5)[3]
+        before = journal.participation.contributions(5)[3]
         (first_epoch,) = journal.statements.epochs()
     assert federation.serve(lines(federation, known))["rounds"] == 6
     federation.require_agreement(known)
     with Journal.open(federation.run / "journal.sqlite") as journal:
         old, new = journal.statements.epochs()
-        assert journal.last_contributions(5)[3] == 5
-        assert journal.contributions(5)[3] > before > 0
+        assert journal.participation.last_contributions(5)[3] == 5
+        assert journal.participation.contributions(5)[3] > before > 0
     assert old == first_epoch
     assert read_statement(new.statement).roster == federation.roster.number
     assert 3 in read_statement(new.statement).salters
@@ -116,10 +116,42 @@ def test_a_successor_takes_part_from_the_next_epoch_on(federation: Federation) -
 
 
 def test_more_places_are_for_the_next_run(federation: Federation) -> None:
-    federation.serve(lines(federation, dict(enumerate(federation.keys))))
+    """The run that has begun goes on with those who have been in it."""
+    first = lines(federation, dict(enumerate(federation.keys)))
+
+    def stop(exchange: int) -> None:
+        if exchange == 9:
+            raise StoppedError
+
+    first.before = stop
+    with pytest.raises(StoppedError):
+        federation.serve(first)
     add_clients(federation.folder / "keys")
     known = reload(federation)
-    with pytest.raises((PlanError, RunFolderError), match=r"federation\.clients is 5 there and 6 here"):
+    newcomer = list[str]()
+    again = lines(federation, known)
+    again.clients[5] = federation.member(5, tell=newcomer.append).answer
+    assert federation.serve(again)["rounds"] == 6
+    assert federation.said("roster 2 has 6 places, but this run 5: it goes on with clients that have been in it")
+    assert "a run of 5 clients, but the roster has 6: whoever has not been in that run waits for" in newcomer[0]
+    federation.require_agreement(range(5))
+    federation.run = federation.folder / "next"
+    assert federation.serve(lines(federation, known))["rounds"] == 6
+    federation.require_agreement(range(6))
+
+
+def test_a_run_in_which_nobody_has_taken_part_is_not_begun_with_more_places(federation: Federation) -> None:
+    first = lines(federation, dict(enumerate(federation.keys)))
+
+    def stop(_exchange: int) -> None:
+        raise StoppedError
+
+    first.before = stop
+    with pytest.raises(StoppedError):
+        federation.serve(first)
+    add_clients(federation.folder / "keys")
+    known = reload(federation)
+    with pytest.raises(RunFolderError, match="roster 2 has 6 places, but this run 5; nobody has taken part in it yet"):
         federation.serve(lines(federation, known))
 
 

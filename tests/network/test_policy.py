@@ -133,18 +133,6 @@ def test_modes_are_ordered() -> None:
             assert bool(refused) == (asked < least)
 
 
-@given(st.sets(st.binary(min_size=32, max_size=32), max_size=4), st.integers(1, 3))
-def test_so_many_runs_at_a_time(others: set[bytes], most: int) -> None:
-    run, policy = b"r" * 32, Policy(runs_at_a_time=most)
-    others.discard(run)
-    for under_way in (others, {*others, run}):
-        if len(others) < most:
-            policy.require_room(run, under_way)
-        else:
-            with pytest.raises(RefusalError, match=f"is in {len(others)} other runs, runs_at_a_time allows {most}"):
-                policy.require_room(run, under_way)
-
-
 def test_the_page_shows_the_whole_file_with_the_defaults(tmp_path: Path) -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert set(tomllib.loads(example)) == {field.name for field in msgspec.structs.fields(Policy)}

@@ -74,6 +74,7 @@ def _replay_all(folder: RunFolder, journal: Journal, progress: Callable[[int, in
             _check_snapshot(journal, trajectory, present)
         evidence.check(present.round, entry.chain)
         progress(present.round, total)
+    evidence.require_planned(present.round)
     evidence.require_all_used()
     if total != present.round:
         raise ChainError(f"the journal holds {total - present.round} rounds before round 0", 0)

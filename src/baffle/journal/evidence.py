@@ -23,6 +23,7 @@ class Evidence:
     def __init__(self, journal: Journal, lineage: Lineage, initial: ServerState) -> None:
         self._lineage = lineage
         self._clients: dict[bytes, tuple[dict[int, bytes], int]] = {}  # run → identities, how many sign for a state
+        self._planned: list[tuple[int, int]] = []  # the first round of each epoch, and where its plan ends
         self._certificates = journal.statements.certificates()
         for number, (record, roster) in enumerate(journal.statements.epochs_with_rosters()):
             try:
@@ -37,6 +38,7 @@ class Evidence:
             if statement.initial != initial.digest():
                 raise ChainError(f"the statement of epoch {number} begins with other weights than the journal", 0)
             self._clients[record.run] = directory, plan.per_round
+            self._planned.append((statement.first, plan.rounds))
 
     def check(self, number: int, chain: bytes) -> None:
         """Check the certificates about the state before a round, if there are any. `chain` is the hash of the chain
@@ -51,6 +53,13 @@ class Evidence:
                 require_certified(certificate, *self._clients[certificate.run])
             except BaffleError as fault:
                 raise ChainError(f"the certificate before round {number} does not hold: {fault}", number) from None
+
+    def require_planned(self, total: int) -> None:
+        """Refuse rounds beyond those that the clients of an epoch have agreed to."""
+        ends = [*(first for first, _ in self._planned[1:]), total]
+        for number, ((_, rounds), end) in enumerate(zip(self._planned, ends, strict=False)):
+            if end > rounds:
+                raise ChainError(f"the journal holds {end} rounds, but epoch {number} was to end with {rounds}", rounds)
 
     def require_all_used(self) -> None:
         """Refuse certificates about rounds that the journal does not have."""

@@ -16,7 +16,6 @@ from typing import Any
 
 from baffle.core.chain import chain_next
 from baffle.core.messages import Outcome, decode, encode
-from baffle.core.ports import CONTRIBUTED
 from baffle.core.state import Rule, ServerState, pack, unpack
 from baffle.errors import ChainError, JournalError
 from baffle.files import Attempt, once
@@ -31,6 +30,7 @@ from baffle.journal.database import (
     require_sound,
     writing,
 )
+from baffle.journal.participation import Participation
 from baffle.journal.statements import Statements
 from baffle.plan import Plan, parse
 from baffle.statement import EpochRecord, read_statement
@@ -204,6 +204,11 @@ class Journal:
         """What the journal of a networked run keeps besides."""
         return Statements(self._db, self._path, self._attempt)
 
+    @property
+    def participation(self) -> Participation:
+        """How each client ended each round."""
+        return Participation(self._db, self._path)
+
     def add_epoch(self, record: EpochRecord, roster: bytes, state: ServerState) -> None:
         """Record an epoch before anybody learns its salt, with the text of its roster and the state that it begins
         with: clients that come from elsewhere get it as a snapshot."""
@@ -217,35 +222,6 @@ class Journal:
             self.commit()
 
         self._attempt(write)
-
-    def contributors(self, round_number: int) -> set[int]:
-        """The clients that contributed to a round."""
-        query = "SELECT client FROM participation WHERE round = ? AND event = ?"
-        with reading(self._path):
-            return {int(client) for (client,) in self._db.execute(query, (round_number, CONTRIBUTED))}
-
-    def contributions(self, clients: int) -> dict[int, int]:
-        """How many rounds each of the run's clients contributed to."""
-        return self._of_contributions("count(*)", clients)
-
-    def last_contributions(self, clients: int) -> dict[int, int]:
-        """The last round that each of the run's clients contributed to; a client that never did is not in it."""
-        return self._of_contributions("max(round)", clients)
-
-    def _of_contributions(self, number: str, clients: int) -> dict[int, int]:
-        query = f"SELECT client, {number} FROM participation WHERE event = ? GROUP BY client"
-        with reading(self._path):
-            numbers = dict(self._db.execute(query, (CONTRIBUTED,)).fetchall())
-        if not all(client in range(clients) for client in numbers):
-            raise JournalError(f"{self._path} counts rounds of clients that the run does not have; it is damaged")
-        if not all(isinstance(value, int) and value >= 0 for value in numbers.values()):
-            raise JournalError(f"{self._path} counts contributions to rounds that have no number; it is damaged")
-        return numbers
-
-    def count(self, event: str) -> int:
-        """How often clients ended a round in this way."""
-        with reading(self._path):
-            return int(self._db.execute("SELECT count(*) FROM participation WHERE event = ?", (event,)).fetchone()[0])
 
     def length(self) -> int:
         with reading(self._path):

@@ -5,7 +5,7 @@ what. A plan that breaks a rule is refused with a sentence that names the settin
 policy allows; only the client's own log has it.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,7 +51,6 @@ class Policy(Section, frozen=True):
     most_rounds: Count = 10_000
     most_seconds: Positive = 3600.0
     data: tuple[str, ...] = tuple(SOURCES)
-    runs_at_a_time: Count = 1
 
     @classmethod
     def beside(cls, pinned: Plan) -> "Policy":
@@ -87,14 +86,6 @@ class Policy(Section, frozen=True):
         """Raise a RefusalError with all that speaks against taking part in a plan."""
         if refusals := self.refusals(plan, samples, named=named):
             raise RefusalError(f"this client's policy: {'; '.join(refusals)}")
-
-    def require_room(self, run: bytes, under_way: Collection[bytes]) -> None:
-        """Refuse a run while this client is in as many others as it may be in at a time."""
-        others = len({*under_way} - {run})
-        if others >= self.runs_at_a_time:
-            raise RefusalError(
-                f"this client's policy: it is in {others} other runs, runs_at_a_time allows {self.runs_at_a_time}"
-            )
 
     def _about_data(self, plan: Plan) -> Iterator[str]:
         if plan.task.data not in self.data:

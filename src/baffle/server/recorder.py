@@ -146,7 +146,7 @@ class Recorder:
             "seconds": round(self._seconds(), 2),
             "forwards": sum(
                 self._forwards(client) * rounds
-                for client, rounds in self._journal.contributions(plan.federation.clients).items()
+                for client, rounds in self._journal.participation.contributions(plan.federation.clients).items()
             ),
             "uplink_bytes_per_client_round": _ratio(total("uplink_bytes"), total("replies")),
             "downlink_bytes_per_client_round": _ratio(total("downlink_bytes"), total("requests")),
@@ -160,7 +160,7 @@ class Recorder:
             "trajectory_digest": self._trajectory.digest.hex(),
             "estimator": plan.estimator,
             "supports": plan.probe.supports,
-            "dropouts": self._journal.count(MISSING),
+            "dropouts": self._journal.participation.count(MISSING),
             "refusals": total("refusals"),
             "secure": plan.secure.mode,
         }

@@ -100,7 +100,7 @@ def opened(
         evaluation = Evaluation(task, evaluating, trajectory.rule)
         recorder = Recorder(folder, journal, trajectory, evaluation, tiers, samples, watch)
         downlink = Downlink(plan.run.downlink, journal, lineage)
-        contributed = journal.last_contributions(plan.federation.clients)
+        contributed = journal.participation.last_contributions(plan.federation.clients)
         initial = journal.snapshot(lineage.trajectory.rule, 0).digest()
         yield Running(lineage, initial, journal, recorder, downlink, present, contributed, evaluation.missing)
 

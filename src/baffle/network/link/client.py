@@ -253,6 +253,8 @@ class Line:
             return TransportError(
                 "another process has connected with this client's key; two must never share a key: stop one of them"
             )
+        if fault.code == REFUSED:
+            return KeyRefusedError(f"{self._address} refuses this client's key: {fault.reason}")
         if fault.code:
             self._delivered.set()  # a server that says goodbye waits for nothing
         return AwayError(f"{self._address} closed the connection ({fault.reason})")
