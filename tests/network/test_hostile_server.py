@@ -25,8 +25,9 @@ from tests.support.lines_in_memory import new_keys
 from tests.support.server_by_hand import ServerByHand
 
 RUN = bytes(32)
-SECONDS, BYTES = 1.0, 64 << 20
-"""A refusal takes no more CPU time and memory than this."""
+SECONDS, BYTES = 2.5, 64 << 20
+"""A refusal takes no more CPU time and memory than this. Alone it takes less than a second; tests run beside others,
+and slower while coverage is measured."""
 
 MISTAKE = "a mistake in BAFFLE"
 
