@@ -68,7 +68,12 @@ def besieged(address: tuple[str, int], words: bytes) -> Iterator[None]:
         thread.join(PATIENCE)
 
 
-@pytest.mark.parametrize("words", WORDS)
+QUICK = ("noise", "a websocket and silence")
+
+
+@pytest.mark.parametrize(
+    "words", [words if words in QUICK else pytest.param(words, marks=pytest.mark.slow) for words in WORDS]
+)
 def test_a_stranger_at_the_port_harms_no_run(federation: Federation, words: str) -> None:
     own = ServerKeys.load(federation.folder / "keys" / "server")
     with Link(own, "localhost", 0, None, PATIENCE, tell=federation.told.append) as link:
