@@ -1,6 +1,5 @@
 """Exports models for devices without PyTorch: from a plan, a run, a PyTorch module or another tool's ONNX file."""
 
-import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,7 +11,6 @@ import numpy as np
 
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch
-from baffle.core.state import FLOAT
 from baffle.data.sources import data_folder
 from baffle.data.sources import load as load_data
 from baffle.errors import ModelError
@@ -21,6 +19,7 @@ from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
 from baffle.models.inputs import Inputs
 from baffle.plan import Onnx, Plan, load
+from baffle.runtime.onnx.built_in import built_in
 from baffle.runtime.onnx.graph import OnnxGraph, graph_from_file, graph_from_folder
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import (
@@ -32,7 +31,6 @@ from baffle.runtime.onnx.model_folder import (
     InputType,
     Manifest,
     Stored,
-    Tensor,
     write_manifest,
     write_tensors,
 )
@@ -56,7 +54,7 @@ def export_plan(source: str, out: Path, settings: Iterable[str] = (), *, data: P
     _require_free(out)
     plan = load_task(load(source, settings), data).plan
     graph = _graph(plan, data)
-    return _write(out, graph, Progress(0, _flat(graph), None), plan)
+    return _write(out, graph, Progress(0, graph.flat(), None), plan)
 
 
 def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
@@ -79,14 +77,14 @@ def export_module(
 
     _require_free(out)
     graph = graph_of(module, shape, np.dtype(input_dtype))
-    return _write(out, graph, Progress(0, _flat(graph), None), None)
+    return _write(out, graph, Progress(0, graph.flat(), None), None)
 
 
 def export_onnx(model: Path, out: Path, freeze: Sequence[str] = ()) -> Manifest:
     """Export a classifier in an ONNX file, with the weights in that file."""
     _require_free(out)
     graph = graph_from_file(model, freeze)
-    return _write(out, graph, Progress(0, _flat(graph), None), None)
+    return _write(out, graph, Progress(0, graph.flat(), None), None)
 
 
 def _require_settled(plan: Plan, run: Path) -> None:
@@ -101,34 +99,20 @@ def _require_settled(plan: Plan, run: Path) -> None:
 def _graph(plan: Plan, data: Path | None) -> OnnxGraph:
     if isinstance(plan.task.model, Onnx):
         return graph_from_folder(Path(plan.run.model))
-    from baffle.runtime.onnx.from_module import graph_of
-    from baffle.runtime.torch.model import initial_module
-
     folder = data_folder(data)
     source = load_data(plan.task.data, folder, plan.task.pixels)
     inputs = Inputs(source.shape, source.classes, source.pixel_scale, folder)
+    if plan.task.init == "numpy":
+        return built_in(plan.task.model, inputs, plan.seed)
+    from baffle.runtime.onnx.from_module import graph_of
+    from baffle.runtime.torch.model import initial_module
+
     return graph_of(initial_module(plan, inputs), source.shape, source.example(1).x.dtype)
-
-
-def _flat(graph: OnnxGraph) -> F32:
-    return np.concatenate([values.reshape(-1) for values in graph.weights.values()])
 
 
 def _write(out: Path, graph: OnnxGraph, progress: Progress, plan: Plan | None) -> Manifest:
     model = graph.to_bytes()
-    manifest = Manifest(
-        weights=tuple(Tensor(name, values.shape, graph.tied.get(name, ())) for name, values in graph.weights.items()),
-        n_weights=sum(values.size for values in graph.weights.values()),
-        input_shape=graph.input_shape,
-        input_dtype=graph.input_dtype,
-        classes=graph.classes,
-        opset=graph.opset,
-        rounds=progress.rounds,
-        model_sha256=hashlib.sha256(model).hexdigest(),
-        weights_sha256=hashlib.sha256(progress.weights.astype(FLOAT).tobytes()).hexdigest(),
-        trajectory=plan.trajectory_digest().hex() if plan else "",
-        architecture=plan.model_digest().hex() if plan else "",
-    )
+    manifest = graph.manifest(model, progress.weights, progress.rounds, plan)
     with _all_or_nothing(out) as folder:
         (folder / MODEL).write_bytes(model)
         write_tensors(folder / WEIGHTS, _state(graph, manifest, progress.weights))
@@ -192,7 +176,7 @@ def _require_free(out: Path) -> None:
 
 def _try_out(folder: Path, manifest: Manifest, weights: F32) -> None:
     """Run the graph on one sample and on three, so that an export that cannot run fails here, not on a device."""
-    runtime = OnnxLoss(folder)
+    runtime = OnnxLoss.in_folder(folder)
     for count in (1, 3):
         samples = np.zeros((count, *manifest.input_shape), np.dtype(manifest.input_dtype))
         runtime.on(Batch(samples, np.zeros(count, np.int64)))(weights)

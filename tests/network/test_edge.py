@@ -115,7 +115,7 @@ def test_an_edge_client_has_the_samples_and_the_loss_of_its_torch_twin(exported:
     np.testing.assert_array_equal(own.x, whole.x)
     np.testing.assert_array_equal(own.y, whole.y)
     weights = task.initial_weights()
-    runtime = OnnxLoss(exported, micro_batch=4)
+    runtime = OnnxLoss.in_folder(exported, micro_batch=4)
     assert runtime.on(own)(weights) == pytest.approx(task.runtime().on(whole)(weights), abs=1e-6)
     assert len(edge_worker(plan, exported, 1, 4).indices) == len(task.source.train)
 

@@ -43,7 +43,7 @@ def edge_worker(
     """
     _require_fit(plan, number)
     give_memory_back()
-    runtime = OnnxLoss(model, micro_batch=min(plan.probe.micro_batch, MICRO_BATCH))
+    runtime = OnnxLoss.in_folder(model, micro_batch=min(plan.probe.micro_batch, MICRO_BATCH))
     _require_model(plan, runtime.manifest, model)
     # Each thread would need memory. The number of threads changes no bit of a run.
     one_thread = msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1))

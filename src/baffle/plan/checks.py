@@ -15,6 +15,7 @@ def check(plan: Plan) -> None:
     _check_names(plan)
     _check_model(plan.task.model)
     _check_onnx(plan)
+    _check_runtime(plan)
     _check_seeds(plan)
     _check_steps(plan.federation)
     _check_tiers(plan)
@@ -58,6 +59,20 @@ def _check_onnx(plan: Plan) -> None:
             raise PlanError(f'probe.{name}: a model that came as ONNX takes "{only}", got {setting!r}; {remedy}')
     if probe.memory_mb:
         raise PlanError(f"probe.memory_mb: the memory of a model that came as ONNX is not known; {remedy}")
+
+
+def _check_runtime(plan: Plan) -> None:
+    model = plan.task.model
+    if plan.task.init and not model.has_graph:
+        raise PlanError(
+            "task.init: only lenet, wrn and softmax can have their weights drawn, other models bring their own; leave "
+            "it out"
+        )
+    if plan.run.runtime == "onnx" and (name := plan.needs_torch()):
+        remedy = 'set task.init = "numpy"' if name == "task.init" else "leave one of them out"
+        raise PlanError(f'run.runtime: expected "torch", because only PyTorch can follow {name}; {remedy}')
+    if plan.run.runtime == "torch" and isinstance(model, Onnx):
+        raise PlanError('run.runtime: a model that came as ONNX runs on "onnx" only; leave it out')
 
 
 def _check_seeds(plan: Plan) -> None:

@@ -31,10 +31,10 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ModelSettings(Section, frozen=True):
-    """A model that a plan can name, the runtime that runs it (see runtime/registry.py), and the settings that are empty
-    until a run starts and fills them in."""
+    """A model that a plan can name, and the settings that are empty until a run starts and fills them in. `has_graph`:
+    BAFFLE can make its ONNX graph without PyTorch."""
 
-    runtime: ClassVar[str] = "torch"
+    has_graph: ClassVar[bool] = False
     filled_in: ClassVar[tuple[str, ...]] = ()
 
     def unsettled(self) -> list[str]:
@@ -45,6 +45,8 @@ class ModelSettings(Section, frozen=True):
 class LeNet(ModelSettings, frozen=True, tag_field="name", tag="lenet"):
     """The paper's LeNet. `head`: average over positions, or flatten them."""
 
+    has_graph: ClassVar[bool] = True
+
     channels: tuple[Count, Count] = (16, 64)
     head: Literal["average", "flatten"] = "average"
     activation: Activation = "hardswish"
@@ -53,6 +55,8 @@ class LeNet(ModelSettings, frozen=True, tag_field="name", tag="lenet"):
 
 class WRN(ModelSettings, frozen=True, tag_field="name", tag="wrn"):
     """A wide residual network of depth ten; with `widen = 2` the paper's WRN-10-2."""
+
+    has_graph: ClassVar[bool] = True
 
     widen: Count = 2
     activation: Activation = "hardswish"
@@ -76,6 +80,8 @@ class MobileNet(ModelSettings, frozen=True, tag_field="name", tag="mobilenet"):
 class Softmax(ModelSettings, frozen=True, tag_field="name", tag="softmax"):
     """Softmax regression: one linear layer."""
 
+    has_graph: ClassVar[bool] = True
+
 
 class Custom(ModelSettings, frozen=True, tag_field="name", tag="custom"):
     """Your own model: `factory = "package.module:function"` returns an nn.Module."""
@@ -87,7 +93,6 @@ class Onnx(ModelSettings, frozen=True, tag_field="name", tag="onnx"):
     """A model that came as ONNX, in the folder `run.model` that `baffle export --onnx` made. `graph`, the SHA-256 of
     its graph, is filled in when the run starts."""
 
-    runtime: ClassVar[str] = "onnx"
     filled_in: ClassVar[tuple[str, ...]] = ("graph",)
 
     graph: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
@@ -98,11 +103,13 @@ Model = LeNet | WRN | MobileNet | Softmax | Custom | Onnx
 
 class TaskSettings(Section, frozen=True):
     """`data` is a data set that BAFFLE knows, or "package.module:function" for your own. `pixels = 0`: its usual
-    image size. `augment`: training images are shifted and mirrored at random, if the data set supports it."""
+    image size. `augment`: training images are shifted and mirrored at random, if the data set supports it. `init`:
+    initial weights are drawn by NumPy and are the same on every runtime; left out, the model's own, by PyTorch."""
 
     data: str = "digits"
     pixels: Annotated[int, Meta(ge=0, le=1024)] = 0
     augment: bool = False
+    init: Literal["", "numpy"] = ""
     model: Model = LeNet(channels=(8, 16), head="flatten")
 
 
@@ -188,10 +195,12 @@ class SecureSettings(Section, frozen=True):
 
 class RunSettings(Section, frozen=True):
     """How a run is executed. None of it affects the trajectory. `model` is the folder of a model that came as ONNX.
+    `runtime` computes forward passes; left out, ONNX Runtime does if it is installed and can, else PyTorch.
     `workers = 0`: a thread per core. Features of a frozen backbone are kept in memory up to `features_mb`, and in a
     temporary file beyond. In a network, a client that has not answered after `deadline_seconds` is not waited for."""
 
     model: str = ""
+    runtime: Literal["", "onnx", "torch"] = ""
     downlink: Literal["scalars", "delta", "weights"] = "scalars"
     workers: OptionalCount = 0
     device: str = "cpu"
@@ -219,6 +228,20 @@ class Plan(Section, frozen=True):
     def per_round(self) -> int:
         """How many clients take part in a round."""
         return max(1, round(self.federation.clients * self.federation.participation))
+
+    def needs_torch(self) -> str:
+        """The first setting that only PyTorch can follow; empty if ONNX Runtime can run the plan, too."""
+        task, probe = self.task, self.probe
+        settings = (
+            ("task.model.name", not isinstance(task.model, Onnx) and not task.model.has_graph),
+            ("task.init", not isinstance(task.model, Onnx) and not task.init),
+            ("estimator", self.estimator != "probe"),
+            ("probe.supports", probe.supports != "dense"),
+            ("probe.precision", probe.precision != "float32"),
+            ("probe.memory_mb", probe.memory_mb > 0),
+            ("run.device", self.run.device != "cpu"),
+        )
+        return next((name for name, needed in settings if needed), "")
 
     @property
     def group_sizes(self) -> tuple[int, int]:

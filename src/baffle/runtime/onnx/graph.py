@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import onnx
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from baffle.core.arrays import F32
+from baffle.core.state import FLOAT
 from baffle.errors import ModelError
+from baffle.plan import Plan
 from baffle.runtime.onnx.model_file import nodes_of, read_model, translated
 from baffle.runtime.onnx.model_folder import (
     LOGITS,
@@ -25,7 +28,9 @@ from baffle.runtime.onnx.model_folder import (
     WEIGHT,
     WEIGHTS,
     InputType,
+    Manifest,
     Stored,
+    Tensor,
     X,
     Y,
     read_manifest,
@@ -86,6 +91,26 @@ class OnnxGraph:
 
     def to_bytes(self) -> bytes:
         return bytes(self.model.SerializeToString(deterministic=True))
+
+    def flat(self) -> F32:
+        """The original weights as one vector."""
+        return np.concatenate([values.reshape(-1) for values in self.weights.values()])
+
+    def manifest(self, model: bytes, weights: F32, rounds: int = 0, plan: Plan | None = None) -> Manifest:
+        """Describes this graph, whose bytes are `model`, with these weights."""
+        return Manifest(
+            weights=tuple(Tensor(name, values.shape, self.tied.get(name, ())) for name, values in self.weights.items()),
+            n_weights=sum(values.size for values in self.weights.values()),
+            input_shape=self.input_shape,
+            input_dtype=self.input_dtype,
+            classes=self.classes,
+            opset=self.opset,
+            rounds=rounds,
+            model_sha256=sha256(model).hexdigest(),
+            weights_sha256=sha256(weights.astype(FLOAT).tobytes()).hexdigest(),
+            trajectory=plan.trajectory_digest().hex() if plan else "",
+            architecture=plan.model_digest().hex() if plan else "",
+        )
 
 
 def graph_from_folder(folder: Path) -> OnnxGraph:

@@ -1,4 +1,4 @@
-"""The loss of an exported graph, computed by ONNX Runtime on devices without PyTorch."""
+"""The loss of a graph, computed by ONNX Runtime: no PyTorch is needed."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from baffle.core.arrays import F32, F64, I64, Samples
 from baffle.core.ports import Batch
 from baffle.core.probe import Loss
 from baffle.errors import ModelError, first_line
-from baffle.runtime.onnx.model_folder import LOGITS, LOSS, MODEL, WEIGHT, X, Y, read_manifest
+from baffle.runtime.onnx.model_folder import LOGITS, LOSS, MODEL, WEIGHT, Manifest, X, Y, read_manifest
 
 
 class BoundMicroBatch(NamedTuple):
@@ -25,21 +25,26 @@ class BoundMicroBatch(NamedTuple):
 
 
 class OnnxLoss:
-    """The loss of an exported model as a function of its weights.
+    """The loss of a graph as a function of its weights.
 
     Weights, samples and the loss are bound to memory that this object owns, so a forward pass copies none of them.
     Samples are run in micro-batches; the graph averages their losses in float64. Use one object per thread.
     """
 
-    def __init__(self, folder: Path, *, micro_batch: int = 0) -> None:
-        self.manifest = read_manifest(folder)
-        self.n_weights = self.manifest.n_weights
+    def __init__(self, manifest: Manifest, model: Path | bytes, *, micro_batch: int = 0) -> None:
+        self.manifest = manifest
+        self.n_weights = manifest.n_weights
         self._micro_batch_size = micro_batch
         self._scratch: F32 = np.zeros(self.n_weights, np.float32)
         self._views = self.manifest.split(self._scratch)
         self._loss: F64 = np.zeros((), np.float64)
-        with _translated(str(folder / MODEL)):
-            self._session = _open(folder / MODEL)
+        with _translated("the model" if isinstance(model, bytes) else str(model)):
+            self._session = _open(model)
+
+    @classmethod
+    def in_folder(cls, folder: Path, *, micro_batch: int = 0) -> "OnnxLoss":
+        """The loss of the model in a folder that `baffle export` wrote."""
+        return cls(read_manifest(folder), folder / MODEL, micro_batch=micro_batch)
 
     @property
     def scratch(self) -> F32:
@@ -119,7 +124,7 @@ class BatchLoss:
         return self._runtime.mean_loss(self._micro_batches)
 
 
-def _open(path: Path) -> Any:
+def _open(model: Path | bytes) -> Any:
     """Open a session with one thread, so that sums are always added in the same order.
 
     The memory arena stays on. All passes are alike, so with small micro-batches the arena is small; without it, every
@@ -129,7 +134,8 @@ def _open(path: Path) -> Any:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     onnxruntime.disable_telemetry_events()
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    source = model if isinstance(model, bytes) else str(model)
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from baffle.core.seeds import Seeds
 from baffle.core.supports import Layout
 from baffle.errors import PlanError, first_line
 from baffle.models.build import build
+from baffle.models.drawing import draw_weights
 from baffle.models.inputs import Inputs
 from baffle.plan import MobileNet, Model, Plan, ProbeSettings, Softmax
 from baffle.runtime.model import RunnableModel, Split
@@ -43,6 +44,14 @@ def load(plan: Plan, inputs: Inputs) -> "TorchModel":
 
 def initial_module(plan: Plan, inputs: Inputs) -> nn.Module:
     """The whole model with its initial weights, including frozen parts."""
+    module = _built(plan, inputs)
+    if plan.task.init == "numpy":
+        shapes = {name: tuple(weight.shape) for name, weight in module.named_parameters()}
+        nn.utils.vector_to_parameters(torch.from_numpy(draw_weights(shapes, plan.seed)), module.parameters())
+    return module
+
+
+def _built(plan: Plan, inputs: Inputs) -> nn.Module:
     key = Seeds(plan.seed, b"").key("init")
     with GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(key[:8], "big") >> 1)
