@@ -4,9 +4,9 @@
     python benchmarks/default_plan.py --json                           # ... and write results/default_plan.json
     python benchmarks/default_plan.py --only probe.k=80,federation.batch=8,update.rate=0.01
 
-A fifth of the digits' training samples is held out for validation; clients train on the rest. Test samples play no part.
-Each row is the digits plan with some settings changed, run with several seeds: the median and the least accuracy at the
-end, and the CPU seconds of a run.
+A fifth of the digits' training samples is held out for validation; clients train on the rest. Test samples play no
+part. Each row is the digits plan with some settings changed, run with several seeds: the median and the least accuracy
+at the end, and the CPU seconds of a run.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def validation(data: Path | None) -> Source:
     return Source(lambda: part(rest), lambda: part(held_out), classes=10, scale=source.scale, shape=source.shape)
 
 
-def measured(settings: str, seeds: int) -> dict[str, object]:
+def measured(settings: str, seeds: int) -> dict[str, Any]:
     accuracies, seconds = [], []
     for seed in range(seeds):
         plan = load("digits", [*settings.split(","), 'task.data="default_plan:validation"', f"seed={seed}"])

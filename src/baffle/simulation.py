@@ -20,6 +20,7 @@ from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
 from baffle.plan import Plan, change, load
+from baffle.runtime.registry import runtime_of
 from baffle.schedule import policy_of
 from baffle.server.recorder import Summary, Watch
 from baffle.server.run import opened
@@ -104,8 +105,11 @@ def _require_simulation(folder: RunFolder) -> None:
 
 
 def baseline_of(plan: Plan) -> Plan:
-    """The same plan, trained by backpropagation. It draws no directions, so it goes back to shared seeds."""
-    return change(plan, ['estimator = "backprop"', 'federation.seeds = "shared"'])
+    """The same plan, trained by backpropagation. It draws no directions, so it goes back to shared seeds. It needs
+    PyTorch, whatever ran the plan itself."""
+    baseline = change(plan, ['estimator = "backprop"', 'federation.seeds = "shared"', 'run.runtime = ""'])
+    runtime_of(baseline)
+    return baseline
 
 
 def add_baseline(path: str | Path, *, data: str | Path | None = None, watch: Watch = _nothing) -> Summary:

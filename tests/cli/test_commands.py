@@ -234,9 +234,16 @@ WITHOUT_TORCH = without("torch") + "from baffle.cli.main import main; main()"
 
 
 def test_a_command_that_needs_torch_says_so(tmp_path: Path) -> None:
-    for arguments in (["run", "--out", str(tmp_path / "run")], ["plan"]):
+    """The default plan does not need it."""
+    setting = "error: {}: only PyTorch can follow it: pip install 'baffle[torch]'{}\n"
+    drawn, baseline = setting.format("task.init", ', or set task.init = "numpy"'), setting.format("estimator", "")
+    for arguments, said in (
+        (["run", "--out", str(tmp_path / "run"), "--set", "task.init="], drawn),
+        (["plan", "--set", "task.init="], drawn),
+        (["run", "--out", str(tmp_path / "run"), "--baseline"], baseline),
+    ):
         done = subprocess.run(
             [sys.executable, "-c", WITHOUT_TORCH, *arguments], capture_output=True, text=True, check=False
         )
-        assert done.returncode == 2
-        assert done.stderr == "error: this command needs torch: pip install 'baffle[demo]'\n"
+        assert (done.returncode, done.stderr) == (2, said)
+    assert not (tmp_path / "run").exists()

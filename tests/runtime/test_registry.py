@@ -45,7 +45,8 @@ def test_with_pytorch_alone_pytorch_runs_it(installed: set[str]) -> None:
     assert runtime_of(plan_with()) == "torch"
 
 
-def test_a_plan_may_say_which(installed: set[str]) -> None:
+@pytest.mark.usefixtures("installed")
+def test_a_plan_may_say_which() -> None:
     assert runtime_of(plan_with("run.runtime=torch")) == "torch"
     assert runtime_of(plan_with("run.runtime=onnx")) == "onnx"
 

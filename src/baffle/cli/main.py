@@ -31,8 +31,8 @@ The line stands here too so that --help need not import the modules.
 """
 
 EXTRAS = {
-    "torch": "demo",
-    "onnx": "export",
+    "torch": "torch",
+    "onnx": "onnx",
     "onnxscript": "export",
     "onnxruntime": "edge",
     "flwr": "flower",

@@ -39,4 +39,7 @@ def runtime_of(plan: Plan) -> str:
 
 
 def _is_installed(*packages: str) -> bool:
-    return all(find_spec(package) for package in packages)
+    try:
+        return all(find_spec(package) for package in packages)
+    except ImportError:
+        return False

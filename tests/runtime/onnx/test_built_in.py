@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baffle.core.arrays import F32
 from baffle.core.ports import Batch
 from baffle.models.inputs import Inputs
 from baffle.plan import WRN, LeNet, Model, ModelSettings, Plan, Softmax, TaskSettings
@@ -24,7 +26,7 @@ NORMS = ("none", "group", "batch")
 
 def models() -> Iterator[tuple[Model, Inputs]]:
     for activation, norm in product(ACTIVATIONS, NORMS):
-        variant = {"activation": activation, "norm": norm}
+        variant: Any = {"activation": activation, "norm": norm}
         yield LeNet(channels=(8, 16), head="flatten", **variant), Inputs((1, 8, 8), 10)
         yield LeNet(channels=(4, 6), head="average", **variant), Inputs((3, 9, 11), 5)
         yield WRN(widen=1, **variant), Inputs((3, 17, 16), 7)
@@ -47,13 +49,14 @@ def test_both_runtimes_have_the_same_weights_and_losses(model: Model, inputs: In
     graph, module = built_in(model, inputs, seed=3), initial_module(plan_of(model), inputs)
     onnx.checker.check_model(graph.model, full_check=True)
     assert list(graph.weights) == [name for name, _ in module.named_parameters()]
-    for ours, theirs in zip(graph.weights.values(), module.parameters(), strict=True):
-        np.testing.assert_array_equal(ours, theirs.detach().numpy())
+    for drawn, parameter in zip(graph.weights.values(), module.parameters(), strict=True):
+        np.testing.assert_array_equal(drawn, parameter.detach().numpy())
     data, weights = graph.to_bytes(), graph.flat()
     ours = OnnxLoss(graph.manifest(data, weights), data, micro_batch=4)
     theirs = TorchLoss(module, micro_batch=4)
-    moved = weights + np.random.default_rng(1).normal(size=len(weights)).astype(np.float32) / 50
-    for point, batch in product((weights, moved), (batch_for(inputs, 4), batch_for(inputs, 7, seed=2))):
+    moved: F32 = (weights + np.random.default_rng(1).normal(size=len(weights)) / 50).astype(np.float32)
+    for count, point in ((4, weights), (7, weights), (4, moved), (7, moved)):
+        batch = batch_for(inputs, count)
         assert ours.on(batch)(point) == pytest.approx(theirs.on(batch)(point), abs=1e-5)
         np.testing.assert_allclose(ours.outputs(point, batch), theirs.outputs(point, batch), atol=2e-5)
 
