@@ -34,6 +34,7 @@ from baffle.aggregation.client_policy import ClientPolicy, checked_slot
 from baffle.aggregation.messages import Opening, Turn, Turned
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.aggregation.server.slot import ServerSlot
+from baffle.aggregation.shares import SHARE_BYTES
 from baffle.client.client import Client
 from baffle.client.worker import Worker
 from baffle.core.messages import CatchUp, Contribution, RoundRequest, encode
@@ -154,7 +155,7 @@ def primitives(n: int, k: int) -> float:
     """Milliseconds of CPU that the cryptography of a round alone takes if all n clients are neighbours. No
     implementation of the protocol with this library can take less."""
     own, peer = X25519PrivateKey.generate(), X25519PrivateKey.generate().public_key().public_bytes_raw()
-    key, text, pairs = secrets.token_bytes(32), bytes(66), n * (n - 1)
+    key, text, pairs = secrets.token_bytes(32), bytes(2 * SHARE_BYTES), n * (n - 1)
     box = ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
     identity = Ed25519PrivateKey.generate()
     public, signature = identity.public_key(), identity.sign(text)

@@ -13,8 +13,9 @@ from baffle.errors import ChainError, JournalError, RunFolderError
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
 from baffle.network import connected, serve
+from baffle.network.consent import Equipment
 from baffle.network.equipment import count_samples, with_torch
-from baffle.network.member import Equipment, Member
+from baffle.network.member import Member
 from baffle.network.policy import Policy
 from baffle.plan import Plan, change
 from baffle.repetition import repeat

@@ -14,6 +14,7 @@
     │   └── AbortError   too few clients answered to finish a secure sum; nothing was learnt
     ├── TransportError   a server cannot be reached, or does not answer as expected
     │   ├── AwayError    nobody answers at the moment; trying again may help
+    │   ├── UnprovedError  whoever answers has not proved to be the server
     │   └── KeyRefusedError  a server does not accept a client's key
     ├── PageError        a page of the paper's tables and figures cannot be read or written
     └── KeysError        a key, a certificate or a roster is missing or is not what it should be
@@ -96,6 +97,10 @@ class TransportError(BaffleError):
 
 class AwayError(TransportError):
     """Nobody answers at the moment; trying again may help."""
+
+
+class UnprovedError(TransportError):
+    """Whoever answers at a server's address has not proved to be the server."""
 
 
 class KeyRefusedError(TransportError):

@@ -93,13 +93,13 @@ def test_masks_are_bound_to_the_opening_and_the_participants() -> None:
 
 def test_keys_are_bound_to_run_session_slot_and_sender() -> None:
     federation = new_federation(2)
-    advertisement = federation.advertised[0]
+    session = federation.advertised[0].session
     contexts = [
-        key_context(federation.run, advertisement, 0),
-        key_context(bytes(32), advertisement, 0),
-        key_context(federation.run, advertisement, 1),
-        key_context(federation.run, replace(advertisement, sender=1), 0),
-        key_context(federation.run, replace(advertisement, session=bytes(16)), 0),
+        key_context(federation.run, session, 0, 0),
+        key_context(bytes(32), session, 0, 0),
+        key_context(federation.run, session, 0, 1),
+        key_context(federation.run, session, 1, 0),
+        key_context(federation.run, bytes(16), 0, 0),
     ]
     assert len(set(contexts)) == len(contexts)
 
@@ -121,16 +121,16 @@ def test_bytes_cannot_move_from_one_field_to_the_next() -> None:
 
 
 def test_a_commitment_is_bound_to_run_slot_sender_and_seed() -> None:
-    run, seed = b"r" * 32, b"s" * 32
+    run, seed = b"r" * 32, b"s" * 16
     text = length_prefixed(run, (5).to_bytes(8, "big"), (7).to_bytes(8, "big"), seed)
     first = seed_commitment(run, 5, 7, seed)
     assert first == sha256(b"baffle/seed/2" + text).digest()
-    others = [(bytes(32), 5, 7, seed), (run, 6, 7, seed), (run, 5, 8, seed), (run, 5, 7, bytes(32)), (run, 7, 5, seed)]
+    others = [(bytes(32), 5, 7, seed), (run, 6, 7, seed), (run, 5, 8, seed), (run, 5, 7, bytes(16)), (run, 7, 5, seed)]
     assert len({first, *(seed_commitment(*other) for other in others)}) == 6
 
 
 def test_a_digest_is_bound_to_run_slot_dealer_holder_place_and_share() -> None:
-    run, share = b"r" * 32, b"s" * 33
+    run, share = b"r" * 32, b"s" * 16
     first = share_digest(run, 1, 2, 3, 0, share)
     assert len(first) == 8
     others = [
@@ -140,7 +140,7 @@ def test_a_digest_is_bound_to_run_slot_dealer_holder_place_and_share() -> None:
         (run, 1, 2, 2, 0, share),
         (run, 1, 3, 2, 0, share),
         (run, 1, 2, 3, 1, share),
-        (run, 1, 2, 3, 0, bytes(33)),
+        (run, 1, 2, 3, 0, bytes(16)),
     ]
     assert len({first, *(share_digest(*other) for other in others)}) == 8
 

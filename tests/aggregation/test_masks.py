@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from hypothesis import given
 from hypothesis.strategies import binary, text
 
-from baffle.aggregation.masks import agree, derive, expand, is_low_order, pair_mask, self_mask, stream
+from baffle.aggregation.masks import agree, derive, expand, is_low_order, mask_key, pair_mask, self_mask, stream
 from baffle.core.ring import add
 from baffle.errors import RefusalError
 
@@ -67,6 +67,15 @@ def test_both_sides_agree_and_a_third_does_not() -> None:
     third = X25519PrivateKey.generate()
     assert agree(one, public(other)) == agree(other, public(one))
     assert agree(one, public(other)) != agree(third, public(other))
+
+
+def test_a_mask_key_follows_from_one_secret_in_one_context() -> None:
+    secret, other = secrets.token_bytes(16), secrets.token_bytes(16)
+    key = mask_key(secret, b"here")
+    hkdf = HKDF(SHA256(), length=32, salt=b"here", info=b"baffle/mask-key/1")
+    assert key.private_bytes_raw() == hkdf.derive(secret)
+    others = [mask_key(secret, b"there"), mask_key(other, b"here"), mask_key(other, b"there")]
+    assert len({public(each) for each in (key, *others)}) == 4
 
 
 @pytest.mark.parametrize("key", LOW_ORDER, ids=range(len(LOW_ORDER)))

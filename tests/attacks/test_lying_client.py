@@ -24,9 +24,9 @@ from baffle.core.ports import CONTRIBUTED, MISSING
 from baffle.core.ring import EXTRAS, RingVector
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
+from baffle.network.consent import Equipment
 from baffle.network.equipment import with_torch
 from baffle.network.joining import Introduction, Ready, Salted
-from baffle.network.member import Equipment
 from baffle.plan import Plan
 from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, new_keys
 
@@ -170,7 +170,7 @@ def test_an_absurd_sample_count_costs_one_round(tmp_path: Path, tiny: Callable[.
         return equipment._replace(worker=Boaster(**fields))
 
     liar = played.member(LIAR)
-    liar.equip = equip
+    liar.consent.equip = equip
     lines.clients[LIAR] = liar.answer
     played.serve(lines)
     verified = verify(played.run)

@@ -106,7 +106,8 @@ def test_who_belongs_is_changed_by_three_commands(cli: Cli, keys: Path) -> None:
     assert f"{keys}/client-2 is for the new client 2." in done.stdout
     assert f"{keys}/client-3 is for the new client 3." in done.stdout
     assert "Roster 2 has 4 clients and is valid until" in done.stdout
-    assert f"Copy {keys}/server/roster.json to the server's folder of keys and to those of all clients" in done.stdout
+    assert f"Copy {keys}/server/roster.json to the server's folder of keys." in done.stdout
+    assert "before its next round and hands it on to its clients; nobody needs a restart." in done.stdout
     done = cli("keys", "revoke", keys, 3, 1)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Revoked: 1, 3. `baffle keys add` gives their places to others." in done.stdout

@@ -122,7 +122,7 @@ def test_a_server_is_watched_from_its_start_to_its_end(
     """A server and three clients as processes of their own. One of them is stopped, and the server waits for it."""
     port = free_port()
     address, operator = f"127.0.0.1:{port}", keys / "operator"
-    settings = ("--set", "secure.mode=on", "--set", "rounds=1000000", "--set", "run.evaluate_every=5")
+    settings = ("--set", "secure.mode=on", "--set", "rounds=10000", "--set", "run.evaluate_every=5")
     folders = ("--keys", keys / "server", "--out", tmp_path / "first")
     start("serve", tiny_toml, *settings, *folders, "--host", "127.0.0.1", "--port", port)
 

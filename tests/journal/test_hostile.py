@@ -249,6 +249,22 @@ def test_a_computed_column_is_refused(run: Path) -> None:
         verify(run)
 
 
+def test_what_sqlite_says_about_a_table_may_be_no_text(run: Path) -> None:
+    """It quotes the names of tables that it cannot read."""
+    file = run / "journal.sqlite"
+    data = (
+        file.read_bytes()
+        .replace(b"metricsmetrics", b"m\xe1tricsmetrics")
+        .replace(b"TABLE metrics (", b"TABLE metrics <")
+    )
+    file.write_bytes(data)
+    with pytest.raises(UnicodeDecodeError), closing(sqlite3.connect(file)) as db:
+        db.execute("SELECT * FROM sqlite_master")
+    for read in (lambda: verify(run), lambda: Journal.begun(file), lambda: resume(run)):
+        with pytest.raises(JournalError, match="cannot be read"):
+            read()
+
+
 def test_what_analyze_adds_does_no_harm(run: Path) -> None:
     expected = verify(run)
     with _database(run) as db:

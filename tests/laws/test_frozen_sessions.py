@@ -30,7 +30,7 @@ moments = st.sets(st.tuples(st.integers(0, N - 1), st.sampled_from(PHASES), st.i
 
 
 class _Drawn:
-    """Draws the keys for channels and masks from the same stream as everything else."""
+    """Draws the keys for channels from the same stream as everything else."""
 
     from_private_bytes = staticmethod(X25519PrivateKey.from_private_bytes)
 
@@ -45,8 +45,7 @@ def the_same_chance() -> Iterator[None]:
     stream = random.Random(7)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("secrets.token_bytes", stream.randbytes)
-        for module in ("session", "peers"):
-            patch.setattr(f"baffle.aggregation.client.{module}.X25519PrivateKey", _Drawn)
+        patch.setattr("baffle.aggregation.client.peers.X25519PrivateKey", _Drawn)
         # With two keys, lists run out within a few rounds.
         patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 2)
         yield

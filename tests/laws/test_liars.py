@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baffle.aggregation.messages import BOX_BYTES
 from baffle.core.ports import Collected
 from tests.support.lies import (
     Change,
+    beyond_the_prime,
     committing_otherwise,
     dealing_bad_boxes,
     dealing_other_secrets,
@@ -23,7 +25,7 @@ from tests.support.rounds import Rounds
 Wrong = dict[int, dict[int, Change]]
 """Holder → dealer → how the holder changes its share of the dealer's secret."""
 
-changes = st.one_of(st.integers(0, 263).map(flipped), st.just(made_up))
+changes = st.one_of(st.integers(0, 127).map(flipped), st.integers(0, 157).map(beyond_the_prime), st.just(made_up))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -153,7 +155,7 @@ def test_a_dealer_that_deals_wrong_shares_to_some_is_named_and_they_are_not(n: i
     require_the_run_goes_on_without(rounds, n, named(collected))
 
 
-@given(st.integers(3, 9), st.booleans(), st.integers(0, 97), st.data())
+@given(st.integers(3, 9), st.booleans(), st.integers(0, BOX_BYTES - 1), st.data())
 @settings(max_examples=50, deadline=None)
 def test_boxes_that_cannot_be_opened_count_against_the_dealer_only_if_they_are_too_many(
     n: int, agreement: bool, byte: int, data: st.DataObject

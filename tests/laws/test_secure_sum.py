@@ -86,7 +86,7 @@ def test_wrong_shares_give_no_wrong_sum(n: int, data: st.DataObject) -> None:
     for number in range(2):
         drops = data.draw(st.sets(st.integers(0, n - 1), max_size=n // 2 - 1 if n > 3 else 0))
         liars = data.draw(st.sets(st.integers(0, n - 1), max_size=2))
-        bit, place = data.draw(st.integers(0, 263)), data.draw(st.integers(0, n - 1))
+        bit, place = data.draw(st.integers(0, 127)), data.draw(st.integers(0, n - 1))
 
         def spoil(
             client: int,

@@ -289,7 +289,9 @@ def test_a_server_killed_while_a_later_epoch_is_made_goes_on(
     federation: Federation, clients: str, tmp_path: Path
 ) -> None:
     for stop in range(12, 20):
-        at = Federation(new_keys(tmp_path / str(stop), 4), tmp_path / str(stop), federation.plan)
+        at = Federation(
+            new_keys(tmp_path / str(stop), 4), tmp_path / str(stop), federation.plan, policy=federation.policy
+        )
         lines = at.lines(3)
         before = stop_at(stop)
 

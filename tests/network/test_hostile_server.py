@@ -225,7 +225,7 @@ def test_a_mistake_of_ours_does_not_end_a_client_either(server: ServerByHand, fa
         raise fault
 
     victim = Victim(server.keys[2])
-    victim.member.samples = fails
+    victim.member.consent.samples = fails
     why = victim.refuses(encode(server.introduce()))
     assert why.startswith(f"abstained: {MISTAKE}: {type(fault).__name__}")
 
@@ -235,7 +235,7 @@ def test_a_client_can_be_stopped_while_it_answers(server: ServerByHand) -> None:
         raise KeyboardInterrupt
 
     victim = Victim(server.keys[2])
-    victim.member.samples = stops
+    victim.member.consent.samples = stops
     with pytest.raises(KeyboardInterrupt):
         victim.member.answer(encode(server.introduce()))
 

@@ -17,9 +17,11 @@ from baffle.network.joining import (
     Halt,
     Introduce,
     Introduction,
+    NewRoster,
     Openings,
     Over,
     Ready,
+    RosterTaken,
     Salted,
     decode_asked,
     expect,
@@ -31,6 +33,7 @@ HASH, SIGNATURE = bytes(range(32)), bytes(64)
 INTRODUCE = Introduce(f"name = '{'x' * 100}'", 1, HASH, 3)
 BEGIN = Begin(b"a statement", (PastEpoch(0, HASH, HASH),), answered=2)
 OPENINGS = Openings(HASH, b"nonces")
+ROSTER = NewRoster(b"a roster")
 
 
 @given(st.binary(max_size=64))
@@ -46,13 +49,13 @@ def test_the_link_finds_the_round_of_every_request(number: int) -> None:
     unmask = Unmask(number, (1, 2), ())
     requests: list[Message] = [about, Halt(about), Over(about), MaskedRequest(about, (1, 2), HASH, b""), Hello(number)]
     requests += [Agree(number, (1,), ()), Turn(None, opening), Turn(unmask, None), Turn(unmask, opening)]
-    joining: list[Message] = [INTRODUCE, BEGIN, OPENINGS]
+    joining: list[Message] = [INTRODUCE, ROSTER, BEGIN, OPENINGS]
     assert {first_number(encode(request)) for request in requests} == {number}
     assert {first_number(encode(request)) for request in joining} == {0}
     assert {tag_of(encode(request)) for request in (*requests, *joining)} == set(PHASES)
 
 
-@pytest.mark.parametrize("message", [INTRODUCE, BEGIN, OPENINGS])
+@pytest.mark.parametrize("message", [INTRODUCE, ROSTER, BEGIN, OPENINGS])
 def test_what_a_client_is_asked_comes_back_from_its_bytes(message: Message) -> None:
     assert decode_asked(encode(message)) == message
 
@@ -69,12 +72,13 @@ def test_what_a_client_is_asked_comes_back_from_its_bytes(message: Message) -> N
     ],
 )
 def test_what_is_beyond_its_bounds_is_no_message(message: Message) -> None:
-    with pytest.raises(MessageError, match="expected a message of type Introduce, Begin, Openings, Halt or Over"):
+    with pytest.raises(MessageError, match="expected a message of type Introduce, NewRoster, Begin, Openings, Halt"):
         decode_asked(encode(message))
 
 
 def test_an_answer_of_another_kind_says_so() -> None:
     answers: dict[Any, Message] = {
+        RosterTaken: RosterTaken(),
         Introduction: Introduction(0, HASH, SIGNATURE),
         Ready: Ready(HASH, SIGNATURE, 0, 0),
         Salted: Salted(HASH),

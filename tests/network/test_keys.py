@@ -240,6 +240,15 @@ def test_a_file_of_another_federation_is_refused(keys: Path, others: Path, name:
         _load(keys, name)
 
 
+@pytest.mark.parametrize("place", [0, 100, -1])
+def test_a_certificate_with_letters_beyond_ascii_is_refused(keys: Path, place: int) -> None:
+    path = keys / "client-0" / "ca.pem"
+    data = path.read_bytes()
+    path.write_bytes(data[:place] + "é".encode() + data[place:])
+    with pytest.raises(KeysError, match=r"ca\.pem is not a certificate"):
+        ClientKeys.load(path.parent)
+
+
 def test_one_cannot_take_the_place_of_another(keys: Path) -> None:
     """A client's identity does not make a server, nor the server's a client."""
     mine, servers = keys / "client-0" / "identity.key", keys / "server" / "identity.key"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baffle.errors import PlanError, RunFolderError
+from baffle.errors import RunFolderError
 from baffle.journal.store import Journal
 from baffle.network import connected, serve
 from baffle.network.authority import ServerKeys
@@ -116,10 +116,42 @@ def test_a_successor_takes_part_from_the_next_epoch_on(federation: Federation) -
 
 
 def test_more_places_are_for_the_next_run(federation: Federation) -> None:
-    federation.serve(lines(federation, dict(enumerate(federation.keys))))
+    """The run that has begun goes on with those who have been in it."""
+    first = lines(federation, dict(enumerate(federation.keys)))
+
+    def stop(exchange: int) -> None:
+        if exchange == 9:
+            raise StoppedError
+
+    first.before = stop
+    with pytest.raises(StoppedError):
+        federation.serve(first)
     add_clients(federation.folder / "keys")
     known = reload(federation)
-    with pytest.raises((PlanError, RunFolderError), match=r"federation\.clients is 5 there and 6 here"):
+    newcomer = list[str]()
+    again = lines(federation, known)
+    again.clients[5] = federation.member(5, tell=newcomer.append).answer
+    assert federation.serve(again)["rounds"] == 6
+    assert federation.said("roster 2 has 6 places, but this run 5: it goes on with clients that have been in it")
+    assert "a run of 5 clients, but the roster has 6: whoever has not been in that run waits for" in newcomer[0]
+    federation.require_agreement(range(5))
+    federation.run = federation.folder / "next"
+    assert federation.serve(lines(federation, known))["rounds"] == 6
+    federation.require_agreement(range(6))
+
+
+def test_a_run_in_which_nobody_has_taken_part_is_not_begun_with_more_places(federation: Federation) -> None:
+    first = lines(federation, dict(enumerate(federation.keys)))
+
+    def stop(_exchange: int) -> None:
+        raise StoppedError
+
+    first.before = stop
+    with pytest.raises(StoppedError):
+        federation.serve(first)
+    add_clients(federation.folder / "keys")
+    known = reload(federation)
+    with pytest.raises(RunFolderError, match="roster 2 has 6 places, but this run 5; nobody has taken part in it yet"):
         federation.serve(lines(federation, known))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baffle.errors import PlanError
 from baffle.network import serve, settling
-from baffle.network.settling import N_MAX, require_sound_terms, tiers_for
+from baffle.network.settling import N_MAX, require_hidden_tiers, require_sound_terms, tiers_for
 from baffle.plan import Plan, change, load
 from baffle.schedule import tiers_of
 from tests.support.lines_in_memory import Federation, new_keys
@@ -121,5 +121,22 @@ def test_a_server_refuses_such_a_plan_before_it_makes_a_folder(tiny: Callable[..
     plan = tiny(LYING, "federation.clients=12", "federation.participation=0.5")
     federation = Federation(keys, tmp_path, plan)
     with pytest.raises(PlanError, match="promises to hold"):
+        federation.serve(federation.lines(0))
+    assert not federation.run.exists()
+
+
+def test_a_tier_whose_last_directions_would_be_seen_is_refused(four: Plan) -> None:
+    require_hidden_tiers(four)
+    require_hidden_tiers(change(four, [TIERED]))  # two of four evaluate all directions
+    few = change(four, ["federation.tiers=[{k=2, share=0.75}]"])
+    with pytest.raises(PlanError, match=r"only 1 of 4 clients evaluate all 4 directions.* secure\.floor = 2"):
+        require_hidden_tiers(few)
+    require_hidden_tiers(change(few, ['secure.mode="off"']))
+    require_hidden_tiers(change(four, ["federation.tiers=[{k=2, share=1.0}]"]))  # nobody evaluates more than two
+
+
+def test_a_server_refuses_such_tiers_before_it_makes_a_folder(four: Plan, tmp_path: Path) -> None:
+    federation = Federation(new_keys(tmp_path, 4), tmp_path, change(four, ["federation.tiers=[{k=2, share=0.75}]"]))
+    with pytest.raises(PlanError, match="give the lower tiers smaller shares"):
         federation.serve(federation.lines(0))
     assert not federation.run.exists()

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.messages import BOX_BYTES, Sealed, Turned, cut
-from baffle.aggregation.shares import SHARE_BYTES, split
+from baffle.aggregation.shares import PRIME, SHARE_BYTES, new_secret, split
 from baffle.core.messages import decode, encode
 
 Change = Callable[[bytes], bytes]
@@ -19,7 +19,12 @@ def flipped(bit: int) -> Change:
 
 
 def made_up(_: bytes) -> bytes:
-    return b"\0" + secrets.token_bytes(SHARE_BYTES - 1)
+    return new_secret()
+
+
+def beyond_the_prime(excess: int) -> Change:
+    """A number that is no share, but fits into as many bytes."""
+    return lambda _: (PRIME + excess).to_bytes(SHARE_BYTES, "big")
 
 
 def with_other_shares(session: ClientSession, reply: bytes, changes: Mapping[int, Change]) -> bytes:
@@ -53,9 +58,7 @@ def dealing_other_secrets(session: ClientSession, reply: bytes) -> bytes:
         own = session._open[slot]
         neighbours = own.slot.graph.neighbours[session._number]
         points = [holder + 1 for holder in (*neighbours, session._number)]
-        *shares, (own.share, _) = split(
-            secrets.token_bytes(32), secrets.token_bytes(32), own.slot.opening.threshold, points
-        )
+        *shares, (own.share, _) = split(new_secret(), new_secret(), own.slot.opening.threshold, points)
         texts = {holder: b"".join(pair) for holder, pair in zip(neighbours, shares, strict=True)}
         return replace(sealed, boxes=session._peers.seal(slot, texts))
 

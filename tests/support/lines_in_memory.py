@@ -14,7 +14,7 @@ from baffle.network.joining import Reply
 from baffle.network.keys import ClientKeys
 from baffle.network.member import Member
 from baffle.network.policy import Policy
-from baffle.network.rosters import Roster
+from baffle.network.rosters import Reread, Roster
 from baffle.network.serve import serve
 from baffle.plan import Plan, load
 from baffle.server.recorder import Summary
@@ -66,6 +66,10 @@ class LinesInMemory:
             future.set_result(replies.get(client))
         return futures
 
+    def admit(self, roster: Roster) -> None:
+        """Whoever has no place any more is disconnected. Who has another's place is for the test to say."""
+        self.clients = {number: answer for number, answer in self.clients.items() if number in roster.directory()}
+
     def expect(self, contribution: int) -> None:
         self.contribution = contribution
 
@@ -103,8 +107,8 @@ class Federation:
     def lines(self, clients: int) -> LinesInMemory:
         return LinesInMemory({number: self.member(number).answer for number in range(clients)})
 
-    def serve(self, lines: LinesInMemory, least: int = 0) -> Summary:
-        return serve(self.plan, self.run, lines, self.roster, least=least, tell=self.told.append)
+    def serve(self, lines: LinesInMemory, least: int = 0, reread: Reread = lambda: None) -> Summary:
+        return serve(self.plan, self.run, lines, self.roster, least=least, reread=reread, tell=self.told.append)
 
     def said(self, words: str) -> bool:
         """Whether the server has reported this."""

@@ -12,15 +12,14 @@ from baffle.core.messages import RoundRequest, encode
 from baffle.errors import RefusalError
 
 
-def key_context(run: bytes, advertisement: Advertisement, slot: int) -> bytes:
+def key_context(run: bytes, session: bytes, owner: int, slot: int) -> bytes:
     """Binds a mask key to a run, a slot, its owner and its owner's session. It exists before the round does."""
-    numbers = struct.pack(">QQ", slot, advertisement.sender)
-    return sha256(b"baffle/key-context/1" + run + advertisement.session + numbers).digest()
+    return sha256(b"baffle/key-context/1" + run + session + struct.pack(">QQ", slot, owner)).digest()
 
 
 def keys_digest(run: bytes, advertisements: Iterable[Advertisement], slot: int) -> bytes:
     """One hash for the keys of all participants."""
-    return sha256(b"".join(key_context(run, advertisement, slot) for advertisement in advertisements)).digest()
+    return sha256(b"".join(key_context(run, keys.session, keys.sender, slot) for keys in advertisements)).digest()
 
 
 def round_context(keys: bytes, opening: Opening, request: RoundRequest, participants: tuple[int, ...]) -> bytes:
@@ -80,7 +79,7 @@ def signed(public: bytes, signature: bytes, text: bytes) -> bool:
 
 def length_prefixed(*fields: bytes) -> bytes:
     """Each field after its length, so that no two lists of fields give the same text."""
-    return b"".join(struct.pack(">Q", len(field)) + field for field in fields)
+    return b"".join([len(field).to_bytes(8, "big") + field for field in fields])
 
 
 def split_prefixed(text: bytes) -> list[bytes]:

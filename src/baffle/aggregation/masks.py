@@ -53,6 +53,12 @@ def expand(key: bytes, context: bytes, purpose: str) -> bytes:
     return hmac.digest(key, f"baffle/{purpose}/1".encode() + context + b"\x01", "sha256")
 
 
+def mask_key(secret: bytes, context: bytes) -> X25519PrivateKey:
+    """A round's mask key, from the secret that its owner shares. With a context of its own (`key_context`) every key
+    must be guessed by itself: one guess cannot be tried on many keys."""
+    return X25519PrivateKey.from_private_bytes(derive(secret, context, "mask-key"))
+
+
 def stream(key: bytes, length: int) -> RingVector:
     """The first `length` ring elements of the key stream. A key must never serve two vectors."""
     encryptor = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()

@@ -4,6 +4,7 @@ from typing import Annotated, cast
 
 from msgspec import Meta
 
+from baffle.aggregation.shares import SHARE_BYTES
 from baffle.core.messages import Message, Number, RoundRequest, read
 from baffle.errors import RefusalError
 
@@ -15,15 +16,16 @@ Session = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
 Packed = bytes
 """Items of one size, concatenated, so that none costs more than its own bytes."""
-Share = Annotated[bytes, Meta(min_length=33, max_length=33)]
+Share = Annotated[bytes, Meta(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]
+Secret = Annotated[bytes, Meta(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]
 
 DIGEST_BYTES = 8
 """Enough that nobody finds another share with the same digest before a round is over."""
-BOX_BYTES = 2 * 33 + 16 + 2 * DIGEST_BYTES
+BOX_BYTES = 2 * SHARE_BYTES + 16 + 2 * DIGEST_BYTES
 """Two shares and an authentication tag; then, for everybody to read, a digest of each share."""
 SIGNATURE_BYTES = 64
-NO_SHARE = b"\xff" * 33
-"""Takes the place of a share whose box could not be opened. No real share looks like it."""
+NO_SHARE = b"\xff" * SHARE_BYTES
+"""Takes the place of a share whose box could not be opened. It is beyond the prime, so no true share looks like it."""
 Members = Annotated[tuple[Number, ...], Meta(max_length=MOST_MEMBERS)]
 
 

@@ -1,4 +1,10 @@
-"""Shamir's secret sharing over the integers modulo 2²⁵⁶ + 297: any t of n shares give the secret, fewer nothing."""
+"""Shamir's secret sharing over the integers modulo 2¹²⁸ − 159: any t of n shares give the secret, fewer nothing.
+
+Keys are derived from the secrets, so a secret must be as hard to guess as the keys are to break: guessing takes 2¹²⁷
+trials on average, and X25519 about 2¹²⁶ operations. The prime is the largest that 16 bytes can hold. Secrets are drawn
+uniformly from all numbers below it, so every value that comes out of shares is a possible secret. Only a liar writes a
+share as a number that is not below the prime. It counts as that number modulo the prime, everywhere.
+"""
 
 import math
 import secrets
@@ -9,17 +15,22 @@ from operator import mul
 
 import numpy as np
 
-PRIME = 2**256 + 297
-SECRET_BYTES = 32
-SHARE_BYTES = 33
+PRIME = 2**128 - 159
+SHARE_BYTES = 16
+"""Of a share, and of a secret."""
 MOST_POINT = 2**21
 """Products of three differences of points fit into 63 bits."""
 
-BLOCK = 24
-HALF = 257 + 21 * BLOCK + 1
+BLOCK = 16
+HALF = 128 + 21 * BLOCK + 1
 """A number below the prime that is multiplied by a point BLOCK times, with another such number added each time, has at
 most this many bits."""
 LOW_HALF = 2**HALF - 1
+
+
+def new_secret() -> bytes:
+    """A secret that nobody can guess."""
+    return _written(*_random_numbers(1))
 
 
 def split(first: bytes, second: bytes, t: int, points: Sequence[int]) -> list[tuple[bytes, bytes]]:
@@ -29,7 +40,10 @@ def split(first: bytes, second: bytes, t: int, points: Sequence[int]) -> list[tu
         raise ValueError(f"a threshold of {t} needs 1 to {len(points)} shares")
     if not all(0 < point < MOST_POINT for point in points):
         raise ValueError(f"points must be 1 to {MOST_POINT - 1}")
-    polynomials = ([*_random_numbers(t - 1), int.from_bytes(secret, "big")] for secret in (first, second))
+    constants = [int.from_bytes(secret, "big") for secret in (first, second)]
+    if max(constants) >= PRIME:
+        raise ValueError("a secret must be a number below the prime; make it with new_secret()")
+    polynomials = ([*_random_numbers(t - 1), constant] for constant in constants)
     pairs = [low + (high << HALF) for low, high in zip(*polynomials, strict=True)]
     blocks = [pairs[at : at + BLOCK] for at in range(0, t, BLOCK)]
     return [_shares_at(point, blocks) for point in points]
@@ -45,11 +59,10 @@ def weights(points: Sequence[int]) -> list[int]:
     return [whole * inverse % PRIME for inverse in _inverses([math.prod(row) % PRIME for row in threes.tolist()])]
 
 
-def combine(coefficients: Sequence[int], shares: Sequence[bytes]) -> bytes | None:
-    """The secret, or none if the shares do not belong together. A single wrong share always gives another secret or
-    none."""
+def combine(coefficients: Sequence[int], shares: Sequence[bytes]) -> bytes:
+    """The secret, if the shares belong together. A single wrong share always gives another secret."""
     values = [int.from_bytes(share, "big") for share in shares]
-    return _secret(sum(map(mul, coefficients, values)) % PRIME)
+    return _written(sum(map(mul, coefficients, values)) % PRIME)
 
 
 def correct(points: Sequence[int], shares: Sequence[bytes], t: int) -> bytes | None:
@@ -72,11 +85,11 @@ def correct(points: Sequence[int], shares: Sequence[bytes], t: int) -> bytes | N
     secret, remainder = _divided(rest, locator)
     if remainder or len(secret) > t:
         return None
-    return _secret(secret[0] if secret else 0)
+    return _written(secret[0] if secret else 0)
 
 
-def _secret(number: int) -> bytes | None:
-    return number.to_bytes(SECRET_BYTES, "big") if number < 2 ** (8 * SECRET_BYTES) else None
+def _written(number: int) -> bytes:
+    return number.to_bytes(SHARE_BYTES, "big")
 
 
 # Polynomials: coefficients from the lowest, the last one not 0. The zero polynomial is empty.
@@ -115,11 +128,11 @@ def _without_product(one: list[int], factor: list[int], other: list[int]) -> lis
 
 
 def _random_numbers(count: int) -> list[int]:
-    """Numbers below the prime, drawn from 64 bits more than it has, so that none is likelier than another by
-    more than 2⁻⁶³."""
-    size = SHARE_BYTES + 8
-    noise = secrets.token_bytes(count * size)
-    return [int.from_bytes(noise[at : at + size], "big") % PRIME for at in range(0, len(noise), size)]
+    """Numbers below the prime, each as likely as any other. Random bytes nearly always are one; if not, it is drawn
+    again."""
+    noise = secrets.token_bytes(count * SHARE_BYTES)
+    drawn = (int.from_bytes(noise[at : at + SHARE_BYTES], "big") for at in range(0, len(noise), SHARE_BYTES))
+    return [number if number < PRIME else secrets.randbelow(PRIME) for number in drawn]
 
 
 def _shares_at(point: int, blocks: list[list[int]]) -> tuple[bytes, bytes]:
@@ -131,7 +144,7 @@ def _shares_at(point: int, blocks: list[list[int]]) -> tuple[bytes, bytes]:
         for pair in block:
             value = value * point + pair
         low, high = (value & LOW_HALF) % PRIME, (value >> HALF) % PRIME
-    return low.to_bytes(SHARE_BYTES, "big"), high.to_bytes(SHARE_BYTES, "big")
+    return _written(low), _written(high)
 
 
 def _products_of_others(values: list[int]) -> list[int]:

@@ -13,7 +13,7 @@ import click
 
 from baffle.cli.log import Log, Style
 from baffle.cli.options import engine_option, log_option, path, stopped_by_sigterm
-from baffle.errors import RunFolderError
+from baffle.errors import KeysError, RunFolderError
 from baffle.files import make_folder, read_file
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ def _over_link(address: str, own: "ClientKeys", member: "Member", log: Log, *, i
             reply = member.answer(request.body)
             line.allow(member.most_request_bytes)
             line.reply(request, reply)
+            if member.revoked:
+                raise KeysError(member.revoked)
             if member.over:
                 log("the run is over")
                 member.over = False
@@ -148,6 +150,8 @@ def _over_flower(
                 known = node.number
                 _node_file(state).write_text(str(known))
             node.reply(message, answer(message.content))
+            if member.revoked:
+                raise KeysError(member.revoked)
             if member.over:
                 tell("the run is over")
                 member.over = False

@@ -116,8 +116,8 @@ def _say_where(folder: Path, roster: "Roster") -> None:
         f"Roster {roster.number} has {len(roster.directory())} clients and is valid until {roster.expiry:%Y-%m-%d}."
     )
     click.echo(
-        f"Copy {folder}/server/roster.json to the server's folder of keys and to those of all clients, "
-        "then restart them."
+        f"Copy {folder}/server/roster.json to the server's folder of keys. A server that runs takes it before its next "
+        "round and hands it on to its clients; nobody needs a restart."
     )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from baffle.network.authority import ServerKeys
     from baffle.network.board import Board
     from baffle.network.joining import Lines
+    from baffle.network.rosters import Reread
     from baffle.plan import Plan
     from baffle.server.recorder import Progress, Summary
 
@@ -81,7 +82,7 @@ def serve(
     log = Log(log_style, "server", out / "serve.log", quiet=as_json)
     board, advanced = Board(), Event()
 
-    def play(lines: "Lines") -> "Summary":
+    def play(lines: "Lines", reread: "Reread" = lambda: None) -> "Summary":
         with show.watching(console, "probing") as watch:
 
             def watched(progress: "Progress") -> None:
@@ -90,7 +91,16 @@ def serve(
                 watch(progress)
 
             return serve_run(
-                chosen, out, lines, own.roster, least=least or 0, data=data, board=board, watch=watched, tell=log
+                chosen,
+                out,
+                lines,
+                own.roster,
+                least=least or 0,
+                data=data,
+                reread=reread,
+                board=board,
+                watch=watched,
+                tell=log,
             )
 
     with stopped_by_sigterm(log, "the same command continues the run"):
@@ -110,7 +120,7 @@ def _play_over_link(
     plan: "Plan",
     host: str,
     port: int,
-    play: Callable[["Lines"], "Summary"],
+    play: Callable[["Lines", "Reread"], "Summary"],
     tell: Callable[[str], None],
     board: "Board",
     *,
@@ -119,9 +129,10 @@ def _play_over_link(
     from baffle.network.link.pages import Pages
     from baffle.network.link.server import Link, server_tls
     from baffle.network.open_files import require_open_files
+    from baffle.network.succession import rereading
 
     require_open_files(len(own.roster.directory()), tell)
     tls = None if insecure else server_tls(own)
     with Link(own, host, port, tls, plan.run.deadline_seconds, Pages(own.token, board.status), tell) as link:
         tell(f"listening at {host}:{link.port}{' without TLS' if insecure else ''}")
-        return play(link)
+        return play(link, rereading(own))

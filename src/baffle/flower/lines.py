@@ -16,6 +16,7 @@ from baffle.flower.grid_transport import GridTransport
 from baffle.flower.identify import Me, Who, proof_text
 from baffle.flower.run import AppRun, FlowerRun
 from baffle.network.joining import Reply
+from baffle.network.rosters import Roster
 
 AGAIN = 5.0
 """Seconds until a node that did not say who it is is asked again: while the server asks, the others wait."""
@@ -55,6 +56,11 @@ class FlowerLines:
         for client, future in futures.items():
             future.set_result(replies.get(client))
         return futures
+
+    def admit(self, roster: Roster) -> None:
+        before, self._directory = self._directory, roster.directory()
+        stay = {client for client, key in self._directory.items() if before.get(client) == key}
+        self._nodes = {client: node for client, node in self._nodes.items() if client in stay}
 
     def expect(self, contribution: int) -> None:
         """SuperLink has limits of its own."""

@@ -60,10 +60,11 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Report whatever SQLite finds wrong as a damaged journal. A damaged length can also ask for too much memory."""
+    """Report whatever SQLite finds wrong as a damaged journal. A damaged length can also ask for too much memory, and
+    what SQLite quotes from the file need not be text."""
     try:
         yield
-    except (sqlite3.Error, MemoryError) as fault:
+    except (sqlite3.Error, MemoryError, UnicodeDecodeError) as fault:
         reason = str(fault) or "out of memory"
         raise JournalError(f"{path} cannot be read: {reason}; it is damaged or not a journal") from None
 

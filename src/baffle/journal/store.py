@@ -109,12 +109,13 @@ class Journal:
         """Whether the journal was created in full. A process killed while creating it leaves an empty file or none."""
         if not path.is_file():
             return False
-        try:
-            with closing(sqlite3.connect(path)) as db:
-                return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'run'").fetchone() is not None
-        except sqlite3.DatabaseError as fault:
-            raise_if_full(path, fault)  # to read after a crash needs room for the index of the write-ahead log
-            raise JournalError(f"{path} cannot be read: {fault}; it is damaged or not a journal") from None
+        with reading(path):
+            try:
+                with closing(sqlite3.connect(path)) as db:
+                    return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'run'").fetchone() is not None
+            except sqlite3.DatabaseError as fault:
+                raise_if_full(path, fault)  # to read after a crash needs room for the index of the write-ahead log
+                raise
 
     def __enter__(self) -> "Journal":
         return self

@@ -4,14 +4,15 @@ A client that committed and does not open cannot be left out afterwards: the sta
 statement is dropped, and another one is made without that client.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from baffle.aggregation.context import signed
 from baffle.core.chain import Present
 from baffle.core.messages import RoundRequest, encode
 from baffle.errors import MessageError
 from baffle.network.connected import ConnectedClients
-from baffle.network.joining import Done, EpochTerms, Halt, Introduce, Introduction, Ready, Salted
+from baffle.network.joining import Done, EpochTerms, Halt, Introduce, Introduction, NewRoster, Ready, Salted
 from baffle.network.rosters import Roster
 from baffle.network.settling import tiers_for
 from baffle.plan import Plan
@@ -41,12 +42,28 @@ class Assembly:
 
     def __init__(self, running: Running, clients: ConnectedClients, roster: Roster, least: int) -> None:
         self.running, self.clients, self.roster, self.least = running, clients, roster, least
+        clients.roster, clients.places = NewRoster(roster.encode()), self.plan.federation.clients
         self._affords: dict[int, int] = {}
         self._certificate: Certificate | None = None
         clients.epoch = self._newest()
         if clients.epoch:
             self._allow_snapshots(clients.epoch)
         clients.introduce = self.question()
+
+    def take(self, roster: Roster, gone: Collection[int]) -> None:
+        """Go on under a later roster, without those that are gone. The epoch is over, and the next one begins when
+        enough clients have taken the roster. Those that stay sign the last state: whoever comes knows the later roster
+        alone, and their keys are in both."""
+        self.clients.lose(gone)
+        self._certify_end()
+        self.roster = roster
+        self.clients.hand_over(NewRoster(roster.encode()))
+        self.clients.introduce = self.question()
+
+    def members(self) -> dict[int, bytes]:
+        """The clients that have a place in this run, by their numbers, and their identities."""
+        places = self.plan.federation.clients
+        return {client: key for client, key in self.roster.directory().items() if client < places}
 
     @property
     def plan(self) -> Plan:
@@ -60,7 +77,18 @@ class Assembly:
         terms = terms_of(records, self.running.journal.statements.certificates()) if records else None
         if terms is None or (terms.statement.plan != self.plan.to_toml() and not self.running.over):
             return None
-        return terms if terms.statement.roster_hash == self.roster.hash() else None
+        if terms.statement.roster_hash != self.roster.hash():
+            return None
+        return terms if self._holds(terms.certificate) else replace(terms, certificate=None)
+
+    def _holds(self, certificate: Certificate | None) -> bool:
+        """Whether a certificate convinces clients that know the present roster alone."""
+        try:
+            if certificate:
+                require_certified(certificate, self.roster.directory(), self.plan.per_round)
+        except MessageError:
+            return False
+        return True
 
     def _allow_snapshots(self, terms: EpochTerms) -> None:
         """If the server may lie, clients take the state that an epoch begins with only with a certificate."""
@@ -99,8 +127,10 @@ class Assembly:
         """If the server may lie, let the clients of the epoch that ends sign its last state. Others take that state
         only with a certificate."""
         epoch, present, trajectory = self.clients.epoch, self.running.present, self.running.trajectory
+        if epoch is None:
+            return  # nothing was played since the last epoch ended
         self._certificate = None
-        if epoch is None or self.plan.secure.mode != "malicious-server":
+        if self.plan.secure.mode != "malicious-server":
             return
         ready = sorted(self.clients.reachable())
         catch_ups = self.running.downlink.catch_ups(ready, present)

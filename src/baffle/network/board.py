@@ -56,6 +56,10 @@ class Board:
             clients_on_roster=on_roster,
         )
 
+    def count_roster(self, clients: int) -> None:
+        """The roster has so many clients now."""
+        self._change(clients_on_roster=clients)
+
     def prepare(self) -> None:
         """Enough clients are here, and the server loads what the plan names."""
         self._change(doing="starting", waits_for=None)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from baffle.core.messages import Message, RoundRequest, encode
 from baffle.errors import MessageError
 from baffle.network.joining import (
+    ABSTAINED,
+    BEHIND,
     NO_RUN,
     UNREADY,
     Begin,
@@ -16,9 +18,12 @@ from baffle.network.joining import (
     Introduction,
     Lines,
     M,
+    NewRoster,
+    Openings,
     Over,
     Ready,
     Reply,
+    RosterTaken,
     Salted,
     expect,
 )
@@ -57,6 +62,10 @@ class ConnectedClients:
     """The present epoch; None before the first."""
     introduce: Introduce | None = None
     """What clients that are not in the epoch are asked; None if they are not asked yet."""
+    roster: NewRoster | None = None
+    """The roster, for clients that do not know it yet."""
+    places: int = 1 << 62
+    """Clients with higher numbers have no place in this run."""
     introduced: dict[int, Introduction] = field(default_factory=dict)
     """Clients that wait for the next epoch."""
     ready: set[int] = field(default_factory=set)
@@ -74,6 +83,8 @@ class ConnectedClients:
     _spoilt: dict[int, tuple[int, float]] = field(default_factory=dict)  # how often, and until when it is left out
     _ask_after: dict[int, tuple[object, float]] = field(default_factory=dict)
     _told: dict[int, str] = field(default_factory=dict)
+    _refusing: dict[int, object] = field(default_factory=dict)  # clients that abstained when they were last asked
+    _handed: dict[int, object] = field(default_factory=dict)  # clients that were handed the roster
 
     def meet(self) -> dict[int, Ready]:
         """Take every connected client one step further towards taking part, and return those that take part from now
@@ -109,10 +120,15 @@ class ConnectedClients:
         """The clients that take part and are connected at this moment."""
         return self.ready & self.lines.present().keys()
 
+    def refusing(self) -> set[int]:
+        """The connected clients that would not take part when they were last asked."""
+        present = self.lines.present()
+        return {client for client, process in self._refusing.items() if present.get(client) == process}
+
     @property
     def starting(self) -> bool:
         """Whether clients of the epoch have been asked and have not answered yet."""
-        return any(not isinstance(question.asked, Introduce) for question in self._open.values())
+        return any(isinstance(question.asked, Begin | Openings) for question in self._open.values())
 
     def collect(self, kind: type[M], requests: Mapping[int, Message]) -> dict[int, M]:
         """Ask clients, wait for their answers, and return those of the right kind. The others no longer take part."""
@@ -136,6 +152,22 @@ class ConnectedClients:
         self._open = {}
         self._away = {}
         self._stale = set()
+
+    def lose(self, clients: Iterable[int]) -> None:
+        """These clients no longer belong to the federation. Whoever gets one of their places is somebody else."""
+        for client in clients:
+            self._forget(client, "no longer belongs to the federation")
+            self.ever_ready.discard(client)
+            for known in (self._away, self._spoilt, self._ask_after, self._told, self._refusing):
+                known.pop(client, None)
+
+    def hand_over(self, roster: NewRoster) -> None:
+        """Another roster counts from now on, and the epoch under the one before is over. Those that take part are
+        handed it at once; others when they are asked again."""
+        self.roster, self.epoch = roster, None
+        self.introduced, self._open, self._away, self._handed = {}, {}, {}, {}
+        self._met = {client: process for client, process in self._met.items() if client in self.ready}
+        self.collect(RosterTaken, dict.fromkeys(sorted(self.reachable()), roster))
 
     def processes(self, clients: Iterable[int]) -> dict[int, object]:
         """The processes of clients that are connected."""
@@ -207,6 +239,13 @@ class ConnectedClients:
         """Take a client's answer. It is the last one, or leads to another question."""
         try:
             match question.asked:
+                case Introduce() | Begin() if self.roster and question.reply.result() == BEHIND:
+                    self._hand(client, question.process, self.roster)
+                case NewRoster():
+                    expect(RosterTaken, question.reply.result())
+                    self._ask([client], {client: question.process})
+                case Introduce() if client >= self.places:
+                    raise MessageError("it has a place from the next run on")
                 case Introduce():
                     self.introduced[client] = expect(Introduction, question.reply.result())
                     self._met[client] = question.process
@@ -220,8 +259,16 @@ class ConnectedClients:
                     self.ready.add(client)
                     self.ever_ready.add(client)
                     started[client] = question.ready
+            self._refusing.pop(client, None)
         except MessageError as fault:
             self._turn_away(client, question.process, str(fault))
+
+    def _hand(self, client: int, process: object, roster: NewRoster) -> None:
+        """Hand the roster to a client that does not know it: once, because it may be long."""
+        if self._handed.get(client) == process:
+            raise MessageError("it was handed the roster, and says that it does not know it")
+        self._handed[client] = process
+        self._post({client: roster}, {client: process})
 
     def _post(
         self, questions: Mapping[int, Message], processes: Mapping[int, object], ready: Ready | None = None
@@ -253,6 +300,8 @@ class ConnectedClients:
         """Leave a client alone for a while, and report why: once for each reason, because it is asked again and
         again."""
         self._ask_after[client] = process, time.monotonic() + AGAIN
+        if why == ABSTAINED:
+            self._refusing[client] = process
         self._tell_once(client, f"does not take part: {why}")
 
     def _tell_once(self, client: int, words: str) -> None:

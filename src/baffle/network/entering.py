@@ -46,18 +46,19 @@ class Entry:
         return Lineage(bare.with_epochs(epochs), links)
 
 
-def checked_entry(begin: Begin, plan: Plan, keys: ClientKeys) -> Entry:
+def checked_entry(begin: Begin, plan: Plan, keys: ClientKeys, places: int | None = None) -> Entry:
     """Refuse a statement that this client must not take part under. Whether its own weights and its own past fit, the
-    replica checks."""
+    replica checks. `places` is how many clients its run has; without it, as many as the roster has places."""
     statement, number = read_statement(begin.statement), keys.number
     roster, clients = keys.roster, plan.federation.clients
     if shared_plan(plan) != plan or not plan.ring.n_max:
         raise RefusalError("the statement's plan is not resolved, or holds settings of the server's own machine")
     if (statement.roster, statement.roster_hash) != (roster.number, roster.hash()):
         raise RefusalError(f"roster {statement.roster} of the statement is not this client's roster {roster.number}")
-    if not clients == len(statement.tiers) == len(roster.clients):
+    expected = len(roster.clients) if places is None else places
+    if not clients == len(statement.tiers) == expected:
         raise RefusalError(
-            f"a run of {clients} clients and {len(statement.tiers)} tiers, but the roster has {len(roster.clients)}"
+            f"a run of {clients} clients and {len(statement.tiers)} tiers, but the roster has {expected}"
         )
     _require_past(begin, statement)
     require_enough_salt(statement, plan)

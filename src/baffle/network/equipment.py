@@ -11,7 +11,7 @@ from baffle.core.arrays import I64
 from baffle.data.partition import share_out
 from baffle.data.sources import Source, load
 from baffle.errors import ModelError
-from baffle.network.member import CountSamples, Equip, Equipment
+from baffle.network.consent import CountSamples, Equip, Equipment
 from baffle.plan import Onnx, Plan, parse
 from baffle.trajectory import Trajectory, trajectory_of
 

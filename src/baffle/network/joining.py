@@ -2,6 +2,9 @@
 
     server                            client
     Introduce(plan, epoch)    →
+                              ←       Behind (only if the client does not know the server's roster yet)
+    NewRoster(the roster)     →
+                              ←       RosterTaken, and the question is asked again
                               ←       Introduction(a commitment to a nonce)
     Begin(the statement)      →
                               ←       Ready(the nonce)
@@ -26,6 +29,7 @@ from msgspec import Meta
 from baffle.aggregation.messages import Key, Signature
 from baffle.core.messages import Abstention, Hash, Message, Number, RoundRequest, encode, read, tag_of
 from baffle.errors import MessageError
+from baffle.network.rosters import Roster
 from baffle.statement import Certificate, EpochRecord, PastEpoch, PlanText, Statement
 
 MOST_EPOCHS = 10_000
@@ -43,6 +47,21 @@ class Introduce(Message, frozen=True, tag="introduce"):
     roster: Number
     roster_hash: Hash
     epoch: Number
+
+
+class NewRoster(Message, frozen=True, tag="new-roster"):
+    """To a client: the server's roster, as its file holds it. Whoever hands it over, it counts if the authority signed
+    it and its number is higher."""
+
+    roster: bytes
+
+
+class RosterTaken(Message, frozen=True, tag="roster-taken"):
+    """From a client: it has that roster on its disk, and belongs to it."""
+
+
+class Behind(Message, frozen=True, tag="behind"):
+    """From a client: the question is about a later roster than the one that it has."""
 
 
 class Introduction(Message, frozen=True, tag="introduction"):
@@ -111,10 +130,10 @@ class Unready(Message, frozen=True, tag="unready"):
     """From a client that has not been told about the run, or has forgotten it."""
 
 
-M = TypeVar("M", Introduction, Ready, Salted, Done)
+M = TypeVar("M", RosterTaken, Introduction, Ready, Salted, Done)
 
-Asked = Introduce | Begin | Openings | Halt | Over
-Answered = Introduction | Ready | Salted | Done | Unready | Abstention
+Asked = Introduce | NewRoster | Begin | Openings | Halt | Over
+Answered = Behind | RosterTaken | Introduction | Ready | Salted | Done | Unready | Abstention
 
 
 Reply = Future[bytes | None]
@@ -134,6 +153,10 @@ class Lines(Protocol):
 
     def post(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, Reply]:
         """Send each client its request without waiting for it: each reply, or None, comes in a future of its own."""
+        ...
+
+    def admit(self, roster: Roster) -> None:
+        """The clients are those of this roster from now on. Whoever is no longer one of them is disconnected."""
         ...
 
     def expect(self, contribution: int) -> None:
@@ -166,7 +189,9 @@ class EpochTerms:
         return Openings(self.run, self.record.nonces)
 
 
-UNREADY = encode(Unready())
+UNREADY, BEHIND = encode(Unready()), encode(Behind())
+
+ABSTAINED = "it abstained; its own log says why"
 
 JOINING = {kind.__struct_config__.tag for kind in get_args(Asked)}
 """How messages about joining begin."""
@@ -176,7 +201,7 @@ def decode_asked(data: bytes) -> Asked | None:
     """A message about joining; None if it is about anything else."""
     if tag_of(data) not in JOINING:
         return None
-    asked: Asked = read(data, Asked, "Introduce, Begin, Openings, Halt or Over")
+    asked: Asked = read(data, Asked, "Introduce, NewRoster, Begin, Openings, Halt or Over")
     return asked
 
 
@@ -184,9 +209,9 @@ def expect(kind: type[M], data: bytes | None) -> M:
     """The answer if it is of this kind; a MessageError if there is none, or if it is an abstention or anything else."""
     if data is None:
         raise MessageError("it did not answer")
-    answer: Answered = read(data, Answered, "Introduction, Ready, Salted or Done")
+    answer: Answered = read(data, Answered, "RosterTaken, Introduction, Ready, Salted or Done")
     if isinstance(answer, Abstention):
-        raise MessageError("it abstained; its own log says why")
+        raise MessageError(ABSTAINED)
     if not isinstance(answer, kind):
         raise MessageError(f"expected {kind.__name__}, got {type(answer).__name__}")
     return answer

@@ -111,6 +111,6 @@ def _certificate(path: Path) -> bytes:
     pem = read(path)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode())
-    except (ValueError, ssl.SSLError):
+    except (ValueError, TypeError, ssl.SSLError):  # text that is not ASCII is a TypeError
         raise KeysError(f"{path} is not a certificate; expected one that `baffle keys new` made") from None
     return pem

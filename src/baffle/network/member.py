@@ -3,11 +3,8 @@
 It needs no PyTorch. Its caller supplies a function that equips it for a plan.
 """
 
-import secrets
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -17,19 +14,19 @@ from baffle.aggregation.context import state_text
 from baffle.client.abstaining import Sparingly, Tell, abstention
 from baffle.client.client import Client, contribution_bytes
 from baffle.client.replica import Replica
-from baffle.client.worker import Worker
-from baffle.core.arrays import F32
 from baffle.core.messages import Message, Number, RoundRequest, decode, encode
-from baffle.errors import BaffleError, MessageError, PlanError, RefusalError, RunFolderError, first_line, one_line
-from baffle.network.entering import Entry, checked_entry
+from baffle.errors import BaffleError, MessageError, RefusalError, RunFolderError, first_line, one_line
+from baffle.network.consent import Consent, CountSamples, Equip, Equipment
+from baffle.network.entering import Entry
 from baffle.network.joining import (
     UNREADY,
     Asked,
     Begin,
+    Behind,
     Done,
     Halt,
     Introduce,
-    Introduction,
+    NewRoster,
     Openings,
     Over,
     Ready,
@@ -40,14 +37,9 @@ from baffle.network.joining import (
 from baffle.network.keys import ClientKeys
 from baffle.network.link.limits import most_joining_bytes, most_request_bytes
 from baffle.network.policy import Policy
-from baffle.network.same_plan import differences, for_roster
-from baffle.plan import Plan, check, read_toml, settings_of
+from baffle.plan import Plan
 from baffle.schedule import policy_of
 from baffle.statement import (
-    NONCE_BYTES,
-    commitment_text,
-    commitment_to,
-    read_statement,
     ready_text,
     salt_of,
 )
@@ -55,20 +47,6 @@ from baffle.trajectory import trajectory_of
 
 NEEDS_WORK = {"introduce", "begin", "request", "masked-request"}
 """The types of messages that a client needs its samples or its model to answer."""
-
-
-class Equipment(NamedTuple):
-    """What a client computes with, and the weights that it begins with, which it made or loaded itself."""
-
-    worker: Worker
-    initial: Callable[[], F32]
-
-
-Equip = Callable[[Plan], Equipment]
-"""A plan → what this client computes with. Its worker evaluates all directions."""
-
-CountSamples = Callable[[Plan], int]
-"""A plan → how many samples this client has for it."""
 
 
 class FrozenMember(Message, frozen=True, tag="frozen-member"):
@@ -94,26 +72,46 @@ class Member:
     `tell` is its own log: it gets the whole reason of everything that it refuses or cannot do. The server learns none.
     """
 
-    keys: ClientKeys
+    own: InitVar[ClientKeys]
     folder: Path | None
-    samples: CountSamples
-    equip: Equip
-    affords: int = 0
-    pinned: Plan | None = None
+    samples: InitVar[CountSamples]
+    equip: InitVar[Equip]
+    affords: InitVar[int] = 0
+    pinned: InitVar[Plan | None] = None
     tell: Tell = lambda _words: None
-    policy: Policy | None = None
+    policy: InitVar[Policy | None] = None
     over: bool = False
     """Whether its run has ended."""
-    _equipped: tuple[bytes, Equipment] | None = field(default=None, repr=False)  # for the trajectory of this digest
     _entry: Entry | None = field(default=None, repr=False)  # the epoch that it was last told about
     _begun: Entry | None = field(default=None, repr=False)  # the epoch that `_client` is in
     _nonces: bytes = field(default=b"", repr=False)
     _client: Client | None = field(default=None, repr=False)
     _run: bytes = field(default=b"", repr=False)  # the run that `_client` is in
 
-    def __post_init__(self) -> None:
-        self.memory = MarksFile(self.keys.marks)
+    def __post_init__(
+        self,
+        own: ClientKeys,
+        samples: CountSamples,
+        equip: Equip,
+        affords: int,
+        pinned: Plan | None,
+        policy: Policy | None,
+    ) -> None:
+        self.memory = MarksFile(own.marks)
+        self.consent = Consent(
+            own, self.memory, samples, equip, affords, pinned, policy, lambda words: self.tell(words)
+        )
         self._tell_sparingly = Sparingly(lambda words: self.tell(words))
+
+    @property
+    def keys(self) -> ClientKeys:
+        """This client's keys, under the latest roster that it knows."""
+        return self.consent.keys
+
+    @property
+    def revoked(self) -> str:
+        """Why this client's key will never take part again; empty as long as it may."""
+        return self.consent.revoked
 
     def answer(self, data: bytes) -> bytes:
         """The reply to whatever a server sends. Nothing that it sends ends this client, not even a mistake of ours."""
@@ -157,14 +155,11 @@ class Member:
             return
         known = decode(frozen, FrozenMember)
         if known.told:
-            self._entry = self._entered(known.told)
+            self._entry = self.consent.checked(known.told)
         if known.begun:
-            begun = self._entered(known.begun)
-            equipment = None if idle else self._equipment(begun.plan)
+            begun = self.consent.checked(known.begun)
+            equipment = None if idle else self.consent.equipment(begun.plan)
             self._take_part(begun, known.nonces, equipment, known)
-
-    def _entered(self, begin: Begin) -> Entry:
-        return checked_entry(begin, self._offered(read_statement(begin.statement).plan), self.keys)
 
     def close(self) -> None:
         """Save the replica, so that a restarted client can continue from it."""
@@ -175,8 +170,11 @@ class Member:
             self.tell(f"the weights are not saved: {fault}")
 
     def _answer_round(self, data: bytes) -> bytes:
-        if self._client is None:
+        if self._client is None or self._begun is None:
             return UNREADY
+        if self._begun.statement.roster != self.keys.roster.number:  # its epoch is over
+            return UNREADY
+        self.consent.require_valid_roster()
         reply = self._client.answer(data)
         return UNREADY if self._lost_its_way(self._client.replica) else reply
 
@@ -194,9 +192,15 @@ class Member:
         return True
 
     def _answer(self, asked: Asked) -> Message:
+        if self.revoked:
+            raise RefusalError(self.revoked)
         match asked:
+            case Introduce() | Begin() if self.consent.is_behind(asked):
+                return Behind()
             case Introduce():
-                return self._introduce(asked)
+                return self.consent.introduce(asked)
+            case NewRoster():
+                return self.consent.take_roster(asked)
             case Begin():
                 return self._begin(asked)
             case Openings():
@@ -206,34 +210,10 @@ class Member:
             case Over():
                 return self._end(asked.request)
 
-    def _introduce(self, asked: Introduce) -> Introduction:
-        plan = self._offered(asked.plan)
-        self._require_acceptable(plan)
-        roster = self.keys.roster
-        if (asked.roster, asked.roster_hash) != (roster.number, roster.hash()):
-            raise RefusalError(f"roster {asked.roster} of the server is not this client's roster {roster.number}")
-        self._require_acceptable(plan, self.samples(plan))
-        self._equipment(plan)  # loaded now, so that nobody has to wait for it later
-        commitment = self.memory.unopened()
-        if commitment is None:
-            nonce = secrets.token_bytes(NONCE_BYTES)
-            commitment = commitment_to(nonce)
-            self.memory.commit(commitment, nonce)
-        text = commitment_text(roster.server_key, asked.plan, asked.roster_hash, asked.epoch, commitment)
-        return Introduction(self.affords, commitment, self.keys.identity.sign(text))
-
     def _begin(self, asked: Begin) -> Ready:
-        plan = self._offered(read_statement(asked.statement).plan)
-        self._require_acceptable(plan)
-        entry = checked_entry(asked, plan, self.keys)
-        tier = entry.statement.tiers[self.keys.number]
-        if self.affords and tier > self.affords:
-            raise RefusalError(f"{tier} directions a round, but this client affords {self.affords}")
-        self._require_marks(entry)
-        equipment = self._equipment(plan)
-        self._require_acceptable(plan, len(equipment.worker.indices))
-        replica = self._replica(entry, equipment)
-        nonce = self.memory.open(entry.commitment, entry.run, limited=plan.secure.mode != "off")
+        entry = self.consent.agree(asked)
+        replica = self._replica(entry, self.consent.equipment(entry.plan))
+        nonce = self.memory.open(entry.commitment, entry.run, limited=entry.plan.secure.mode != "off")
         self._entry = entry
         signature = self.keys.identity.sign(ready_text(entry.run))
         return Ready(nonce, signature, replica.round, self.memory.marks(entry.run).slot + 1)
@@ -245,8 +225,8 @@ class Member:
         salt = salt_of(entry.run, entry.statement, asked.nonces)
         if self._client is None or self._run != entry.run:  # a new session would lose keys that others rely on
             number, roster = self.keys.number, self.keys.roster
-            self.memory.enter(entry.run)
-            replica = self._take_part(entry, asked.nonces, self._equipment(entry.plan)).replica
+            self.memory.enter(entry.run, entry.plan.federation.clients)
+            replica = self._take_part(entry, asked.nonces, self.consent.equipment(entry.plan)).replica
             at = f", from round {replica.round + 1} on" if replica.round else ""
             self.tell(
                 f"takes part in {one_line(entry.plan.name, 80)!r} as client {number} of {len(roster.clients)}{at}"
@@ -277,25 +257,6 @@ class Member:
             self.over = True
             self.memory.leave()
         return done
-
-    def _require_marks(self, entry: Entry) -> None:
-        """Refuse to go on without the marks of a round that this client contributed to: they are on its disk before
-        anything is sent. A server that lies about it only loses this client."""
-        answered = entry.begin.answered
-        if entry.plan.secure.mode == "off":  # without secure sums there are no marks of rounds
-            return
-        if answered > entry.statement.first and self.memory.marks(entry.run).slot + 1 < answered:
-            raise RefusalError(
-                f"this client contributed to round {answered - 1}, but its marks do not say so, so they were lost or "
-                "are an older copy; without its marks it could be asked twice: it needs a new key"
-            )
-
-    def _equipment(self, plan: Plan) -> Equipment:
-        """What this client computes with, loaded once for all epochs of a run."""
-        digest = plan.trajectory_digest()
-        if self._equipped is None or self._equipped[0] != digest:
-            self._equipped = digest, self.equip(plan)
-        return self._equipped[1]
 
     def _replica(self, entry: Entry, equipment: Equipment, salt: bytes = b"") -> Replica:
         """This client's copy of the weights, in the run that it enters. It goes on with the copy that it has, if that
@@ -354,25 +315,3 @@ class Member:
         self._client = Client(replica, worker, session, self._tell_sparingly)
         self._begun, self._run, self._nonces = entry, entry.run, nonces
         return self._client
-
-    def _offered(self, text: str) -> Plan:
-        """The plan that a server offers. Some checks of a plan take time that grows with its number of clients, so
-        that is compared first."""
-        try:
-            plan = settings_of(read_toml(text, "the server's plan"), Plan)
-            clients, expected = plan.federation.clients, len(self.keys.roster.clients)
-            if clients != expected:
-                raise RefusalError(f"a run of {clients} clients, but the roster has {expected}")
-            check(plan)
-        except PlanError as fault:
-            raise RefusalError(f"the server's plan is none: {fault}") from None
-        return plan
-
-    def _require_acceptable(self, plan: Plan, samples: int | None = None) -> None:
-        """Refuse a plan that is not the pinned one, or not within the policy. Some rules need the number of samples."""
-        if self.pinned is None:
-            (self.policy or Policy()).require(plan, samples)
-            return
-        if differing := differences(for_roster(self.pinned, self.keys.roster), plan):
-            raise RefusalError(f"the server's plan is another than this client's --plan: {differing}")
-        (self.policy or Policy.beside(self.pinned)).require(plan, samples, named=True)

@@ -6,6 +6,7 @@ must see to is that it never goes back to a lower number: `newer_roster` takes n
 durable before anything builds on it.
 """
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -88,6 +89,9 @@ class Roster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
         return b"baffle/roster/2" + length_prefixed(*head, *clients)
 
+    def has_expired(self) -> bool:
+        return now() >= self.expiry
+
     def hash(self) -> bytes:
         """One hash for everything that the authority signed."""
         return sha256(self.signed_text()).digest()
@@ -155,6 +159,10 @@ def keep_roster(folder: Path, roster: Roster) -> None:
             f"{path} cannot be written: {fault.strerror or fault}; its process must be able to write to its folder of "
             "keys"
         ) from None
+
+
+Reread = Callable[[], Roster | None]
+"""A later roster, if there is one. Raises a KeysError, once, if there is one that cannot be used."""
 
 
 class RosterFile:
@@ -238,9 +246,12 @@ def require_not_expired(place: str, roster: Roster) -> None:
         raise KeysError(
             f"{place} expires at {roster.expires}, which is no moment; make new keys with `baffle keys new`"
         ) from None
-    now = datetime.now(UTC)
-    if now >= expiry:
+    if (moment := now()) >= expiry:
         raise KeysError(
-            f"{place} expired at {roster.expires}, and this machine's clock says {now:%Y-%m-%dT%H:%M:%SZ};"
+            f"{place} expired at {roster.expires}, and this machine's clock says {moment:%Y-%m-%dT%H:%M:%SZ};"
             " set the clock if it is wrong, else take a later roster: `baffle keys renew` makes one"
         )
+
+
+def now() -> datetime:
+    return datetime.now(UTC)

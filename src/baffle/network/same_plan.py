@@ -17,9 +17,12 @@ MOST_DIFFERENCES, MOST_CHARACTERS = 3, 60
 
 def for_roster(plan: Plan, roster: Roster) -> Plan:
     """The plan with a client for each of the roster's places: an empty place counts as a client that is away."""
-    return msgspec.structs.replace(
-        plan, federation=msgspec.structs.replace(plan.federation, clients=len(roster.clients))
-    )
+    return with_places(plan, len(roster.clients))
+
+
+def with_places(plan: Plan, places: int) -> Plan:
+    """The plan with so many places for clients."""
+    return msgspec.structs.replace(plan, federation=msgspec.structs.replace(plan.federation, clients=places))
 
 
 def differences(given: Plan, settled: Plan) -> str:

@@ -28,9 +28,11 @@ from baffle.network.joining import Done, Lines
 from baffle.network.link.limits import most_request_bytes
 from baffle.network.reception import Reception
 from baffle.network.resuming import Tell, resume
-from baffle.network.rosters import Roster
-from baffle.network.same_plan import for_roster
-from baffle.network.settling import N_MAX, require_sound_terms, tiers_for
+from baffle.network.rosters import Reread, Roster
+from baffle.network.same_plan import with_places
+from baffle.network.settling import N_MAX, require_hidden_tiers, require_sound_terms, tiers_for
+from baffle.network.succession import Succession, places_of
+from baffle.network.waiting import Waiting
 from baffle.plan import Plan, parse
 from baffle.schedule import policy_of
 from baffle.server.recorder import Summary, Watch
@@ -58,6 +60,7 @@ def serve(
     *,
     least: int = 0,
     data: Path | None = None,
+    reread: Reread = lambda: None,
     board: Board | None = None,
     watch: Watch = lambda _progress: None,
     tell: Tell = lambda _words: None,
@@ -66,24 +69,28 @@ def serve(
     and with the settings `run.*` that the plan has now. A new run begins when `least` clients are connected (0: as many
     as take part in a round, or all that the roster has if these are fewer).
 
+    `reread` is asked between rounds and while the run waits: a later roster takes the place of the present one, and the
+    run goes on with the next epoch.
+
     The server needs no training sample. Without a test set it measures no accuracy, and says so. The board always shows
     how the run goes."""
-    plan = _plan_for(plan, roster)
+    plan = _plan_for(plan, places_of(out, roster))
     require_sound_terms(plan)
+    require_hidden_tiers(plan)
     board = board or Board()
     board.begin(out.resolve().name, plan, len(roster.directory()))
     attempt = WaitForRoom(tell)
     if (out / PLAN).exists():
         with RunFolder.existing(out, attempt) as folder:
             task = resume(folder, plan, data, tell)
-            return _run(folder, task, lines, roster, least, watch, board, tell)
+            return _run(folder, task, lines, roster, least, reread, watch, board, tell)
     folder = RunFolder.new(out, attempt)
     if not plan.ring.n_max and plan.federation.weighting == "samples":
         tell(f"ring.n_max is not set: a client with more than {N_MAX:,} samples counts as if it had {N_MAX:,}")
     task = load_server_task(plan, data, plan.ring.n_max or N_MAX)
     with folder:
         folder.write_plan(task.plan.to_toml())
-        return _run(folder, task, lines, roster, least, watch, board, tell)
+        return _run(folder, task, lines, roster, least, reread, watch, board, tell)
 
 
 def _run(
@@ -92,6 +99,7 @@ def _run(
     lines: Lines,
     roster: Roster,
     least: int,
+    reread: Reread,
     watch: Watch,
     board: Board,
     tell: Tell,
@@ -108,43 +116,53 @@ def _run(
             tell(advice)
         if running.unevaluated:
             tell(f"accuracy is not measured: {running.unevaluated}")
-        return _Service(folder, running, lines, roster, least, board, tell).play()
+        return _Service(folder, running, lines, roster, least, reread, board, tell).play()
 
 
 class _Service:
     """A run that is being served."""
 
     def __init__(
-        self, folder: RunFolder, running: Running, lines: Lines, roster: Roster, least: int, board: Board, tell: Tell
+        self,
+        folder: RunFolder,
+        running: Running,
+        lines: Lines,
+        roster: Roster,
+        least: int,
+        reread: Reread,
+        board: Board,
+        tell: Tell,
     ) -> None:
         plan = running.trajectory.plan
-        self._running, self._roster, self._board, self._tell = running, roster, board, tell
+        self._running, self._lines, self._board, self._tell = running, lines, board, tell
         self._clients = ConnectedClients(lines, tell, answered=lambda one: running.contributed.get(one, -1) + 1)
-        size = most_request_bytes(len(roster.clients), running.trajectory.n, contribution_bytes(running.trajectory))
+        size = most_request_bytes(plan.federation.clients, running.trajectory.n, contribution_bytes(running.trajectory))
         self._clients.most_request_bytes = size
-        self._least = max(least or min(plan.per_round, len(roster.directory())), least_salt(plan))
+        self._least = least
         self._assembly = Assembly(running, self._clients, roster, max(_enough(plan), least_salt(plan)))
         self._reception = Reception(running, tell, folder.path)
         self._crash_file = CrashFile(folder.path / "kept", folder.attempt)
         self._aggregation = self._new_aggregation()
         self._epoch_began = time.monotonic()
-        self._waits_for = ""
+        self._waiting = Waiting(tell)
+        self._succession = Succession(reread, lines, self._assembly, board, tell)
 
     def play(self) -> Summary:
         """Play the run to its end."""
         running, clients, board = self._running, self._clients, self._board
         enough = _enough(running.trajectory.plan)
         while not running.over:
+            self._succession.look()
             started = clients.meet()
             self._reception.welcome(started)
             for client in started:
                 self._aggregation.forget(client)
-            if self._is_epoch_due(enough):
+            if self._is_epoch_due(enough) and not self._assembly.roster.has_expired():
                 self._begin_epoch()
             if why := self._lacking(enough):
                 self._wait(why, enough)
                 continue
-            self._waits_for = ""
+            self._waiting.end()
             self._reception.require_newest_copy()
             board.play(enough, clients.ready)
             self._play_round()
@@ -181,7 +199,9 @@ class _Service:
 
     def _lacking(self, enough: int) -> str:
         """What the run waits for; empty if a round can be played."""
-        clients = self._clients
+        clients, roster = self._clients, self._assembly.roster
+        if roster.has_expired():
+            return f"roster {roster.number} expired at {roster.expires}, `baffle keys renew` makes a later one"
         if clients.epoch is None:
             return f"{len(clients.here())} clients are here, {self._needed()} are needed to begin"
         if clients.starting and not self._running.contributed:
@@ -193,14 +213,15 @@ class _Service:
     def _needed(self) -> int:
         """How many clients must be here for an epoch to begin. A run that has begun before waits for no more than it
         needs."""
-        return self._assembly.least if self._running.lineage.links else self._least
+        if self._running.lineage.links:
+            return self._assembly.least
+        plan = self._running.trajectory.plan
+        return max(self._least or min(plan.per_round, len(self._assembly.members())), least_salt(plan))
 
     def _wait(self, why: str, enough: int) -> None:
         needed = enough if self._clients.epoch else self._needed()
         self._board.wait(why, needed, self._clients.ready)
-        if why != self._waits_for:
-            self._tell(f"{why}: waiting")
-        self._waits_for = why
+        self._waiting.say(why, len(self._lines.present()), len(self._clients.refusing()))
         time.sleep(LOOK)
 
     def _new_aggregation(self) -> Aggregation:
@@ -208,7 +229,7 @@ class _Service:
         if trajectory.plan.secure.mode == "off" or epoch is None:
             return PlainSum(trajectory.ring, trajectory.length)
         policy = policy_of(trajectory, dict(enumerate(epoch.statement.tiers)), epoch.salt)
-        directory = self._roster.directory()
+        directory = self._assembly.members()
         reachable = self._clients.reachable
         return SecureSum(trajectory.ring, trajectory.length, epoch.run, directory, policy, self._crash_file, reachable)
 
@@ -217,7 +238,7 @@ class _Service:
         waits for a reply. If the server was restarted and knows of none, wait for every client of the roster."""
         clients, running = self._clients, self._running
         trajectory, present = running.trajectory, running.present
-        expected = clients.ever_ready or set(self._roster.directory())
+        expected = clients.ever_ready or set(self._assembly.members())
         holders: dict[int, Done] = {}
         give_up = time.monotonic() + trajectory.plan.run.deadline_seconds
         while True:
@@ -239,7 +260,7 @@ class _Service:
                 break
             time.sleep(LOOK)
         self._certify(present, {client: done.signature for client, done in holders.items()})
-        self._tell(f"{len(holders)} of {len(self._roster.directory())} clients hold the last weights")
+        self._tell(f"{len(holders)} of {len(self._assembly.members())} clients hold the last weights")
 
     def _certify(self, present: Present, states: Mapping[int, bytes]) -> None:
         """Keep the clients' signatures under a state, if there are enough for a certificate."""
@@ -248,7 +269,7 @@ class _Service:
             return
         certificate = certificate_of(epoch.run, present, states)
         try:
-            require_certified(certificate, self._roster.directory(), plan.per_round)
+            require_certified(certificate, self._assembly.roster.directory(), plan.per_round)
         except MessageError as fault:
             self._tell(f"the state before round {present.round} has no certificate: {fault}")
             return
@@ -260,7 +281,7 @@ def _enough(plan: Plan) -> int:
     return plan.secure.floor if plan.secure.mode != "off" else 1
 
 
-def _plan_for(plan: Plan, roster: Roster) -> Plan:
-    """The plan for this roster's places, with every round written to disk before it counts."""
+def _plan_for(plan: Plan, places: int) -> Plan:
+    """The plan for so many places, with every round written to disk before it counts."""
     run = msgspec.structs.replace(plan.run, commit_seconds=0.0)
-    return parse(msgspec.structs.replace(for_roster(plan, roster), run=run).to_toml())  # parse checks it as a whole
+    return parse(msgspec.structs.replace(with_places(plan, places), run=run).to_toml())  # parse checks it as a whole

@@ -25,6 +25,21 @@ def tiers_for(plan: Plan, affords: Mapping[int, int]) -> tuple[int, ...]:
     return tuple(tiers)
 
 
+def require_hidden_tiers(plan: Plan) -> None:
+    """Refuse a plan in which fewer clients than the floor evaluate the last directions: clients would refuse to unmask
+    any sum of it."""
+    if plan.secure.mode == "off":
+        return
+    tiers = tiers_for(plan, {})
+    largest, floor = max(tiers), plan.secure.floor
+    if (count := tiers.count(largest)) < floor:
+        raise PlanError(
+            f"federation.tiers: only {count} of {len(tiers)} clients evaluate all {largest} directions, so the server "
+            f"could see their last values, and clients would refuse every round; expected at least secure.floor = "
+            f"{floor} such clients: give the lower tiers smaller shares"
+        )
+
+
 def require_sound_terms(plan: Plan) -> None:
     """Refuse a plan whose promises against a server that lies would not hold."""
     if plan.secure.mode != "malicious-server":

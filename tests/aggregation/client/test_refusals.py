@@ -5,14 +5,13 @@ import secrets
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from msgspec.structs import replace
 
 from baffle.aggregation.client.marks import Memory
 from baffle.aggregation.client.refusals import MOST_QUERIES
 from baffle.aggregation.client.session import KEYS_AT_ONCE
-from baffle.aggregation.context import round_context, sign
-from baffle.aggregation.masks import agree, pair_mask, self_mask
+from baffle.aggregation.context import key_context, round_context, sign
+from baffle.aggregation.masks import agree, mask_key, pair_mask, self_mask
 from baffle.aggregation.messages import (
     BOX_BYTES,
     NO_SHARE,
@@ -165,8 +164,7 @@ def test_a_key_that_was_given_away_masks_nothing() -> None:
     unmasked_by(federation, server, (0, 1, 2, 3))
     shares = [server.released[holder][4] for holder in (0, 1, 2, 3)]
     known = combine(weights([1, 2, 3, 4]), shares)
-    assert known is not None
-    private = X25519PrivateKey.from_private_bytes(known)
+    private = mask_key(known, key_context(federation.run, federation.advertised[4].session, 4, 0))
     pair = (4, 5)
     try:
         for client in pair:
@@ -178,7 +176,6 @@ def test_a_key_that_was_given_away_masks_nothing() -> None:
     except RefusalError:
         return
     seed = combine(weights([5, 6]), [again.released[4][4], again.released[5][4]])
-    assert seed is not None
     context = round_context(asked[4].keys, again.slot.opening, about(0), pair)
     between = pair_mask(agree(private, federation.advertised[5].keys[0]), context, LENGTH, plus=False)
     seen = add([again.vectors[4], np.negative(self_mask(seed, context, LENGTH)), between])

@@ -59,7 +59,6 @@ def test_pair_masks_alone_do_not_open_a_vector() -> None:
     assert left.any()
     unmasked_by(federation, server, federation.everybody)
     seed = combine(weights([1, 2]), [server.released[0][0], server.released[1][0]])
-    assert seed is not None
     assert np.array_equal(left, self_mask(seed, context, LENGTH))
     assert all(pair.any() for pair in pairs)
 

@@ -227,6 +227,26 @@ def _recorded(rounds: Rounds) -> tuple[MemoryStore, bytes, SlotRecord]:
     return rounds.crash_store, rounds.crash_store.data, slot
 
 
+STRANGER = 1 << 21
+
+
+@pytest.mark.parametrize("what", ["participants", "senders", "advertisements"])
+def test_a_record_with_other_clients_than_its_slot_has_is_not_used(what: str) -> None:
+    """Its hash is right, so whoever wrote it meant it."""
+    rounds = rounds_of("one sum")
+    crash(rounds, 0, "unmask", 0)
+    store, data, slot = _recorded(rounds)
+    changes: dict[str, SlotRecord] = {
+        "participants": replace(slot, participants=(*slot.participants[:-1], STRANGER)),
+        "senders": replace(slot, senders=(*slot.senders[:-1], STRANGER)),
+        "advertisements": replace(slot, opening=replace(slot.opening, advertisements=slot.opening.advertisements[1:])),
+    }
+    store.write(encode_record(replace(decode_record(data), slots=(changes[what],))))
+    with pytest.raises(MessageError, match="not members of its slot, or lacks some"):
+        restore_slot(rounds.federation.run, changes[what], rounds.policy)
+    assert rounds.sum.collect([dict.fromkeys(range(N), about(0))], rounds.network).sums == (None,)
+
+
 def test_what_is_restored_is_what_was_recorded() -> None:
     rounds = rounds_of("one sum")
     rounds.network.deaf = lambda client, phase: client == 3 and phase == "vector"

@@ -1,12 +1,11 @@
 """Secrets are recovered from the shares of one slot, and whoever gave a wrong one is known by it."""
 
-import secrets
 from collections.abc import Mapping
 
 import pytest
 
 from baffle.aggregation.server.recovery import Dealt, Recovery
-from baffle.aggregation.shares import split
+from baffle.aggregation.shares import new_secret, split
 from baffle.errors import AbortError
 
 DEALER, T, HOLDERS = 2, 5, range(9)
@@ -16,13 +15,13 @@ class Secret:
     """A secret, and the shares of it that a dealer has dealt."""
 
     def __init__(self) -> None:
-        self.secret = secrets.token_bytes(32)
+        self.secret = new_secret()
         pairs = split(self.secret, self.secret, T, [holder + 1 for holder in HOLDERS])
         self.shares = {holder: first for holder, (first, _) in zip(HOLDERS, pairs, strict=True)}
         self.dealt = Dealt(DEALER, self.secret.__eq__, lambda holder, share: share == self.shares[holder])
 
     def with_wrong(self, *holders: int) -> Mapping[int, bytes]:
-        return self.shares | {holder: b"\0" + secrets.token_bytes(32) for holder in holders}
+        return self.shares | {holder: new_secret() for holder in holders}
 
 
 @pytest.mark.parametrize("same_holders", [False, True])

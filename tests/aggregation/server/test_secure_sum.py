@@ -12,6 +12,7 @@ from baffle.aggregation.candid import CandidSum
 from baffle.aggregation.client.refusals import MOST_QUERIES
 from baffle.aggregation.context import sign, signed, state_text
 from baffle.aggregation.messages import NO_SHARE, Advertisement, Turned, Unmasked
+from baffle.aggregation.shares import SHARE_BYTES
 from baffle.core.messages import Abstention, Contribution, decode, encode
 from baffle.core.ring import add
 from baffle.errors import RefusalError
@@ -29,7 +30,7 @@ GARBAGE = [
     encode(Contribution(0, bytes(4))),
     encode(Contribution(99, bytes(4 * LENGTH))),
     encode(Turned(None, None)),
-    encode(Turned(Unmasked(0, b"", bytes(33)), None)),
+    encode(Turned(Unmasked(0, b"", bytes(SHARE_BYTES)), None)),
     encode(Turned(Unmasked(0, NO_SHARE * 3, NO_SHARE), None)),
     encode(about(0)),
 ]

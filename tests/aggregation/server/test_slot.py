@@ -1,6 +1,6 @@
 """The server's half of a slot refuses bad messages without being changed by them, and notices wrong shares."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,11 +11,11 @@ from baffle.aggregation.messages import (
     Sealed,
     Unmasked,
 )
-from baffle.aggregation.shares import SHARE_BYTES
+from baffle.aggregation.shares import PRIME, SHARE_BYTES
 from baffle.core.ring import add
 from baffle.errors import AbortError, RefusalError
 from tests.support.federation import LENGTH, about, random_vector
-from tests.support.slots import new_federation, unmasked_by
+from tests.support.slots import new_federation, shares_of, unmasked_by
 
 
 def test_a_bad_vector_is_refused_and_changes_nothing() -> None:
@@ -65,8 +65,8 @@ def test_bad_released_shares_are_refused_and_change_nothing() -> None:
         (0, replace(good[0], shares=good[0].shares[:-1])),
         (0, replace(good[0], shares=b"")),
         (3, good[0]),
-        (3, Unmasked(0, b"", bytes(33))),
-        (9, Unmasked(0, b"", bytes(33))),
+        (3, Unmasked(0, b"", bytes(SHARE_BYTES))),
+        (9, Unmasked(0, b"", bytes(SHARE_BYTES))),
     ]
     for sender, message in refused:
         with pytest.raises(RefusalError):
@@ -76,11 +76,13 @@ def test_bad_released_shares_are_refused_and_change_nothing() -> None:
         server.take_unmasked(client, message)
         server.take_unmasked(client, message)
         with pytest.raises(RefusalError, match="other shares"):
-            server.take_unmasked(client, replace(message, own=bytes(33)))
+            server.take_unmasked(client, replace(message, own=bytes(SHARE_BYTES)))
     assert np.array_equal(server.total(), add(list(plain.values())))
 
 
-@pytest.mark.parametrize("wrong", [lambda _: bytes(33), lambda s: s[:-1] + bytes([s[-1] ^ 64]), lambda s: s[::-1]])
+@pytest.mark.parametrize(
+    "wrong", [lambda _: bytes(SHARE_BYTES), lambda s: s[:-1] + bytes([s[-1] ^ 64]), lambda s: s[::-1]]
+)
 def test_wrong_shares_of_a_dropped_key_are_noticed(wrong: Callable[[bytes], bytes]) -> None:
     federation = new_federation(4)
     server, _ = federation.until_masked(about(0), sending=(0, 1, 2))
@@ -95,13 +97,41 @@ def test_wrong_shares_of_a_dropped_key_are_noticed(wrong: Callable[[bytes], byte
     assert server.lies.keys() == {1}
 
 
+SMALL, BEYOND = (number.to_bytes(SHARE_BYTES, "big") for number in (5, PRIME + 5))
+"""The same share, written in two ways."""
+
+
+@pytest.mark.parametrize("liars", [(), (0,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("dealt", [(SMALL,), (BEYOND,), (SMALL, BEYOND)])
+def test_shares_written_beyond_the_prime_change_no_sum(
+    monkeypatch: pytest.MonkeyPatch, dealt: Sequence[bytes], liars: tuple[int, ...]
+) -> None:
+    """All secrets are 5, and so are all their shares; dealers write some of them as the prime plus 5, and so do liars
+    that hold them. (True secrets are never so small.)"""
+
+    def constant(_first: bytes, _second: bytes, _t: int, points: Sequence[int]) -> list[tuple[bytes, bytes]]:
+        return [(dealt[point % len(dealt)], dealt[-1 - point % len(dealt)]) for point in points]
+
+    monkeypatch.setattr("baffle.aggregation.client.session.new_secret", lambda: SMALL)
+    monkeypatch.setattr("baffle.aggregation.client.session.split", constant)
+    federation = new_federation(5)
+    server, plain = federation.until_masked(about(0), sending=(0, 1, 2, 3))
+    unmask = server.unmask()
+    for client in (0, 1, 2, 3):
+        released = federation.sessions[client].unmask(unmask)
+        assert set(shares_of(released)) <= set(dealt)
+        server.take_unmasked(client, replace(released, shares=BEYOND * 4, own=BEYOND) if client in liars else released)
+    assert np.array_equal(server.total(), add(list(plain.values())))
+    assert not server.lies
+
+
 def test_a_wrong_share_of_ones_own_self_mask_is_noticed_and_not_needed() -> None:
     federation = new_federation(3)
     server, plain = federation.until_masked(about(0))
     unmask = server.unmask()
     for client in federation.everybody:
         released = federation.sessions[client].unmask(unmask)
-        server.take_unmasked(client, replace(released, own=bytes(33)) if client == 0 else released)
+        server.take_unmasked(client, replace(released, own=bytes(SHARE_BYTES)) if client == 0 else released)
     assert np.array_equal(server.total(), add(list(plain.values())))
     assert server.lies.keys() == {0}
 

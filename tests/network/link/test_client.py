@@ -2,10 +2,12 @@
 
 import socket
 import time
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from baffle.errors import TransportError
+from baffle.errors import TransportError, UnprovedError
 from baffle.network.link import client as line_module
 from baffle.network.link.client import split
 from tests.support.links import (
@@ -13,6 +15,7 @@ from tests.support.links import (
     Client,
     Keys,
     linked,
+    new_keys,
     until,
 )
 
@@ -94,6 +97,39 @@ def test_a_server_cannot_send_a_client_elsewhere(keys: Keys) -> None:
         with pytest.raises(TimeoutError):
             elsewhere.accept()
     assert "does not answer as a BAFFLE server" in client.told[0]
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_somebody_in_the_servers_place_does_not_end_a_client_that_has_met_its_server(
+    keys: Keys, tmp_path: Path, pauses: list[tuple[float, float]], tls: bool
+) -> None:
+    """Without TLS it does not pass the handshake, with TLS its certificate is another CA's. When the server is back, so
+    is its client."""
+    others = new_keys(tmp_path / "others", 1)
+    words = "was not issued by this client's CA" if tls else "is not the server that this client's roster names"
+    with ExitStack() as stack:
+        with linked(keys, tls=tls) as at:
+            client = stack.enter_context(Client(at.address, keys.clients[0], tls=tls))
+            at.until_present(0)
+        with linked(others, port=at.link.port, tls=tls):
+            until(lambda: any(words in told and told.endswith("; trying again") for told in client.told))
+        with linked(keys, port=at.link.port, tls=tls) as again:
+            again.until_present(0)
+            assert set(again.ask(0)) == {0}
+    assert not client.fault
+    assert pauses
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_client_that_has_never_met_its_server_says_what_is_wrong_and_ends(
+    keys: Keys, tmp_path: Path, tls: bool
+) -> None:
+    with (
+        linked(new_keys(tmp_path / "others", 1), tls=tls) as false,
+        Client(false.address, keys.clients[0], tls=tls) as client,
+    ):
+        until(lambda: client.ended)
+    assert isinstance(client.fault, UnprovedError)
 
 
 def test_requests_that_the_server_has_not_signed_are_not_handed_out(keys: Keys) -> None:

@@ -32,9 +32,10 @@ class Marked(_Line, frozen=True, tag="marks"):
 
 
 class Entered(_Line, frozen=True, tag="entered"):
-    """It takes part in this run, and in no earlier one any more."""
+    """It takes part in this run, which has so many places for clients, and in no earlier one any more."""
 
     run: Hex
+    places: Annotated[int, Meta(ge=0)] = 0
 
 
 class Left(_Line, frozen=True, tag="left"):

@@ -35,6 +35,8 @@ class Memory:
         self._fruitless: dict[bytes, float] = {}  # run without a round → when a nonce was opened for it
         self.run = b""
         """The run that this client is in. It never goes back to an earlier one."""
+        self.places = 0
+        """How many places for clients that run has."""
         self._left: set[bytes] = set()
 
     # Rounds
@@ -54,12 +56,12 @@ class Memory:
 
     # Runs
 
-    def enter(self, run: bytes) -> None:
+    def enter(self, run: bytes, places: int = 0) -> None:
         """Take part in a run, and in no earlier one from now on."""
         if run in self._left:
             raise RefusalError("this client has left that run for another, and takes part in one run at a time")
         if run != self.run:
-            self._add(Entered(run.hex()))
+            self._add(Entered(run.hex(), places))
 
     def leave(self) -> None:
         """The run that this client is in is over for it."""
@@ -116,12 +118,12 @@ class Memory:
                     self._fruitless.pop(bytes.fromhex(run), None)
                 if released:
                     self._released[bytes.fromhex(released)] = self.released(bytes.fromhex(released)) + 1
-            case Entered(run=run):
+            case Entered(run=run, places=places):
                 self._left |= {self.run} - {b""}
-                self.run = bytes.fromhex(run)
+                self.run, self.places = bytes.fromhex(run), places
             case Left(run=run):
                 self._left.add(bytes.fromhex(run))
-                self.run = b""
+                self.run, self.places = b"", 0
             case Committed(commitment=commitment, nonce=nonce):
                 self._nonces[bytes.fromhex(commitment)] = bytes.fromhex(nonce)
             case Opened(commitment=commitment, run=run, moment=moment):
@@ -139,7 +141,7 @@ class Memory:
             for commitment, run in self._opened.items()
         ]
         held += [Left(run.hex()) for run in self._left]
-        return [*held, *([Entered(self.run.hex())] if self.run else [])]
+        return [*held, *([Entered(self.run.hex(), self.places)] if self.run else [])]
 
     def take_over(self, lines: list[Line]) -> None:
         """Go on from what another memory held, if this one holds nothing."""

@@ -96,7 +96,7 @@ class Peers:
     def seal(self, slot: int, texts: Mapping[int, bytes]) -> bytes:
         """One box for each receiver, in order, with the digests of its two shares. Only the receiver can open it, as
         this client's box for this slot."""
-        own = key_context(self._run, self._of(self._number), slot)
+        own = self._key_context(self._number, slot)
 
         def box(receiver: int, text: bytes) -> bytes:
             key = expand(self._channel_to(receiver), box_context(own, self._number, receiver), "box")
@@ -109,8 +109,8 @@ class Peers:
     def open(self, slot: int, sender: int, box: bytes) -> bytes | None:
         """What is in a box, or none if the sender did not seal it for this client and slot, or sealed other shares than
         its digests say."""
-        sender_context = key_context(self._run, self._of(sender), slot)
-        key = expand(self._channel_to(sender), box_context(sender_context, sender, self._number), "box")
+        context = box_context(self._key_context(sender, slot), sender, self._number)
+        key = expand(self._channel_to(sender), context, "box")
         sealed, digests = box[: -2 * DIGEST_BYTES], box[-2 * DIGEST_BYTES :]
         try:
             text = ChaCha20Poly1305(key).decrypt(NO_NONCE, sealed, None)
@@ -119,8 +119,11 @@ class Peers:
         return text if self._digests(slot, sender, self._number, text) == digests else None
 
     def _digests(self, slot: int, dealer: int, holder: int, text: bytes) -> bytes:
-        shares = text[:SHARE_BYTES], text[SHARE_BYTES:]
-        return b"".join(share_digest(self._run, slot, dealer, holder, place, s) for place, s in enumerate(shares))
+        first = share_digest(self._run, slot, dealer, holder, 0, text[:SHARE_BYTES])
+        return first + share_digest(self._run, slot, dealer, holder, 1, text[SHARE_BYTES:])
+
+    def _key_context(self, owner: int, slot: int) -> bytes:
+        return key_context(self._run, self._of(owner).session, owner, slot)
 
     def _of(self, peer: int) -> Advertisement:
         return _known(self._advertised, peer)

@@ -17,7 +17,7 @@ A *slot* is one use of the protocol: one mask key of every client, for one attem
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -35,8 +35,8 @@ from baffle.aggregation.client.refusals import (
 )
 from baffle.aggregation.client.slot import FrozenSlot, OpenSlot, freeze, thaw
 from baffle.aggregation.client_policy import ClientPolicy, checked_slot
-from baffle.aggregation.context import round_context, seed_commitment, sign, state_text, survivors_text
-from baffle.aggregation.masks import agree, pair_mask, self_mask
+from baffle.aggregation.context import key_context, round_context, seed_commitment, sign, state_text, survivors_text
+from baffle.aggregation.masks import agree, mask_key, pair_mask, self_mask
 from baffle.aggregation.messages import (
     BOX_BYTES,
     MOST_KEYS,
@@ -44,10 +44,10 @@ from baffle.aggregation.messages import (
     Advertisement,
     Agree,
     Agreed,
-    Key,
     MaskedRequest,
     Opening,
     Sealed,
+    Secret,
     Session,
     Turn,
     Turned,
@@ -55,7 +55,7 @@ from baffle.aggregation.messages import (
     Unmasked,
     cut,
 )
-from baffle.aggregation.shares import SHARE_BYTES, split
+from baffle.aggregation.shares import SHARE_BYTES, new_secret, split
 from baffle.core.messages import Message, Number, RoundRequest, decode, encode, read
 from baffle.core.ring import RingVector, add
 from baffle.errors import BaffleError, RefusalError
@@ -67,13 +67,20 @@ KEYS_AT_ONCE = 128
 """How many slots one signed list of keys serves."""
 
 
+class MaskKey(NamedTuple):
+    """A slot's key, and the secret that it is derived from. The secret is what this client shares."""
+
+    secret: bytes
+    private: X25519PrivateKey
+
+
 class FrozenSession(Message, frozen=True, tag="frozen-session"):
     """A session between two messages. Whoever reads it can unmask what this client sends, so it belongs in memory and
     nowhere else."""
 
     session: Session
     peers: FrozenPeers
-    keys: tuple[tuple[Number, Key], ...]
+    keys: tuple[tuple[Number, Secret], ...]
     open: tuple[FrozenSlot, ...]
     memory: bytes
 
@@ -108,7 +115,7 @@ class ClientSession:
         known = None if frozen is None else decode(frozen, FrozenSession)
         self._session = known.session if known else secrets.token_bytes(16)
         self._peers = Peers(number, run, read_keys or reader(directory, run), known.peers if known else None)
-        self._keys = {slot: X25519PrivateKey.from_private_bytes(key) for slot, key in known.keys} if known else {}
+        self._keys = {slot: self._key(slot, secret) for slot, secret in known.keys} if known else {}
         self._open = {slot.opening.slot: thaw(slot, policy) for slot in known.open} if known else {}
         if known:
             self._memory.take_over(read(known.memory, list[Line], "marks"))
@@ -119,7 +126,7 @@ class ClientSession:
             FrozenSession(
                 self._session,
                 self._peers.frozen(),
-                tuple((slot, key.private_bytes_raw()) for slot, key in self._keys.items()),
+                tuple((slot, key.secret) for slot, key in self._keys.items()),
                 tuple(freeze(slot) for slot in self._open.values()),
                 msgspec.msgpack.encode(self._memory.lines()),
             )
@@ -138,9 +145,9 @@ class ClientSession:
         """Keys for the slots from `first` on. A slot keeps its key, however often it is advertised."""
         require_unused(first, self.marks)
         slots = range(first, first + KEYS_AT_ONCE)
-        private_keys = {slot: self._keys.get(slot) or X25519PrivateKey.generate() for slot in slots}
-        self._keys = dict([*self._keys.items(), *private_keys.items()][-MOST_KEYS:])
-        keys = tuple(key.public_key().public_bytes_raw() for key in private_keys.values())
+        own = {slot: self._keys.get(slot) or self._key(slot, new_secret()) for slot in slots}
+        self._keys = dict([*self._keys.items(), *own.items()][-MOST_KEYS:])
+        keys = tuple(key.private.public_key().public_bytes_raw() for key in own.values())
         unsigned = Advertisement(self._number, self._session, self._peers.channel_key, first, keys, bytes(64))
         advertisement = sign(self._identity, self._run, unsigned)
         self._peers.take_own(advertisement)
@@ -154,24 +161,24 @@ class ClientSession:
                 raise RefusalError(f"slot {opening.slot} was opened with other members or terms before")
             return known.sealed
         require_unused(opening.slot, self.marks)
-        private = self._keys.get(opening.slot)
-        if private is None:
+        key = self._keys.get(opening.slot)
+        if key is None:
             raise RefusalError(f"no key was advertised for slot {opening.slot}")
         slot = checked_slot(msgspec.structs.replace(opening, advertisements=()), self._policy)
         if self._number not in opening.members:
             raise RefusalError(f"slot {opening.slot} does not count this client among its members")
         neighbours = slot.graph.neighbours[self._number]
-        self._peers.take(opening, neighbours, private.public_key().public_bytes_raw())
-        seed = secrets.token_bytes(32)
+        self._peers.take(opening, neighbours, key.private.public_key().public_bytes_raw())
+        seed = new_secret()
         points = [holder + 1 for holder in (*neighbours, self._number)]
-        *shares, (own, _) = split(seed, private.private_bytes_raw(), opening.threshold, points)
+        *shares, (own, _) = split(seed, key.secret, opening.threshold, points)
         texts = {receiver: of_seed + of_key for receiver, (of_seed, of_key) in zip(neighbours, shares, strict=True)}
         commitment = seed_commitment(self._run, opening.slot, self._number, seed)
         sealed = Sealed(opening.slot, self._peers.seal(opening.slot, texts), commitment)
         self._note(sealed=opening.slot)
         self._keys = {number: key for number, key in self._keys.items() if number > opening.slot}
         self._open = {number: earlier for number, earlier in self._open.items() if number >= opening.slot - 1}
-        self._open[opening.slot] = OpenSlot(slot, private, seed, own, sealed)
+        self._open[opening.slot] = OpenSlot(slot, key.private, seed, own, sealed)
         self._peers.forget_keys_before(min(self._open))
         return sealed
 
@@ -262,6 +269,9 @@ class ClientSession:
         if number not in self._open:
             raise RefusalError(f"slot {number} was not opened")
         return self._open[number]
+
+    def _key(self, slot: int, secret: bytes) -> MaskKey:
+        return MaskKey(secret, mask_key(secret, key_context(self._run, self._session, self._number, slot)))
 
     def _require_fresh(self, request: RoundRequest) -> None:
         require_fresh(request, self.marks, self._memory.released(request.weights_hash))

@@ -6,7 +6,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from baffle.aggregation.client_policy import ClientPolicy, Slot, checked_slot
-from baffle.aggregation.messages import Key, MaskedRequest, Members, Opening, Sealed, Share, Unmasked
+from baffle.aggregation.messages import Key, MaskedRequest, Members, Opening, Sealed, Secret, Share, Unmasked
 from baffle.core.messages import Message
 from baffle.core.ring import ELEMENT, RingVector
 
@@ -30,7 +30,7 @@ class FrozenSlot(Message, frozen=True, tag="frozen-slot"):
 
     opening: Opening
     private: Key
-    seed: Key
+    seed: Secret
     share: Share
     sealed: Sealed
     request: MaskedRequest | None

@@ -106,6 +106,9 @@ def restore_slot(run: bytes, record: SlotRecord, policy: ClientPolicy) -> Server
     """The slot as it was when it was recorded."""
     lists = [decode(data, Advertisement) for data in record.opening.advertisements]
     advertisements = {advertisement.sender: advertisement for advertisement in lists}
+    members = record.opening.members
+    if tuple(advertisements) != members or not set(record.senders) <= set(record.participants) <= set(members):
+        raise MessageError("the crash record holds clients that are not members of its slot, or lacks some")
     slot = ServerSlot(run, checked_slot(record.opening, policy), advertisements)
     slot.participants = record.participants
     slot.chain = record.chain

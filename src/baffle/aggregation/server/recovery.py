@@ -42,7 +42,7 @@ class Recovery:
         """The secret that the dealer committed to. Aborts if these shares do not give it."""
         self._require_enough(shares, dealt.dealer, "answered")
         secret = self._combined(shares)
-        return self._contested(shares, dealt) if secret is None or not dealt.secret(secret) else secret
+        return self._contested(shares, dealt) if not dealt.secret(secret) else secret
 
     def note_unopened(self, dealer: int, complaints: int, holders: int) -> None:
         """So many holders say that they could not open the dealer's box. Any of them may be the liar, and a share is
@@ -76,7 +76,7 @@ class Recovery:
         if len(shares) < self.threshold:
             raise AbortError(f"{len(shares)} neighbours of client {dealer} {what}, {self.threshold} are needed")
 
-    def _combined(self, shares: Shares) -> bytes | None:
+    def _combined(self, shares: Shares) -> bytes:
         looked_at = tuple(shares)
         if not self.same_holders:
             looked_at = tuple(sorted(shares, key=self._ranks.__getitem__)[: self.threshold])

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from baffle.aggregation.client_policy import Slot
 from baffle.aggregation.context import (
+    key_context,
     keys_digest,
     round_context,
     seed_commitment,
@@ -17,7 +18,7 @@ from baffle.aggregation.context import (
     state_text,
     survivors_text,
 )
-from baffle.aggregation.masks import agree, pair_mask, self_mask
+from baffle.aggregation.masks import agree, mask_key, pair_mask, self_mask
 from baffle.aggregation.messages import (
     BOX_BYTES,
     DIGEST_BYTES,
@@ -58,6 +59,7 @@ class ServerSlot:
     released: dict[int, dict[int, bytes]] = field(default_factory=dict)
     recovery: Recovery = field(init=False)
     _near: dict[int, list[int]] = field(default_factory=dict)
+    _private_keys: dict[tuple[int, bytes], X25519PrivateKey] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         complete = self.slot.graph.k + 1 == len(self.slot.opening.members)
@@ -154,7 +156,7 @@ class ServerSlot:
             if client in self.vectors:
                 yield np.negative(self_mask(secret, self.context, length))
                 continue
-            private = X25519PrivateKey.from_private_bytes(secret)
+            private = self._private_key(client, secret)
             for peer in self._neighbours(client):
                 if peer in self.vectors:  # cancels what the peer added for the dropped client
                     yield pair_mask(agree(private, self._key_of(peer)), self.context, length, plus=client < peer)
@@ -205,10 +207,17 @@ class ServerSlot:
         return lambda seed: seed_commitment(self.run, self.slot.number, client, seed) == self.commitments[client]
 
     def _is_key(self, client: int) -> Callable[[bytes], bool]:
-        def matches(key: bytes) -> bool:
-            return X25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw() == self._key_of(client)
+        def matches(secret: bytes) -> bool:
+            return self._private_key(client, secret).public_key().public_bytes_raw() == self._key_of(client)
 
         return matches
+
+    def _private_key(self, client: int, secret: bytes) -> X25519PrivateKey:
+        """The key that a secret would give a client. It is needed twice: to check the secret, and to use it."""
+        if (client, secret) not in self._private_keys:
+            context = key_context(self.run, self.advertisements[client].session, client, self.slot.number)
+            self._private_keys[client, secret] = mask_key(secret, context)
+        return self._private_keys[client, secret]
 
     def _is_share(self, dealer: int, holder: int, share: bytes) -> bool:
         place = 0 if dealer in self.vectors else 1

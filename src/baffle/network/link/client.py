@@ -16,7 +16,7 @@ from types import TracebackType
 from websockets.exceptions import InvalidHandshake
 
 from baffle.core.messages import decode
-from baffle.errors import AwayError, KeyRefusedError, MessageError, TransportError
+from baffle.errors import AwayError, KeyRefusedError, MessageError, TransportError, UnprovedError
 from baffle.network.keys import ClientKeys
 from baffle.network.link.envelope import REQUEST_BYTES, Request, read_request, reply
 from baffle.network.link.handshake import (
@@ -62,6 +62,7 @@ class Line:
         self._socket: socket.socket | None = None
         self._connection: Websocket | None = None
         self._opened: float | None = None
+        self._has_met = False  # whether the server has ever accepted this client
         self._asked: Request | None = None
         self._asked_on: Websocket | None = None  # where the server waits for the answer
         self._answered = b"", b""  # the hash of the newest request that was answered, and the answer
@@ -146,16 +147,21 @@ class Line:
             self._opened = None
             try:
                 self._connect_and_listen()
-            except AwayError as fault:
-                self._say(f"{fault}; trying again")
             except Exception as fault:  # also a mistake of ours, which must not leave the client waiting for ever
-                self._delivered.set()
-                self._inbox.put(fault)
-                return
+                if not self._is_to_try_again(fault):
+                    self._delivered.set()
+                    self._inbox.put(fault)
+                    return
+                self._say(f"{fault}; trying again")
             if self._opened is not None and time.monotonic() - self._opened > pause:
                 pause = FIRST_PAUSE
             self._stopped.wait(random.uniform(pause / 2, pause))
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _is_to_try_again(self, fault: Exception) -> bool:
+        """Whoever starts a client should know if the other end is not its server. But once it has met its server,
+        somebody who stands in the server's place for a while must not end it."""
+        return isinstance(fault, AwayError) or (isinstance(fault, UnprovedError) and self._has_met)
 
     def _connect_and_listen(self) -> None:
         """Open a connection and take what comes. When it is closed, raise the error that says why."""
@@ -191,10 +197,10 @@ class Line:
             connection.send(side.greeting())
             proof = side.proof(connection.receive(OPEN_SECONDS))
         except MessageError as fault:
-            raise TransportError(f"{self._address} is refused: {fault}") from None
+            raise UnprovedError(f"{self._address} is refused: {fault}") from None
         except ClosedError as fault:
             if fault.code == REFUSED:
-                raise TransportError(f"{self._address} refuses this client: {fault.reason}") from None
+                raise UnprovedError(f"{self._address} refuses this client: {fault.reason}") from None
             raise
         with self._lock:  # the first request may come together with the last frame of the handshake
             connection.allow(self._limit + REQUEST_BYTES)
@@ -202,7 +208,7 @@ class Line:
         try:
             decode(connection.receive(OPEN_SECONDS), Accepted)
         except MessageError as fault:
-            raise TransportError(f"{self._address} does not keep to the handshake: {fault}") from None
+            raise UnprovedError(f"{self._address} does not keep to the handshake: {fault}") from None
         except ClosedError as fault:
             if fault.code == REFUSED:
                 raise KeyRefusedError(
@@ -215,7 +221,7 @@ class Line:
         with self._lock:
             connection.allow(self._limit + REQUEST_BYTES)
             self._connection = connection
-        self._opened = time.monotonic()
+        self._opened, self._has_met = time.monotonic(), True
         self._require_wanted()
         self._say(f"connected to {self._address}")
 
@@ -247,6 +253,8 @@ class Line:
             return TransportError(
                 "another process has connected with this client's key; two must never share a key: stop one of them"
             )
+        if fault.code == REFUSED:
+            return KeyRefusedError(f"{self._address} refuses this client's key: {fault.reason}")
         if fault.code:
             self._delivered.set()  # a server that says goodbye waits for nothing
         return AwayError(f"{self._address} closed the connection ({fault.reason})")
@@ -277,7 +285,7 @@ def split(address: str) -> tuple[str, int]:
 def _error(address: str, fault: Exception) -> TransportError:
     """Our error for a connection that could not be opened."""
     if isinstance(fault, ssl.SSLCertVerificationError):
-        return TransportError(
+        return UnprovedError(
             f"the certificate of {address} was not issued by this client's CA, or is for another address "
             f"({fault.verify_message})"
         )

@@ -22,7 +22,19 @@ from baffle.errors import MessageError
 TAG = b"message/2"
 TO_CLIENT, TO_SERVER = b"to client", b"to server"
 
-PHASES = ("introduce", "begin", "openings", "halt", "over", "hello", "turn", "request", "masked-request", "agree")
+PHASES = (
+    "introduce",
+    "begin",
+    "openings",
+    "halt",
+    "over",
+    "hello",
+    "turn",
+    "request",
+    "masked-request",
+    "agree",
+    "new-roster",
+)
 """The kinds of requests, each named by the tag of its message. A request's header holds the number of its kind."""
 
 MOST_ROUND = 2**32 - 1

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from baffle.errors import MessageError
 from baffle.network.link.connection import Connection
 from baffle.network.link.envelope import REPLY_BYTES, Request, answered_id, read_reply
-from baffle.network.link.handshake import REPLACED
+from baffle.network.link.handshake import REFUSED, REPLACED
 from baffle.network.link.limits import most_bytes
 from baffle.network.rosters import Roster
 
@@ -71,6 +71,15 @@ class Exchanges:
         self._stalled: dict[int, float] = {}  # client → when it missed a deadline without a sign of life
         self._open: list[Exchange] = []
         self._told: dict[int, float] = {}  # client → when something was last told about it
+
+    def admit(self, roster: Roster) -> None:
+        """The clients are those of this roster from now on. Whoever is no longer one of them is disconnected."""
+        before, self._directory = self._directory, roster.directory()
+        for client in [client for client, key in before.items() if self._directory.get(client) != key]:
+            self._breaks.pop(client, None)
+            if connection := self.connections.get(client):
+                connection.close(REFUSED, "this key is no longer on the server's roster")
+            self._close(client)
 
     def present(self) -> dict[int, bytes]:
         """The clients that are connected, each with the name of its process."""

@@ -11,8 +11,8 @@ PLAN_BYTES = SMALL + (4 << 20)
 """Room for a message with a plan: its text has at most a million characters."""
 
 KEY_BYTES = 32 + 5
-COMMITMENT_BYTES = 256
-"""Room for a client's commitment and tier in a statement."""
+MEMBER_BYTES = 512
+"""Room for a client's commitment and tier in a statement, or for its place in a roster."""
 
 
 def most_bytes(phase: str, clients: int, contribution: int) -> int:
@@ -30,8 +30,9 @@ def most_bytes(phase: str, clients: int, contribution: int) -> int:
 
 
 def most_joining_bytes(clients: int) -> int:
-    """The most bytes that a request may have before a client is in a run: a plan, and a statement's list of clients."""
-    return PLAN_BYTES + clients * COMMITMENT_BYTES
+    """The most bytes that a request may have before a client is in a run: a plan, and a list of clients. In place of a
+    plan, some thousand clients more than before have room in a roster."""
+    return PLAN_BYTES + clients * MEMBER_BYTES
 
 
 def most_request_bytes(clients: int, n_weights: int, contribution: int) -> int:

@@ -20,6 +20,7 @@ from baffle.network.link.door import Door, origin
 from baffle.network.link.exchanges import QUIET, Exchanges
 from baffle.network.link.handshake import GOODBYE, ServerSide
 from baffle.network.link.pages import Pages
+from baffle.network.rosters import Roster
 from baffle.network.status import LinkCounts
 
 BACKLOG = 1024
@@ -48,15 +49,23 @@ class Port:
     ) -> None:
         self._listener, self._tls, self._pages, self._exchanges, self._say = listener, tls, pages, exchanges, say
         self._identity, self._hosts = keys.identity, frozenset(host.lower() for host in keys.hosts)
-        self._clients = {key: number for number, key in keys.roster.directory().items()}
+        self._clients: dict[bytes, int] = {}  # identity → client; handshakes that have begun look here, too
         self._loop = asyncio.get_running_loop()
-        self.door = Door(len(self._clients), self._loop.time, behind_proxy=tls is None)
+        self.door = Door(0, self._loop.time, behind_proxy=tls is None)
+        self.admit(keys.roster)
         self._handshakes: dict[Connection, ServerSide] = {}
         self._all = set[Connection]()
         self._closing: dict[int, Connection] = {}  # client → its connection that has ended and is not closed yet
         self._tasks = set[asyncio.Task[None]]()
         for work in (self._accept, self._keep_alive):
             self._start(self._for_ever(work))
+
+    def admit(self, roster: Roster) -> None:
+        """Let the clients of this roster in from now on, and nobody else."""
+        self._clients.clear()
+        self._clients.update({key: number for number, key in roster.directory().items()})
+        self.door.clients = len(self._clients)
+        self._exchanges.admit(roster)
 
     async def stop(self) -> None:
         """Say goodbye to everybody, and stop listening."""

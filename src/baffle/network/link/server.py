@@ -25,6 +25,7 @@ from baffle.network.link.envelope import Request, ask
 from baffle.network.link.exchanges import Exchanges
 from baffle.network.link.pages import Pages
 from baffle.network.link.port import Port, listen, server_tls
+from baffle.network.rosters import Roster
 
 __all__ = ["Link", "server_tls"]
 
@@ -106,12 +107,20 @@ class Link:
             for client, body in requests.items()
         }
 
+    def admit(self, roster: Roster) -> None:
+        """The clients are those of this roster from now on. Whoever is no longer one of them is disconnected."""
+        self._call(self._admit(roster))
+        self._directory = roster.directory()
+
     def expect(self, contribution: int) -> None:
         """Accept contributions of at most this many bytes."""
         self._exchanges.contribution = contribution
 
     async def _open(self) -> Port:
         return Port(self._listener, self._tls, self._keys, self._pages, self._exchanges, self._say)
+
+    async def _admit(self, roster: Roster) -> None:
+        self._port.admit(roster)
 
     async def _present(self) -> dict[int, bytes]:
         return self._exchanges.present()

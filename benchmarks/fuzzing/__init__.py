@@ -1,0 +1,1 @@
+"""What benchmarks/fuzz_messages.py is made of: damage, what is damaged, and what is checked afterwards."""

@@ -1,0 +1,153 @@
+"""A client of a network, before every message that it gets in a run: a server that signs what it sends, and lies.
+
+A real federation plays a run in memory, with clients that come late, so that there are two epochs. Whatever a client is
+sent, it answers; when it abstains, it is as before, except that a slot for which it was asked to compute is used up.
+That a client gives up a run, because what it is told does not lead to its own weights, is no change by a message that
+was refused: it is how it must answer such a server.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from unittest.mock import patch
+
+import msgspec
+import torch
+
+from baffle.client.abstaining import abstention
+from baffle.core.messages import tag_of
+from baffle.data import handwriting
+from baffle.network.joining import UNREADY
+from baffle.network.member import Member
+from baffle.network.policy import Policy
+from baffle.plan import Plan, parse
+from fuzzing.checks import Target, Tried, clone
+from fuzzing.damage import Mutations
+from tests.support.lines_in_memory import Federation, LinesInMemory, new_keys
+
+CLIENTS, VICTIM, LATE = 4, 0, 12
+MODES = ("off", "on", "malicious-server")
+USED_UP = {f"{memory}.{name}" for memory in ("memory", "_client.session._memory") for name in ("_marks", "_size")}
+MISTAKE = "a mistake in BAFFLE"
+
+PLAN = """
+name = "fuzzed"
+rounds = 6
+task.model = {name = "softmax"}
+federation.clients = 4
+probe = {k = 4, distribution = "rademacher"}
+secure.floor = 2
+run = {deadline_seconds = 5.0, evaluate_every = 100, snapshot_every = 2}
+"""
+
+
+class Always:
+    """Tells everything, however often."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+
+    def __call__(self, words: str) -> None:
+        self._tell(words)
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Nobody waits, nothing is made durable, samples are read once, and every reason is told."""
+    torch.set_num_threads(1)
+    with ExitStack() as patches:
+        for name, value in {
+            "baffle.network.serve.LOOK": 0.001,
+            "baffle.network.serve.EPOCH_SECONDS": 0.0,
+            "baffle.network.connected.AGAIN": 0.0,
+            "baffle.network.member.Sparingly": Always,
+            "baffle.aggregation.client.session.KEYS_AT_ONCE": 4,
+            "baffle.data.handwriting._bunch": lru_cache(handwriting._bunch),
+            "os.fsync": lambda _file: None,
+        }.items():
+            patches.enter_context(patch(name, value))
+        yield
+
+
+class Recorded:
+    """A run of a mode, with the victim as it was before each kind of message, and what it was sent then."""
+
+    def __init__(self, mode: str, folder: Path) -> None:
+        self.log: list[str] = []
+        self.before: dict[str, tuple[Member, bytes]] = {}
+        self.requests: list[bytes] = []
+        self._seen: dict[str, int] = {}
+        plan: Plan = parse(PLAN, [f'secure.mode="{mode}"'])
+        policy = Policy(mode="off" if mode == "off" else "on", floor=2)
+        federation = Federation(new_keys(folder, CLIENTS), folder, plan, policy=policy)
+        lines = federation.lines(CLIENTS - 1)
+        member = federation.member(VICTIM, tell=self.log.append)
+        lines.clients[VICTIM] = lambda data: self._answer(member, data)
+        lines.before = lambda exchange: self._come(federation, lines, exchange)
+        federation.serve(lines, least=CLIENTS - 1)
+        self.before["nothing more"] = clone(member), self.requests[-1]
+        if self.log and any(MISTAKE in words for words in self.log):
+            raise AssertionError(f"the run itself goes wrong: {self.log}")
+
+    @staticmethod
+    def _come(federation: Federation, lines: LinesInMemory, exchange: int) -> None:
+        if exchange == LATE:
+            lines.clients[CLIENTS - 1] = federation.member(CLIENTS - 1).answer
+
+    def _answer(self, member: Member, data: bytes) -> bytes:
+        """Remember the victim before the first message of a kind, and before one that comes late in the run."""
+        kind = tag_of(data)
+        self._seen[kind] = self._seen.get(kind, 0) + 1
+        if self._seen[kind] in (1, 4):
+            name = kind if self._seen[kind] == 1 else f"a later {kind}"
+            self.before[name] = clone(member), data
+        self.requests.append(data)
+        return member.answer(data)
+
+
+def to_member(log: list[str]) -> Callable[[Member, bytes], bool]:
+    """Gives a message to a client, and tells whether it refused it."""
+
+    def feed(member: Member, data: bytes) -> bool:
+        del log[:]
+        reply = member.answer(data)
+        if mistakes := [words for words in log if MISTAKE in words]:
+            raise AssertionError(mistakes[0])
+        if reply == UNREADY:
+            return member._client is not None
+        return reply == abstention(data) or _is_nothing_turned(reply)
+
+    return feed
+
+
+def _is_nothing_turned(reply: bytes) -> bool:
+    tag, *parts = msgspec.msgpack.decode(reply)
+    return bool(tag == "turned" and parts[:2] == [None, None])
+
+
+def may_change(data: bytes) -> set[str]:
+    """What a client that abstains may have changed: whoever asked it to compute has used up a slot."""
+    return USED_UP if tag_of(data) == "masked-request" else set()
+
+
+def targets_of(run: Recorded, mode: str) -> list[Target]:
+    return [
+        Target(f"member before {name} ({mode})", member, [fitting], to_member(run.log), may_change=may_change)
+        for name, (member, fitting) in run.before.items()
+    ]
+
+
+def members(count: int, seed: int) -> Iterator[Tried]:
+    """Malformed messages of a server, signed, to a client."""
+    draw = Random(seed)
+    with tempfile.TemporaryDirectory() as folder, impatient():
+        runs: Mapping[str, Recorded] = {mode: Recorded(mode, Path(folder) / mode) for mode in MODES}
+        targets = [target for mode, run in runs.items() for target in targets_of(run, mode)]
+        corpus = sorted({request for run in runs.values() for request in run.requests}, key=len)
+        mutations = Mutations(draw, corpus)
+        for _ in range(count):
+            target = draw.choice(targets)
+            yield target.take(mutations.of(draw.choice(target.fitting if draw.random() < 0.7 else corpus)))

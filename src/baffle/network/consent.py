@@ -1,0 +1,198 @@
+"""What a client looks at before it takes part: the plan, the roster, its marks. It agrees, or refuses with a reason for
+its own log."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from baffle.aggregation.client.marks import Memory
+from baffle.client.abstaining import Tell
+from baffle.client.worker import Worker
+from baffle.core.arrays import F32
+from baffle.errors import KeysError, PlanError, RefusalError
+from baffle.network.entering import Entry, checked_entry
+from baffle.network.joining import Begin, Introduce, Introduction, NewRoster, RosterTaken
+from baffle.network.keys import ClientKeys
+from baffle.network.policy import Policy
+from baffle.network.rosters import Roster, RosterFile, keep_roster, newer_roster, require_not_expired
+from baffle.network.same_plan import differences, with_places
+from baffle.plan import Plan, check, read_toml, settings_of
+from baffle.statement import NONCE_BYTES, commitment_text, commitment_to, read_statement
+
+
+class Equipment(NamedTuple):
+    """What a client computes with, and the weights that it begins with, which it made or loaded itself."""
+
+    worker: Worker
+    initial: Callable[[], F32]
+
+
+Equip = Callable[[Plan], Equipment]
+"""A plan → what this client computes with. Its worker evaluates all directions."""
+
+CountSamples = Callable[[Plan], int]
+"""A plan → how many samples this client has for it."""
+
+
+@dataclass
+class Consent:
+    """One client's consent to rosters, plans and statements. Member says what its fields mean."""
+
+    keys: ClientKeys
+    memory: Memory
+    samples: CountSamples
+    equip: Equip
+    affords: int = 0
+    pinned: Plan | None = None
+    policy: Policy | None = None
+    tell: Tell = lambda _words: None
+    revoked: str = ""
+    """Why this client's key will never take part again; empty as long as it may."""
+    _equipped: tuple[bytes, Equipment] | None = field(default=None, repr=False)  # for the trajectory of this digest
+
+    def __post_init__(self) -> None:
+        self._file = RosterFile(self.keys.folder, self.keys.authority, self.keys.roster)
+
+    def is_behind(self, asked: Introduce | Begin) -> bool:
+        """Whether the server has a later roster than this client, also after a look into its own folder."""
+        self._take_roster_of_folder()
+        number = asked.roster if isinstance(asked, Introduce) else read_statement(asked.statement).roster
+        return number > self.keys.roster.number
+
+    def take_roster(self, asked: NewRoster) -> RosterTaken:
+        """Take a roster that the server hands over. It is on disk before anything builds on it."""
+        self._take_roster_of_folder()
+        roster = newer_roster(self.keys.roster, self.keys.authority, asked.roster)
+        if roster != self.keys.roster:
+            self._require_same_server(roster)
+            keep_roster(self.keys.folder, roster)
+            self._use(roster)
+        return RosterTaken()
+
+    def _take_roster_of_folder(self) -> None:
+        """Somebody may have put a later roster there; one that is handed over must not replace it by an earlier one."""
+        try:
+            roster = self._file.reread()
+        except KeysError as fault:
+            self.tell(f"{fault}; this client goes on with roster {self.keys.roster.number}")
+            return
+        if roster and roster.number > self.keys.roster.number:
+            self._require_same_server(roster)
+            self._use(roster)
+
+    def _require_same_server(self, roster: Roster) -> None:
+        if roster.server != self.keys.roster.server:
+            raise RefusalError(f"roster {roster.number} names another server than the one that this client talks to")
+
+    def _use(self, roster: Roster) -> None:
+        try:
+            self.keys = self.keys.under(roster)
+        except KeysError as fault:
+            self.revoked = str(fault)
+            raise
+        self.tell(f"goes on with roster {roster.number}")
+
+    def require_valid_roster(self) -> None:
+        """Refuse to go on under a roster that has expired meanwhile: only the authority can say who still belongs."""
+        require_not_expired(f"roster {self.keys.roster.number}", self.keys.roster)
+
+    def introduce(self, asked: Introduce) -> Introduction:
+        """Commit to a nonce for an epoch of a plan, which this client must find acceptable."""
+        roster = self.keys.roster
+        self.require_valid_roster()
+        if asked.roster < roster.number:
+            raise RefusalError(
+                f"the server has roster {asked.roster}, but this client has roster {roster.number} and never goes "
+                "back; the server needs the later one, too"
+            )
+        if (asked.roster, asked.roster_hash) != (roster.number, roster.hash()):
+            raise RefusalError(f"roster {asked.roster} of the server is not this client's roster {roster.number}")
+        plan = self._offered(asked.plan)
+        self._require_acceptable(plan)
+        self._require_acceptable(plan, self.samples(plan))
+        self.equipment(plan)  # loaded now, so that nobody has to wait for it later
+        commitment = self.memory.unopened()
+        if commitment is None:
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            commitment = commitment_to(nonce)
+            self.memory.commit(commitment, nonce)
+        text = commitment_text(roster.server_key, asked.plan, asked.roster_hash, asked.epoch, commitment)
+        return Introduction(self.affords, commitment, self.keys.identity.sign(text))
+
+    def agree(self, begin: Begin) -> Entry:
+        """The epoch of a statement, if this client may and will enter it."""
+        self.require_valid_roster()
+        plan = self._offered(read_statement(begin.statement).plan)
+        self._require_acceptable(plan)
+        entry = checked_entry(begin, plan, self.keys, self._places(plan))
+        self._require_own_run(entry)
+        tier = entry.statement.tiers[self.keys.number]
+        if self.affords and tier > self.affords:
+            raise RefusalError(f"{tier} directions a round, but this client affords {self.affords}")
+        self._require_marks(entry)
+        self._require_acceptable(plan, len(self.equipment(plan).worker.indices))
+        return entry
+
+    def checked(self, begin: Begin) -> Entry:
+        """The epoch of a statement that this client has agreed to before."""
+        plan = self._offered(read_statement(begin.statement).plan)
+        return checked_entry(begin, plan, self.keys, self._places(plan))
+
+    def equipment(self, plan: Plan) -> Equipment:
+        """What this client computes with, loaded once for all epochs of a run."""
+        digest = plan.trajectory_digest()
+        if self._equipped is None or self._equipped[0] != digest:
+            self._equipped = digest, self.equip(plan)
+        return self._equipped[1]
+
+    def _require_marks(self, entry: Entry) -> None:
+        """Refuse to go on without the marks of a round that this client contributed to: they are on its disk before
+        anything is sent. A server that lies about it only loses this client."""
+        answered = entry.begin.answered
+        if entry.plan.secure.mode == "off":  # without secure sums there are no marks of rounds
+            return
+        if answered > entry.statement.first and self.memory.marks(entry.run).slot + 1 < answered:
+            raise RefusalError(
+                f"this client contributed to round {answered - 1}, but its marks do not say so, so they were lost or "
+                "are an older copy; without its marks it could be asked twice: it needs a new key"
+            )
+
+    def _places(self, plan: Plan) -> int:
+        """How many clients a run must have: as many as the roster has places. A server that could choose would sum one
+        client with few others, all its own. A run that this client is in keeps its places when the roster gets more."""
+        clients, on_roster = plan.federation.clients, len(self.keys.roster.clients)
+        return clients if self.memory.run and clients == self.memory.places < on_roster else on_roster
+
+    def _require_own_run(self, entry: Entry) -> None:
+        """Refuse a run with fewer places than the roster, unless this client is in it."""
+        runs = [entry.run, *(past.run for past in entry.begin.past)]
+        if entry.plan.federation.clients < len(self.keys.roster.clients) and self.memory.run not in runs:
+            raise RefusalError("a run with fewer places than the roster, and not the one that this client is in")
+
+    def _offered(self, text: str) -> Plan:
+        """The plan that a server offers. Some checks of a plan take time that grows with its number of clients, so
+        that is compared first."""
+        try:
+            plan = settings_of(read_toml(text, "the server's plan"), Plan)
+            clients, expected = plan.federation.clients, self._places(plan)
+            if clients < expected:
+                raise RefusalError(
+                    f"a run of {clients} clients, but the roster has {expected}: whoever has not been in that run "
+                    "waits for the next one"
+                )
+            if clients != expected:
+                raise RefusalError(f"a run of {clients} clients, but the roster has {expected}")
+            check(plan)
+        except PlanError as fault:
+            raise RefusalError(f"the server's plan is none: {fault}") from None
+        return plan
+
+    def _require_acceptable(self, plan: Plan, samples: int | None = None) -> None:
+        """Refuse a plan that is not the pinned one, or not within the policy. Some rules need the number of samples."""
+        if self.pinned is None:
+            (self.policy or Policy()).require(plan, samples)
+            return
+        if differing := differences(with_places(self.pinned, plan.federation.clients), plan):
+            raise RefusalError(f"the server's plan is another than this client's --plan: {differing}")
+        (self.policy or Policy.beside(self.pinned)).require(plan, samples, named=True)
