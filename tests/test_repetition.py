@@ -14,7 +14,7 @@ from baffle.journal.audit import verify
 from baffle.journal.store import Journal
 from baffle.network import connected, serve
 from baffle.network.consent import Equipment
-from baffle.network.equipment import count_samples, with_torch
+from baffle.network.equipment import count_samples, with_plan
 from baffle.network.member import Member
 from baffle.network.policy import Policy
 from baffle.plan import Plan, change
@@ -109,7 +109,7 @@ def _silent_in_round_3(answer: Callable[[bytes], bytes | None]) -> Callable[[byt
 
 def test_a_client_with_other_samples_than_the_plans_partition_is_noticed(federation: Federation) -> None:
     keys = federation.keys[2]
-    ordinary = with_torch(2, None, part=True)
+    ordinary = with_plan(2, None, part=True)
 
     def fewer(plan: Plan) -> Equipment:
         worker, initial = ordinary(plan)

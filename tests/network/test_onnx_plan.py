@@ -15,7 +15,7 @@ from baffle.errors import ModelError, PlanError
 from baffle.export import export_onnx, export_run
 from baffle.journal.audit import verify
 from baffle.network.edge import edge_worker
-from baffle.network.equipment import count_samples, with_onnx, with_torch
+from baffle.network.equipment import count_samples, with_onnx, with_plan
 from baffle.network.member import Member
 from baffle.network.same_plan import differences
 from baffle.network.serve import serve
@@ -113,7 +113,7 @@ def test_clients_of_a_network_need_the_folder_and_get_everybodys_weights(
 
     def member(number: int) -> Member:
         count = count_samples(number, None, part=True)
-        equip = with_onnx(number, None, model, part=True) if number < 3 else with_torch(number, None, part=True)
+        equip = with_onnx(number, None, model, part=True) if number < 3 else with_plan(number, None, part=True)
         return Member(keys[number], tmp_path / f"state-{number}", count, equip, tell=own_logs[number].append)
 
     told, own_logs = list[str](), [list[str]() for _ in range(4)]
