@@ -302,13 +302,8 @@ class Swarm:
     def _caller(self, folder: Path, first: ClientKeys, number: int) -> Caller:
         own = folder / f"client-{number}"
         keys = replace(first, number=number, identity=load_identity(own / "identity.key"), folder=own)
-<<<<<<< HEAD
-        member = Member(keys, None, lambda plan: shares(plan.to_toml())[number], with_plan(number, None, part=True))
-        member.memory = Memory()  # type: ignore[assignment]
-=======
         member = Member(keys, None, lambda plan: shares(plan.to_toml())[number], with_plan(number, None, part=True))
         member.memory = member.consent.memory = Memory()  # type: ignore[assignment]
->>>>>>> me
         return Caller(self, keys, member)
 
     async def _dial(self, caller: Caller) -> None:

@@ -461,11 +461,15 @@ def test_digests_do_not_depend_on_how_a_plan_is_written() -> None:
     assert one.trajectory_digest() == other.trajectory_digest()
 
 
+OF_VERSION_1 = ("task.init=", "federation.batch=32", "probe.k=20", "update.rate=0.007", "update.ema=0.995")
+"""What the plan `digits` of version 0.1 said."""
+
+
 @pytest.mark.parametrize(
     ("plan", "digest"),
     [
         (Plan(), "3f57da93d92526e1940c74495177c5d23248700cef86cf509082cf6d1d720807"),
-        (load("digits"), "268563d5a4342484e4d331a7d8fc890e6120e9288f099a79e38c127c98c40944"),
+        (load("digits", OF_VERSION_1), "268563d5a4342484e4d331a7d8fc890e6120e9288f099a79e38c127c98c40944"),
         (load("paper-mnist-lenet"), "c3dc239a1c2c3e9d2f75718838429c2e1f7526b5ef4398be6f995302e7e87fef"),
     ],
 )

@@ -159,7 +159,9 @@ def test_tasks_with_the_same_data_and_front_share_features_and_others_do_not() -
 
 def test_shared_features_change_no_bit_of_a_run(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    plans = [load("digits", ["rounds=2", f"probe.k={k}", "run.evaluate_every=2", _factory()]) for k in (2, 3)]
+    plans = [
+        load("digits", ["task.init=", "rounds=2", f"probe.k={k}", "run.evaluate_every=2", _factory()]) for k in (2, 3)
+    ]
     shared = Backbones()
     together = [simulate(plan, tmp_path / f"{i}", backbones=shared) for i, plan in enumerate(plans)]
     alone = [simulate(plan, tmp_path / f"{i}-alone") for i, plan in enumerate(plans)]

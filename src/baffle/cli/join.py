@@ -53,8 +53,6 @@ LINGER = 3.0
 @click.option(
     "--runtime",
     type=click.Choice(["onnx", "torch"]),
-    default="",
-    show_default=False,
     help="Run the plan's own model on this (default: ONNX Runtime if it can, else PyTorch).",
 )
 @click.option(
@@ -79,7 +77,7 @@ def join(
     data: Path | None,
     part: bool,
     model: Path | None,
-    runtime: str,
+    runtime: str | None,
     affords: int,
     policy_file: Path | None,
     pinned: str | None,
@@ -105,7 +103,7 @@ def join(
     equip = (
         with_onnx(own.number, data, model, part=part)
         if model
-        else with_plan(own.number, data, part=part, runtime=runtime)
+        else with_plan(own.number, data, part=part, runtime=runtime or "")
     )
     member = Member(
         own,

@@ -75,6 +75,7 @@ _FROZEN = (
 )
 _SMOKE = (
     *_FROZEN,
+    "task.init=",
     "task.data=baffle.paper.looks:digits_in_four_looks",
     "task.model.weights=random",
     "federation.clients=8",

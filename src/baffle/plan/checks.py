@@ -66,13 +66,15 @@ def _check_runtime(plan: Plan) -> None:
     if plan.task.init and not model.has_graph:
         raise PlanError(
             "task.init: only lenet, wrn and softmax can have their weights drawn, other models bring their own; leave "
-            "it out"
+            'it out, or set it to ""'
         )
     if plan.run.runtime == "onnx" and (name := plan.needs_torch()):
         remedy = 'set task.init = "numpy"' if name == "task.init" else "leave one of them out"
         raise PlanError(f'run.runtime: expected "torch", because only PyTorch can follow {name}; {remedy}')
-    if plan.run.runtime == "torch" and isinstance(model, Onnx):
-        raise PlanError('run.runtime: a model that came as ONNX runs on "onnx" only; leave it out')
+    if model.runtime and plan.run.runtime not in ("", model.runtime):
+        raise PlanError(
+            f'run.runtime: task.model runs on "{model.runtime}" only, got "{plan.run.runtime}"; leave it out'
+        )
 
 
 def _check_seeds(plan: Plan) -> None:

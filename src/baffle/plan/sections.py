@@ -31,9 +31,10 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ModelSettings(Section, frozen=True):
-    """A model that a plan can name, and the settings that are empty until a run starts and fills them in. `has_graph`:
-    BAFFLE can make its ONNX graph without PyTorch."""
+    """A model that a plan can name, and the settings that are empty until a run starts and fills them in. `runtime`:
+    the only one that runs it (see runtime/registry.py). `has_graph`: BAFFLE can make its ONNX graph without PyTorch."""
 
+    runtime: ClassVar[str] = ""
     has_graph: ClassVar[bool] = False
     filled_in: ClassVar[tuple[str, ...]] = ()
 
@@ -93,6 +94,7 @@ class Onnx(ModelSettings, frozen=True, tag_field="name", tag="onnx"):
     """A model that came as ONNX, in the folder `run.model` that `baffle export --onnx` made. `graph`, the SHA-256 of
     its graph, is filled in when the run starts."""
 
+    runtime: ClassVar[str] = "onnx"
     filled_in: ClassVar[tuple[str, ...]] = ("graph",)
 
     graph: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
@@ -233,8 +235,8 @@ class Plan(Section, frozen=True):
         """The first setting that only PyTorch can follow; empty if ONNX Runtime can run the plan, too."""
         task, probe = self.task, self.probe
         settings = (
-            ("task.model.name", not isinstance(task.model, Onnx) and not task.model.has_graph),
-            ("task.init", not isinstance(task.model, Onnx) and not task.init),
+            ("task.model.name", not task.model.runtime and not task.model.has_graph),
+            ("task.init", not task.model.runtime and not task.init),
             ("estimator", self.estimator != "probe"),
             ("probe.supports", probe.supports != "dense"),
             ("probe.precision", probe.precision != "float32"),

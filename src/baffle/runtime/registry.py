@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from baffle.errors import PlanError
 from baffle.models.inputs import Inputs
-from baffle.plan import Onnx, Plan
+from baffle.plan import Plan
 from baffle.runtime.model import RunnableModel
 
 RUNTIMES = {
@@ -27,8 +27,8 @@ def load_model(plan: Plan, inputs: Inputs) -> RunnableModel:
 
 def runtime_of(plan: Plan) -> str:
     """The name of the runtime that runs a plan's model on this machine."""
-    if plan.run.runtime or isinstance(plan.task.model, Onnx):
-        return plan.run.runtime or "onnx"
+    if known := plan.task.model.runtime or plan.run.runtime:
+        return known
     setting = plan.needs_torch()
     if not setting and (_is_installed("onnx", "onnxruntime") or not _is_installed("torch")):
         return "onnx"
