@@ -4,6 +4,7 @@ the same, so that everything behind the signature is reached; what the authority
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -90,13 +91,13 @@ def _changed(draw: Random, tree: dict[str, Any]) -> dict[str, Any]:
             case 0:
                 del place[key]
             case 1 if isinstance(place, list):
-                place.insert(key, place[draw.randrange(len(place))])
+                place.insert(key, deepcopy(draw.choice(place)))
             case 1:
-                place[f"{key}s"] = place[key]
+                place[f"{key}s"] = deepcopy(place[key])
             case 2 if isinstance(place, list):
                 place.reverse()
             case 3:
-                place[key] = place[key] + 1 if isinstance(place[key], int) else draw.choice(VALUES)
+                place[key] = place[key] + 1 if isinstance(place[key], int) else deepcopy(draw.choice(VALUES))
             case _:
-                place[key] = draw.choice(VALUES)
+                place[key] = deepcopy(draw.choice(VALUES))
     return tree

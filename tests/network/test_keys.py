@@ -249,6 +249,16 @@ def test_a_certificate_with_letters_beyond_ascii_is_refused(keys: Path, place: i
         ClientKeys.load(path.parent)
 
 
+@pytest.mark.parametrize("name", ["ca.pem", "server.pem"])
+def test_a_certificate_with_a_key_on_an_unknown_curve_is_refused(keys: Path, name: str) -> None:
+    path, curve = keys / "server" / name, bytes.fromhex("06082a8648ce3d030107")
+    der = ssl.PEM_cert_to_DER_cert(path.read_text())
+    assert curve in der
+    path.write_text(ssl.DER_cert_to_PEM_cert(der.replace(curve, curve[:-1] + b"\x63")))
+    with pytest.raises(KeysError, match=r"server\.pem was not issued by"):
+        ServerKeys.load(keys / "server")
+
+
 def test_one_cannot_take_the_place_of_another(keys: Path) -> None:
     """A client's identity does not make a server, nor the server's a client."""
     mine, servers = keys / "client-0" / "identity.key", keys / "server" / "identity.key"

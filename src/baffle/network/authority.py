@@ -232,10 +232,11 @@ def _checked_certificate(ca: Path, certificate: Path, key: Path) -> x509.Certifi
     own = load_certificate(certificate)
     try:
         own.verify_directly_issued_by(load_certificate(ca))
-    except (ValueError, TypeError, InvalidSignature):
+        public = own.public_key()
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         raise KeysError(f"{certificate} was not issued by {ca}; take both from the same `baffle keys new`") from None
     private = load_private(key)
-    if not isinstance(private, EllipticCurvePrivateKey) or private.public_key() != own.public_key():
+    if not isinstance(private, EllipticCurvePrivateKey) or private.public_key() != public:
         raise KeysError(f"{key} is not the key of {certificate}; take both from the same folder")
     if datetime.now(UTC) >= own.not_valid_after_utc:
         raise KeysError(

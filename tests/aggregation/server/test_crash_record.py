@@ -230,6 +230,15 @@ def _recorded(rounds: Rounds) -> tuple[MemoryStore, bytes, SlotRecord]:
 STRANGER = 1 << 21
 
 
+@pytest.mark.parametrize("lacking", [1, 3, 4])
+def test_a_record_whose_vectors_are_not_whole_is_not_used(lacking: int) -> None:
+    rounds = rounds_of("one sum")
+    crash(rounds, 0, "unmask", 0)
+    _, _, slot = _recorded(rounds)
+    with pytest.raises(MessageError, match="bytes of vectors for"):
+        restore_slot(rounds.federation.run, replace(slot, vectors=slot.vectors[:-lacking]), rounds.policy)
+
+
 @pytest.mark.parametrize("what", ["participants", "senders", "advertisements"])
 def test_a_record_with_other_clients_than_its_slot_has_is_not_used(what: str) -> None:
     """Its hash is right, so whoever wrote it meant it."""

@@ -114,9 +114,10 @@ def restore_slot(run: bytes, record: SlotRecord, policy: ClientPolicy) -> Server
     slot.chain = record.chain
     slot.context = record.context
     slot.alive = record.senders
+    size = len(record.vectors)
+    if not record.senders or size % (ELEMENT.itemsize * len(record.senders)):
+        raise MessageError(f"the crash record holds {size} bytes of vectors for {len(record.senders)} clients")
     elements = np.frombuffer(record.vectors, dtype=ELEMENT)
-    if not record.senders or len(elements) % len(record.senders):
-        raise MessageError(f"the crash record holds {len(elements)} elements for {len(record.senders)} clients")
     slot.vectors = dict(zip(record.senders, elements.reshape(len(record.senders), -1), strict=True))
     commitments = cut(record.commitments, 32, len(record.participants), "commitments")
     slot.commitments = dict(zip(record.participants, commitments, strict=True))
