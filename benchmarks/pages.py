@@ -97,11 +97,29 @@ def schedules() -> str:
     )
 
 
+FUZZED = {
+    "stranger": "strangers at the port of a server, with and without TLS, while a client is connected and asked",
+    "line": "clients of the roster over their lines: signed answers to all that a server asks from joining to the end, "
+    "and damaged envelopes",
+    "caller": "somebody in the server's place at a client's line: openings, handshakes, envelopes",
+    "member": "a server that signs and lies, to a client before every message of a run",
+    "run": "two of seven clients, in whole runs that must come to their end",
+    "sum": "both ends of a secure sum, in every phase",
+    "plan": "plans and policies, in files and from servers",
+    "roster": "rosters, handed over and in folders",
+    "file": "keys, certificates, marks, saved weights, crash records",
+    "journal": "folders of runs: bytes, cells, tables, statements, certificates",
+}
+
+
 def fuzz() -> str:
     tried = read("fuzz_messages")
-    return (
-        f"{tried['messages']:,} malformed messages to clients and server in every phase: "
-        f"{len(tried['violations'])} crashes or changes of state, {tried['grown_bytes'] / 2**20:.1f} MB of growth."
+    lines = [
+        f"| {what} | {area['messages']:,} | {area.get('refused', 0):,} | {area['grown_bytes'] / 2**20:.1f} MB |"
+        for what, area in ((FUZZED[name], area) for name, area in tried["areas"].items())
+    ]
+    return f"{tried['messages']:,} malformed messages: {len(tried['violations'])} violations.\n\n" + rows(
+        "| from whom, or what | messages | refused | growth of the process |", lines
     )
 
 

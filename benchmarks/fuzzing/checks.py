@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -166,14 +166,14 @@ def differing(changed: Any, original: Any, path: str = "") -> list[str]:
 @dataclass
 class Target:
     """One receiver in one phase. `feed` gives it a message and returns whether it refused the message. What an accepted
-    message changed is restored; a refused one must have changed nothing but what `may_change` names."""
+    message changed is restored; a refused one must have changed nothing but attributes that `may_change` allows."""
 
     name: str
     subject: Any
     fitting: list[bytes]
     feed: Callable[[Any, bytes], bool]
     seconds: float = 1.0
-    may_change: Callable[[bytes], set[str]] = field(default=lambda _data: set())
+    may_change: Callable[[bytes, str], bool] = lambda _data, _name: False
 
     def __post_init__(self) -> None:
         self._fresh, self._subject, self._state = self.subject, clone(self.subject), state(self.subject)
@@ -184,9 +184,9 @@ class Target:
         if result.outcome == REFUSED:
             if state(self._subject) == self._state:
                 return result
-            changed = set(differing(self._subject, self._fresh)) - self.may_change(data)
+            changed = [name for name in differing(self._subject, self._fresh) if not self.may_change(data, name)]
             if changed:
-                what = f"a message that was refused changed {', '.join(sorted(changed))}"
+                what = f"a message that was refused changed {', '.join(changed)}"
                 result = Tried(self.name, violation(self.name, what), data)
         self._subject = clone(self._fresh)
         return result

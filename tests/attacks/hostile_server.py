@@ -89,7 +89,7 @@ class Victims:
     def ask(self, client: int, message: Message) -> bytes:
         """What a client answers. Raises a RefusedError if it abstains."""
         reply = self.members[client].answer(encode(message))
-        if tag_of(reply) in (Abstention.__struct_config__.tag, "unready"):
+        if tag_of(reply) in (Abstention.__struct_config__.tag, "unready", "behind"):
             raise RefusedError(f"client {client}: {self.logs[client][-1:]}")
         return reply
 

@@ -160,6 +160,25 @@ def test_a_certificate_of_revoked_keys_convinces_nobody(attack: Attack) -> None:
     server.victims.ask(VICTIM, Begin(encode(statement), past, certificate(0, 1, 2, 4)))  # those who stayed
 
 
+@pytest.mark.parametrize("about", ["another run", "another round", "another past"])
+def test_a_certificate_about_anything_else_convinces_nobody(attack: Attack, about: str) -> None:
+    """Everybody has signed, but not the state that the statement begins with."""
+    server = attack(STRICT)
+    run, chain, other = (secrets.token_bytes(32) for _ in range(3))
+    first = server.statement(server.introductions(server.everybody, epoch=1))
+    statement = msgspec.structs.replace(first, epoch=1, previous=run, first=1, chain=chain)
+    past = (PastEpoch(0, run, secrets.token_bytes(32)),)
+    signed_about = {
+        "another run": (other, 1, chain),
+        "another round": (run, 2, chain),
+        "another past": (run, 1, other),
+    }[about]
+    text, everybody = state_text(*signed_about), server.everybody
+    signatures = b"".join(server.victims.keys[client].identity.sign(text) for client in everybody)
+    with refused(server, VICTIM, "certificate"):
+        server.victims.ask(VICTIM, Begin(encode(statement), past, Certificate(*signed_about, everybody, signatures)))
+
+
 def smaller(server: HostileServer, clients: int, statement: Statement) -> Statement:
     """The statement of a run with fewer clients."""
     plan = shared_plan(with_places(server.plan, clients)).to_toml()

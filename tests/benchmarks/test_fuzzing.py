@@ -117,7 +117,7 @@ def test_a_refused_message_that_changed_something_is_found_and_what_changed_is_r
     for _ in range(2):
         assert target.take(b"x").outcome.endswith("a message that was refused changed _marks")
         assert target.take(b"take").outcome == ACCEPTED
-    allowed = Target("memory", Memory(), [], feed, may_change=lambda _data: {"_marks"})
+    allowed = Target("memory", Memory(), [], feed, may_change=lambda _data, name: name == "_marks")
     assert allowed.take(b"x").outcome == REFUSED
 
 

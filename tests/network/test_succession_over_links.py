@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
-from baffle.cli.join import _over_link
 from baffle.errors import KeyRefusedError, KeysError
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
@@ -17,10 +15,10 @@ from baffle.network.keys import ClientKeys
 from baffle.network.link.server import Link
 from baffle.network.rosters import keep_roster
 from baffle.plan import Plan
-from baffle.server.recorder import Progress, Summary
 from baffle.statement import read_statement
 from tests.support.lines_in_memory import Federation, new_keys
 from tests.support.links import PATIENCE, until
+from tests.support.served import Served
 from tests.support.successions import Authority
 
 
@@ -29,62 +27,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "LOOK", 0.01)
     monkeypatch.setattr(serve, "EPOCH_SECONDS", 0.1)
     monkeypatch.setattr(connected, "AGAIN", 0.1)
-
-
-class Joined:
-    """A client as `baffle join` runs it, on a thread."""
-
-    def __init__(self, federation: Federation, number: int, address: str) -> None:
-        self.log = list[str]()
-        self.fault: BaseException | None = None
-        own = federation.keys[number]
-        member = federation.member(number, tell=self.log.append)
-
-        def run() -> None:
-            try:
-                _over_link(address, own, member, self.log.append, insecure=True, stay=False)  # type: ignore[arg-type]
-            except BaseException as fault:
-                self.fault = fault
-
-        self.thread = Thread(target=run, daemon=True)
-        self.thread.start()
-
-    @property
-    def ended(self) -> bool:
-        return not self.thread.is_alive()
-
-
-class Served:
-    """A server as `baffle serve` runs it, on a thread."""
-
-    def __init__(self, federation: Federation, authority: Authority, link: Link) -> None:
-        self.federation, self.address, self.rounds = federation, f"localhost:{link.port}", 0.0
-        self.summary: Summary | None = None
-
-        def watch(progress: Progress) -> None:
-            self.rounds = progress.rounds_done
-
-        def run() -> None:
-            self.summary = serve.serve(
-                federation.plan,
-                federation.run,
-                link,
-                ServerKeys.load(authority.server).roster,
-                reread=authority.reread(),
-                watch=watch,
-                tell=federation.told.append,
-            )
-
-        self.thread = Thread(target=run, daemon=True)
-        self.thread.start()
-
-    def join(self, number: int) -> Joined:
-        return Joined(self.federation, number, self.address)
-
-    def end(self) -> Summary:
-        until(lambda: not self.thread.is_alive(), 3 * PATIENCE)
-        assert self.summary is not None
-        return self.summary
 
 
 @pytest.fixture
@@ -101,7 +43,7 @@ def authority(federation: Federation) -> Authority:
 @contextmanager
 def served(federation: Federation, authority: Authority) -> Iterator[Served]:
     with Link(ServerKeys.load(authority.server), "localhost", 0, None, PATIENCE, tell=federation.told.append) as link:
-        yield Served(federation, authority, link)
+        yield Served(federation, ServerKeys.load(authority.server), link)
 
 
 def rosters(federation: Federation) -> list[int]:

@@ -1,5 +1,6 @@
 """The link's thread survives whatever happens on it, and nobody waits for a link that has stopped."""
 
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,7 +14,6 @@ from tests.support.links import (
     RUN,
     Client,
     Keys,
-    dial,
     linked,
     opened,
     proved,
@@ -52,23 +52,31 @@ def test_clients_are_still_accepted_if_nothing_can_be_told(keys: Keys, kind: typ
             assert set(link.carry({0: question(0)}, RUN)) == {0}
 
 
+class Failing:
+    """A listening socket that fails to accept, once for each fault."""
+
+    def __init__(self, listener: socket.socket, faults: list[Exception]) -> None:
+        self._listener, self._faults = listener, faults
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._faults:
+            raise self._faults.pop()
+        return self._listener.accept()
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
 def test_an_error_in_accepting_is_told_and_accepting_goes_on(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     from baffle.network.link import port
 
     monkeypatch.setattr(port, "FAULT_PAUSE", 0.01)
     with linked(keys) as at:
-        accept: Any = at.link._loop.sock_accept
         faults: list[Exception] = [OSError(24, "Too many open files"), ValueError("unheard of")]
-
-        async def failing(listener: object) -> object:
-            result = await accept(listener)
-            if faults:
-                result[0].close()
-                raise faults.pop()
-            return result
-
-        at.link._loop.sock_accept = failing  # type: ignore[method-assign, assignment]
-        dial(at.address).close()  # the link already waits for this one
+        at.link._port._listener = Failing(at.link._port._listener, faults)  # type: ignore[assignment]
         with Client(at.address, keys.clients[0]):
             at.until_present(0)
             assert set(at.ask(0)) == {0}

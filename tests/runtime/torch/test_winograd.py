@@ -76,10 +76,11 @@ def test_it_is_the_direct_convolution_to_rounding(
         output = convolve(layer, x)
         biases = layer.bias.double() if layer.bias is not None else None
         expected = F.conv2d(x.double(), layer.weight.double(), biases, padding=padding)
+        summands = F.conv2d(x.double().abs(), layer.weight.double().abs(), padding=padding)
     assert output.shape == expected.shape
     assert output.dtype == torch.float32
     assert output.is_contiguous(memory_format=torch.channels_last)
-    assert (output - expected).abs().max() < 5e-6 * expected.abs().max()
+    assert (output - expected).abs().max() < 2e-6 * summands.max(), "sums may cancel, so what is summed sets the scale"
 
 
 @pytest.fixture

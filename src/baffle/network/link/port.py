@@ -142,10 +142,15 @@ class Port:
     # The listening socket
 
     async def _accept(self) -> None:
-        """Accept one connection, and let it in or turn it away."""
+        """Accept one connection, and let it in or turn it away. Nothing is awaited between the two: if the link stopped
+        then, the connection would be nobody's, and never closed."""
         await asyncio.sleep(0)  # accepting alone would not let anybody else have a turn
+        await self._somebody_calls()
         try:
-            accepted, address = await self._loop.sock_accept(self._listener)
+            accepted, address = self._listener.accept()
+            accepted.setblocking(False)
+        except BlockingIOError:
+            return
         except OSError as fault:
             if fault.errno != ECONNABORTED:
                 self._say(f"a connection cannot be accepted: {fault.strerror or fault}")
@@ -161,6 +166,14 @@ class Port:
         self._start(self._open(connection, accepted)).add_done_callback(
             lambda _task: self._close_unmade(connection, accepted)
         )
+
+    async def _somebody_calls(self) -> None:
+        calls = asyncio.Event()
+        self._loop.add_reader(self._listener, calls.set)
+        try:
+            await calls.wait()
+        finally:
+            self._loop.remove_reader(self._listener)
 
     async def _open(self, connection: Connection, accepted: socket.socket) -> None:
         tls = {"ssl_handshake_timeout": door.SECONDS, "ssl_shutdown_timeout": CLOSE_SECONDS} if self._tls else {}
