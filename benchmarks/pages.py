@@ -11,15 +11,19 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
+from tuning import PLANS as TUNED_PLANS
+from tuning import summary as tuning_summary
 
 from baffle.paper.page import made_by, table
 
 HERE = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", *(f"docs/{page}.md" for page in ("security", "performance", "edge", "deploy", "flower", "paper")))
+NAMES = ("security", "performance", "edge", "deploy", "flower", "paper", "tuning")
+PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES))
 ENCLAVE_MB = 90
 COLOURS = {"units": "#0b6e4f", "stages": "#3f88c5", "dense": "#d1495b", "backpropagation": "#555555"}
 
@@ -41,6 +45,63 @@ def digits() -> str:
     ]
     table = rows("| seed | test accuracy | wall time | journal and metrics, share of the run |", lines)
     return f"{table}\n\nMedian {runs['median_accuracy']:.2%}, least {runs['least_accuracy']:.2%}."
+
+
+def runtimes() -> str:
+    lines = [
+        f"| {row['model']} | {row['batch']} | {row['onnx_ms']:.0f} ms | {row['torch_ms']:.0f} ms | "
+        f"{row['times']:.2f} | {row['losses_apart']:.0e} |"
+        for row in read("runtimes")["rows"]
+    ]
+    head = "| model | batch | CPU a round, ONNX Runtime | PyTorch | PyTorch / ONNX Runtime | losses apart |"
+    return rows(head, lines)
+
+
+def sentences() -> str:
+    names = {"probe": "forward passes, K = 50", "backprop": "backpropagation"}
+    lines = [
+        f"| {names[row['estimator']]} | {row['rate']} | {row['median']:.1%} | "
+        f"{', '.join(f'{accuracy:.1%}' for accuracy in row['accuracies'])} | {row['cpu_seconds']:.0f} s |"
+        for row in read("sentences")["rows"]
+    ]
+    return rows("| the head is trained by | rate | median | each seed | CPU of a run |", lines)
+
+
+def default_plan() -> str:
+    lines = []
+    for row in read("default_plan")["rows"]:
+        setting = dict(pair.split("=") for pair in row["settings"].split(","))
+        lines.append(
+            f"| {setting['probe.k']} | {setting['federation.batch']} | {setting['rounds']} | "
+            f"{setting['update.rate']} | {row['median']:.2%} | {row['least']:.2%} | {row['cpu_seconds']:.0f} s |"
+        )
+    return rows("| K | samples a client | rounds | rate | median accuracy | least | CPU of a run |", lines)
+
+
+def tuning() -> str:
+    lines = [
+        f"| {row['plan']} | {row['start']} | {row['reference']:.1%} | {row['tuned']:.1%} | {_chosen(row['sigmas'])} | "
+        f"{_chosen(row['rates'])} | {row['share']:.0%} |"
+        for row in tuning_summary(read("tuning"))
+    ]
+    head = "| plan | start | by hand | tuned | σ chosen | rate chosen | forward passes of trials / of the run |"
+    return rows(head, lines)
+
+
+def horizons() -> str:
+    results = read("tuning")
+    lines = []
+    for name in TUNED_PLANS:
+        if not (row := results.get(f"{name}, rates and rounds")):
+            continue
+        cells = [f"{rate:g} ({count})" for rate, count in zip(row["best"], row["rounds"], strict=True)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return rows("| plan | a sixteenth of the run | an eighth | a quarter | a half | the whole |", lines)
+
+
+def _chosen(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def secure_sum(part: str) -> Callable[[], str]:
@@ -179,6 +240,37 @@ def _accuracy_row(mode: str, row: dict[str, Any]) -> str:
     return (
         f"| {mode} | {scalars} | {row['cpu_seconds_per_round']:.3f} | {to(85)} | {spent} | {to(90)} | "
         f"{row['uplink_bytes_per_round']:,} |"
+    )
+
+
+def any_net() -> str:
+    """Accuracy against rounds: the median of the seeds, and each of them at the end."""
+    runs = dict[tuple[str, ...], list[list[float]]]()
+    for key, curve in read("any_net")["test"].items():
+        net, way, rate, _ = key.split(" | ")
+        runs.setdefault((net, way, rate), []).append(curve)
+    lines = []
+    for (net, way, rate), curves in runs.items():
+        medians = " | ".join(f"{100 * median(points):.0f}" for points in zip(*curves, strict=True))
+        ends = ", ".join(f"{100 * curve[-1]:.0f}" for curve in curves)
+        lines.append(f"| {net} | {way} | {rate} | {medians} | {ends} |")
+    lines.sort(key=lambda line: list(dict.fromkeys(net for net, _, _ in runs)).index(line.split(" | ")[0][2:]))
+    return rows("| net | directions | rate | after 75 | 150 | 225 | 300 rounds | each seed, after 300 |", lines)
+
+
+def contrast() -> str:
+    parts = ("exact_factor", "exact_noise", "noise")
+    lines = [
+        f"| {net} | {row['layers']} | "
+        + " | ".join(
+            ", ".join(f"{number:.0f}" if number > 9.95 else f"{number:.1f}" for number in row[part]) for part in parts
+        )
+        + " |"
+        for net, row in read("any_net")["contrast"].items()
+    ]
+    return rows(
+        "| net | layers | gradients differ by a factor of | noise of dense directions | as `baffle plan` measures it |",
+        lines,
     )
 
 
@@ -362,6 +454,11 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"figure {page.stem}": partial(figure_of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
     "table 3, scaled once and twice": scaled_once_and_twice,
     "digits": digits,
+    "runtimes": runtimes,
+    "default plan": default_plan,
+    "sentences": sentences,
+    "tuning": tuning,
+    "rates and rounds": horizons,
     "secure sum": secure_sum("K = 1000"),
     "secure sum, agreement": secure_sum("agreement"),
     "secure sum, vectors": secure_sum("vectors"),
@@ -373,6 +470,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "slowdown": slowdown,
     "server": server,
     "accuracy": accuracy,
+    "any net": any_net,
+    "contrast": contrast,
     "memory": memory,
     "edge": edge,
     "network": network,

@@ -51,7 +51,7 @@ from baffle.client.worker import Worker
 from baffle.core.messages import decode
 from baffle.data.partition import share_out
 from baffle.data.sources import load
-from baffle.network.equipment import with_torch
+from baffle.network.equipment import with_plan
 from baffle.network.joining import Done
 from baffle.network.keys import ClientKeys, load_identity
 from baffle.network.link.client import FIRST_PAUSE, LONGEST_PAUSE, OPEN_SECONDS, client_tls, split
@@ -302,7 +302,7 @@ class Swarm:
     def _caller(self, folder: Path, first: ClientKeys, number: int) -> Caller:
         own = folder / f"client-{number}"
         keys = replace(first, number=number, identity=load_identity(own / "identity.key"), folder=own)
-        member = Member(keys, None, lambda plan: shares(plan.to_toml())[number], with_torch(number, None, part=True))
+        member = Member(keys, None, lambda plan: shares(plan.to_toml())[number], with_plan(number, None, part=True))
         member.memory = member.consent.memory = Memory()  # type: ignore[assignment]
         return Caller(self, keys, member)
 

@@ -117,7 +117,7 @@ def test_a_run_behind_a_frozen_backbone_is_exported_whole(tiny: Callable[..., Pl
         assert (weights_of(module) != weights_of(frozen_front())).any()
         with torch.inference_mode():
             expected = module(torch.from_numpy(batch.x)).numpy()
-        np.testing.assert_allclose(OnnxLoss(tmp_path / "model").outputs(weights, batch), expected, atol=1e-5)
+        np.testing.assert_allclose(OnnxLoss.in_folder(tmp_path / "model").outputs(weights, batch), expected, atol=1e-5)
 
 
 def test_a_model_that_is_exported_again_keeps_its_frozen_parts(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_token_ids_reach_a_simulated_model_unrounded(
     weights = read_weights(tmp_path / "model" / WEIGHTS, manifest)
     batch = tokens.data().test.batch(np.arange(20))
     expected = TorchLoss(_restored(tmp_path / "model" / WEIGHTS, model())).on(batch)(weights)
-    assert OnnxLoss(tmp_path / "model", micro_batch=4).on(batch)(weights) == pytest.approx(expected, abs=1e-6)
+    assert OnnxLoss.in_folder(tmp_path / "model", micro_batch=4).on(batch)(weights) == pytest.approx(expected, abs=1e-6)
     onnx_plan = tiny(
         f'task.data="{tokens.__name__}:data"', 'task.model={name="onnx"}', f"run.model={tmp_path / 'model'}", "rounds=2"
     )

@@ -87,7 +87,7 @@ class Hidden(ModelSettings, frozen=True, tag_field="name", tag="hidden"):
 
 
 def _build_hidden(model: Hidden, inputs: Inputs) -> nn.Module:
-    size = int(torch.Size(inputs.shape).numel())
+    size = int(torch.Size(inputs.one_shape()).numel())
     return nn.Sequential(nn.Flatten(), nn.Linear(size, model.width), nn.ReLU(), nn.Linear(model.width, inputs.classes))
 
 

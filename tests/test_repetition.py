@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from baffle.core.messages import first_number, tag_of
-from baffle.errors import ChainError, JournalError, RunFolderError
+from baffle.errors import ChainError, JournalError, PlanError, RunFolderError
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
 from baffle.network import connected, serve
 from baffle.network.consent import Equipment
-from baffle.network.equipment import count_samples, with_torch
+from baffle.network.equipment import count_samples, with_plan
 from baffle.network.member import Member
 from baffle.network.policy import Policy
 from baffle.plan import Plan, change
@@ -109,7 +109,7 @@ def _silent_in_round_3(answer: Callable[[bytes], bytes | None]) -> Callable[[byt
 
 def test_a_client_with_other_samples_than_the_plans_partition_is_noticed(federation: Federation) -> None:
     keys = federation.keys[2]
-    ordinary = with_torch(2, None, part=True)
+    ordinary = with_plan(2, None, part=True)
 
     def fewer(plan: Plan) -> Equipment:
         worker, initial = ordinary(plan)
@@ -124,9 +124,27 @@ def test_a_client_with_other_samples_than_the_plans_partition_is_noticed(federat
         repeat(federation.run, federation.folder / "repeated")
     assert str(refused.value) == (
         "round 0 does not come out as in the original: the clients had other samples than the plan's partition gives "
-        "them, or other versions of the libraries"
+        "them, another runtime (try --set run.runtime=torch or onnx), or other versions of the libraries"
     )
     assert refused.value.round_number == 0
+
+
+def test_clients_on_another_runtime_are_repeated_on_it(federation: Federation) -> None:
+    federation.plan = change(
+        federation.plan, ['task.init = "numpy"', 'task.model = {name = "lenet", channels = [2, 3]}']
+    )
+    lines = federation.lines(6)
+    for number in range(6):
+        state, count = federation.folder / f"client-{number}", count_samples(number, None, part=True)
+        equip = with_plan(number, None, part=True, runtime="torch")
+        lines.clients[number] = Member(federation.keys[number], state, count, equip, policy=federation.policy).answer
+    federation.serve(lines)
+    with pytest.raises(ChainError, match="another runtime"):
+        repeat(federation.run, federation.folder / "on another", ["run.runtime=onnx"])
+    repeat(federation.run, federation.folder / "on theirs", ["run.runtime=torch"])
+    assert verify(federation.folder / "on theirs").chain == verify(federation.run).chain
+    with pytest.raises(PlanError, match=r"may change run\.\* and nothing else"):
+        repeat(federation.run, federation.folder / "longer", ["rounds=9"])
 
 
 def test_a_simulation_is_repeated_by_its_plan(finished_run: Path, tmp_path: Path) -> None:
@@ -169,7 +187,7 @@ def test_on_the_command_line(
     assert (done.returncode, done.stderr) == (0, "")
     assert verify(tmp_path / "again").chain == verify(federation.run).chain
     assert cli("verify", tmp_path / "again").returncode == 0
-    for more in (["digits"], ["--set", "rounds=3"], ["--resume", str(federation.run)], ["--baseline"]):
+    for more in (["digits"], ["--resume", str(federation.run)], ["--baseline"]):
         refused = cli("run", "--as", federation.run, *more)
         assert refused.returncode == 2
         assert "repeats that run as it was" in refused.stderr

@@ -64,7 +64,7 @@ def impatient() -> Iterator[None]:
             "baffle.network.connected.AGAIN": 0.0,
             "baffle.network.member.Sparingly": Always,
             "baffle.aggregation.client.session.KEYS_AT_ONCE": 4,
-            "baffle.data.handwriting._bunch": lru_cache(handwriting._bunch),
+            "baffle.data.handwriting._all_digits": lru_cache(handwriting._all_digits),
             "os.fsync": lambda _file: None,
         }.items():
             patches.enter_context(patch(name, value))

@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 
 from baffle.core.messages import encode
-from baffle.network.equipment import count_samples, with_torch
+from baffle.network.equipment import count_samples, with_plan
 from baffle.network.joining import Begin, Introduction
 from baffle.network.member import Member
 from baffle.network.policy import Policy, load_policy
@@ -84,7 +84,7 @@ def _of_members(folder: Path) -> list[tuple[str, Reader]]:
     feed = to_member(log)
 
     def member(*, pinned: bool) -> Member:
-        count, equip = count_samples(VICTIM, None, part=True), with_torch(VICTIM, None, part=True)
+        count, equip = count_samples(VICTIM, None, part=True), with_plan(VICTIM, None, part=True)
         plan = server.plan if pinned else None
         return Member(server.keys[VICTIM], None, count, equip, pinned=plan, tell=log.append, policy=Policy(floor=2))
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A federation on one machine, over TLS: a server, two clients on PyTorch, one on ONNX Runtime. See README.md.
+# A federation on one machine, over TLS: a server, two clients that build the model, one that has an export. See README.md.
 #
 #     examples/three-clients/run.sh [FOLDER]      FOLDER: a new folder to keep everything in (default: a temporary one)
 #
-# Set PORT and ROUNDS in the environment to change them.
+# Set PORT, ROUNDS and the first client's RUNTIME in the environment to change them.
 set -eum  # m: so that background processes can be interrupted
 
 rounds=${ROUNDS:-20}
@@ -37,7 +37,7 @@ baffle export digits --set federation.clients=3 --out "$folder/model" >"$folder/
 
 baffle serve digits --set rounds="$rounds" --keys "$folder/keys/server" --out "$folder/run" \
     --host 127.0.0.1 --port "$port" &
-join 0
+join 0 --runtime "${RUNTIME:-onnx}"
 join 1
 join 2 --model "$folder/model"
 

@@ -7,22 +7,30 @@ from baffle.errors import BaffleError
 from baffle.version import __version__
 
 if TYPE_CHECKING:
+    from baffle.core.estimate import estimate
     from baffle.core.pixels import PixelScale
     from baffle.data.sources import Dataset, Source
+    from baffle.fitting.fit import fit, resume
+    from baffle.fitting.run import Run
+    from baffle.fitting.run import open_run as open
     from baffle.journal.audit import Verified, verify
     from baffle.plan import Plan
     from baffle.plan import load as load_plan
-    from baffle.simulation import resume, simulate
+    from baffle.simulation import simulate
 
 __all__ = [
     "BaffleError",
     "Dataset",
     "PixelScale",
     "Plan",
+    "Run",
     "Source",
     "Verified",
     "__version__",
+    "estimate",
+    "fit",
     "load_plan",
+    "open",
     "resume",
     "simulate",
     "verify",
@@ -32,10 +40,14 @@ _HOMES = {
     "Dataset": ("baffle.data.sources", "Dataset"),
     "PixelScale": ("baffle.core.pixels", "PixelScale"),
     "Plan": ("baffle.plan", "Plan"),
+    "Run": ("baffle.fitting.run", "Run"),
     "Source": ("baffle.data.sources", "Source"),
     "Verified": ("baffle.journal.audit", "Verified"),
+    "estimate": ("baffle.core.estimate", "estimate"),
+    "fit": ("baffle.fitting.fit", "fit"),
     "load_plan": ("baffle.plan", "load"),
-    "resume": ("baffle.simulation", "resume"),
+    "open": ("baffle.fitting.run", "open_run"),
+    "resume": ("baffle.fitting.fit", "resume"),
     "simulate": ("baffle.simulation", "simulate"),
     "verify": ("baffle.journal.audit", "verify"),
 }

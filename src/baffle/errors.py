@@ -2,7 +2,9 @@
 
     BaffleError
     ├── PlanError        a setting is unknown, of the wrong type, or out of range
+    │   └── OwnFunctionError  a function of the user's own, which a plan names, raised an exception: its cause
     ├── DataError        a data set is missing, or one of its files is damaged
+    │   └── UnusableDataError  a data set was read, and cannot be used as it is
     ├── ModelError       an exported model is damaged, of another plan, or cannot be run
     ├── RunFolderError   a run folder cannot be used: it holds another run, is in use, or cannot be written
     │   └── FullDiskError  there is no room for a file of a run
@@ -39,8 +41,17 @@ class PlanError(BaffleError):
     """A setting is unknown, of the wrong type, or out of range."""
 
 
+class OwnFunctionError(PlanError):
+    """A function of the user's own raised an exception, which is this error's cause. The message says whose function it
+    is; the rest is in the traceback of the cause."""
+
+
 class DataError(BaffleError):
     """A data set is missing, or one of its files is damaged."""
+
+
+class UnusableDataError(DataError):
+    """A data set was read, and cannot be used as it is: it contradicts itself or the plan."""
 
 
 class ModelError(BaffleError):

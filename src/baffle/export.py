@@ -1,6 +1,5 @@
 """Exports models for devices without PyTorch: from a plan, a run, a PyTorch module or another tool's ONNX file."""
 
-import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,30 +11,34 @@ import numpy as np
 
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch
-from baffle.core.state import FLOAT
 from baffle.data.sources import data_folder
 from baffle.data.sources import load as load_data
 from baffle.errors import ModelError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
-from baffle.models.inputs import Inputs
 from baffle.plan import Onnx, Plan, load
-from baffle.runtime.onnx.graph import OnnxGraph, graph_from_file, graph_from_folder
+from baffle.runtime.onnx.built_in import built_in
+from baffle.runtime.onnx.foreign import graph_from_file
+from baffle.runtime.onnx.graph import OnnxGraph, graph_from_folder
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import (
     AVERAGE,
+    CROSS_ENTROPY,
     MANIFEST,
     MODEL,
+    NO_LOSS,
     PLAN,
     WEIGHTS,
+    GraphLoss,
     InputType,
     Manifest,
     Stored,
-    Tensor,
+    graph_loss,
     write_manifest,
     write_tensors,
 )
+from baffle.task.load import inputs_of, load_task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,12 +54,10 @@ class Progress(NamedTuple):
 
 def export_plan(source: str, out: Path, settings: Iterable[str] = (), *, data: Path | None = None) -> Manifest:
     """Export the model of a plan with its initial weights, together with the resolved plan."""
-    from baffle.task.load import load_task
-
     _require_free(out)
     plan = load_task(load(source, settings), data).plan
     graph = _graph(plan, data)
-    return _write(out, graph, Progress(0, _flat(graph), None), plan)
+    return _write(out, graph, Progress(0, graph.flat(), None), plan)
 
 
 def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
@@ -72,21 +73,33 @@ def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
 
 
 def export_module(
-    module: "nn.Module", shape: tuple[int, ...], out: Path, *, input_dtype: InputType = "float32"
+    module: "nn.Module",
+    shape: tuple[int, ...],
+    out: Path,
+    *,
+    input_dtype: InputType = "float32",
+    loss: GraphLoss = CROSS_ENTROPY,
 ) -> Manifest:
     """Export any module with its present weights, for samples of this shape and type."""
     from baffle.runtime.onnx.from_module import graph_of
 
     _require_free(out)
-    graph = graph_of(module, shape, np.dtype(input_dtype))
-    return _write(out, graph, Progress(0, _flat(graph), None), None)
+    graph = graph_of(module, shape, np.dtype(input_dtype), loss)
+    return _write(out, graph, Progress(0, graph.flat(), None), None)
 
 
-def export_onnx(model: Path, out: Path, freeze: Sequence[str] = ()) -> Manifest:
-    """Export a classifier in an ONNX file, with the weights in that file."""
+def export_onnx(
+    model: Path,
+    out: Path,
+    freeze: Sequence[str] = (),
+    shape: Sequence[int] = (),
+    loss: GraphLoss = CROSS_ENTROPY,
+) -> Manifest:
+    """Export the model in an ONNX file, with the weights in that file and this loss. If the file leaves sizes of its
+    samples open, `shape` is that of one sample."""
     _require_free(out)
-    graph = graph_from_file(model, freeze)
-    return _write(out, graph, Progress(0, _flat(graph), None), None)
+    graph = graph_from_file(model, freeze, shape, loss)
+    return _write(out, graph, Progress(0, graph.flat(), None), None)
 
 
 def _require_settled(plan: Plan, run: Path) -> None:
@@ -101,34 +114,22 @@ def _require_settled(plan: Plan, run: Path) -> None:
 def _graph(plan: Plan, data: Path | None) -> OnnxGraph:
     if isinstance(plan.task.model, Onnx):
         return graph_from_folder(Path(plan.run.model))
+    folder = data_folder(data)
+    source = load_data(plan.task.data, folder, plan.task.pixels)
+    inputs = inputs_of(source, folder)
+    loss = graph_loss(plan.task.loss)
+    if plan.task.draws_weights:
+        return built_in(plan.task.model, inputs, plan.seed, loss)
     from baffle.runtime.onnx.from_module import graph_of
     from baffle.runtime.torch.model import initial_module
 
-    folder = data_folder(data)
-    source = load_data(plan.task.data, folder, plan.task.pixels)
-    inputs = Inputs(source.shape, source.classes, source.pixel_scale, folder)
-    return graph_of(initial_module(plan, inputs), source.shape, source.example(1).x.dtype)
-
-
-def _flat(graph: OnnxGraph) -> F32:
-    return np.concatenate([values.reshape(-1) for values in graph.weights.values()])
+    shape = inputs.one_shape()
+    return graph_of(initial_module(plan, inputs), shape, source.example(1).x.dtype, loss, source.label_shape)
 
 
 def _write(out: Path, graph: OnnxGraph, progress: Progress, plan: Plan | None) -> Manifest:
     model = graph.to_bytes()
-    manifest = Manifest(
-        weights=tuple(Tensor(name, values.shape, graph.tied.get(name, ())) for name, values in graph.weights.items()),
-        n_weights=sum(values.size for values in graph.weights.values()),
-        input_shape=graph.input_shape,
-        input_dtype=graph.input_dtype,
-        classes=graph.classes,
-        opset=graph.opset,
-        rounds=progress.rounds,
-        model_sha256=hashlib.sha256(model).hexdigest(),
-        weights_sha256=hashlib.sha256(progress.weights.astype(FLOAT).tobytes()).hexdigest(),
-        trajectory=plan.trajectory_digest().hex() if plan else "",
-        architecture=plan.model_digest().hex() if plan else "",
-    )
+    manifest = graph.manifest(model, progress.weights, progress.rounds, plan)
     with _all_or_nothing(out) as folder:
         (folder / MODEL).write_bytes(model)
         write_tensors(folder / WEIGHTS, _state(graph, manifest, progress.weights))
@@ -192,7 +193,10 @@ def _require_free(out: Path) -> None:
 
 def _try_out(folder: Path, manifest: Manifest, weights: F32) -> None:
     """Run the graph on one sample and on three, so that an export that cannot run fails here, not on a device."""
-    runtime = OnnxLoss(folder)
+    runtime = OnnxLoss.in_folder(folder)
     for count in (1, 3):
         samples = np.zeros((count, *manifest.input_shape), np.dtype(manifest.input_dtype))
-        runtime.on(Batch(samples, np.zeros(count, np.int64)))(weights)
+        labels = np.zeros((count, *manifest.label_shape), np.int64)
+        runtime.outputs(weights, Batch(samples, labels))
+        if manifest.loss != NO_LOSS:
+            runtime.on(Batch(samples, labels))(weights)

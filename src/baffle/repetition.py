@@ -1,15 +1,18 @@
 """Repeat a networked run in one process: under its statements, with the clients that its journal names."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+import msgspec
 
 from baffle.aggregation.plain import PlainSum
 from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.client.worker import Worker
-from baffle.errors import ChainError, JournalError
+from baffle.errors import ChainError, JournalError, PlanError
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
+from baffle.plan import Plan, change
 from baffle.server.recorder import Summary, Watch
 from baffle.server.run import Running, opened
 from baffle.statement import EpochRecord, Statement, read_statement
@@ -19,22 +22,35 @@ from baffle.transport.local import LocalTransport
 
 
 def repeat(
-    path: str | Path, out: str | Path, *, data: str | Path | None = None, watch: Watch = lambda _progress: None
+    path: str | Path,
+    out: str | Path,
+    settings: Iterable[str] = (),
+    *,
+    data: str | Path | None = None,
+    watch: Watch = lambda _progress: None,
 ) -> Summary:
     """Repeat the networked run in a folder into a new one. Every round has the contributors that the journal names, so
-    the weights are the same, bit for bit, if the samples are: each client's are those of the plan's partition."""
+    the weights are the same, bit for bit, if the samples are: each client's are those of the plan's partition. Settings
+    may change `run.*` alone: clients choose their runtimes themselves, and `run.runtime` names the one they had."""
     original = RunFolder.existing(Path(path))
     folder = RunFolder.new(Path(out))
     with Journal.open(original.journal) as journal:
         if not journal.statements.networked:
             raise JournalError(f"{path} holds no networked run with statements; a simulation is repeated by its plan")
-        plan = journal.plan()
+        plan = _changed(journal.plan(), settings)
         task = load_task(plan, data)
         if task.plan != plan:
             raise JournalError(f"{original.plan} is not a resolved plan; expected the file that the run itself wrote")
         with task.model.one_thread_each(), folder:
             folder.write_plan(plan.to_toml())
             return _Repetition(folder, task, journal, watch).play()
+
+
+def _changed(plan: Plan, settings: Iterable[str]) -> Plan:
+    changed = change(plan, settings)
+    if msgspec.structs.replace(changed, run=plan.run) != plan:
+        raise PlanError("a repeated run may change run.* and nothing else; leave the other settings out")
+    return changed
 
 
 class _Repetition:
@@ -91,7 +107,8 @@ class _Repetition:
         if running.journal.entry(number).chain != chain:
             raise ChainError(
                 f"round {number} does not come out as in the original: the clients had other samples than the plan's "
-                "partition gives them, or other versions of the libraries",
+                "partition gives them, another runtime (try --set run.runtime=torch or onnx), or other versions of the "
+                "libraries",
                 number,
             )
 

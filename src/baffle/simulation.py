@@ -1,10 +1,12 @@
 """A whole federation in one process: start it, resume it, and compare it with backpropagation."""
 
 import secrets
+import shlex
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from pathlib import Path
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.aggregation.candid import CandidSum
@@ -20,8 +22,12 @@ from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
 from baffle.plan import Plan, change, load
+from baffle.plan.tasks import headline, is_own
+from baffle.runtime.registry import runtime_of
 from baffle.schedule import policy_of
+from baffle.server.diagnosis import Warn
 from baffle.server.recorder import Summary, Watch
+from baffle.server.round import Played
 from baffle.server.run import opened
 from baffle.task.features import Backbones
 from baffle.task.load import Runtimes, Task, load_task
@@ -30,12 +36,17 @@ from baffle.trajectory import Trajectory, trajectory_of
 from baffle.transport.dropouts import Dropouts
 from baffle.transport.local import LocalTransport
 
-Warn = Callable[[str], None]
-"""Takes one line of advice."""
+Stop = Callable[[Played], bool]
+"""Asked after every round whether the run should end with it."""
 
 
 def _nothing(_: object) -> None:
     """Ignore a report."""
+
+
+def _never(_: object) -> bool:
+    """Do not stop."""
+    return False
 
 
 def simulate(
@@ -47,15 +58,30 @@ def simulate(
     warn: Warn = _nothing,
     backbones: Backbones | None = None,
 ) -> Summary:
-    """Run a plan into a new folder. Runs that share `backbones` compute the features of a frozen backbone once."""
+    """Run a plan into a new folder. Runs that share `backbones` compute the features of a frozen backbone once. The
+    run's own plan names its runtime: on another one, losses differ in the last bits when the run is resumed."""
     folder = RunFolder.new(Path(out))
-    task = load_task(plan, data, backbones)
+    run = msgspec.structs.replace(plan.run, runtime=runtime_of(plan))
+    task = load_task(msgspec.structs.replace(plan, run=run), data, backbones)
+    return begin(folder, task, watch, warn, remarks=exposure(task.plan))
+
+
+def begin(
+    folder: RunFolder,
+    task: Task,
+    watch: Watch = _nothing,
+    warn: Warn = _nothing,
+    stop: Stop = _never,
+    remarks: Iterable[str] = (),
+) -> Summary:
+    """Play a task into a new folder. `remarks` are told before the first round, if the task can be played at all."""
+    task.server.require_measurable()
     with task.model.one_thread_each():
-        for advice in (*exposure(task.plan), *task.model.advice(), *require_precision(task)):
+        for advice in (*remarks, *task.model.advice(), *require_precision(task)):
             warn(advice)
         with folder:
             folder.write_plan(task.plan.to_toml())
-            return _run(folder, task, watch, warn)
+            return _run(folder, task, watch, warn, stop)
 
 
 def exposure(plan: Plan) -> list[str]:
@@ -71,9 +97,17 @@ def exposure(plan: Plan) -> list[str]:
 
 
 def resume(
-    path: str | Path, settings: Iterable[str] = (), *, data: str | Path | None = None, watch: Watch = _nothing
+    path: str | Path,
+    settings: Iterable[str] = (),
+    *,
+    data: str | Path | None = None,
+    watch: Watch = _nothing,
+    warn: Warn = _nothing,
+    stop: Stop = _never,
+    load_again: Callable[[Plan], Task] | None = None,
 ) -> Summary:
-    """Continue a run. Settings may change how long and how it runs, but nothing that determines its weights."""
+    """Continue a run. Settings may change how long and how it runs, but nothing that determines its weights.
+    `load_again` gives the task of a run whose model and data no plan can name."""
     with RunFolder.existing(Path(path)) as folder:
         old = load(str(folder.plan))
         new = change(old, settings)
@@ -82,13 +116,14 @@ def resume(
                 "a resumed run may change rounds, run.* and secure.* (but not the groups), and nothing else; "
                 "start a new run with --out"
             )
-        task = load_task(new, data)
+        task = load_again(new) if load_again else load_task(new, data)
         if task.plan != new:
             raise JournalError(f"{folder.plan} is not a resolved plan; expected the file that the run itself wrote")
+        task.server.require_measurable()
         _require_simulation(folder)
         folder.write_plan(new.to_toml())
         with task.model.one_thread_each():
-            return _run(folder, task, watch, _nothing)
+            return _run(folder, task, watch, warn, stop)
 
 
 def _require_simulation(folder: RunFolder) -> None:
@@ -99,13 +134,23 @@ def _require_simulation(folder: RunFolder) -> None:
         if journal.statements.networked:
             raise JournalError(
                 f"{folder.path} holds a networked run; continue it with `baffle serve`, or repeat it with "
-                f"`baffle run --as {folder.path}`"
+                f"`baffle run --as {shlex.quote(str(folder.path))}`"
             )
 
 
 def baseline_of(plan: Plan) -> Plan:
-    """The same plan, trained by backpropagation. It draws no directions, so it goes back to shared seeds."""
-    return change(plan, ['estimator = "backprop"', 'federation.seeds = "shared"'])
+    """The same plan, trained by backpropagation. It draws no directions, so it goes back to shared seeds. It needs
+    PyTorch, whatever ran the plan itself."""
+    baseline = change(plan, ['estimator = "backprop"', 'federation.seeds = "shared"', 'run.runtime = ""'])
+    runtime_of(baseline)
+    return baseline
+
+
+def require_baseline(plan: Plan, data: str | Path | None = None) -> None:
+    """Refuse a plan that backpropagation cannot train. A loss of the user's own is tried for its derivative."""
+    baseline = baseline_of(plan)
+    if is_own(plan.task.loss):
+        load_task(baseline, data)
 
 
 def add_baseline(path: str | Path, *, data: str | Path | None = None, watch: Watch = _nothing) -> Summary:
@@ -118,14 +163,14 @@ def add_baseline(path: str | Path, *, data: str | Path | None = None, watch: Wat
             baseline = resume(subfolder, [f"rounds={plan.rounds}"], data=data, watch=watch)
         else:
             baseline = simulate(baseline_of(plan), subfolder, data=data, watch=watch)
-        compared = ("test_accuracy", "rounds", "seconds", "uplink_bytes_per_client_round")
+        compared = (f"test_{headline(plan.task)}", "rounds", "seconds", "uplink_bytes_per_client_round")
         summary = folder.read_summary()
         summary |= {f"baseline_{name}": baseline[name] for name in compared if name in baseline}
         folder.write_summary(summary)
         return summary
 
 
-def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn) -> Summary:
+def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn, stop: Stop) -> Summary:
     plan = task.plan
     trajectory = trajectory_of(plan, len(task.initial_weights()))
     runtimes = Runtimes(task, trajectory.threads)
@@ -138,7 +183,7 @@ def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn) -> Summary:
 
     samples = {number: len(share) for number, share in enumerate(task.shares)}
     with (
-        opened(folder, task.server, trajectory, runtimes, task.tiers, samples, watch) as running,
+        opened(folder, task.server, trajectory, runtimes, task.tiers, samples, watch, warn) as running,
         LocalTransport(answer, trajectory.threads, running.recorder.tick) as local,
     ):
         replica = Replica(running.lineage, running.present)
@@ -147,10 +192,11 @@ def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn) -> Summary:
             clients.append(Client(replica, worker, sessions.get(number), sums.log_of(number)))
             running.downlink.holds(number, running.present.round)
         if running.unevaluated:
-            warn(f"accuracy is not measured: {running.unevaluated}")
+            warn(f"{headline(plan.task)} is not measured: {running.unevaluated}")
         transport = Dropouts(local, partial(drops, trajectory)) if plan.federation.dropout else local
         while not running.over:
-            running.play(transport, sums)
+            if stop(running.play(transport, sums)):
+                break
         return running.finish()
 
 

@@ -8,12 +8,13 @@ from typing import NamedTuple
 from baffle.core.arrays import F32
 from baffle.core.directions import DISTRIBUTIONS, NUMBERS_AT_ONCE, Directions, Support, dense
 from baffle.core.groups import Totals, combine_gradients, combine_totals
+from baffle.core.layer_moments import adam_by_layers
 from baffle.core.messages import Outcome
 from baffle.core.rebuild import gradient_from_scalars, gradient_from_vector
 from baffle.core.ring import Ring
 from baffle.core.seeds import Seeds
 from baffle.core.state import Rule
-from baffle.core.supports import layout_of, supports
+from baffle.core.supports import layout_of, support_of, supports
 from baffle.core.update import OPTIMIZERS, Transform, average, clip, compose, no_average, sgd, weight_decay
 from baffle.errors import MessageError, PlanError
 from baffle.plan import Plan, UpdateSettings
@@ -73,6 +74,7 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE, epochs: tupl
     block takes less memory."""
     digest = plan.trajectory_digest()
     touched = _supports(plan, n)
+    _require_layers(plan.update, n)
     ring = _ring(plan)
     length = n if plan.outcome_kind == "vector" else len(touched)
     threads = plan.run.workers or os.cpu_count() or 1
@@ -115,6 +117,19 @@ def _supports(plan: Plan, n: int) -> tuple[Support, ...]:
     return supports(layout)
 
 
+def _require_layers(update: UpdateSettings, n: int) -> None:
+    """Refuse layers that do not hold each of the model's n weights once."""
+    if update.moments == "weights":
+        return
+    slices = sorted((part.start, part.stop) for row in update.layers for part, _ in support_of(row).parts())
+    edges = [0, *(edge for ends in slices for edge in ends), n]
+    if any(left != right for left, right in zip(edges[0::2], edges[1::2], strict=True)):
+        raise PlanError(
+            f"update.layers do not hold each of the model's {n} weights once: expected those that a run writes into "
+            "its own plan.toml when it starts; leave them out to have them made"
+        )
+
+
 def _seeds(plan: Plan, digest: bytes, epochs: tuple[Epoch, ...], round_number: int) -> Seeds:
     """The seeds of a round, with the salt of the newest epoch that has begun by then."""
     return Seeds(
@@ -150,7 +165,10 @@ def _checked_groups(outcome: Outcome, plan: Plan, length: int) -> list[tuple[int
 
 def optimizer(settings: UpdateSettings) -> Transform:
     """The optimizer that the plan's [update] describes."""
-    step = OPTIMIZERS[settings.optimizer](settings.rate, settings.betas, settings.momentum)
+    if settings.moments == "layers":
+        step = adam_by_layers([support_of(row) for row in settings.layers], settings.rate, *settings.betas)
+    else:
+        step = OPTIMIZERS[settings.optimizer](settings.rate, settings.betas, settings.momentum)
     before = [clip(settings.clip)] if settings.clip else []
     before += [weight_decay(settings.weight_decay)] if settings.weight_decay else []
     return compose(*before, step)

@@ -35,7 +35,7 @@ from baffle.core.messages import (
 from baffle.core.ring import EXTRAS, RingVector, Sum
 from baffle.lineage import Lineage, Link
 from baffle.network.authority import make_keys
-from baffle.network.equipment import count_samples, with_torch
+from baffle.network.equipment import count_samples, with_plan
 from baffle.network.joining import Begin, Introduce, Introduction, Openings, Ready
 from baffle.network.keys import ClientKeys
 from baffle.network.member import Member
@@ -79,7 +79,7 @@ class Victims:
             self.keys[number],
             self.folder / f"client-{number}",
             count_samples(number, None, part=True),
-            with_torch(number, None, part=True),
+            with_plan(number, None, part=True),
             pinned=self.plan,
             tell=log.append,
         )
@@ -222,7 +222,7 @@ class HostileServer:
 
     def own_vector(self, client: int, view: View, number: int, weights: F32) -> RingVector:
         """What a client really computes for a round: what no server may learn."""
-        worker = with_torch(client, None, part=True)(self.plan).worker
+        worker = with_plan(client, None, part=True)(self.plan).worker
         mine = replace(worker, k=view.statement.tiers[client], trajectory=view.trajectory)
         return mine.vector(number, weights)
 

@@ -25,7 +25,7 @@ from baffle.core.ring import EXTRAS, RingVector
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
 from baffle.network.consent import Equipment
-from baffle.network.equipment import with_torch
+from baffle.network.equipment import with_plan
 from baffle.network.joining import Introduction, Ready, Salted
 from baffle.plan import Plan
 from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, new_keys
@@ -162,7 +162,7 @@ def test_an_absurd_sample_count_costs_one_round(tmp_path: Path, tiny: Callable[.
     """Counts travel only inside masked vectors, so the liar has no name; but no sum is taken that claims too much."""
     played = federation(tmp_path, tiny)
     lines = played.lines(CLIENTS)
-    honest = with_torch(LIAR, None, part=True)
+    honest = with_plan(LIAR, None, part=True)
 
     def equip(plan: Plan) -> Equipment:
         equipment = honest(plan)

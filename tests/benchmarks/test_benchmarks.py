@@ -54,6 +54,30 @@ def test_time_to_accuracy_is_measured_for_each_mode(data_folder: Path, tmp_path:
     assert run("time_to_accuracy", "units", "--out", str(out), "--json").keys() == results.keys()
 
 
+@pytest.mark.slow
+def test_tuning_gives_every_start_the_same_advice(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    shorter = ["--seeds", "1", "--set", "rounds=12", "--set", "probe.k=16", "--set", "federation.clients=4"]
+    command = [sys.executable, str(BENCHMARKS / "tuning.py"), "digits", "--out", str(out), *shorter]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    rows = json.loads(out.read_text())
+    advice = [row["settings"] for name, row in rows.items() if name.endswith("tuning")]
+    assert len(advice) == 4
+    assert all(settings == advice[0] for settings in advice)
+    assert done.stdout.count("reference") >= 4
+    assert rows["digits, rates and rounds"]["rounds"] == [1, 2, 3, 6, 12]
+
+
+@pytest.mark.slow
+def test_nets_are_trained_in_every_way() -> None:
+    short = ["--set", "rounds=2", "--set", "run.evaluate_every=1", "--set", "probe.k=8"]
+    found = run("any_net", "--net", "SqueezeNet-like", *short, "--json")
+    ways = {key.split(" | ")[1] for key in found["test"]}
+    assert ways == {"dense", "layers", "layers, a moment each", "stages", "backpropagation"}
+    assert all(len(curve) == 2 for curve in found["test"].values())
+    assert found["contrast"]["SqueezeNet-like"]["layers"] == 8
+
+
 def test_the_tables_in_the_docs_match_the_results() -> None:
     command = [sys.executable, str(BENCHMARKS / "pages.py"), "--check"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from baffle.plan import parse
+from baffle.report.writing import script_name
 from baffle.version import __version__
 from tests.support.blocked_imports import without
 
@@ -35,7 +36,20 @@ def test_help_lists_the_commands(cli: Cli) -> None:
         assert done.returncode == 0
         commands = done.stdout.partition("Commands:")[2]
         listed = [line.split()[0] for line in commands.strip().splitlines()]
-        assert listed == ["export", "join", "keys", "paper", "plan", "run", "serve", "status", "verify"]
+        assert listed == [
+            "export",
+            "join",
+            "keys",
+            "paper",
+            "plan",
+            "report",
+            "run",
+            "serve",
+            "status",
+            "tune",
+            "verify",
+            "watch",
+        ]
 
 
 def test_without_arguments_it_shows_the_help(cli: Cli) -> None:
@@ -76,9 +90,11 @@ def test_run_as_json_prints_the_summary_and_nothing_else(cli: Cli, tiny_toml: Pa
 def test_run_writes_plan_journal_metrics_and_summary(cli: Cli, tiny_toml: Path, tmp_path: Path) -> None:
     cli("run", tiny_toml, "--out", tmp_path / "run")
     files = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert files == ["journal.sqlite", "metrics.jsonl", "plan.toml", "summary.json"]
+    drawing = script_name()
+    assert files == ["journal.sqlite", "metrics.jsonl", "plan.toml", drawing, "report.html", "summary.json"]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == list(range(6))
+    assert [json.loads(line)["rounds_done"] for line in lines] == list(range(1, 7))  # as a terminal shows them
     plan = parse((tmp_path / "run" / "plan.toml").read_text())
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert plan.digest().hex() == summary["plan_digest"]
@@ -95,7 +111,10 @@ def test_run_shows_progress_and_a_table_with_the_folder(
     assert "round 6/6" in done.stdout
     assert "test accuracy" in done.stdout
     assert "60 bytes per client and round" in done.stdout
-    assert done.stdout.splitlines()[-1].split() == ["folder", "my-run"]
+    assert [line.split() for line in done.stdout.splitlines()[-2:]] == [
+        ["folder", "my-run"],
+        ["report", "my-run/report.html"],
+    ]
 
 
 def test_square_brackets_in_a_folders_name_are_shown(
@@ -145,7 +164,7 @@ def test_a_run_without_folder_goes_into_a_new_one(
     monkeypatch.chdir(tmp_path)
     for _ in range(3):
         assert cli("run", tiny_toml, "--quiet").returncode == 0
-    folders = sorted((tmp_path / "runs").iterdir())
+    folders = sorted(path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     assert len(folders) == 3
     assert all(path.name.startswith("tiny-") for path in folders)
     assert all((path / "summary.json").exists() for path in folders)
@@ -158,7 +177,7 @@ def test_a_run_without_folder_is_named_after_its_plan(
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert cli("run", tiny_toml, "--set", f'name="{name}"', "--quiet").returncode == 0
-    folders = list((tmp_path / "runs").iterdir())
+    folders = [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
     assert len(folders) == 2
     assert all(path.name.startswith(f"{name}-") for path in folders)
 
@@ -234,9 +253,16 @@ WITHOUT_TORCH = without("torch") + "from baffle.cli.main import main; main()"
 
 
 def test_a_command_that_needs_torch_says_so(tmp_path: Path) -> None:
-    for arguments in (["run", "--out", str(tmp_path / "run")], ["plan"]):
+    """The default plan does not need it."""
+    setting = "error: {}: only PyTorch can follow it: pip install 'baffle[torch]'{}\n"
+    drawn, baseline = setting.format("task.init", ', or set task.init = "numpy"'), setting.format("estimator", "")
+    for arguments, said in (
+        (["run", "--out", str(tmp_path / "run"), "--set", "task.init="], drawn),
+        (["plan", "--set", "task.init="], drawn),
+        (["run", "--out", str(tmp_path / "run"), "--baseline"], baseline),
+    ):
         done = subprocess.run(
             [sys.executable, "-c", WITHOUT_TORCH, *arguments], capture_output=True, text=True, check=False
         )
-        assert done.returncode == 2
-        assert done.stderr == "error: this command needs torch: pip install 'baffle[demo]'\n"
+        assert (done.returncode, done.stderr) == (2, said)
+    assert not (tmp_path / "run").exists()

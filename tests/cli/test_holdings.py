@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from baffle.cli.holdings import MOST_LINES, SHOWN, Holding, holdings, partition_view, spark
+from baffle.cli.holdings import MOST_LINES, SHOWN, partition_view, spark
 from baffle.data.dataset import Dataset, Source
+from baffle.data.holdings import Holding, holdings
 
 
 def _drawn(held: list[Holding]) -> list[str]:

@@ -3,86 +3,14 @@
 import io
 from collections.abc import Callable
 from contextlib import chdir
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from baffle.cli import show
 from baffle.plan import Plan
-from baffle.server.recorder import Progress
 from baffle.simulation import simulate
-
-PROGRESS = Progress(12, 50, 1.2345, 0.876, 4_200, 1_250_000, seconds_left=75.0)
-
-
-def test_a_line_shows_round_loss_accuracy_bytes_and_time_left() -> None:
-    line = show.line(PROGRESS)
-    for part in ("round 12/50", "loss 1.234", "accuracy 87.6%", "up 4.2 kB", "down 1.2 MB", "1 min 15 s left"):
-        assert part in line
-
-
-def test_a_line_shows_dropouts_only_if_there_were_any() -> None:
-    assert "dropped" not in show.line(PROGRESS)
-    assert "dropped 1,234" in show.line(replace(PROGRESS, dropouts=1_234))
-
-
-def test_a_line_before_anything_is_known() -> None:
-    line = show.line(Progress(0.5, 50))
-    assert "round 0.5/50" in line
-    assert line.count("–") == 3
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_500_000, "1.5 MB"), (2e9, "2.0 GB"), (5e12, "5000.0 GB")],
-)
-def test_sizes(count: float, expected: str) -> None:
-    assert show.size(count) == expected
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(0, "0 s"), (0.4, "0 s"), (59.6, "1 min 0 s"), (61, "1 min 1 s"), (3599.9, "1 h 0 min"), (7325, "2 h 2 min")],
-)
-def test_durations(seconds: float, expected: str) -> None:
-    assert show.duration(seconds) == expected
-
-
-def test_on_a_terminal_the_line_is_live() -> None:
-    screen = io.StringIO()
-    with show.watching(Console(file=screen, force_terminal=True, width=140), "probing") as watch:
-        watch(PROGRESS)
-    shown = screen.getvalue()
-    assert "probing" in shown
-    assert "round 12/50" in shown
-
-
-def test_without_a_terminal_there_is_a_plain_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = io.StringIO()
-    with show.watching(Console(file=screen, width=40), "probing") as watch:
-        watch(PROGRESS)
-        assert screen.getvalue() == ""
-        monkeypatch.setattr(show, "EVERY", 0.0)
-        watch(PROGRESS)
-        monkeypatch.setattr(show, "EVERY", 3600.0)
-        watch(PROGRESS)
-        watch(Progress(50, 50))
-    first, last = screen.getvalue().splitlines()
-    assert first == f"probing  {show.line(PROGRESS)}"
-    assert last.startswith("probing  round 50/50")
-
-
-def test_steps_are_shown_live_or_line_by_line() -> None:
-    live, plain = io.StringIO(), io.StringIO()
-    for console in (Console(file=live, force_terminal=True, width=140), Console(file=plain, width=10)):
-        with show.telling(console, "table4") as tell:
-            tell("LeNet, 32 × 32")
-            tell("WRN-10-2, 32 × 32")
-    assert "WRN-10-2" in live.getvalue()
-    assert plain.getvalue().splitlines() == ["table4  LeNet, 32 × 32", "table4  WRN-10-2, 32 × 32"]
 
 
 def _table(**more: Any) -> str:
@@ -105,7 +33,7 @@ def _table(**more: Any) -> str:
         "weights_sha256": "ab" * 32,
     } | more
     screen = io.StringIO()
-    Console(file=screen, width=100).print(show.summary_table(summary))
+    screen.write(show.aligned(show.summary_rows(summary, Path("my run"))))
     return screen.getvalue()
 
 
@@ -155,5 +83,21 @@ def test_a_run_without_a_test_set_shows_that_its_accuracy_was_not_measured(
         summary = simulate(tiny('task.data="untested:data"'), tmp_path / "run", warn=notes.append)
     assert any(note.startswith("accuracy is not measured: the data set has no test samples") for note in notes)
     screen = io.StringIO()
-    Console(file=screen, width=100).print(show.summary_table(summary))
+    screen.write(show.aligned(show.summary_rows(summary, Path("my run"))))
     assert "not measured: no test set" in screen.getvalue()
+
+
+def test_values_stand_below_one_another() -> None:
+    lines = show.aligned({"a": "1", "longer name": "2"}).splitlines()
+    assert lines == ["  a            1", "  longer name  2"]
+
+
+def test_the_seconds_say_what_they_are() -> None:
+    assert "3 s in all\n" in _table()
+    more = {"seconds": 25.2, "evaluation_seconds": 1.0, "bookkeeping_seconds": 0.1, "estimator": "probe"}
+    assert "25 s in all, 24 s of it probing" in _table(**more)
+    assert "of it training" in _table(**more | {"estimator": "backprop"})
+
+
+def test_refusals_are_counted_with_the_command_that_shows_them() -> None:
+    assert "2 messages; to read them: baffle status 'my run'" in _table(refusals=2)

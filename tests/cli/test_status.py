@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
@@ -172,3 +173,24 @@ def test_a_server_is_watched_from_its_start_to_its_end(
     assert (alone.connected, alone.taking_part) == ("0, 2", "0, 2")
     assert alone.waits_for == "2 clients are here, 3 are needed"
     assert alone.rounds_done >= playing.rounds_done
+
+
+def test_the_folder_of_a_run_tells_how_it_went_and_what_was_refused(
+    cli: Cli, finished_run: Path, tmp_path: Path
+) -> None:
+    with sqlite3.connect(finished_run / "journal.sqlite") as db:
+        record = json.loads(db.execute("SELECT record FROM metrics WHERE round = 2").fetchone()[0])
+        record |= {"refusals": 1, "refused": ["client 1: a vector of 3 values, \x1b[31mexpected 4"]}
+        db.execute("UPDATE metrics SET record = ? WHERE round = 2", (json.dumps(record),))
+    db.close()
+    done = cli("status", finished_run)
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = {line[:18].strip(): line[18:] for line in done.stdout.splitlines()}
+    assert shown["now"] == "finished"
+    assert shown["rounds"] == "6 of 6, 0 skipped"
+    assert shown["refused"] == "client 1: a vector of 3 values, [31mexpected 4 (1 times: round 3)"
+    assert "connected" not in shown
+    told = json.loads(cli("status", finished_run, "--json").stdout)
+    assert told["refused"] == [{"words": "client 1: a vector of 3 values, [31mexpected 4", "rounds": [3]}]
+    assert told["rounds_done"] == 6
+    refused(cli("status", tmp_path / "nothing"), "holds no run; to ask a server at that address, give --keys")

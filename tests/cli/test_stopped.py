@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shlex
 import signal
 import subprocess
 import time
@@ -33,17 +34,22 @@ def _lines(path: Path) -> int:
 def test_ctrl_c_stops_cleanly_and_says_how_to_resume(
     start: Start, tiny: Callable[..., Plan], tiny_toml: Path, tmp_path: Path
 ) -> None:
-    process = start("run", tiny_toml, "--out", tmp_path / "run", "--set", "rounds=1000000", "--set", "secure.mode=on")
-    _wait_until(lambda: _lines(tmp_path / "run" / "metrics.jsonl") > 5, process)
+    process = start(
+        "run", tiny_toml, "--out", tmp_path / "my run", "--set", "rounds=1000000", "--set", "secure.mode=on"
+    )
+    _wait_until(lambda: _lines(tmp_path / "my run" / "metrics.jsonl") > 5, process)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert stderr == f"stopped; go on with: baffle run --resume {tmp_path / 'run'}\n"
-    done = verify(tmp_path / "run").rounds
+    command = stderr.partition("go on with: ")[2]
+    assert shlex.split(command) == ["baffle", "run", "--resume", str(tmp_path / "my run")]
+    assert stderr == f"stopped; go on with: {command}"
+    done = verify(tmp_path / "my run").rounds
     assert done > 5
     more = [f"rounds={done + 5}"]
     assert (
-        resume(tmp_path / "run", more)["weights_sha256"] == simulate(tiny(*more), tmp_path / "whole")["weights_sha256"]
+        resume(tmp_path / "my run", more)["weights_sha256"]
+        == simulate(tiny(*more), tmp_path / "whole")["weights_sha256"]
     )
 
 

@@ -90,7 +90,7 @@ def test_what_is_not_finite_becomes_zeros_of_weight_0_that_count_as_clipped(bad:
 def test_a_sum_of_nothing_is_no_sum() -> None:
     total = add([RING.nothing(2)] * 3)
     RING.check(total, 3)
-    with pytest.raises(MessageError, match=r"no client's loss was finite; a smaller update\.rate may help"):
+    with pytest.raises(MessageError, match=r"no client's loss was finite"):
         RING.decode(total, 3)
 
 

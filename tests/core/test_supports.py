@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baffle.core.directions import Support
-from baffle.core.supports import Layout, LayoutEntry, allocate, layout_of, rows_of, supports
+from baffle.core.supports import Layout, LayoutEntry, allocate, lay_out, layout_of, merge, rows_of, supports
 
 positive = st.floats(1e-6, 1e6)
 families = st.lists(st.tuples(st.integers(1, 10**6), positive), min_size=1, max_size=12)
@@ -47,6 +47,36 @@ def test_an_allocation_by_hand() -> None:
     assert allocate([1, 10**6], [1.0, 1.0], 5) == [1, 4]
     with pytest.raises(ValueError, match="a direction for each of 3 supports"):
         allocate([1, 1, 1], [1.0, 1.0, 1.0], 2)
+
+
+sizes_of_layers = st.lists(st.integers(1, 1000), min_size=1, max_size=20)
+
+
+def _layers(sizes: list[int]) -> tuple[Support, ...]:
+    stops = list(itertools.accumulate(sizes))
+    return tuple(Support(stop - size, stop) for size, stop in zip(sizes, stops, strict=True))
+
+
+@given(sizes=sizes_of_layers, k=st.integers(1, 60))
+def test_layers_share_all_directions_and_hold_every_weight_once(sizes: list[int], k: int) -> None:
+    layout = lay_out(_layers(sizes), k)
+    assert sum(entry.directions for entry in layout) == k
+    assert len(layout) == min(k, len(sizes))
+    edges = [(entry.support.start, entry.support.stop) for entry in layout]
+    assert edges[0][0] == 0
+    assert edges[-1][1] == sum(sizes)
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(edges))
+    assert {start for start, _ in edges} <= {layer.start for layer in _layers(sizes)}
+    if k >= len(sizes):
+        assert [entry.support for entry in layout] == list(_layers(sizes))
+
+
+def test_layers_are_shared_out_and_merged_as_by_hand() -> None:
+    assert [entry.directions for entry in lay_out(_layers([1, 4, 16]), 14)] == [2, 4, 8]
+    assert merge(_layers([100, 2, 3, 50, 1]), 3) == (Support(0, 100), Support(100, 105), Support(105, 156))
+    apart = (Support(0, 4, (10, 11)), Support(4, 10, (11, 13)))
+    assert merge(apart, 2) == apart
+    assert merge(apart, 1) == (Support(0, 13),)
 
 
 @given(layout=layouts)

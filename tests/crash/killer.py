@@ -13,8 +13,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import sklearn.datasets  # noqa: F401
-
 from baffle.plan import load
 from baffle.simulation import resume, simulate
 

@@ -1,7 +1,6 @@
 """Data sets: files are read, samples are scaled for a model, and damaged or missing files are refused."""
 
 import gzip
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from sklearn.datasets import load_digits
 
 from baffle.core.arrays import U8
 from baffle.data import sources
@@ -51,15 +51,8 @@ def test_digits_hold_out_a_fixed_fifth() -> None:
         np.testing.assert_array_equal(part.labels, same.labels)
 
 
-def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"scikit-learn: pip install 'baffle\[demo\]'"):
-        digits().train.batch(np.arange(1))
-
-
 def test_digits_share_no_sample_between_training_and_test() -> None:
-    from sklearn.datasets import load_digits
-
+    """They are scikit-learn's, all of them."""
     source, whole = digits(), load_digits()
     samples = np.concatenate([source.train.samples, source.test.samples]).reshape(1797, 64)
     labels = np.concatenate([source.train.labels, source.test.labels])

@@ -5,11 +5,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.support.environments import fresh, require_registry, run
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "deploy" / "Containerfile"
@@ -42,21 +43,6 @@ def stages() -> list[Stage]:
 def shell(step: str) -> str:
     """The shell command of a RUN line, without the options of RUN itself."""
     return re.sub(r"^(--\S+ )+", "", step)
-
-
-def fresh(folder: Path) -> Path:
-    """A new environment, as bare as the base image. Gives its folder of programs."""
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120)
-    return folder / "bin"
-
-
-def run(command: str, programs: Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a shell command as a RUN line does. This checkout is out of Python's sight."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    environment |= {"PATH": f"{programs}:{os.environ['PATH']}", **variables}
-    return subprocess.run(
-        ["/bin/sh", "-c", command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600
-    )
 
 
 def without_index(command: str, programs: Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -92,11 +78,7 @@ def test_nothing_is_installed_but_by_the_steps_that_are_tried() -> None:
 
 @pytest.fixture
 def _registry(tmp_path: Path) -> None:
-    """Skips the test where no package can be fetched."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--retries", "1", "--timeout", "10", "hatchling"]
-    done = subprocess.run([*command, "--dest", tmp_path / "probe"], capture_output=True, text=True, timeout=120)
-    if done.returncode:
-        pytest.skip(f"needs a registry of packages: {done.stderr.strip().splitlines()[-1]}")
+    require_registry(tmp_path)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def test_the_demo_learns_from_forward_passes_alone(tmp_path: Path) -> None:
 def test_without_the_secure_sum_the_demo_sends_little_more_than_its_scalars(tmp_path: Path) -> None:
     settings = ["rounds=3", "run.evaluate_every=99"]
     plain = simulate(load("digits", [*settings, "secure.mode=off"]), tmp_path / "plain")
-    assert plain["uplink_bytes_per_client_round"] < 4 * 64 + 64
+    assert plain["uplink_bytes_per_client_round"] < 4 * 80 + 64
     secure = simulate(load("digits", settings), tmp_path / "secure")
     assert secure["weights_sha256"] == plain["weights_sha256"]
 

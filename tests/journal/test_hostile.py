@@ -421,6 +421,18 @@ def test_a_layout_with_absurd_numbers(run: Path, row: tuple[int, ...]) -> None:
     assert _audit(run) is None
 
 
+@pytest.mark.parametrize("row", [(0, 2**62, 0, 0), (0, 1, 2**62, 2**63 - 1), (5, 5, 0, 0), (0, 906, 0, 0)])
+def test_layers_with_absurd_numbers(run: Path, row: tuple[int, ...]) -> None:
+    text = change(load(str(run / "plan.toml")), ['update.moments="layers"']).to_toml()
+    text = text.replace("layers = []", f"layers = [{list(row)}]")
+    (run / "plan.toml").write_text(text)
+    try:
+        _tell_everywhere(run, text)
+    except PlanError:
+        return
+    assert _audit(run) is None
+
+
 def test_a_tail_in_front_of_its_slice_is_refused(tiny: Callable[..., Plan]) -> None:
     """A gradient is rebuilt piece by piece, which counts on a tail that lies behind."""
     with pytest.raises(PlanError, match="tail"):

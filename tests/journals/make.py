@@ -32,6 +32,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "sphere": ("probe.distribution=sphere",),
     "central": ("probe.scheme=central",),
     "stages": ("probe.supports=stages",),
+    "layers": ("probe.supports=layers", "federation.tiers=[{k=6, share=0.5}]"),
+    "layer-moments": ("probe.supports=layers", "update.moments=layers", "update.clip=0.05", "update.weight_decay=0.01"),
     "units": ("probe.supports=units", "probe.k=40"),
     "tiers": ("federation.tiers=[{k=4, share=0.5}]",),
     "participation": ("federation.participation=0.5", "federation.weighting=uniform"),

@@ -5,7 +5,8 @@ import sys
 import numpy as np
 
 from baffle.core.arrays import F32
-from baffle.core.directions import DISTRIBUTIONS, Directions, Distribution, dense
+from baffle.core.directions import DISTRIBUTIONS, Directions, Distribution, Support, dense
+from baffle.core.layer_moments import adam_by_layers
 from baffle.core.messages import Group, Outcome
 from baffle.core.rebuild import gradient_from_scalars
 from baffle.core.ring import Ring
@@ -25,7 +26,9 @@ def fold(distribution: Distribution) -> bytes:
         directions = Directions(seeds.key("directions", group.key), distribution)
         return gradient_from_scalars(group.numbers(), group.weight, directions, dense(N, K), N, RING)
 
-    rule = Rule(gradient, compose(clip(0.3), weight_decay(1e-3), adam(0.05)), average(0.995))
+    layers = [Support(0, 5000), Support(5000, N)]
+    optimizer = compose(clip(0.3), weight_decay(1e-3), adam(0.05), adam_by_layers(layers, 0.05))
+    rule = Rule(gradient, optimizer, average(0.995))
     state = rule.start(np.linspace(-1, 1, N, dtype=np.float32))
     for number in range(ROUNDS):
         totals = np.frombuffer(b"".join(seeds.key("local", number, i) for i in range(-(-K // 8))), "<i4")[:K]

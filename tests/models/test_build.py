@@ -23,7 +23,7 @@ class Toy(ModelSettings, frozen=True, tag_field="name", tag="toy"):
 
 
 def build_toy(model: Toy, inputs: Inputs) -> nn.Module:
-    size = int(torch.Size(inputs.shape).numel())
+    size = int(torch.Size(inputs.one_shape()).numel())
     return nn.Sequential(nn.Flatten(), nn.Linear(size, model.width), nn.ReLU(), nn.Linear(model.width, inputs.classes))
 
 

@@ -9,14 +9,18 @@ from threading import Event, Thread
 import msgspec
 import pytest
 
+from baffle.cli.status import rows
 from baffle.errors import JournalError
 from baffle.network import connected, serve
 from baffle.network.board import MOST_NAME, Board
 from baffle.network.keys import ClientKeys
-from baffle.network.status import LinkCounts, Status
+from baffle.network.policy import Policy
+from baffle.network.status import LinkCounts, Status, as_metrics
 from baffle.plan import Plan, change
 from baffle.server.recorder import Summary
 from tests.support.lines_in_memory import Federation, LinesInMemory, StoppedError, new_keys
+from tests.support.own_tasks import HERE
+from tests.support.prometheus import parse
 
 SILENT_LINK = LinkCounts()
 
@@ -45,9 +49,27 @@ def require_agreement(status: Status, summary: Summary) -> None:
     assert (status.rounds_done, status.rounds) == (summary["rounds"], summary["rounds"])
     assert (status.skipped_rounds, status.dropouts) == (summary["skipped_rounds"], summary["dropouts"])
     assert status.refusals == summary["refusals"]
-    assert status.accuracy == summary["test_accuracy"]
+    headline = summary["metrics"][0]
+    assert (status.metric, status.value) == (headline, summary[f"test_{headline}"])
+    assert status.accuracy == summary.get("test_accuracy")
     assert status.loss == summary["train_loss"]
     assert (status.secure, status.plan) == (summary["secure"], summary["name"])
+
+
+def test_a_regression_has_another_metric_than_accuracy(
+    keys: list[ClientKeys], tiny: Callable[..., Plan], tmp_path: Path
+) -> None:
+    own = f'task.data="{HERE}:line"'
+    plan = tiny('secure.mode="on"', own, "task.loss=mse", "rounds=3", "federation.batch=8")
+    federation = Federation(keys, tmp_path, plan, policy=Policy(data=(f"{HERE}:line",)))
+    board = Board()
+    summary = play(federation, federation.lines(4), board)
+    assert summary["metrics"] == ["mae", "r2"]
+    status = board.status(SILENT_LINK)
+    require_agreement(status, summary)
+    assert rows(status)["test mae"] == f"{summary['test_mae']:.4g}"
+    samples = parse(as_metrics(status))["baffle_metric"].samples
+    assert samples == {frozenset({("metric", "mae")}): summary["test_mae"]}
 
 
 def test_after_a_run_the_numbers_are_those_of_the_summary(federation: Federation) -> None:

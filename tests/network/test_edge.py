@@ -115,9 +115,32 @@ def test_an_edge_client_has_the_samples_and_the_loss_of_its_torch_twin(exported:
     np.testing.assert_array_equal(own.x, whole.x)
     np.testing.assert_array_equal(own.y, whole.y)
     weights = task.initial_weights()
-    runtime = OnnxLoss(exported, micro_batch=4)
+    runtime = OnnxLoss.in_folder(exported, micro_batch=4)
     assert runtime.on(own)(weights) == pytest.approx(task.runtime().on(whole)(weights), abs=1e-6)
     assert len(edge_worker(plan, exported, 1, 4).indices) == len(task.source.train)
+
+
+@pytest.mark.parametrize("runtime", ["torch", "onnx"])
+def test_an_edge_client_moves_one_layer_at_a_time_like_its_twin(tmp_path: Path, runtime: str) -> None:
+    """Their scalars agree up to rounding."""
+    settings = [f"run.runtime={runtime}", "probe.supports=layers", "probe.k=9", "federation.clients=3"]
+    export_plan("digits", tmp_path / "model", settings)
+    plan = load(str(tmp_path / "model" / PLAN))
+    assert len(plan.probe.layout) == 3
+    task = load_task(plan)
+    twin = task.runtime()
+
+    @contextmanager
+    def borrow() -> Iterator[Runtime]:
+        yield twin
+
+    edge = edge_worker(plan, tmp_path / "model", 1, plan.probe.k, part=True)
+    whole = Worker(1, plan.probe.k, edge.trajectory, task.source.train, task.shares[1], borrow)
+    weights = task.initial_weights()
+    scale = edge.trajectory.ring.scale * edge.trajectory.weight_of(len(edge.indices))
+    scalars, same = (worker.vector(0, weights)[:9].view(np.int32) / scale for worker in (edge, whole))
+    assert np.abs(scalars).max() > 0.1
+    np.testing.assert_allclose(scalars, same, atol=5e-3)
 
 
 def test_token_ids_reach_an_edge_client_unrounded(tiny_toml: Path, tmp_path: Path) -> None:
@@ -172,7 +195,10 @@ def test_the_command_exports_and_refuses_in_one_line(
         ([tiny_toml, "--out", tmp_path / "model"], "not an empty folder"),
         (["--out", tmp_path / "new"], "expected one thing to export"),
         ([tiny_toml, "--onnx", "file", "--out", tmp_path / "new"], "expected one thing to export"),
-        ([tiny_toml, "--freeze", "a", "--out", tmp_path / "new"], "--freeze belongs"),
+        ([tiny_toml, "--freeze", "a", "--out", tmp_path / "new"], "--freeze, --loss and --shape belong"),
+        ([tiny_toml, "--shape", "3", "--out", tmp_path / "new"], "--freeze, --loss and --shape belong"),
+        ([tiny_toml, "--loss", "mse", "--out", tmp_path / "new"], "--freeze, --loss and --shape belong"),
+        (["--onnx", "file", "--shape", "a", "--out", tmp_path / "new"], "--shape: expected the sizes of one sample"),
         (["--onnx", tmp_path / "none.onnx", "--out", tmp_path / "new"], "cannot be read as an ONNX model"),
     ):
         done = cli("export", *arguments)

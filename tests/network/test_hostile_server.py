@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from baffle.aggregation.messages import Hello
 from baffle.client.abstaining import MOST_CHARACTERS, abstention
 from baffle.core.messages import CatchUp, Message, RoundRequest, encode
-from baffle.network.equipment import count_samples, with_torch
+from baffle.network.equipment import count_samples, with_plan
 from baffle.network.joining import UNREADY, Begin, Halt, Introduce, Introduction, Openings, Over
 from baffle.network.keys import ClientKeys
 from baffle.network.member import Member
@@ -96,7 +96,7 @@ class Victim:
     """A client with its own log."""
 
     def __init__(self, keys: ClientKeys, folder: Path | None = None, pinned: Plan | None = None) -> None:
-        count, equip = count_samples(keys.number, None, part=True), with_torch(keys.number, None, part=True)
+        count, equip = count_samples(keys.number, None, part=True), with_plan(keys.number, None, part=True)
         self.log: list[str] = []
         self.member = Member(keys, folder, count, equip, pinned=pinned, tell=self.log.append)
 

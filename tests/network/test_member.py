@@ -18,7 +18,7 @@ from baffle.core.state import pack
 from baffle.errors import RunFolderError
 from baffle.export import export_plan
 from baffle.network import connected, serve
-from baffle.network.equipment import count_samples, with_onnx, with_torch
+from baffle.network.equipment import count_samples, with_onnx, with_plan
 from baffle.network.joining import UNREADY, Begin, Introduction, Openings, Over, Ready, Salted
 from baffle.network.keys import ClientKeys
 from baffle.network.member import Member
@@ -172,7 +172,15 @@ def test_a_pinned_plan_may_leave_open_what_the_server_settles(federation: Federa
     tiered.enter(federation.member(0, pinned=left_open))
 
 
-@pytest.mark.parametrize("setting", ["task.data=os:getcwd", 'task.model={name="custom", factory="os:getcwd"}'])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "task.data=os:getcwd",
+        'task.model={name="custom", factory="os:getcwd"}',
+        'task.loss="os:getcwd"',
+        'task.metrics=["accuracy", "os:getcwd"]',
+    ],
+)
 def test_it_calls_no_function_that_a_server_names(federation: Federation, server: ServerByHand, setting: str) -> None:
     member = federation.member(0)
     statement = _statement(server.begin(member))
@@ -448,13 +456,13 @@ def state_is_a_file(folder: Path, _patch: pytest.MonkeyPatch) -> dict[str, objec
 
 
 def data_are_missing(folder: Path, _patch: pytest.MonkeyPatch) -> dict[str, object]:
-    return {"equip": with_torch(0, folder / "nowhere", part=False)}
+    return {"equip": with_plan(0, folder / "nowhere", part=False)}
 
 
 def data_are_damaged(folder: Path, _patch: pytest.MonkeyPatch) -> dict[str, object]:
     for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
         (folder / name).write_bytes(b"nonsense")
-    return {"equip": with_torch(0, folder, part=False)}
+    return {"equip": with_plan(0, folder, part=False)}
 
 
 def data_cannot_be_read(folder: Path, _patch: pytest.MonkeyPatch) -> dict[str, object]:
@@ -510,7 +518,7 @@ def test_only_its_own_log_says_what_is_wrong_on_a_clients_machine(
         plan = change(plan, [f"task.data={own}"])
     settings: dict[str, Any] = {
         "samples": count_samples(0, None, part=True),
-        "equip": with_torch(0, None, part=True),
+        "equip": with_plan(0, None, part=True),
         "pinned": plan,
         "tell": told.append,
     }

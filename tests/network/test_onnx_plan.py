@@ -15,7 +15,7 @@ from baffle.errors import ModelError, PlanError
 from baffle.export import export_onnx, export_run
 from baffle.journal.audit import verify
 from baffle.network.edge import edge_worker
-from baffle.network.equipment import count_samples, with_onnx, with_torch
+from baffle.network.equipment import count_samples, with_onnx, with_plan
 from baffle.network.member import Member
 from baffle.network.same_plan import differences
 from baffle.network.serve import serve
@@ -24,6 +24,7 @@ from baffle.runtime.onnx.model_folder import WEIGHTS, read_manifest, read_weight
 from baffle.simulation import resume, simulate
 from baffle.task.costs import costs
 from baffle.task.load import load_task
+from tests.support import tokens
 from tests.support.lines_in_memory import LinesInMemory, new_keys
 
 ONNX = 'task.model={name="onnx"}'
@@ -77,6 +78,23 @@ def test_it_starts_with_its_own_weights_and_learns(plan: Callable[..., Plan], mo
     assert verify(tmp_path / "run").weights_sha256 == summary["weights_sha256"]
 
 
+def test_its_layers_are_the_nodes_that_use_its_weights(plan: Callable[..., Plan], tmp_path: Path) -> None:
+    chosen = plan("probe.supports=layers", "probe.k=9", "rounds=3")
+    summary = simulate(chosen, tmp_path / "run")
+    stored = load(str(tmp_path / "run" / "plan.toml"))
+    assert [row[:4] for row in stored.probe.layout] == [(0, 780, 0, 0), (780, 900, 0, 0)]
+    assert verify(tmp_path / "run").weights_sha256 == summary["weights_sha256"]
+
+
+def test_one_of_token_ids_with_open_sizes_is_trained(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    tokens.write_graph(tmp_path / "theirs.onnx", "n", "length")
+    export_onnx(tmp_path / "theirs.onnx", tmp_path / "model", shape=(tokens.LENGTH,))
+    data = f'task.data="{tokens.__name__}:data"'
+    chosen = tiny(ONNX, f'run.model="{tmp_path / "model"}"', data, "probe.supports=layers")
+    summary = simulate(chosen, tmp_path / "run")
+    assert verify(tmp_path / "run").weights_sha256 == summary["weights_sha256"]
+
+
 def test_a_run_names_its_graph_and_goes_on_with_no_other(
     plan: Callable[..., Plan], model: Path, tmp_path: Path
 ) -> None:
@@ -113,7 +131,7 @@ def test_clients_of_a_network_need_the_folder_and_get_everybodys_weights(
 
     def member(number: int) -> Member:
         count = count_samples(number, None, part=True)
-        equip = with_onnx(number, None, model, part=True) if number < 3 else with_torch(number, None, part=True)
+        equip = with_onnx(number, None, model, part=True) if number < 3 else with_plan(number, None, part=True)
         return Member(keys[number], tmp_path / f"state-{number}", count, equip, tell=own_logs[number].append)
 
     told, own_logs = list[str](), [list[str]() for _ in range(4)]
@@ -143,22 +161,25 @@ def test_another_graph_is_no_clients_model(plan: Callable[..., Plan], tmp_path: 
     stored = load(str(tmp_path / "run" / "plan.toml"))
     with pytest.raises(ModelError, match="another than the plan's"):
         edge_worker(stored, tmp_path / "small", 0, 4)
-    with pytest.raises(ModelError, match=r"shape \(1, 4, 4\) and 10 classes, but digits has \(1, 8, 8\)"):
+    with pytest.raises(
+        ModelError, match=r"shape \(1, 4, 4\) and has 10 outputs, but digits has samples of \(1, 8, 8\)"
+    ):
         load_task(plan(f'run.model="{tmp_path / "small"}"'))
 
 
-def test_the_costs_of_a_run_leave_out_what_only_pytorch_knows(plan: Callable[..., Plan]) -> None:
+def test_the_costs_of_a_run_are_known_without_pytorch(plan: Callable[..., Plan]) -> None:
     estimate = costs(load_task(plan()))
     assert estimate.n_weights == 900
     assert estimate.alignment is not None
-    assert estimate.precision is None
+    assert estimate.precision is not None
+    assert estimate.precision.noise < 0.01
 
 
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
         ("estimator=backprop", "estimator: a model that came as ONNX has no gradient"),
-        ("probe.supports=units", "probe.supports: .* takes \"dense\", got 'units'"),
+        ("probe.supports=units", 'probe.supports: .* takes "dense" or "layers", got \'units\''),
         ("probe.precision=float16", 'probe.precision: .* takes "float32"'),
         ("probe.memory_mb=9", "probe.memory_mb"),
         ("task.model.graph=abc", "task.model.graph"),

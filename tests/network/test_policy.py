@@ -59,6 +59,8 @@ def test_the_usual_plans_are_within_the_defaults() -> None:
         ),
         (["task.data=os:getcwd"], "task.data is 'os:getcwd' in the server's plan, data allows digits, mnist"),
         (['task.model={name="custom", factory="os:getcwd"}'], "task.model comes from a function outside BAFFLE"),
+        (['task.loss="os:getcwd"'], "task.loss comes from a function outside BAFFLE"),
+        (['task.metrics=["top5", "os:getcwd"]'], "task.metrics comes from a function outside BAFFLE"),
     ],
 )
 def test_a_plan_beyond_a_bound_is_refused_with_what_is_asked_and_what_is_allowed(

@@ -44,6 +44,12 @@ def test_plans_are_the_same_if_their_trajectory_and_their_secure_settings_are(se
     assert (differences(other, run) == "") is same
 
 
+def test_a_plan_may_leave_the_layers_to_the_run() -> None:
+    given = change(load("digits"), ["update.moments=layers"])
+    settled = change(given, ["update.layers=[[0, 5994, 0, 0]]", "ring.n_max=9", "probe.micro_batch=8"])
+    assert differences(given, settled) == ""
+
+
 def test_a_plan_may_leave_open_what_a_run_settles() -> None:
     assert differences(load("digits"), SETTLED) == ""
     assert differences(SETTLED, load("digits")).startswith("federation.tiers is [] there and [{")

@@ -70,6 +70,13 @@ def test_in_the_end_every_client_has_the_last_weights_on_disk(federation: Federa
     assert all(member.over for member in federation.members.values())
 
 
+def test_a_run_that_comes_to_nothing_says_so_in_the_servers_log(federation: Federation) -> None:
+    federation.plan = change(federation.plan, ["rounds=40", "update.rate=1e-7"])
+    federation.serve(federation.lines(4))
+    assert federation.said("the loss is flat")
+    assert federation.said("update.rate = 1e-07 is too small")
+
+
 def test_a_client_that_is_restarted_comes_back(federation: Federation) -> None:
     lines = federation.lines(4)
 

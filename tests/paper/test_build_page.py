@@ -105,7 +105,7 @@ def test_rows_added_one_by_one_in_any_order_make_the_page_of_all(tmp_path: Path,
     grown = [_page(THREE, tmp_path, [name]) for name in order]
     assert [len(page["rows"]) for page in grown] == [1, 2, 3]
     assert _without_timings(grown[-1]) == _without_timings(whole)
-    for kind in (".md", ".png"):
+    for kind in (".md", ".png", ".html"):
         pages = [(tmp_path / out / f"some-smoke{kind}").read_bytes() for out in ("out", "whole")]
         assert pages[0] == pages[1]
 

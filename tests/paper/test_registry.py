@@ -55,6 +55,10 @@ def test_a_target_and_each_of_its_rows_alone_write_a_table_its_data_and_a_figure
     printed = capsys.readouterr().out
     page = (tmp_path / "out" / f"{name}-smoke.md").read_text()
     assert (tmp_path / "out" / f"{name}-smoke.png").read_bytes().startswith(b"\x89PNG")
+    html = (tmp_path / "out" / f"{name}-smoke.html").read_text()
+    assert f"<h1>{name}</h1>" in html
+    assert "<script" not in html
+    assert "data:image/png;base64," in html
     head, *rows = _table_on(page)
     assert head == data["columns"]
     assert rows, "a table has rows"

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from baffle.core.arrays import F32, I64, Samples
+from baffle.core.arrays import F32, I64
+from baffle.core.samples import Array
 from baffle.data.images import PACS, pacs
 from baffle.data.sources import SOURCES, Dataset
 from baffle.errors import PlanError
@@ -60,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def seen_by_first_layer(task: Task, x: Samples) -> Tensor:
+def seen_by_first_layer(task: Task, x: Array) -> Tensor:
     """What the first layer with weights takes, without the zeros that TensorFlow pads with."""
     assert isinstance(task.model, TorchModel)
     module = task.model.module().eval()

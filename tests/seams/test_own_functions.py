@@ -123,17 +123,21 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("_imports:model", r"NAME_imports:model cannot be imported: ModuleNotFoundError: .*no_such_package_at_all"),
     ],
 )
-def test_what_is_wrong_with_a_function_is_said_in_one_line(
+def test_what_is_wrong_with_a_function_is_said_in_one_line_and_a_bug_in_it_keeps_its_traceback(
     setting: str, function: str, says: str, faults: str, tmp_path: Path, tiny_toml: Path, cli: Cli
 ) -> None:
     named = f'"{faults}{function}"'
     change = f"task.data={named}" if setting == "task.data" else f'task.model={{name="custom", factory={named}}}'
     done = cli("run", tiny_toml, "--set", change, "--out", tmp_path / "run")
     assert done.returncode != 0
-    assert len(done.stderr.splitlines()) == 1
-
+    line, *below = done.stderr.splitlines()
     expected = says.replace("NAME", faults).replace("FOLDER", re.escape(str(tmp_path)))
-    assert re.search(rf"^error: {re.escape(setting)}: {expected}", done.stderr.strip()), done.stderr
+    assert re.search(rf"^error: {re.escape(setting)}: {expected}", line), done.stderr
+    assert bool(below) == (" raised " in line)
+    if below:
+        assert below[0] == "Traceback (most recent call last):"
+        assert f"{faults}.py" in below[1]
+        assert not any(str(Path(baffle.__file__).parent) in frame for frame in below)
 
 
 def test_a_data_function_is_given_the_data_folder_and_a_factory_is_not(

@@ -9,7 +9,7 @@ import pytest
 from baffle.data.sources import load as load_data
 from baffle.errors import DataError
 from baffle.journal.audit import verify
-from baffle.network.equipment import count_samples, with_torch
+from baffle.network.equipment import count_samples, with_plan
 from baffle.network.member import Member
 from baffle.network.policy import Policy
 from baffle.network.serve import serve
@@ -42,7 +42,7 @@ def _serve(plan: Plan, folder: Path, server_data: Path, clients_data: Path) -> t
     def member(number: int) -> Member:
         count = count_samples(number, clients_data, part=True)
         return Member(
-            keys[number], folder / f"state-{number}", count, with_torch(number, clients_data, part=True), policy=WHOLE
+            keys[number], folder / f"state-{number}", count, with_plan(number, clients_data, part=True), policy=WHOLE
         )
 
     nodes = LinesInMemory({number: member(number).answer for number in range(CLIENTS)})
@@ -87,7 +87,7 @@ def test_a_server_without_data_can_be_started_again(plan: Plan, tmp_path: Path) 
         def member(number: int) -> Member:
             count = count_samples(number, data, part=True)
             return Member(
-                keys[number], tmp_path / f"state-{number}", count, with_torch(number, data, part=True), policy=WHOLE
+                keys[number], tmp_path / f"state-{number}", count, with_plan(number, data, part=True), policy=WHOLE
             )
 
         def stop(exchange: int) -> None:

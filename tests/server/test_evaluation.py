@@ -1,4 +1,4 @@
-"""How weights are evaluated: accuracy, top-5 accuracy, and both for each domain, from one forward pass."""
+"""How weights are evaluated: metrics overall and for each domain, from one forward pass."""
 
 import json
 from collections.abc import Callable
@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch
+from baffle.core.probe import Loss
 from baffle.data.sources import Dataset, Source, load
 from baffle.plan import Plan
 from baffle.runtime.torch.loss import TorchLoss
-from baffle.server.evaluation import accuracies
 from baffle.simulation import resume, simulate
+from baffle.task.metrics import measured, metrics_of
 
 
 def in_domains() -> Source:
@@ -24,6 +25,19 @@ def in_domains() -> Source:
     source = load("digits")
     train, test = (replace(part, domain_of=np.arange(len(part)) % 2) for part in (source.train, source.test))
     return Source(train, test, source.classes, ("even", "odd", "untested"))
+
+
+class Fixed:
+    """A runtime whose outputs are given."""
+
+    def __init__(self, given: F32) -> None:
+        self._given = given
+
+    def on(self, _batch: Batch) -> Loss:
+        raise AssertionError
+
+    def outputs(self, _weights: F32, _batch: Batch) -> F32:
+        return self._given
 
 
 def _source(labels: np.ndarray[tuple[int], np.dtype[np.int64]], classes: int, domains: int) -> Source:
@@ -36,14 +50,16 @@ def _source(labels: np.ndarray[tuple[int], np.dtype[np.int64]], classes: int, do
 def test_domains_add_up_to_the_whole(classes: int, samples: int, domains: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     source = _source(rng.integers(0, classes, samples), classes, domains)
-    measured = accuracies(source, rng.normal(size=(samples, classes)).astype(np.float32))
-    assert ("test_top5" in measured) == (classes > 5)
-    assert measured.get("test_top5", 1.0) >= measured["test_accuracy"]
-    assert ("test_domains" in measured) == (domains > 0)
+    outputs = rng.normal(size=(samples, classes)).astype(np.float32)
+    batch = source.test.batch(np.arange(samples))
+    results = measured(metrics_of(Plan(), source), Fixed(outputs), np.empty(0, np.float32), batch, source)
+    assert ("test_top5" in results) == (classes > 5)
+    assert results.get("test_top5", 1.0) >= results["test_accuracy"]
+    assert ("test_domains" in results) == (domains > 0)
     for name in ("accuracy", "top5") if domains and classes > 5 else ():
         counts = np.bincount(np.arange(samples) % domains)
-        parts = [measured["test_domains"][f"d{i}"][name] for i in range(len(counts))]
-        assert measured[f"test_{name}"] == pytest.approx(np.average(parts, weights=counts), abs=2e-6)
+        parts = [results["test_domains"][f"d{i}"][name] for i in range(len(counts))]
+        assert results[f"test_{name}"] == pytest.approx(np.average(parts, weights=counts), abs=2e-6)
 
 
 def test_a_run_measures_everything_in_one_forward_pass(
@@ -58,7 +74,7 @@ def test_a_run_measures_everything_in_one_forward_pass(
     monkeypatch.setattr(TorchLoss, "outputs", counted)
     plan = tiny(f"task.data={__name__}:in_domains", "run.evaluate_every=3", "update.ema=0")
     summary = simulate(plan, tmp_path / "run")
-    assert seen == [len(load("digits").test)] * 2
+    assert seen == [2] + [len(load("digits").test)] * 2  # the model is first tried on two samples
     assert summary["test_domains"].keys() == {"even", "odd"}
     assert summary["test_accuracy"] <= summary["test_top5"] < 1
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])

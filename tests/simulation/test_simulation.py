@@ -150,7 +150,7 @@ def test_a_watcher_is_called_for_every_round(tiny: Callable[..., Plan], tmp_path
     done = [progress for progress in calls if progress.rounds_done == int(progress.rounds_done)]
     assert [progress.rounds_done for progress in done] == [1, 2, 3, 4, 5, 6]
     assert {progress.rounds for progress in calls} == {6}
-    assert done[-1].accuracy == summary["test_accuracy"]
+    assert done[-1].value == summary["test_accuracy"]
     assert done[-1].seconds_left == 0
     assert done[-1].uplink_bytes == sum(record["uplink_bytes"] for record in records_of(tmp_path / "run"))
 
@@ -359,7 +359,9 @@ DEEP = ['task.model={name="lenet", channels=[2, 3]}', "update.rate=1e30"]
 def test_a_run_that_diverges_stops_after_ten_rounds_and_says_why(
     tiny: Callable[..., Plan], tmp_path: Path, settings: list[str]
 ) -> None:
-    with pytest.raises(BaffleError, match=r"10 rounds in a row.*loss was finite.*update\.rate.*kept in") as stopped:
+    with pytest.raises(
+        BaffleError, match=r"10 rounds in a row.*loss was finite.*diverge.*smaller update\.rate.*kept in"
+    ) as stopped:
         simulate(tiny(*settings, "rounds=60"), tmp_path / "run")
     assert str(tmp_path / "run") in str(stopped.value)
     assert verify(tmp_path / "run").skipped == 10
@@ -388,7 +390,7 @@ def test_a_client_whose_loss_is_not_finite_contributes_nothing_and_the_others_co
 def test_a_loss_that_is_never_finite_is_refused(
     tiny: Callable[..., Plan], tmp_path: Path, spoilt: Callable[[object], str]
 ) -> None:
-    with pytest.raises(BaffleError, match=r"no client's loss was finite"):
+    with pytest.raises(BaffleError, match=r"No loss was finite even at the initial weights: look for NaN"):
         simulate(tiny(spoilt(":"), "rounds=40"), tmp_path / "run")
 
 
@@ -449,3 +451,15 @@ def test_probes_in_half_precision_change_the_weights_and_the_chain_still_verifie
     plain = simulate(tiny(*settings), tmp_path / "plain")
     half = simulate(tiny(*settings, "probe.precision=bfloat16"), tmp_path / "half")
     assert verify(tmp_path / "half").weights_sha256 == half["weights_sha256"] != plain["weights_sha256"]
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "torch"])
+def test_a_runs_own_plan_names_its_runtime(tiny: Callable[..., Plan], tmp_path: Path, runtime: str) -> None:
+    """Otherwise a run that is resumed where another runtime is installed would go on with other last bits."""
+    settings = ['task.init = "numpy"', *([f"run.runtime={runtime}"] if runtime == "torch" else [])]
+    simulate(tiny(*settings, "rounds=2"), tmp_path / "run")
+    resume(tmp_path / "run", ["rounds=4"])
+    assert load(str(tmp_path / "run" / "plan.toml")).run.runtime == runtime
+    with sqlite3.connect(tmp_path / "run" / "journal.sqlite") as database:
+        (versions,) = database.execute("SELECT versions FROM run").fetchone()
+    assert ("onnxruntime" in json.loads(versions)) == (runtime == "onnx")

@@ -9,7 +9,7 @@ from baffle.client.replica import read_saved
 from baffle.core.state import unpack
 from baffle.journal.audit import verify
 from baffle.network.authority import make_keys
-from baffle.network.equipment import count_samples, with_torch
+from baffle.network.equipment import count_samples, with_plan
 from baffle.network.joining import Reply
 from baffle.network.keys import ClientKeys
 from baffle.network.member import Member
@@ -98,7 +98,7 @@ class Federation:
             self.keys[number],
             self.folder / f"client-{number}",
             count_samples(number, None, part=True),
-            with_torch(number, None, part=True),
+            with_plan(number, None, part=True),
             **{"policy": self.policy, **settings},  # type: ignore[arg-type]
         )
         self.members[number] = member

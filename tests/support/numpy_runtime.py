@@ -50,7 +50,7 @@ class NumpyModel(RunnableModel):
         self._inputs = inputs
 
     def initial_weights(self) -> F32:
-        return np.zeros(self._inputs.classes * (int(np.prod(self._inputs.shape)) + 1), np.float32)
+        return np.zeros(self._inputs.classes * (int(np.prod(self._inputs.one_shape())) + 1), np.float32)
 
     def runtime(self, _probe: ProbeSettings, _precision: str) -> SoftmaxRuntime:
         return SoftmaxRuntime(self._inputs.classes)

@@ -1,7 +1,11 @@
 """A data set of token ids and a model that embeds them. The embedding records the ids that reach it."""
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from baffle import Dataset, Source
@@ -52,3 +56,18 @@ def data() -> Source:
     x = tokens(60)
     y: I64 = np.arange(60) % CLASSES
     return Source(Dataset(x[:40], y[:40], lambda x: x), Dataset(x[40:], y[40:], lambda x: x), classes=CLASSES)
+
+
+def write_graph(path: Path, *sizes: str | int, kind: int = TensorProto.INT64) -> None:
+    """Write a classifier of tokens as another tool would make it. Its input has these sizes."""
+    table = np.random.default_rng(0).normal(0, 1, (VOCABULARY, CLASSES)).astype(np.float32)
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("ReduceMean", ["rows"], ["logits"], axes=[1], keepdims=0),
+    ]
+    graph = helper.make_graph(
+        *(nodes, "foreign", [helper.make_tensor_value_info("ids", kind, sizes)]),
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", CLASSES])],
+        [numpy_helper.from_array(table, "table")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from baffle.errors import PlanError
+from baffle.errors import PlanError, UnusableDataError
 from baffle.plan import Plan
 from baffle.runtime.torch.loss import TorchLoss
 from baffle.task.load import Runtimes, Task, load_task, resolve, versions
@@ -225,3 +225,11 @@ def test_a_machine_that_cannot_compute_in_a_precision_says_so(tiny: Callable[...
     load_task(tiny(model))
     with pytest.raises(PlanError, match=r"probe\.precision: this machine cannot.*float16.*float32.*not implemented"):
         load_task(tiny(model, "probe.precision=float16"))
+
+
+def test_a_client_without_samples_is_refused_by_its_number(tiny: Callable[..., Plan]) -> None:
+    none = np.arange(0)
+    with pytest.raises(UnusableDataError, match=r"^client 1 of 3 has no samples; leave it out, or give it some$"):
+        load_task(tiny(), share=lambda _plan, _source: [np.arange(5), none, np.arange(5)])
+    with pytest.raises(UnusableDataError, match=r"^client 0 and 1 more of 3 has no samples"):
+        load_task(tiny(), share=lambda _plan, _source: [none, np.arange(5), none])

@@ -13,6 +13,7 @@ from baffle.task import precision
 from baffle.task.load import Task, load_task
 from baffle.task.precision import Precision, judge, require_precision
 from baffle.trajectory import trajectory_of
+from tests.support.own_tasks import HERE
 
 ROUNDED = "task.model={name='lenet', channels=[2, 2], head='flatten'}"
 """A model whose scalars are differences of float32 forward passes, unlike those of a linear model."""
@@ -35,6 +36,23 @@ def test_a_step_below_the_precision_of_the_loss_is_refused(tiny: Callable[..., P
         require_precision(load_task(tiny(ROUNDED, "probe.sigma=1e-9", f"probe.scheme={scheme}")))
     wanted = float(str(refused.value).rsplit(" ", 1)[1])
     assert require_precision(load_task(tiny(ROUNDED, f"probe.sigma={wanted}", f"probe.scheme={scheme}"))) == []
+
+
+@pytest.mark.parametrize("init", ["", "numpy"], ids=["against float64", "over steps"])
+def test_a_step_that_measures_curvature_is_named_with_a_smaller_one(tiny: Callable[..., Plan], init: str) -> None:
+    settings = (ROUNDED, f"task.init={init}")
+    (advice,) = require_precision(load_task(tiny(*settings, "probe.sigma=10.0")))
+    assert advice.startswith("probe.sigma = 10 is too large: the loss curves")
+    most = float(advice.rsplit(" ", 1)[1])
+    assert require_precision(load_task(tiny(*settings, f"probe.sigma={most}"))) == []
+
+
+def test_without_float64_rounding_is_found_by_other_steps(tiny: Callable[..., Plan]) -> None:
+    settings = (ROUNDED, "task.init=numpy")
+    with pytest.raises(PlanError, match=r"probe\.sigma: 1e-09 is below the precision.*use at least \S+") as refused:
+        require_precision(load_task(tiny(*settings, "probe.sigma=1e-9")))
+    wanted = float(str(refused.value).rsplit(" ", 1)[1])
+    assert require_precision(load_task(tiny(*settings, f"probe.sigma={wanted}"))) == []
 
 
 def test_a_small_step_is_warned_about_with_a_better_one(tiny: Callable[..., Plan], tmp_path: Path) -> None:
@@ -99,3 +117,10 @@ def test_at_epoch_level_the_ring_is_not_measured_against_scalars(tiny: Callable[
     assert measure(task).quantum == 0
     with pytest.raises(PlanError, match=r"probe\.sigma"):
         require_precision(load_task(tiny(ROUNDED, 'federation.level="epoch"', "probe.sigma=1e-9")))
+
+
+def test_a_loss_in_steps_needs_a_sigma_that_changes_it(tiny: Callable[..., Plan]) -> None:
+    settings = (f'task.data="{HERE}:blobs"', f'task.loss="{HERE}:share_of_errors"')
+    with pytest.raises(PlanError, match=r"^probe\.sigma: 1e-06 is too small: none of 8 probes changed the loss"):
+        require_precision(load_task(tiny(*settings, "probe.sigma=1e-6")))
+    assert require_precision(load_task(tiny(*settings, "probe.sigma=0.3"))) == []

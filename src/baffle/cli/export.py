@@ -11,9 +11,17 @@ from baffle.cli.options import data_option, json_option, path, set_option
 @click.command()
 @click.argument("source", required=False)
 @click.option("--out", type=path, required=True, help="The model's folder; new or empty.")
-@click.option("--onnx", type=path, metavar="FILE", help="Export this ONNX classifier.")
+@click.option("--onnx", type=path, metavar="FILE", help="Export the model in this ONNX file.")
 @click.option(
     "--freeze", multiple=True, metavar="PATTERN", help="With --onnx: weights that are not trained; may be repeated."
+)
+@click.option(
+    "--loss",
+    type=click.Choice(["cross_entropy", "mse", "mae", "bce", "none"]),
+    help="With --onnx: the loss that the graph holds (default: cross_entropy); none for a function of your own.",
+)
+@click.option(
+    "--shape", metavar="SIZES", help="With --onnx: the sizes of one sample, as 1,28,28, if the file leaves them open."
 )
 @set_option
 @data_option
@@ -23,6 +31,8 @@ def export(
     out: Path,
     onnx: Path | None,
     freeze: tuple[str, ...],
+    loss: str | None,
+    shape: str | None,
     settings: tuple[str, ...],
     data: Path | None,
     as_json: bool,
@@ -31,14 +41,16 @@ def export(
     if (source is None) == (onnx is None):
         raise click.UsageError("expected one thing to export: a run's folder, a plan, or --onnx FILE")
     run = Path(source) if source and Path(source).is_dir() else None
-    if (freeze and not onnx) or (settings and (onnx or run)):
-        raise click.UsageError("--freeze belongs to --onnx FILE, and --set to a plan that has not run")
+    if ((freeze or loss or shape) and not onnx) or (settings and (onnx or run)):
+        raise click.UsageError("--freeze, --loss and --shape belong to --onnx FILE, --set to a plan that has not run")
     from msgspec import to_builtins
 
     from baffle.export import export_onnx, export_plan, export_run
+    from baffle.runtime.onnx.model_folder import graph_loss
 
     if onnx:
-        manifest = export_onnx(onnx, out, freeze)
+        sizes = _sizes(shape) if shape else ()
+        manifest = export_onnx(onnx, out, freeze, sizes, graph_loss(loss or "cross_entropy"))
     else:
         manifest = export_run(run, out, data=data) if run else export_plan(str(source), out, settings, data=data)
     if as_json:
@@ -53,3 +65,13 @@ def export(
         f"{manifest.n_weights:,} weights after {manifest.rounds:,} rounds, sha256 {manifest.weights_sha256}, in {out}",
         soft_wrap=True,
     )
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise click.UsageError(f"--shape: expected the sizes of one sample, as 1,28,28, got {text!r}")
+    return sizes

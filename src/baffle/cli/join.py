@@ -49,7 +49,12 @@ LINGER = 3.0
     "--data", type=path, help="Folder of this client's samples, in the formats of docs/data.md (default: $BAFFLE_DATA)."
 )
 @click.option("--part", is_flag=True, help="The folder holds the samples of all clients; use this client's part.")
-@click.option("--model", type=path, help="Run this exported model on ONNX Runtime (default: PyTorch).")
+@click.option("--model", type=path, help="Run this exported model on ONNX Runtime (default: the plan's own model).")
+@click.option(
+    "--runtime",
+    type=click.Choice(["onnx", "torch"]),
+    help="Run the plan's own model on this (default: ONNX Runtime if it can, else PyTorch).",
+)
 @click.option(
     "--affords", type=click.IntRange(0), default=0, help="Evaluate at most this many directions a round (default: all)."
 )
@@ -72,6 +77,7 @@ def join(
     data: Path | None,
     part: bool,
     model: Path | None,
+    runtime: str | None,
     affords: int,
     policy_file: Path | None,
     pinned: str | None,
@@ -82,9 +88,11 @@ def join(
     log_style: Style,
 ) -> None:
     """Take part in a server's runs as one client. The server is at ADDRESS (host:port)."""
+    if model and runtime:
+        raise click.UsageError("--model runs on ONNX Runtime; give no --runtime with it")
     if model and not SMALL.keys() <= os.environ.keys():
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**SMALL, **os.environ})
-    from baffle.network.equipment import count_samples, with_onnx, with_torch
+    from baffle.network.equipment import count_samples, with_onnx, with_plan
     from baffle.network.keys import ClientKeys
     from baffle.network.member import Member
     from baffle.network.policy import load_policy
@@ -92,7 +100,11 @@ def join(
 
     own = ClientKeys.load(keys_folder)
     log = Log(log_style, f"client {own.number}", state / "join.log")
-    equip = with_onnx(own.number, data, model, part=part) if model else with_torch(own.number, data, part=part)
+    equip = (
+        with_onnx(own.number, data, model, part=part)
+        if model
+        else with_plan(own.number, data, part=part, runtime=runtime or "")
+    )
     member = Member(
         own,
         state,

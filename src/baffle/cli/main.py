@@ -4,11 +4,13 @@ A command is a file of this package that defines a click command of the same nam
 """
 
 import sys
+import traceback
 from importlib import import_module
+from pathlib import Path
 
 import click
 
-from baffle.errors import BaffleError
+from baffle.errors import BaffleError, OwnFunctionError
 from baffle.version import __version__
 
 COMMANDS = {
@@ -20,10 +22,13 @@ COMMANDS = {
     ),
     "paper": ("baffle.cli.paper", "Reproduce a table or figure of the paper."),
     "plan": ("baffle.cli.plan", "Show what a run will cost."),
+    "report": ("baffle.cli.report", "Show what happened in a run, on one page."),
     "run": ("baffle.cli.run", "Simulate a federation."),
     "serve": ("baffle.cli.serve", "Run a plan with clients that join over a network."),
     "status": ("baffle.cli.status", "Show how a server's run goes."),
+    "tune": ("baffle.cli.tune", "Choose σ, rate, K and batch for a plan."),
     "verify": ("baffle.cli.verify", "Replay a run's journal and check every hash."),
+    "watch": ("baffle.cli.watch", "Show a run while it goes on."),
 }
 """Each command's module, and the line that `baffle --help` shows for it: the first sentence of the command's own help.
 
@@ -31,12 +36,13 @@ The line stands here too so that --help need not import the modules.
 """
 
 EXTRAS = {
-    "torch": "demo",
-    "onnx": "export",
+    "torch": "torch",
+    "onnx": "onnx",
     "onnxscript": "export",
     "onnxruntime": "edge",
     "flwr": "flower",
     "google": "flower-client",
+    "plotly": "report",
 }
 """Packages that a command may need, and the extra that installs each."""
 
@@ -45,7 +51,8 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line; an error is one line on stderr and exit code 2."""
+    """Run the command line; an error is one line on stderr and exit code 2. Below a line about a bug in a user's own
+    function comes that bug's traceback."""
     try:
         code = commands.main(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as fault:
@@ -53,6 +60,10 @@ def main() -> None:
         sys.exit(2)
     except click.ClickException as fault:
         sys.exit(_error(f"{fault.format_message()} (see baffle --help)"))
+    except OwnFunctionError as fault:
+        code = _error(str(fault))
+        click.echo(_traceback(fault), err=True, nl=False)
+        sys.exit(code)
     except BaffleError as fault:
         sys.exit(_error(str(fault)))
     except ModuleNotFoundError as fault:
@@ -67,6 +78,16 @@ def main() -> None:
 def _error(message: str) -> int:
     click.echo(f"error: {' '.join(message.split())}", err=True)
     return 2
+
+
+def _traceback(error: OwnFunctionError) -> str:
+    """The traceback of a bug in a user's function, from that function on: our own frames before it say nothing."""
+    fault = error.__cause__ or error
+    frames = traceback.extract_tb(fault.__traceback__)
+    ours = str(Path(__file__).parents[1])
+    first = next((number for number, frame in enumerate(frames) if not frame.filename.startswith(ours)), 0)
+    kept = traceback.StackSummary.from_list(frames[first:])
+    return "".join(["Traceback (most recent call last):\n", *kept.format(), *traceback.format_exception_only(fault)])
 
 
 class LazyCommands(click.Group):

@@ -34,8 +34,9 @@ def paper(
     quiet: bool,
 ) -> None:
     """Reproduce a table or figure of the paper. Runs what is missing, continues what was stopped, and writes Markdown,
-    JSON and PNG."""
+    HTML, JSON and PNG."""
     from baffle.cli import show
+    from baffle.cli.progress import telling, watching
     from baffle.paper.build_page import Onlooker, build_page
     from baffle.paper.registry import TARGETS, target
 
@@ -45,7 +46,7 @@ def paper(
         for listed in TARGETS.values():
             console.print(f"{listed.name:19}{listed.about}", soft_wrap=True)
         return
-    onlooker = Onlooker(partial(show.watching, console), partial(show.telling, console))
+    onlooker = Onlooker(partial(watching, console), partial(telling, console))
     page = build_page(target(name), cast(Any, scale), runs, out, onlooker, data, only)
     console.print(page.read_text(), soft_wrap=True)
     console.print(f"written to {page}", soft_wrap=True)

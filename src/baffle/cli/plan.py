@@ -10,6 +10,7 @@ import click
 from baffle.cli.options import data_option, json_option, plan_argument, set_option
 
 if TYPE_CHECKING:
+    from baffle.duration import Duration
     from baffle.plan import Plan
 
 
@@ -48,7 +49,8 @@ def plan(
 
 def _print_partition(chosen: "Plan", data: Path | None, as_json: bool) -> None:
     from baffle.cli import show
-    from baffle.cli.holdings import holdings, partition_view
+    from baffle.cli.holdings import partition_view
+    from baffle.data.holdings import holdings
     from baffle.data.partition import share_out
     from baffle.data.sources import load as load_data
 
@@ -69,14 +71,26 @@ def _print_toml(chosen: "Plan", data: Path | None) -> None:
 
 def _print_costs(chosen: "Plan", data: Path | None, as_json: bool) -> None:
     from baffle.cli import show
+    from baffle.duration import measure_duration
     from baffle.task.costs import costs
     from baffle.task.load import load_task
 
-    estimate = costs(load_task(chosen, data))
+    task = load_task(chosen, data)
+    estimate = costs(task)
+    duration = measure_duration(task)
     if as_json:
-        click.echo(json.dumps(asdict(estimate)))
+        click.echo(json.dumps(asdict(estimate) | {"seconds": round(duration.total, 2)}))
         return
     console, remarks = show.consoles()
-    console.print(show.costs_table(estimate))
+    rows = show.costs_rows(estimate) | {"time": _shown_duration(chosen, duration)}
+    console.print(show.aligned(rows), soft_wrap=True)
     for advice in estimate.advice:
         show.note(remarks, advice)
+
+
+def _shown_duration(chosen: "Plan", duration: "Duration") -> str:
+    """How long a simulation takes here, and what of a round is clients' work."""
+    from baffle.report.words import duration as shown
+
+    work = 1 - duration.overhead * chosen.rounds / duration.total
+    return f"about {shown(duration.total)} for a simulation on this machine, {work:.0%} of it clients' work"

@@ -74,6 +74,7 @@ def serve(
     chosen = load(plan or "digits", settings)
     # Imported only now, because it is slow: an error in the keys or the plan is reported at once.
     from baffle.cli import show
+    from baffle.cli.progress import watching
     from baffle.network.board import Board
     from baffle.network.serve import serve as serve_run
 
@@ -83,7 +84,7 @@ def serve(
     board, advanced = Board(), Event()
 
     def play(lines: "Lines", reread: "Reread" = lambda: None) -> "Summary":
-        with show.watching(console, "probing") as watch:
+        with watching(console, "probing") as watch:
 
             def watched(progress: "Progress") -> None:
                 if progress.rounds_done:

@@ -14,10 +14,14 @@ if TYPE_CHECKING:
     from baffle.network.status import Status
 
 
+ONLY_A_SERVER = ("connected", "taking part", "on the link", "late replies", "refused replies", "turned away", "epsilon")
+"""Rows that a run's folder does not tell."""
+
+
 @click.command()
-@click.argument("address")
+@click.argument("address", metavar="ADDRESS|DIR")
 @click.option(
-    "--keys", "keys_folder", type=path, required=True, help="The folder `operator` that `baffle keys new` made."
+    "--keys", "keys_folder", type=path, help="The folder `operator` that `baffle keys new` made; for an ADDRESS."
 )
 @click.option(
     "--insecure",
@@ -25,10 +29,16 @@ if TYPE_CHECKING:
     help="Ask without TLS a server that was started with --insecure. Whoever listens learns the token.",
 )
 @json_option
-def status(address: str, keys_folder: Path, insecure: bool, as_json: bool) -> None:
-    """Show how a server's run goes. The server is at ADDRESS (host:port). With --engine flower it has no status."""
+def status(address: str, keys_folder: Path | None, insecure: bool, as_json: bool) -> None:
+    """Show how a server's run goes. The server is at ADDRESS (host:port); with --engine flower it has no status. DIR,
+    the folder of any run, shows what that run has recorded, with what was refused."""
     from msgspec import to_builtins
 
+    if (Path(address) / "plan.toml").is_file():
+        _print_folder(Path(address), as_json=as_json)
+        return
+    if keys_folder is None:
+        raise click.UsageError(f"{address} holds no run; to ask a server at that address, give --keys")
     from baffle.network.console import fetch_status
     from baffle.network.keys import OperatorKeys
 
@@ -40,9 +50,34 @@ def status(address: str, keys_folder: Path, insecure: bool, as_json: bool) -> No
         click.echo(f"{name:<18}{one_line(value, 2_500)}")
 
 
+def _print_folder(folder: Path, *, as_json: bool) -> None:
+    from msgspec import to_builtins
+
+    from baffle.report.attendance import refusals
+    from baffle.report.live import READ_FROM_FOLDER, status_of
+    from baffle.report.record import read_run
+    from baffle.report.words import ranges
+
+    run = read_run(folder, measure=False)
+    found, refused = status_of(run), refusals(run.metrics)
+    if as_json:
+        told = {name: value for name, value in to_builtins(found).items() if name in READ_FROM_FOLDER}
+        words = [{"words": refusal.words, "rounds": refusal.rounds} for refusal in refused]
+        click.echo(json.dumps({"run": found.run, "plan": found.plan, "state": run.state, **told, "refused": words}))
+        return
+    shown = rows(found) | {"now": run.state}
+    for name in ("server runs for", "clients", *ONLY_A_SERVER):
+        del shown[name]
+    for name, value in shown.items():
+        click.echo(f"{name:<18}{one_line(value, 2_500)}")
+    for refusal in refused:
+        click.echo(f"{'refused':<18}{refusal.words} ({refusal.count:,} times: round {ranges(refusal.rounds)})")
+
+
 def rows(status: "Status") -> dict[str, str]:
     """What a person reads, line by line."""
-    from baffle.cli.show import duration, size
+    from baffle.cli.show import measure
+    from baffle.report.words import duration, shown_loss, size
 
     silent, abstained = _by_phase(status.silent), _by_phase(status.abstained)
     up, down = size(status.uplink_bytes), size(status.downlink_bytes)
@@ -56,8 +91,8 @@ def rows(status: "Status") -> dict[str, str]:
         "clients": f"{status.clients_on_roster:,} on the roster, {status.clients_needed:,} needed",
         "connected": _those(status.clients_connected, status.connected),
         "taking part": _those(status.clients_taking_part, status.taking_part),
-        "loss": "–" if status.loss is None else f"{status.loss:.4f}",
-        "test accuracy": "–" if status.accuracy is None else f"{status.accuracy:.2%}",
+        "loss": "–" if status.loss is None else shown_loss(status.loss, 4),
+        f"test {status.metric}": "–" if status.value is None else measure(status.metric, status.value),
         "in rounds": f"{up} up, {down} down",
         "on the link": f"{size(status.received_bytes)} received, {size(status.sent_bytes)} sent",
         "dropouts": f"{status.dropouts:,}" + (f" (no answer: {silent})" if silent else ""),

@@ -16,11 +16,12 @@ from baffle.cli.options import json_option, path, quiet_option
 def verify(folder: Path, as_json: bool, quiet: bool) -> None:
     """Replay a run's journal and check every hash. Of the libraries, it needs only NumPy."""
     from baffle.cli import show
+    from baffle.cli.progress import counting
     from baffle.journal.audit import verify as replay
 
     console, _ = show.consoles()
     console.quiet = quiet or as_json
-    with show.counting(console, "replaying") as progress:
+    with counting(console, "replaying") as progress:
         verified = replay(folder, progress)
     if as_json:
         click.echo(json.dumps(asdict(verified)))

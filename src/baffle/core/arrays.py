@@ -20,8 +20,5 @@ I32: TypeAlias = NDArray[np.int32]
 I64: TypeAlias = NDArray[np.int64]
 """Exact sums, labels and indices."""
 
-Samples: TypeAlias = NDArray[np.float32 | np.int64 | np.int32]
-"""Model input: floats, or integers such as token ids, which must not be rounded."""
-
 Integers: TypeAlias = NDArray[np.signedinteger[Any]]
 """Rows of directions: int16 for gaussian, int8 for rademacher."""

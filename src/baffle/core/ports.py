@@ -2,19 +2,29 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from baffle.core.arrays import F32, I64, Samples
+from baffle.core import samples
+from baffle.core.arrays import F32
 from baffle.core.messages import RoundRequest
 from baffle.core.probe import Loss
 from baffle.core.ring import Sum
+from baffle.core.samples import Labels, Rows
 
 
 class Batch(NamedTuple):
-    """Samples and their labels."""
+    """Samples and their labels. `x` is of the type Samples; most who use it know which form they have."""
 
-    x: Samples
-    y: I64
+    x: Any
+    y: Labels
+
+    def take(self, rows: Rows) -> "Batch":
+        """The samples of these rows."""
+        return Batch(samples.take(self.x, rows), self.y[rows])
+
+    def pieces(self, size: int) -> "list[Batch]":
+        """The batch in micro-batches of `size`, of which the last may be smaller; 0 leaves it whole."""
+        return [self.take(rows) for rows in samples.pieces(len(self.y), size)]
 
 
 class Runtime(Protocol):

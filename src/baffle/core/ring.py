@@ -25,6 +25,9 @@ EXTRAS = 4
 LOSS_MAX = 64.0
 """The base loss is clipped to ± this before it is summed. It is only reported, never trained on."""
 
+NOT_FINITE = "no client's loss was finite"
+"""Why a round has no sum although clients answered."""
+
 ELEMENT = np.dtype("<u4")
 """A ring element on the wire."""
 
@@ -124,7 +127,7 @@ class Ring:
         signed = total.view(np.int32)
         weight, _, clipped, loss = (int(extra) for extra in signed[-EXTRAS:])
         if not weight:
-            raise MessageError("no client's loss was finite; a smaller update.rate may help")
+            raise MessageError(NOT_FINITE)
         values = signed[:-EXTRAS]
         return Sum(values, weight, contributors, clipped, loss / (weight * self._loss_scale))
 

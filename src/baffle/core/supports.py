@@ -7,6 +7,7 @@ the directions of one support together collects them first (`grouped`).
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +23,11 @@ class LayoutEntry(NamedTuple):
 
 
 Layout = tuple[LayoutEntry, ...]
+SupportRow = tuple[int, int, int, int]
+"""A support as plain numbers: start, stop, start and stop of the tail."""
+
 Row = tuple[int, int, int, int, int]
-"""An entry as plain numbers: start, stop, start and stop of the tail, count."""
+"""An entry as plain numbers: those of its support, and its count."""
 
 
 def supports(layout: Layout) -> tuple[Support, ...]:
@@ -63,10 +67,39 @@ def allocate(sizes: Sequence[int], costs: Sequence[float], k: int) -> list[int]:
     return counts
 
 
+def lay_out(layers: Sequence[Support], k: int) -> Layout:
+    """Share k directions out among the layers of a model: K_s ∝ √n_s, because a whole forward pass costs the same for
+    each. If there are more layers than directions, neighbouring layers share theirs."""
+    joined = merge(layers, k)
+    return tuple(map(LayoutEntry, joined, allocate([layer.size for layer in joined], [1.0] * len(joined), k)))
+
+
+def merge(layers: Sequence[Support], most: int) -> tuple[Support, ...]:
+    """The same weights in at most `most` supports: the two neighbours that have the fewest weights together become one
+    until there are few enough. Slices of one layer that lie apart count as neighbours of what lies between them."""
+    if len(layers) <= most:
+        return tuple(layers)
+    slices = sorted((part.start, part.stop) for layer in layers for part, _ in layer.parts())
+    while len(slices) > most:
+        sizes = [right[1] - left[0] for left, right in pairwise(slices)]
+        at = sizes.index(min(sizes))
+        slices[at : at + 2] = [(slices[at][0], slices[at + 1][1])]
+    return tuple(Support(start, stop) for start, stop in slices)
+
+
 def rows_of(layout: Layout) -> list[Row]:
     """A layout as a plan can hold it."""
-    return [(entry.support.start, entry.support.stop, *entry.support.tail, entry.directions) for entry in layout]
+    return [(*row_of(entry.support), entry.directions) for entry in layout]
 
 
 def layout_of(rows: Sequence[Row]) -> Layout:
-    return tuple(LayoutEntry(Support(start, stop, (first, last)), count) for start, stop, first, last, count in rows)
+    return tuple(LayoutEntry(support_of(row), count) for *row, count in rows)
+
+
+def row_of(support: Support) -> SupportRow:
+    return support.start, support.stop, *support.tail
+
+
+def support_of(row: Sequence[int]) -> Support:
+    start, stop, first, last = row
+    return Support(start, stop, (first, last))

@@ -4,6 +4,7 @@ they are the same on every machine."""
 import numpy as np
 
 from baffle.core.arrays import I64
+from baffle.core.samples import PADDING, Labels
 from baffle.core.seeds import Seeds, keystream, permutation
 from baffle.data.dataset import Source
 from baffle.errors import PlanError
@@ -18,6 +19,11 @@ def share_out(plan: Plan, source: Source) -> list[I64]:
         case "iid":
             return iid(key, len(train), clients)
         case "dirichlet":
+            if not source.classes or train.labels.ndim > 1:
+                raise PlanError(
+                    f'federation.partition: "dirichlet" divides classes, but {data} has no class for each sample; '
+                    'expected "iid"'
+                )
             return dirichlet(key, train.labels, clients, plan.federation.alpha, plan.federation.floor_samples)
         case "domain":
             if train.domain_of is None:
@@ -98,9 +104,12 @@ def by_writer(key: bytes, writer_of: I64, clients: int) -> list[I64]:
     return [shares[writer] for writer in permutation(_next(key), len(writers))[:clients]]
 
 
-def class_counts(labels: I64, shares: list[I64], classes: int) -> I64:
-    """How many samples of each class (column) each client (row) holds."""
-    return np.array([np.bincount(labels[share], minlength=classes) for share in shares], dtype=np.int64)
+def class_counts(labels: Labels, shares: list[I64], classes: int) -> I64:
+    """How many samples (or tokens, if these have labels) of each class (column) each client (row) holds."""
+    if not classes:
+        return np.zeros((len(shares), 0), np.int64)
+    own = (labels[share].reshape(-1) for share in shares)
+    return np.array([np.bincount(held[held != PADDING], minlength=classes) for held in own], dtype=np.int64)
 
 
 def _urn(key: bytes, lane: int, count: int, clients: int, alpha: float) -> I64:

@@ -28,7 +28,7 @@ from baffle.flower.lines import FlowerLines
 from baffle.flower.records import action
 from baffle.flower.run import AppRun
 from baffle.network.authority import ServerKeys
-from baffle.network.equipment import count_samples, with_onnx, with_torch
+from baffle.network.equipment import count_samples, with_onnx, with_plan
 from baffle.network.joining import Asked
 from baffle.network.keys import ClientKeys
 from baffle.network.member import NEEDS_WORK, Member
@@ -138,7 +138,7 @@ def _member(delivery: Delivery, own: ClientKeys, state: Path | None) -> Member:
         own,
         state,
         count_samples(number, data, part=part),
-        with_onnx(number, data, model, part=part) if model else with_torch(number, data, part=part),
+        with_onnx(number, data, model, part=part) if model else with_plan(number, data, part=part),
         setting((delivery.node,), "affords", 0),
         plan_of((delivery.node,), ""),
         lambda words: tell(f"client {number}: {words}"),

@@ -1,6 +1,8 @@
 """The SQLite file of a journal: how it is opened, and what it must look like before any of it is believed."""
 
+import shlex
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -13,6 +15,9 @@ SIMULATED, NETWORKED = "baffle-journal/1", "baffle-journal/2"
 have the first."""
 READERS_SECONDS = 60.0
 """How long a run waits for another process that is reading its journal."""
+
+FOLD_SECONDS = 1.0
+"""How long a run that ends waits for a gap between readers, to leave one plain file behind."""
 
 SCHEMAS = {
     SIMULATED: """
@@ -58,6 +63,25 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     return db
 
 
+def fold_log(db: sqlite3.Connection) -> None:
+    """Fold the write-ahead log into the file. While another process reads, the log has to stay; one that looks again
+    and again, as a live page does, leaves gaps."""
+    give_up = time.monotonic() + FOLD_SECONDS
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = DELETE")
+        except sqlite3.OperationalError as fault:
+            if fault.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                return
+        except sqlite3.Error:
+            return
+        else:
+            return
+        if time.monotonic() > give_up:
+            return
+        time.sleep(0.01)
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Report whatever SQLite finds wrong as a damaged journal. A damaged length can also ask for too much memory, and
@@ -67,6 +91,19 @@ def reading(path: Path) -> Iterator[None]:
     except (sqlite3.Error, MemoryError, UnicodeDecodeError) as fault:
         reason = str(fault) or "out of memory"
         raise JournalError(f"{path} cannot be read: {reason}; it is damaged or not a journal") from None
+
+
+def is_begun(path: Path, *, read_only: bool = False) -> bool:
+    """Whether a journal was created in full. A process killed while creating it leaves an empty file or none."""
+    if not path.is_file():
+        return False
+    with reading(path):
+        try:
+            with closing(connect(path, read_only=True) if read_only else sqlite3.connect(path)) as db:
+                return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'run'").fetchone() is not None
+        except sqlite3.DatabaseError as fault:
+            raise_if_full(path, fault)  # to read after a crash needs room for the index of the write-ahead log
+            raise
 
 
 @contextmanager
@@ -99,7 +136,7 @@ def raise_if_full(path: Path, fault: sqlite3.Error) -> None:
 
 
 def _remedy(path: Path) -> str:
-    return f"free some space or mend the disk, then go on with: baffle run --resume {path.parent}"
+    return f"free some space or mend the disk, then go on with: baffle run --resume {shlex.quote(str(path.parent))}"
 
 
 def require_journal(path: Path) -> None:

@@ -4,6 +4,7 @@ only its owner can read what is in it."""
 import fcntl
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -48,7 +49,9 @@ class RunFolder:
                 f"{path} cannot be used for a run: {fault.strerror or fault}; give another --out"
             ) from None
         if PLAN in taken:
-            raise RunFolderError(f"{path} holds another run; go on with it by --resume {path}, or give another --out")
+            raise RunFolderError(
+                f"{path} holds another run; go on with it by --resume {shlex.quote(str(path))}, or give another --out"
+            )
         if taken:
             raise RunFolderError(f"{path} is not empty (it holds {taken[0]}); give another --out")
         return cls(path, attempt)
@@ -114,7 +117,8 @@ class RunFolder:
             try:
                 write()
             except OSError as fault:
-                remedy = f"free some space or mend the disk, then go on with: baffle run --resume {self.path}"
+                resume = f"baffle run --resume {shlex.quote(str(self.path))}"
+                remedy = f"free some space or mend the disk, then go on with: {resume}"
                 raise unwritable(path, fault, remedy) from None
 
         self.attempt(translated)

@@ -1,12 +1,14 @@
 """How each client ended each round, as the journal keeps it. It is outside the chain, but as durable as the rounds."""
 
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from baffle.core.ports import CONTRIBUTED
 from baffle.errors import JournalError
 from baffle.journal.database import reading
+from baffle.plan.sections import LARGEST
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,22 @@ class Participation:
         if not all(isinstance(value, int) and value >= 0 for value in numbers.values()):
             raise JournalError(f"{self.path} counts contributions to rounds that have no number; it is damaged")
         return numbers
+
+    def by_client(self, clients: int) -> Iterator[tuple[int, str, int]]:
+        """How often each of the run's clients ended a round in each way."""
+        yield from self._counts("client", clients)
+
+    def by_round(self) -> Iterator[tuple[int, str, int]]:
+        """How many clients ended each round in each way."""
+        yield from self._counts("round", LARGEST)
+
+    def _counts(self, column: str, end: int) -> Iterator[tuple[int, str, int]]:
+        query = f"SELECT {column}, event, count(*) FROM participation GROUP BY {column}, event ORDER BY {column}"
+        with reading(self.path):
+            for number, event, count in self.db.execute(query):
+                if not (isinstance(number, int) and 0 <= number < end and isinstance(event, str)):
+                    raise JournalError(f"{self.path} tells of a {column} that the run does not have; it is damaged")
+                yield number, event, count
 
     def count(self, event: str) -> int:
         """How often clients ended a round in this way."""

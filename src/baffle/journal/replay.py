@@ -1,5 +1,8 @@
 """Replay: from a journal back to the weights, to resume a run or to audit it. It needs no deep-learning framework."""
 
+from pathlib import Path
+
+from baffle.core.arrays import F32
 from baffle.core.chain import Present, chain_next
 from baffle.errors import BaffleError, ChainError, JournalError, MessageError
 from baffle.journal.store import Entry, Journal
@@ -32,6 +35,12 @@ def lineage_of(journal: Journal, plan: Plan) -> Lineage:
     except MessageError as fault:
         raise JournalError(f"the salt of an epoch does not follow from its statement: {fault}") from None
     return Lineage(trajectory_of(plan, journal.n_weights(), epochs=epochs), links)
+
+
+def initial_weights(path: Path, plan: Plan) -> F32:
+    """The weights that the run in a journal began with."""
+    with Journal.open(path) as journal:
+        return journal.snapshot(lineage_of(journal, plan).trajectory.rule, 0).weights
 
 
 def follow(lineage: Lineage, present: Present, entry: Entry) -> Present:

@@ -8,11 +8,13 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import msgspec
 
 from baffle.core.chain import chain_next
 from baffle.core.messages import Outcome, decode, encode
@@ -24,7 +26,8 @@ from baffle.journal.database import (
     SCHEMAS,
     SIMULATED,
     connect,
-    raise_if_full,
+    fold_log,
+    is_begun,
     reading,
     require_journal,
     require_sound,
@@ -59,9 +62,15 @@ class Journal:
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, path: Path, commit_seconds: float, attempt: Attempt = once
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        commit_seconds: float,
+        attempt: Attempt = once,
+        *,
+        read_only: bool = False,
     ) -> None:
-        self._db = connection
+        self._db, self._read_only = connection, read_only
         self._attempt = attempt
         self._path = path
         self._commit_seconds = commit_seconds
@@ -102,20 +111,12 @@ class Journal:
             require_journal(path)
             return connect(path, read_only=commit_seconds is None)
 
-        return cls(attempt(connected), path, commit_seconds or 0.0, attempt)
+        return cls(attempt(connected), path, commit_seconds or 0.0, attempt, read_only=commit_seconds is None)
 
-    @classmethod
-    def begun(cls, path: Path) -> bool:
-        """Whether the journal was created in full. A process killed while creating it leaves an empty file or none."""
-        if not path.is_file():
-            return False
-        with reading(path):
-            try:
-                with closing(sqlite3.connect(path)) as db:
-                    return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'run'").fetchone() is not None
-            except sqlite3.DatabaseError as fault:
-                raise_if_full(path, fault)  # to read after a crash needs room for the index of the write-ahead log
-                raise
+    @staticmethod
+    def begun(path: Path, *, read_only: bool = False) -> bool:
+        """Whether the journal was created in full."""
+        return is_begun(path, read_only=read_only)
 
     def __enter__(self) -> "Journal":
         return self
@@ -133,9 +134,9 @@ class Journal:
     def close(self) -> None:
         """Commit and leave one plain file behind, without its write-ahead log."""
         with closing(self._db):
-            self.commit()
-            with suppress(sqlite3.Error):  # while another process reads, the log has to stay
-                self._db.execute("PRAGMA journal_mode = DELETE")
+            if not self._read_only:
+                self.commit()
+                fold_log(self._db)
 
     def plan(self) -> Plan:
         with reading(self._path):
@@ -287,6 +288,15 @@ class Journal:
         if not isinstance(number, int) or number < 0:
             raise JournalError(f"{self._path}: the number of weights is {str(number)[:80]!r}; the journal is damaged")
         return number
+
+    def versions(self) -> dict[str, str]:
+        """The versions of the libraries that the run was begun with, and the machine."""
+        with reading(self._path):
+            (text,) = self._db.execute("SELECT versions FROM run").fetchone()
+        try:
+            return msgspec.json.decode(text, type=dict[str, str])
+        except (msgspec.MsgspecError, TypeError):
+            raise JournalError(f"{self._path}: the versions of libraries cannot be read; it is damaged") from None
 
     def require_sound(self) -> None:
         """Check the file's pages, all of them, before they are read."""

@@ -53,7 +53,7 @@ TORCHVISION = Convention(PixelScale((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 def build_mobilenet(model: MobileNet, inputs: Inputs) -> nn.Module:
     if model.weights == "random":
-        module = mobilenet(inputs.shape, inputs.classes, model.activation, model.norm, scale=inputs.scale)
+        module = mobilenet(inputs.one_shape(), inputs.outputs, model.activation, model.norm, scale=inputs.scale)
     elif inputs.scale is None:
         raise PlanError(
             "task.model: ImageNet's weights need to know how pixels are scaled: expected values in [0, 1] from "
@@ -61,7 +61,7 @@ def build_mobilenet(model: MobileNet, inputs: Inputs) -> nn.Module:
             "mean is in [0, 1]; got other values"
         )
     else:
-        module = pretrained_mobilenet(inputs.shape, inputs.classes, inputs.folder, inputs.scale)
+        module = pretrained_mobilenet(inputs.one_shape(), inputs.outputs, inputs.folder, inputs.scale)
     return freeze_front(module) if model.trained == "head" else module
 
 

@@ -9,4 +9,4 @@ from baffle.plan import Softmax
 
 
 def build_softmax(_: Softmax, inputs: Inputs) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(inputs.shape), inputs.classes))
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(inputs.one_shape()), inputs.outputs))

@@ -12,7 +12,8 @@ from baffle.core.ports import MISSING
 from baffle.errors import one_line
 from baffle.network.status import RECENT, REMEMBERED, LinkCounts, Status, ranges
 from baffle.plan import Plan
-from baffle.server.recorder import RoundMetrics
+from baffle.plan.tasks import headline
+from baffle.server.recorder import RoundMetrics, measured
 from baffle.server.round import Played
 from baffle.version import __version__
 
@@ -66,9 +67,9 @@ class Board:
 
     def open(self, plan: Plan, metrics: Iterable[Mapping[str, Any]], dropouts: int) -> None:
         """The run's plan is settled, and its journal holds these rounds already."""
-        self._change(rounds=plan.rounds, dropouts=dropouts)
+        self._change(rounds=plan.rounds, dropouts=dropouts, metric=headline(plan.task))
         for record in metrics:
-            self._count(msgspec.convert(record, RoundMetrics))
+            self._count(record)
 
     def wait(self, why: str, needed: int, taking_part: Set[int] = frozenset()) -> None:
         """The run waits until this many clients take part."""
@@ -83,7 +84,7 @@ class Board:
         """A round is over, and the journal holds it."""
         self._round_ended = time.monotonic()
         self._seconds.append(self._round_ended - self._round_began)
-        self._count(msgspec.convert({"round": played.present.round - 1, **played.metrics}, RoundMetrics))
+        self._count({"round": played.present.round - 1, **played.metrics})
         self._change(
             dropouts=self._status.dropouts + list(played.participation.values()).count(MISSING),
             recent_round_seconds=round(fmean(list(self._seconds)[-RECENT:]), 3),
@@ -96,9 +97,11 @@ class Board:
         why = f"clients to take the last weights: {holders} of {expected} have them"
         self._change(doing="ending", waits_for=why, **_those(taking_part))
 
-    def _count(self, metrics: RoundMetrics) -> None:
+    def _count(self, record: Mapping[str, Any]) -> None:
         """Add a round. The loss of a round with a single contributor would be that client's own, so it is left out."""
-        before = self._status
+        before, metrics = self._status, msgspec.convert(record, RoundMetrics)
+        value = measured(record, before.metric)
+        value = before.value if value is None else value
         self._change(
             rounds_done=metrics.round + 1,
             skipped_rounds=before.skipped_rounds + (not metrics.contributors),
@@ -108,7 +111,8 @@ class Board:
             uplink_bytes=before.uplink_bytes + metrics.uplink_bytes,
             downlink_bytes=before.downlink_bytes + metrics.downlink_bytes + metrics.join_bytes,
             loss=metrics.loss if metrics.contributors > 1 else before.loss,
-            accuracy=before.accuracy if metrics.test_accuracy is None else metrics.test_accuracy,
+            value=value,
+            accuracy=value if before.metric == "accuracy" else None,
         )
 
     def _change(self, **fields: Any) -> None:

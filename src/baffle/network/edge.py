@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ from baffle.data.partition import share_out
 from baffle.data.sources import Dataset, load
 from baffle.errors import ModelError, PlanError
 from baffle.plan import Onnx, Plan
+from baffle.runtime.onnx.criteria import criterion_of, require_loss
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import WEIGHTS, Manifest, read_manifest, read_weights
 from baffle.trajectory import trajectory_of
@@ -43,8 +43,10 @@ def edge_worker(
     """
     _require_fit(plan, number)
     give_memory_back()
-    runtime = OnnxLoss(model, micro_batch=min(plan.probe.micro_batch, MICRO_BATCH))
+    micro_batch = min(plan.probe.micro_batch, MICRO_BATCH)
+    runtime = OnnxLoss.in_folder(model, micro_batch=micro_batch, criterion=criterion_of(plan))
     _require_model(plan, runtime.manifest, model)
+    require_loss(plan, runtime.manifest, model)
     # Each thread would need memory. The number of threads changes no bit of a run.
     one_thread = msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1))
     trajectory = trajectory_of(one_thread, runtime.n_weights, NUMBERS_AT_ONCE)
@@ -91,13 +93,11 @@ def _require_model(plan: Plan, manifest: Manifest, folder: Path) -> None:
 def _samples(plan: Plan, runtime: OnnxLoss, number: int, folder: Path | None, *, part: bool) -> Dataset:
     """This client's samples alone, so that those of the others are freed."""
     source, manifest = load(plan.task.data, folder, plan.task.pixels), runtime.manifest
-    if (source.shape, source.classes) != (manifest.input_shape, manifest.classes):
+    if (source.shape, source.width) != (manifest.input_shape, manifest.classes):
         raise ModelError(
-            f"the model takes samples of shape {manifest.input_shape} and {manifest.classes} classes, but "
-            f"{plan.task.data} has {source.shape} and {source.classes}; export it from this plan"
+            f"the model takes samples of shape {manifest.input_shape} and has {manifest.classes} outputs, but "
+            f"{plan.task.data} has {source.shape} and needs {source.width}; export it from this plan"
         )
     if not part:
         return source.train
-    own = share_out(plan, source)[number]
-    train = source.train
-    return replace(train, samples=train.samples[own], labels=train.labels[own], domain_of=None, writer_of=None)
+    return source.train.rows(share_out(plan, source)[number])

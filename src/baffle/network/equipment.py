@@ -12,7 +12,7 @@ from baffle.data.partition import share_out
 from baffle.data.sources import Source, load
 from baffle.errors import ModelError
 from baffle.network.consent import CountSamples, Equip, Equipment
-from baffle.plan import Onnx, Plan, parse
+from baffle.plan import Onnx, Plan, change, parse
 from baffle.trajectory import Trajectory, trajectory_of
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def count_samples(number: int, data: Path | None, *, part: bool) -> CountSamples
     return count
 
 
-def with_torch(number: int, data: Path | None, *, part: bool) -> Equip:
-    """Makes workers that run the plan's own model."""
-    return partial(_with_torch, number, data, share_out if part else all_its_own)
+def with_plan(number: int, data: Path | None, *, part: bool, runtime: str = "") -> Equip:
+    """Makes workers that run the plan's own model, on this machine's choice of a runtime unless one is named."""
+    return partial(_with_plan, number, data, share_out if part else all_its_own, runtime)
 
 
 def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equip:
@@ -52,9 +52,10 @@ def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equ
     return equip
 
 
-def _with_torch(number: int, data: Path | None, share: "ShareOut", plan: Plan) -> Equipment:
+def _with_plan(number: int, data: Path | None, share: "ShareOut", runtime: str, plan: Plan) -> Equipment:
     if isinstance(plan.task.model, Onnx):
         raise ModelError("the plan's model came as ONNX; copy its folder from the server and give it as --model")
+    plan = change(plan, [f'run.runtime = "{runtime}"'])
     task, trajectory, runtimes = _loaded(plan.to_toml(), data, share)
     k, train, own = plan.probe.k, task.source.train, task.shares[number]
     return Equipment(Worker(number, k, trajectory, train, own, runtimes.borrow), task.initial_weights)

@@ -17,6 +17,7 @@ from baffle.errors import PlanError, RefusalError, one_line
 from baffle.files import read_file
 from baffle.plan import Custom, Plan, Section, read_toml, settings_of
 from baffle.plan.sections import LARGEST, Count, OptionalCount, Positive, Proportion
+from baffle.plan.tasks import is_own
 
 POLICY_BYTES = 64 << 10
 """No policy file is longer."""
@@ -91,11 +92,17 @@ class Policy(Section, frozen=True):
         if plan.task.data not in self.data:
             known = ", ".join(self.data) or "none"
             yield f"task.data is {one_line(plan.task.data, MOST_NAME)!r} in the server's plan, data allows {known}"
-        if isinstance(plan.task.model, Custom):
-            yield (
-                "task.model comes from a function outside BAFFLE in the server's plan; to let this client call it, "
-                "give the plan with --plan"
-            )
+        task = plan.task
+        for setting, own in (
+            ("task.model", isinstance(task.model, Custom)),
+            ("task.loss", is_own(task.loss)),
+            ("task.metrics", any(map(is_own, task.metrics))),
+        ):
+            if own:
+                yield (
+                    f"{setting} comes from a function outside BAFFLE in the server's plan; to let this client call it, "
+                    "give the plan with --plan"
+                )
 
     def _about_protection(self, plan: Plan) -> Iterator[str]:
         secure = plan.secure

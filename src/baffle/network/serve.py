@@ -34,6 +34,7 @@ from baffle.network.settling import N_MAX, require_hidden_tiers, require_sound_t
 from baffle.network.succession import Succession, places_of
 from baffle.network.waiting import Waiting
 from baffle.plan import Plan, parse
+from baffle.plan.tasks import headline
 from baffle.schedule import policy_of
 from baffle.server.recorder import Summary, Watch
 from baffle.server.run import Running, opened
@@ -109,13 +110,15 @@ def _run(
     lines.expect(contribution_bytes(trajectory))
     with (
         task.model.one_thread_each(),
-        opened(folder, task, trajectory, Runtimes(task, 1), tiers_for(plan, {}), {}, watch, networked=True) as running,
+        opened(
+            folder, task, trajectory, Runtimes(task, 1), tiers_for(plan, {}), {}, watch, tell, networked=True
+        ) as running,
     ):
         board.open(plan, running.journal.metrics(), running.journal.participation.count(MISSING))
         for advice in task.model.advice():
             tell(advice)
         if running.unevaluated:
-            tell(f"accuracy is not measured: {running.unevaluated}")
+            tell(f"{headline(running.trajectory.plan.task)} is not measured: {running.unevaluated}")
         return _Service(folder, running, lines, roster, least, reread, board, tell).play()
 
 

@@ -1,7 +1,7 @@
 """How a run goes, in numbers: as JSON for `baffle status`, and as text for Prometheus."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -58,6 +58,8 @@ class Status(msgspec.Struct, frozen=True):
     received_bytes: Count = 0
     sent_bytes: Count = 0
     loss: float | None = None
+    metric: Text = "accuracy"
+    value: float | None = None
     accuracy: Amount | None = None
     epsilon: Amount | None = None
 
@@ -123,21 +125,25 @@ METRICS = (
     Metric("sent_bytes", "sent_bytes_total", "counter", "Bytes of frames that the server sent."),
     Metric("loss", "loss", "gauge", "Mean training loss of the last round that at least two clients contributed to."),
     Metric("accuracy", "accuracy_ratio", "gauge", "Test accuracy when it was last measured, from 0 to 1."),
+    Metric("value", "metric", "gauge", "The run's first metric when it was last measured, on the test set."),
     Metric("epsilon", "epsilon", "gauge", "Privacy loss so far."),
 )
 
 
-def as_metrics(status: Status) -> str:
-    """A status in Prometheus' text format. What is not known has no line."""
+def as_metrics(status: Status, only: Container[str] | None = None) -> str:
+    """A status in Prometheus' text format. What is not known has no line. `only` names the fields that are."""
     about = _labels({"version": status.version, "run": status.run, "plan": status.plan, "secure": status.secure})
     lines = _metric("info", "gauge", "Which run the server plays.", [(about, 1)])
     lines += _metric("waiting", "gauge", "1 while the run waits for clients.", [("", status.doing == "waiting")])
     for metric in METRICS:
+        if only is not None and metric.field not in only:
+            continue
         value = getattr(status, metric.field)
         if isinstance(value, Mapping):
             samples = [(_labels({"phase": phase}), count) for phase, count in value.items()]
         else:
-            samples = [] if value is None else [("", value)]
+            labels = _labels({"metric": status.metric}) if metric.field == "value" else ""
+            samples = [] if value is None else [(labels, value)]
         lines += _metric(metric.name, metric.kind, metric.help, samples)
     return "".join(f"{line}\n" for line in lines)
 

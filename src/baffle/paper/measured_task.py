@@ -23,8 +23,9 @@ SAMPLES = 32
 
 
 def measured_task(scale: Scale, data: Path | None, *settings: str) -> Task:
-    """The preset of a scale at batch level, loaded as a server and its clients would load it."""
-    return load_task(load(PRESET[scale], ["federation.level=batch", *settings]), data)
+    """The preset of a scale at batch level, loaded as a server and its clients would load it. These measurements
+    backpropagate, too."""
+    return load_task(load(PRESET[scale], ["federation.level=batch", "run.runtime=torch", *settings]), data)
 
 
 def gradient_runtime(task: Task, precision: str = "") -> GradientRuntime:

@@ -1,5 +1,5 @@
-"""A page: a target's result as Markdown to read, JSON to compute with, and a figure. The JSON keeps the runs behind
-the rows, so that rows can be added later."""
+"""A page: a target's result as Markdown and HTML to read, JSON to compute with, and a figure. The JSON keeps the runs
+behind the rows, so that rows can be added later."""
 
 import io
 import json
@@ -13,6 +13,7 @@ import msgspec
 
 from baffle.errors import PageError
 from baffle.files import replace
+from baffle.paper.html_page import html_page
 from baffle.paper.target import Cell, Finished, Origin, Result, Scale, Target
 from baffle.plan import Plan
 from baffle.version import __version__
@@ -60,7 +61,7 @@ def write(
     origin: Origin,
     only: Sequence[str] = (),
 ) -> Path:
-    """Write NAME-SCALE.md, .json and .png. `only` names the rows on the page, and is empty if it has all of them."""
+    """Write NAME-SCALE.md, .html, .json and .png. `only` names the rows on the page; it is empty if all are there."""
     stem = f"{target.name}-{scale}"
     about: dict[str, Any] = {
         "target": target.name,
@@ -82,9 +83,11 @@ def write(
     text = json.dumps(content, indent=1) + "\n"
     page = _markdown(target, result, about, runs, f"{stem}.png" if result.draw else "")
     figure = {"png": _png(result.draw)} if result.draw else {}
+    cells = [[_cell(cell) for cell in row] for row in result.rows]
+    html = html_page(target, result, cells, made_by(about).replace("`", ""), runs, figure.get("png"))
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for kind, data in {"json": text.encode(), **figure, "md": page.encode()}.items():
+        for kind, data in {"json": text.encode(), **figure, "html": html.encode(), "md": page.encode()}.items():
             replace(out / f"{stem}.{kind}", data)
     except OSError as fault:
         raise PageError(

@@ -1,24 +1,28 @@
 """Checks across settings: combinations that make no sense although each value alone is valid."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from baffle.aggregation.client_policy import ClientPolicy
 from baffle.core.directions import DISTRIBUTIONS
 from baffle.core.update import OPTIMIZERS
 from baffle.errors import PlanError
-from baffle.plan.sections import FederationSettings, MobileNet, Model, Onnx, Plan
+from baffle.plan.sections import FederationSettings, MobileNet, Model, Onnx, Plan, TaskSettings, UpdateSettings
+from baffle.plan.tasks import LOSSES, METRICS, SUITABLE, is_own, metrics_of, short
 
 
 def check(plan: Plan) -> None:
     """Raise a PlanError for the first settings that do not fit together."""
     _check_names(plan)
+    _check_task(plan.task)
     _check_model(plan.task.model)
     _check_onnx(plan)
+    _check_runtime(plan)
     _check_seeds(plan)
     _check_steps(plan.federation)
     _check_tiers(plan)
     _check_probe(plan)
+    _check_update(plan.update)
     _check_secure(plan)
 
 
@@ -31,6 +35,29 @@ def _check_names(plan: Plan) -> None:
     for key, name, known in names:
         if name not in known:
             raise PlanError(f"{key}: expected one of {', '.join(map(repr, known))}, got {name!r}")
+
+
+def _check_task(task: TaskSettings) -> None:
+    """Names of losses and metrics, and that they go together."""
+    for key, name, known in (("loss", task.loss, LOSSES), *(("metrics", name, METRICS) for name in task.metrics)):
+        if name not in known and not is_own(name):
+            raise PlanError(
+                f'task.{key}: expected one of {", ".join(map(repr, known))} or "package.module:function", got {name!r}'
+            )
+    for name in task.metrics:
+        if not is_own(name) and name not in SUITABLE.get(task.loss, METRICS):
+            suitable = ", ".join(map(repr, SUITABLE[task.loss]))
+            raise PlanError(
+                f'task.metrics: {name!r} cannot be taken with task.loss = "{task.loss}"; expected one of {suitable} or '
+                '"package.module:function"'
+            )
+    shown = [short(name) for name in metrics_of(task)]
+    for name in shown:
+        if shown.count(name) > 1 or name == "domains" or name.endswith("_last"):
+            raise PlanError(
+                f"task.metrics: results would hold test_{name} twice; name each metric once, and a function of your "
+                "own neither domains nor …_last"
+            )
 
 
 def _check_model(model: Model) -> None:
@@ -53,11 +80,27 @@ def _check_onnx(plan: Plan) -> None:
     remedy = "leave it out, or use a model that BAFFLE builds"
     if plan.estimator == "backprop":
         raise PlanError(f'estimator: a model that came as ONNX has no gradient, expected "probe"; {remedy}')
-    for name, setting, only in (("supports", probe.supports, "dense"), ("precision", probe.precision, "float32")):
-        if setting != only:
-            raise PlanError(f'probe.{name}: a model that came as ONNX takes "{only}", got {setting!r}; {remedy}')
+    if not probe.moves_whole_models:
+        raise PlanError(
+            f'probe.supports: a model that came as ONNX takes "dense" or "layers", got {probe.supports!r}; {remedy}'
+        )
+    if probe.precision != "float32":
+        raise PlanError(
+            f'probe.precision: a model that came as ONNX takes "float32", got {probe.precision!r}; {remedy}'
+        )
     if probe.memory_mb:
         raise PlanError(f"probe.memory_mb: the memory of a model that came as ONNX is not known; {remedy}")
+
+
+def _check_runtime(plan: Plan) -> None:
+    model = plan.task.model
+    if plan.run.runtime == "onnx" and (name := plan.needs_torch()):
+        remedy = 'set task.init = "numpy"' if name == "task.init" else "leave one of them out"
+        raise PlanError(f'run.runtime: expected "torch", because only PyTorch can follow {name}; {remedy}')
+    if model.runtime and plan.run.runtime not in ("", model.runtime):
+        raise PlanError(
+            f'run.runtime: task.model runs on "{model.runtime}" only, got "{plan.run.runtime}"; leave it out'
+        )
 
 
 def _check_seeds(plan: Plan) -> None:
@@ -122,21 +165,38 @@ def _check_secure(plan: Plan) -> None:
 
 def _check_probe(plan: Plan) -> None:
     probe = plan.probe
-    if probe.precision != "float32" and probe.supports != "dense":
+    if probe.precision != "float32" and not probe.moves_whole_models:
         raise PlanError(
-            f'probe.precision: only dense directions can be probed in {probe.precision}; set probe.supports = "dense", '
-            'or probe.precision = "float32"'
+            f"probe.precision: only whole forward passes can be computed in {probe.precision}; set probe.supports = "
+            '"dense" or "layers", or probe.precision = "float32"'
         )
     if not probe.layout:
         return
     if probe.supports == "dense":
-        raise PlanError('probe.layout: dense directions have none; leave it out, or set probe.supports = "units"')
+        raise PlanError('probe.layout: dense directions have none; leave it out, or set probe.supports = "layers"')
     if sum(row[-1] for row in probe.layout) != probe.k:
         raise PlanError(f"probe.layout: its counts must add up to probe.k = {probe.k}")
-    if not all(
-        start < stop and (stop <= first < last or first == last) for start, stop, first, last, _ in probe.layout
-    ):
+    if not all(map(_is_support, probe.layout)):
         raise PlanError("probe.layout: every row must be [start, stop, start and stop of its tail or 0, 0, count]")
+
+
+def _check_update(update: UpdateSettings) -> None:
+    if update.moments == "layers" and update.optimizer != "adam":
+        raise PlanError(
+            f'update.moments: only "adam" has second moments, got update.optimizer = {update.optimizer!r}; leave '
+            "one of them out"
+        )
+    if update.layers and update.moments == "weights":
+        raise PlanError(
+            'update.layers: moments of single weights need none; leave it out, or set update.moments = "layers"'
+        )
+    if not all(map(_is_support, update.layers)):
+        raise PlanError("update.layers: every row must be [start, stop, start and stop of its tail or 0, 0]")
+
+
+def _is_support(row: Sequence[int]) -> bool:
+    start, stop, first, last = row[:4]
+    return start < stop and (stop <= first < last or first == last)
 
 
 def _check_tiers(plan: Plan) -> None:

@@ -11,9 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from baffle.errors import BaffleError, PlanError
+from baffle.errors import BaffleError, OwnFunctionError, PlanError
 
 _searching = threading.RLock()
+
+GIVEN = "given"
+"""The module, in names, of what was given to `baffle.fit` as an object. It cannot be imported."""
 
 
 def call_own(setting: str, name: str, **offered: object) -> Any:
@@ -21,12 +24,25 @@ def call_own(setting: str, name: str, **offered: object) -> Any:
     with _current_folder():
         function = _imported(setting, name)
         arguments = _declared(setting, name, function, offered)
-        try:
+        with calling(f"{setting}: {name}"):
             return function(**arguments)
-        except BaffleError:
-            raise
-        except Exception as fault:
-            raise PlanError(f"{setting}: {name} raised {_in_one_line(fault)}") from fault
+
+
+def own_function(setting: str, name: str) -> Callable[..., Any]:
+    """The function "package.module:function"."""
+    with _current_folder():
+        return _imported(setting, name)
+
+
+@contextmanager
+def calling(whose: str) -> Iterator[None]:
+    """Whatever a user's function raises inside becomes an error that begins with whose function it is."""
+    try:
+        yield
+    except BaffleError:
+        raise
+    except Exception as fault:
+        raise OwnFunctionError(f"{whose} raised {_in_one_line(fault)}") from fault
 
 
 @contextmanager
@@ -51,6 +67,11 @@ def _current_folder() -> Iterator[None]:
 
 def _imported(setting: str, name: str) -> Callable[..., Any]:
     path, _, attribute = name.partition(":")
+    if path == GIVEN:
+        raise PlanError(
+            f"{setting}: this was given to baffle.fit as an object, and no plan can name it; go on in Python: "
+            "baffle.resume(DIR, model=…, clients=…)"
+        )
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(path)

@@ -31,10 +31,11 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ModelSettings(Section, frozen=True):
-    """A model that a plan can name, the runtime that runs it (see runtime/registry.py), and the settings that are empty
-    until a run starts and fills them in."""
+    """A model that a plan can name, and the settings that are empty until a run starts and fills them in. `runtime`:
+    the only one that runs it (see runtime/registry.py). `has_graph`: BAFFLE can make its ONNX graph without PyTorch."""
 
-    runtime: ClassVar[str] = "torch"
+    runtime: ClassVar[str] = ""
+    has_graph: ClassVar[bool] = False
     filled_in: ClassVar[tuple[str, ...]] = ()
 
     def unsettled(self) -> list[str]:
@@ -45,6 +46,8 @@ class ModelSettings(Section, frozen=True):
 class LeNet(ModelSettings, frozen=True, tag_field="name", tag="lenet"):
     """The paper's LeNet. `head`: average over positions, or flatten them."""
 
+    has_graph: ClassVar[bool] = True
+
     channels: tuple[Count, Count] = (16, 64)
     head: Literal["average", "flatten"] = "average"
     activation: Activation = "hardswish"
@@ -53,6 +56,8 @@ class LeNet(ModelSettings, frozen=True, tag_field="name", tag="lenet"):
 
 class WRN(ModelSettings, frozen=True, tag_field="name", tag="wrn"):
     """A wide residual network of depth ten; with `widen = 2` the paper's WRN-10-2."""
+
+    has_graph: ClassVar[bool] = True
 
     widen: Count = 2
     activation: Activation = "hardswish"
@@ -76,11 +81,19 @@ class MobileNet(ModelSettings, frozen=True, tag_field="name", tag="mobilenet"):
 class Softmax(ModelSettings, frozen=True, tag_field="name", tag="softmax"):
     """Softmax regression: one linear layer."""
 
+    has_graph: ClassVar[bool] = True
+
 
 class Custom(ModelSettings, frozen=True, tag_field="name", tag="custom"):
-    """Your own model: `factory = "package.module:function"` returns an nn.Module."""
+    """Your own model: `factory = "package.module:function"` returns an nn.Module. `train` are patterns of names of the
+    parameters that are trained, or "last" for the last layer; without any, all that are not frozen. A module that was
+    given to `baffle.fit` as an object is known again by `weights`, the SHA-256 of its initial weights, and by what it
+    `says` about a few samples."""
 
     factory: str
+    train: tuple[str, ...] = ()
+    weights: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    says: tuple[float, ...] = ()
 
 
 class Onnx(ModelSettings, frozen=True, tag_field="name", tag="onnx"):
@@ -98,12 +111,24 @@ Model = LeNet | WRN | MobileNet | Softmax | Custom | Onnx
 
 class TaskSettings(Section, frozen=True):
     """`data` is a data set that BAFFLE knows, or "package.module:function" for your own. `pixels = 0`: its usual
-    image size. `augment`: training images are shifted and mirrored at random, if the data set supports it."""
+    image size. `augment`: training images are shifted and mirrored at random, if the data set supports it. `init`: the
+    initial weights of BAFFLE's own models are drawn by NumPy and are the same on every runtime; left out, by PyTorch.
+    Other models bring their own. `loss` and `metrics` are names that BAFFLE knows (see plan/tasks.py), or
+    "package.module:function" for your own. Without `metrics`, those are taken that suit the loss; they determine no
+    weights."""
 
     data: str = "digits"
     pixels: Annotated[int, Meta(ge=0, le=1024)] = 0
     augment: bool = False
+    loss: str = "cross_entropy"
+    metrics: tuple[str, ...] = ()
+    init: Literal["", "numpy"] = ""
     model: Model = LeNet(channels=(8, 16), head="flatten")
+
+    @property
+    def draws_weights(self) -> bool:
+        """Whether initial weights are drawn without PyTorch."""
+        return self.init == "numpy" and self.model.has_graph
 
 
 class Tier(Section, frozen=True):
@@ -147,15 +172,23 @@ class ProbeSettings(Section, frozen=True):
     micro_batch: OptionalCount = 0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     memory_mb: OptionalCount = 0
-    supports: Literal["dense", "stages", "units"] = "dense"
+    supports: Literal["dense", "layers", "stages", "units"] = "dense"
     layout: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount, Count], ...] = ()
+
+    @property
+    def moves_whole_models(self) -> bool:
+        """Whether a probe is a forward pass of the whole model, which any runtime can run."""
+        return self.supports in ("dense", "layers")
 
 
 class UpdateSettings(Section, frozen=True):
     """The optimizer's settings. `clip = 0` and `ema = 0` turn these off. A round that would move the weights further
-    than `norm_max` is refused (0: no limit)."""
+    than `norm_max` is refused (0: no limit). `moments`: adam has a second moment for each weight, or one for each
+    layer. `layers` are then filled in when the run starts: start, stop, start and stop of the tail of each."""
 
     optimizer: str = "adam"
+    moments: Literal["weights", "layers"] = "weights"
+    layers: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount], ...] = ()
     rate: Positive = 0.01
     betas: tuple[Decay, Decay] = (0.9, 0.99)
     momentum: Decay = 0.9
@@ -188,10 +221,12 @@ class SecureSettings(Section, frozen=True):
 
 class RunSettings(Section, frozen=True):
     """How a run is executed. None of it affects the trajectory. `model` is the folder of a model that came as ONNX.
+    `runtime` computes forward passes; left out, ONNX Runtime does if it is installed and can, else PyTorch.
     `workers = 0`: a thread per core. Features of a frozen backbone are kept in memory up to `features_mb`, and in a
     temporary file beyond. In a network, a client that has not answered after `deadline_seconds` is not waited for."""
 
     model: str = ""
+    runtime: Literal["", "onnx", "torch"] = ""
     downlink: Literal["scalars", "delta", "weights"] = "scalars"
     workers: OptionalCount = 0
     device: str = "cpu"
@@ -220,6 +255,20 @@ class Plan(Section, frozen=True):
         """How many clients take part in a round."""
         return max(1, round(self.federation.clients * self.federation.participation))
 
+    def needs_torch(self) -> str:
+        """The first setting that only PyTorch can follow; empty if ONNX Runtime can run the plan, too."""
+        task, probe = self.task, self.probe
+        settings = (
+            ("task.model.name", not task.model.runtime and not task.model.has_graph),
+            ("task.init", not task.model.runtime and not task.draws_weights),
+            ("estimator", self.estimator != "probe"),
+            ("probe.supports", not probe.moves_whole_models),
+            ("probe.precision", probe.precision != "float32"),
+            ("probe.memory_mb", probe.memory_mb > 0),
+            ("run.device", self.run.device != "cpu"),
+        )
+        return next((name for name, needed in settings if needed), "")
+
     @property
     def group_sizes(self) -> tuple[int, int]:
         """The smallest and the largest number of clients that are summed together."""
@@ -243,6 +292,8 @@ class Plan(Section, frozen=True):
         parts = ("seed", "estimator", "task", "federation", "probe", "update", "ring")
         groups = ("groups", "group_seeds", "combine")
         determines = {part: plan[part] for part in parts if part in plan}
+        if measured := determines.get("task", {}).keys() & {"metrics"}:  # they are taken beside the chain
+            determines["task"] = {name: value for name, value in plan["task"].items() if name not in measured}
         determines["secure"] = {name: secure[name] for name in groups if name in secure}
         return _digest("baffle/trajectory/2", determines)
 

@@ -8,9 +8,11 @@ from typing import Protocol
 
 from threadpoolctl import threadpool_limits
 
-from baffle.core.arrays import F32, Samples
+from baffle.core.arrays import F32
+from baffle.core.directions import Support
 from baffle.core.ports import Batch, Runtime
-from baffle.core.supports import Layout
+from baffle.core.samples import Samples
+from baffle.core.supports import Layout, lay_out
 from baffle.errors import PlanError
 from baffle.plan import Model, ProbeSettings
 
@@ -67,9 +69,18 @@ class RunnableModel(ABC):
         """The model's frozen front and its head; None if no front is frozen whose features are worth keeping."""
         return None
 
+    def layers(self) -> tuple[Support, ...] | None:
+        """The slices of the flat weight vector that each layer owns; None if unknown. All together, they hold every
+        weight once."""
+        return None
+
     def layout(self, probe: ProbeSettings, _batch: Batch) -> Layout:
         """How many directions each part of the model gets, given what a direction costs there on this batch."""
-        raise PlanError(f'probe.supports: this runtime runs whole models; expected "dense", got "{probe.supports}"')
+        layers = self.layers() if probe.supports == "layers" else None
+        if layers is None:
+            known = '"dense"' if self.layers() is None else '"dense" or "layers"'
+            raise PlanError(f'probe.supports: this runtime runs whole models; expected {known}, got "{probe.supports}"')
+        return lay_out(layers, probe.k)
 
     def pass_bytes(self, _probe: ProbeSettings, _batch: Batch) -> int | None:
         """The peak memory of tensors during a whole forward pass; None if unknown."""

@@ -12,11 +12,13 @@ import msgspec
 from baffle.client.worker import forwards_of
 from baffle.core.chain import Present
 from baffle.core.ports import MISSING
+from baffle.core.ring import NOT_FINITE
 from baffle.core.state import ServerState
 from baffle.errors import BaffleError, JournalError
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
-from baffle.server.evaluation import EVALUATED, Evaluation
+from baffle.server.diagnosis import Diagnosis, Warn, shown
+from baffle.server.evaluation import Evaluation
 from baffle.server.round import Played
 from baffle.trajectory import Trajectory
 
@@ -34,11 +36,13 @@ class Progress:
     rounds_done: float
     rounds: int
     loss: float | None = None
-    accuracy: float | None = None
+    value: float | None = None
+    """The latest value of the metric that stands for all others."""
     uplink_bytes: int = 0
     downlink_bytes: int = 0
     dropouts: int = 0
     seconds_left: float | None = None
+    metric: str = "accuracy"
 
 
 Phase = Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,20}\Z")]
@@ -65,7 +69,14 @@ class RoundMetrics(msgspec.Struct):
     seconds: float = 0.0
     silent: dict[Phase, int] = {}
     abstained: dict[Phase, int] = {}
-    test_accuracy: float | None = None
+
+
+def measured(record: Mapping[str, Any], metric: str) -> float | None:
+    """A metric's value in a round's metrics; None if it was not measured."""
+    try:
+        return msgspec.convert(record.get(f"test_{metric}"), float | None)
+    except msgspec.ValidationError as fault:
+        raise JournalError(f"the journal's metrics cannot be read: {fault}; it is damaged") from None
 
 
 class Recorder:
@@ -84,19 +95,22 @@ class Recorder:
         tiers: Sequence[int],
         samples: Mapping[int, int],
         watch: Watch,
+        warn: Warn,
     ) -> None:
         self._folder, self._journal, self._trajectory = folder, journal, trajectory
         self._evaluation, self._tiers, self._samples, self._watch = evaluation, tiers, samples, watch
-        self._records: list[Record] = [_sound(record) for record in journal.metrics()]
+        self._records: list[Record] = [require_sound(record) for record in journal.metrics()]
         folder.write_metrics(self._records)
         self._began = time.perf_counter()
         self._seconds_before = max((float(record.get("seconds", 0)) for record in self._records), default=0.0)
         self._rounds_before = journal.length()
         self._reported = self._began
-        self._record_seconds = 0.0
+        self._record_seconds = self._evaluation_seconds = 0.0
         self._skipped_because: list[str] = []
         """Why the rounds since the last sum were skipped."""
-        self._progress = Progress(self._rounds_before, trajectory.plan.rounds)
+        self._headline = evaluation.names[0]
+        self._progress = Progress(self._rounds_before, trajectory.plan.rounds, metric=self._headline)
+        self._diagnosis = Diagnosis(trajectory, self._records, warn)
 
     def tick(self, done: int, of: int) -> None:
         """Report that `done` replies of the present round, out of `of`, have arrived."""
@@ -104,11 +118,13 @@ class Recorder:
             self._report(replace(self._progress, rounds_done=self._progress.rounds_done + done / of))
 
     def measure(self, rounds: int, state: ServerState) -> Record:
-        """What to add to the metrics of the last of `rounds` rounds: accuracy, when it is due, and the run's seconds
-        so far."""
+        """What to add to the metrics of the last of `rounds` rounds: an evaluation, when it is due, and the run's
+        seconds so far."""
         due = rounds % self._trajectory.plan.run.evaluate_every == 0 or rounds == self._trajectory.plan.rounds
-        accuracies = self._evaluation.evaluate(state) if due else {}
-        return accuracies | {"seconds": round(self._seconds(), 3)}
+        began = time.perf_counter()
+        evaluated = self._evaluation.evaluate(state) if due else {}
+        self._evaluation_seconds += time.perf_counter() - began
+        return evaluated | {"seconds": round(self._seconds(), 3), "rounds_done": rounds}
 
     def record(self, played: Played) -> None:
         """Add a round, which the journal already holds, to the folder's metrics, and report it."""
@@ -120,12 +136,13 @@ class Recorder:
             self._progress,
             rounds_done=played.present.round,
             loss=record["loss"],
-            accuracy=record.get("test_accuracy", self._progress.accuracy),
+            value=self._progress.value if (value := measured(record, self._headline)) is None else value,
             uplink_bytes=self._progress.uplink_bytes + record["uplink_bytes"],
             downlink_bytes=self._progress.downlink_bytes + record["downlink_bytes"] + record["join_bytes"],
             dropouts=self._progress.dropouts + list(played.participation.values()).count(MISSING),
         )
         self._report(self._progress)
+        self._diagnosis.look(played.present.round - 1, record, played.outcome, played.present.state.weights)
         self._record_seconds += time.perf_counter() - began
         self._stop_if_stuck(played)
 
@@ -139,6 +156,7 @@ class Recorder:
 
         summary: Summary = {
             "name": plan.name,
+            "metrics": self._evaluation.names,
             **self._last_evaluation(present),
             "train_loss": next((record["loss"] for record in reversed(records) if record["loss"] is not None), None),
             "rounds": present.round,
@@ -154,6 +172,7 @@ class Recorder:
             "clipped": total("clipped"),
             "peak_rss_mb": round(_peak_rss_mb(), 1),
             "bookkeeping_seconds": round(self._journal.append_seconds + self._record_seconds, 3),
+            **self._of_evaluation(),
             "n_weights": self._trajectory.n,
             "weights_sha256": present.state.weights_hash().hex(),
             "plan_digest": plan.digest().hex(),
@@ -167,11 +186,14 @@ class Recorder:
         self._folder.write_summary(summary)
         return summary
 
+    def _of_evaluation(self) -> Record:
+        """Seconds spent on measuring; a run that was resumed does not know those before."""
+        return {} if self._rounds_before else {"evaluation_seconds": round(self._evaluation_seconds, 3)}
+
     def _last_evaluation(self, present: Present) -> Record:
         last = self._records[-1] if self._records else {}
-        known = last.get("round") == present.round - 1 and EVALUATED[0] in last
-        if known:
-            return {name: last[name] for name in EVALUATED if name in last}
+        if last.get("round") == present.round - 1 and f"test_{self._headline}" in last:
+            return {name: value for name, value in last.items() if name.startswith("test_")}
         return self._evaluation.evaluate(present.state)
 
     def _forwards(self, client: int) -> int:
@@ -198,12 +220,32 @@ class Recorder:
             first, last = self._skipped_because[0], self._skipped_because[-1]
             others = "" if first == last else f", and the last: {last}"
             raise BaffleError(
-                f"{MOST_SKIPPED} rounds in a row were skipped; the first reason was: {first}{others}. "
-                f"The run is kept in {self._folder.path}"
+                f"{MOST_SKIPPED} rounds in a row were skipped; the first reason was: {first}{others}."
+                f"{self._why_not_finite(first)} The run is kept in {self._folder.path}"
             )
 
+    def _why_not_finite(self, reason: str) -> str:
+        """The likely cause if no loss was finite; empty for other reasons."""
+        if NOT_FINITE not in reason:
+            return ""
+        known, plan = [record for record in self._records if record["loss"] is not None], self._trajectory.plan
+        remedy = f"a smaller update.rate than {plan.update.rate:g} may help (`baffle tune` finds one)"
+        if known:
+            last = known[-1]
+            return (
+                f" The loss was {shown(last['loss'])} in round {last['round']}: the weights have probably diverged; "
+                f"{remedy}."
+            )
+        cause = "NaN or infinite values in the data, or in the model's initial weights and outputs"
+        if plan.federation.level == "epoch":
+            return (
+                f" No round had a finite loss: either there are {cause}, or clients' own steps diverge, and {remedy}."
+            )
+        return f" No loss was finite even at the initial weights: look for {cause}."
 
-def _sound(record: Any) -> Record:
+
+def require_sound(record: Any) -> Record:
+    """A round's metrics as a journal holds them; a JournalError if they are not what a server wrote."""
     try:
         msgspec.convert(record, RoundMetrics)
     except msgspec.ValidationError as fault:

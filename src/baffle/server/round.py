@@ -31,6 +31,7 @@ class Played:
     participation: Mapping[int, str]
     states: Mapping[int, bytes]
     """What clients have signed about the state before the round."""
+    outcome: Outcome
 
 
 def play_round(
@@ -62,7 +63,7 @@ def play_round(
     )
 
     downlink.delivered([client for client, event in collected.events.items() if event == CONTRIBUTED], present)
-    return Played(Present(present.round + 1, state, chain), metrics, collected.events, collected.states)
+    return Played(Present(present.round + 1, state, chain), metrics, collected.events, collected.states, outcome)
 
 
 def open_round(

@@ -12,6 +12,7 @@ from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
 from baffle.lineage import Lineage, Link
 from baffle.runtime.model import FLOAT32
+from baffle.server.diagnosis import Warn
 from baffle.server.downlink import Downlink
 from baffle.server.evaluation import Evaluation
 from baffle.server.recorder import Recorder, Summary, Watch
@@ -86,10 +87,12 @@ def opened(
     tiers: Sequence[int],
     samples: Mapping[int, int],
     watch: Watch,
+    warn: Warn = lambda _words: None,
     *,
     networked: bool = False,
 ) -> Iterator[Running]:
-    """The run in a folder, replayed to where its journal ends. A networked run has a journal with statements."""
+    """The run in a folder, replayed to where its journal ends. A networked run has a journal with statements. `warn`
+    hears when the run seems to come to nothing."""
     plan = task.plan
     with _open_journal(folder, task, trajectory, networked=networked) as journal:
         lineage = lineage_of(journal, plan)
@@ -98,7 +101,7 @@ def opened(
             folder.remove_summary()
         evaluating = runtimes if task.precision == FLOAT32 else Runtimes(task, 1, FLOAT32)
         evaluation = Evaluation(task, evaluating, trajectory.rule)
-        recorder = Recorder(folder, journal, trajectory, evaluation, tiers, samples, watch)
+        recorder = Recorder(folder, journal, trajectory, evaluation, tiers, samples, watch, warn)
         downlink = Downlink(plan.run.downlink, journal, lineage)
         contributed = journal.participation.last_contributions(plan.federation.clients)
         initial = journal.snapshot(lineage.trajectory.rule, 0).digest()

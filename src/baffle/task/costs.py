@@ -31,6 +31,7 @@ from baffle.core.arrays import F32
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.state import pack
 from baffle.plan import Plan
+from baffle.task.contrast import Contrast, judge_contrast, measure_contrast
 from baffle.task.load import Task
 from baffle.task.memory import RESERVE
 from baffle.task.precision import Precision, judge, measure
@@ -46,7 +47,7 @@ class Costs:
     clients_per_sum: int  # the fewest clients that are summed together, so each hides among at least this many
     samples_per_client: int
     forwards: int
-    supports: str  # unless "dense", a forward pass runs only a part of the model
+    supports: str  # of "stages" and "units", a forward pass runs only a part of the model
     forwards_in_all: int  # of all clients in all rounds
     uplink_bytes: int
     downlink_bytes: int
@@ -56,6 +57,7 @@ class Costs:
     memory_bytes: int | None  # None if the runtime cannot tell
     alignment: float | None  # expected cosine of estimate and gradient; None for backpropagation
     precision: Precision | None  # None for backpropagation, or if the runtime has no float64 to compare with
+    contrast: Contrast | None  # None for a single layer, or for backpropagation
     advice: list[str]
 
 
@@ -68,6 +70,7 @@ def costs(task: Task) -> Costs:
     secure = secure_bytes(plan)
     probing = plan.estimator == "probe"
     precision = measure(task) if probing else None
+    contrast = measure_contrast(task)
     return Costs(
         n_weights=trajectory.n,
         clients_per_round=plan.per_round,
@@ -82,16 +85,32 @@ def costs(task: Task) -> Costs:
         join_bytes=_join_bytes(trajectory, initial),
         weights_bytes=4 * trajectory.n,
         memory_bytes=_memory(task, trajectory),
-        alignment=_alignment(trajectory) if probing else None,
+        alignment=expected_alignment(trajectory) if probing else None,
         precision=precision,
-        advice=judge(task, precision) if precision else [],
+        contrast=contrast,
+        advice=[
+            *(judge(task, precision) if precision else []),
+            *(judge_contrast(task, contrast) if contrast else []),
+            *_on_merged_layers(task),
+        ],
     )
 
 
-def _alignment(trajectory: Trajectory) -> float:
-    """1/√(1 + Σ_s n_s(n_s + 1)/(n·K_s)) over supports of n_s weights with K_s directions, if the gradient is spread
-    evenly over the weights. For dense directions this is the paper's √(K/(K+n+1)). If each group or client has its own
-    directions, K is multiplied by their number."""
+def _on_merged_layers(task: Task) -> list[str]:
+    probe = task.plan.probe
+    layers = task.model.layers() or () if probe.supports == "layers" else ()
+    if len(probe.layout) >= len(layers):
+        return []
+    return [
+        f"probe.k = {probe.k} directions are fewer than the model's {len(layers)} layers: neighbouring small layers "
+        f"share directions, {len(probe.layout)} parts in all; set probe.k to at least {len(layers)} to keep them apart"
+    ]
+
+
+def expected_alignment(trajectory: Trajectory) -> float:
+    """The expected cosine of estimate and gradient: 1/√(1 + Σ_s n_s(n_s + 1)/(n·K_s)) over supports of n_s weights with
+    K_s directions, if the gradient is spread evenly over the weights. For dense directions this is the paper's
+    √(K/(K+n+1)). If each group or client has its own directions, K is multiplied by their number."""
     plan = trajectory.plan
     per_direction = plan.per_round if plan.federation.seeds == "own" else plan.secure.groups if plan.own_seeds else 1
     shares = Counter(trajectory.supports)

@@ -70,6 +70,8 @@ def source_of_features(source: Source, front: Front, budget: int) -> Source:
         source.classes,
         source.domains,
         shape=shape,
+        width=source.width,
+        label_shape=source.label_shape,
     )
 
 

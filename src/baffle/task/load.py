@@ -13,17 +13,20 @@ import msgspec
 
 from baffle.core.arrays import F32, I64
 from baffle.core.ports import Runtime
-from baffle.core.supports import rows_of
+from baffle.core.samples import describe
+from baffle.core.supports import row_of, rows_of
 from baffle.data.partition import share_out
 from baffle.data.sources import Source, data_folder, load
-from baffle.errors import BaffleError, PlanError, first_line
+from baffle.errors import DataError, PlanError, UnusableDataError
 from baffle.models.inputs import Inputs
 from baffle.plan import Plan
 from baffle.runtime.model import FLOAT32, RunnableModel
 from baffle.runtime.registry import load_model
 from baffle.schedule import tiers_of
+from baffle.task.agreement import explained, require_kind_of_labels, require_targets, try_out
 from baffle.task.features import Backbones, source_of_features
 from baffle.task.memory import Footprint
+from baffle.task.metrics import Metric, metrics_of
 from baffle.task.micro_batch import RULE, SIZES, quickest
 
 ShareOut = Callable[[Plan, Source], list[I64]]
@@ -40,6 +43,15 @@ class ServerTask:
     plan: Plan
     model: RunnableModel
     source: Source
+    metrics: tuple[Metric, ...] | None = None
+    """What is measured on the test set; None for what the plan names."""
+
+    def require_measurable(self) -> tuple[Metric, ...]:
+        """The metrics, after a check that they and the test set, if there is one, can be used."""
+        if self.source.has_test:
+            with suppress_missing():
+                require_targets(self.plan, self.source.test, "test")
+        return metrics_of(self.plan, self.source) if self.metrics is None else self.metrics
 
     def initial_weights(self) -> F32:
         weights = self.model.initial_weights()
@@ -117,18 +129,38 @@ class Runtimes:
 
 
 def load_task(
-    plan: Plan, folder: str | Path | None = None, backbones: Backbones | None = None, share: ShareOut = share_out
+    plan: Plan,
+    folder: str | Path | None = None,
+    backbones: Backbones | None = None,
+    share: ShareOut = share_out,
+    *,
+    source: Source | None = None,
+    model: RunnableModel | None = None,
 ) -> Task:
     """Load what the plan names and resolve what it leaves open. Tasks loaded with the same `backbones` share the
-    features of a frozen backbone. `share` decides which client holds which samples."""
+    features of a frozen backbone. `share` decides which client holds which samples. `source` and `model` may be given
+    instead of being loaded."""
     folder = data_folder(folder)
-    source = load(plan.task.data, folder, plan.task.pixels)
+    source = source or load(plan.task.data, folder, plan.task.pixels)
     if plan.task.augment and source.train.augment is None:
         raise PlanError(f"task.augment: {plan.task.data} has no augmentation; leave it out")
+    require_kind_of_labels(plan, source)
+    require_targets(plan, source.train, "training")
     shares = share(plan, source)
+    _require_samples(shares)
     largest = max(len(samples) for samples in shares)
-    server = load_server_task(plan, folder, largest, source=source, backbones=backbones)
+    server = load_server_task(plan, folder, largest, source=source, backbones=backbones, model=model)
     return Task(server, shares, tiers_of(server.plan))
+
+
+def _require_samples(shares: list[I64]) -> None:
+    """Refuse clients without samples."""
+    empty = [number for number, samples in enumerate(shares) if not len(samples)]
+    if empty:
+        others = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+        raise UnusableDataError(
+            f"client {empty[0]}{others} of {len(shares)} has no samples; leave it out, or give it some"
+        )
 
 
 def load_server_task(
@@ -138,21 +170,28 @@ def load_server_task(
     *,
     source: Source | None = None,
     backbones: Backbones | None = None,
+    model: RunnableModel | None = None,
 ) -> ServerTask:
     """The server's part of a plan whose largest client has `largest` samples. No sample is read: the model is tried and
-    measured on this machine with made-up samples."""
+    measured on this machine with made-up samples. `source` and `model` may be given instead of being loaded."""
     folder = data_folder(folder)
     source = source or load(plan.task.data, folder, plan.task.pixels)
-    model = load_model(plan, Inputs(source.shape, source.classes, source.pixel_scale, folder))
+    require_kind_of_labels(plan, source)
+    model = model or load_model(plan, inputs_of(source, folder))
     plan = msgspec.structs.replace(plan, task=msgspec.structs.replace(plan.task, model=model.settings))
     task = ServerTask(resolve(plan, largest), model, source)
     _require_fit(task)
-    task = _behind_backbone(task, folder, backbones or Backbones())
+    task = _with_layers(_behind_backbone(task, folder, backbones or Backbones()))
     if plan.estimator != "probe":
         return task
     given = plan.probe.micro_batch > 0
     size = plan.federation.batch or largest
     return _laid_out(_within_memory(_measured(task, size, given=given), size, given=given), size)
+
+
+def inputs_of(source: Source, folder: Path | None) -> Inputs:
+    """What a model is built for."""
+    return Inputs(source.shape, source.classes, source.pixel_scale, folder, source.width, source.label_shape)
 
 
 def resolve(plan: Plan, largest: int) -> Plan:
@@ -220,27 +259,40 @@ def _laid_out(task: ServerTask, size: int) -> ServerTask:
     return task.with_probe(layout=tuple(rows_of(layout)))
 
 
+def _with_layers(task: ServerTask) -> ServerTask:
+    """The task with the model's layers in its plan, if the optimizer has one second moment for each."""
+    update = task.plan.update
+    if update.moments == "weights" or update.layers:
+        return task
+    layers = task.model.layers()
+    if layers is None:
+        raise PlanError('update.moments: this runtime does not know the layers of its models; expected "weights"')
+    settled = msgspec.structs.replace(update, layers=tuple(map(row_of, layers)))
+    return replace(task, plan=msgspec.structs.replace(task.plan, update=settled))
+
+
 def _require_fit(task: ServerTask) -> None:
-    """Try the model on two samples, so that a model that cannot run is refused before the run has a folder."""
+    """Try the model and the loss on two samples, so that what cannot run is refused before the run has a folder."""
     batch = task.source.example(2)
-    with _explained(f"task.model cannot run on samples of shape {batch.x.shape[1:]}"):
+    with explained(task.plan, f"task.model cannot be built for samples: {describe(batch.x)}"):
         weights = task.initial_weights()
-        task.runtime(FLOAT32).on(batch)(weights)
+    try_out(task.plan, task.source, task.runtime(FLOAT32), weights, batch)
     if task.precision != FLOAT32:
         name = task.precision
-        with _explained(f'probe.precision: this machine cannot run the model in {name}, set it to "float32"'):
+        what = f'probe.precision: this machine cannot run the model in {name}, set it to "float32"'
+        with explained(task.plan, what):
             task.runtime().on(batch)(weights)
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Turn any error of a runtime into a PlanError of one line: `what` failed, and the runtime's reason."""
+def suppress_missing() -> Iterator[None]:
+    """A data set that is not there is no fault; one that cannot be used is."""
     try:
         yield
-    except BaffleError:
+    except UnusableDataError:
         raise
-    except Exception as fault:
-        raise PlanError(f"{what}: {first_line(fault)}") from fault
+    except DataError:
+        pass
 
 
 def versions(model: RunnableModel) -> dict[str, str]:

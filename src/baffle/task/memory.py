@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from baffle.core.directions import NUMBERS_AT_ONCE
 from baffle.core.ports import Batch
@@ -63,7 +64,7 @@ class Footprint:
 
     def _tensors(self, count: int) -> int:
         """Peak bytes of tensors in a forward pass of `count` samples."""
-        batch = Batch(self.sample.x.repeat(count, 0), self.sample.y.repeat(count, 0))
+        batch = self.sample.take(np.zeros(count, np.int64))
         size = self.model.pass_bytes(msgspec.structs.replace(self.probe, micro_batch=count), batch)
         if size is None:
             raise PlanError("probe.memory_mb: this runtime cannot tell how much memory it takes; leave it out")

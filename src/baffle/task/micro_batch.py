@@ -47,7 +47,7 @@ def _seconds_a_sample(runtime: Runtimes, weights: F32, batch: Batch) -> dict[int
         expected = min(seconds.values(), default=0.0) * size * passes
         if size > len(batch.y) or time.process_time() - began + expected > SECONDS:
             continue
-        loss = partial(runtime(size).on(Batch(batch.x[:size], batch.y[:size])), weights)
+        loss = partial(runtime(size).on(batch.take(slice(size))), weights)
         seconds[size] = min(_seconds(loss) for _ in range(passes)) / size
     return seconds
 
@@ -60,7 +60,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _samples_interact(runtime: Runtimes, weights: F32, batch: Batch) -> bool:
     """Whether outputs change, by more than rounding, with the size of micro-batches."""
-    few = Batch(batch.x[:8], batch.y[:8])
+    few = batch.take(slice(8))
     # A last layer whose weights are zero would hide it, so all weights are moved.
     moved = weights + np.random.default_rng(0).normal(0, 0.05, len(weights)).astype(np.float32)
     by_four, by_eight = (runtime(size).outputs(moved, few) for size in (4, 8))

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from baffle.errors import ModelError
 from baffle.export import export_onnx
-from baffle.runtime.onnx.graph import graph_from_file
+from baffle.runtime.onnx.foreign import graph_from_file
 from tests.support.memory import at_most
 
 LITTLE = 32 << 20

@@ -1,6 +1,7 @@
 """ONNX Runtime as a runtime: its losses are those of PyTorch at any weights, batch and micro-batch size."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from copy import deepcopy
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -68,7 +70,7 @@ def test_losses_are_those_of_torch(
     manifest = export_module(module, shape, tmp_path / "model")
     weights = weights_of(module)
     np.testing.assert_array_equal(read_weights(tmp_path / "model" / WEIGHTS, manifest), weights)
-    ours, theirs, batch = OnnxLoss(tmp_path / "model", micro_batch=3), TorchLoss(module), _batch(shape, 5)
+    ours, theirs, batch = OnnxLoss.in_folder(tmp_path / "model", micro_batch=3), TorchLoss(module), _batch(shape, 5)
     for point in (weights, _moved(weights, 0, 0.01), _moved(weights, 1, 0.02)):
         assert ours.on(batch)(point) == pytest.approx(theirs.on(batch)(point), abs=1e-5, rel=1e-5)
     np.testing.assert_allclose(ours.outputs(weights, batch), theirs.outputs(weights, batch), atol=1e-4)
@@ -81,7 +83,7 @@ def test_any_batch_micro_batch_and_point_gives_torchs_loss(
 ) -> None:
     module, folder = small
     batch, point = _batch(SMALL, n, seed), _moved(weights_of(module), seed, by)
-    loss = OnnxLoss(folder, micro_batch=micro).on(batch)(point)
+    loss = OnnxLoss.in_folder(folder, micro_batch=micro).on(batch)(point)
     assert loss == pytest.approx(TorchLoss(deepcopy(module)).on(batch)(point), abs=1e-5, rel=1e-5)
 
 
@@ -92,14 +94,14 @@ def test_probes_find_the_scalars_that_torch_finds(small: tuple[nn.Module, Path],
     supports = [*dense(len(weights), 3), Support(5, 60), Support(0, 20, (70, 80))]
     ours, theirs = (
         SCHEMES[scheme](runtime.on(batch), weights, directions, supports, 1e-2).scalars
-        for runtime in (OnnxLoss(folder, micro_batch=8), TorchLoss(deepcopy(module)))
+        for runtime in (OnnxLoss.in_folder(folder, micro_batch=8), TorchLoss(deepcopy(module)))
     )
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
 def test_batches_and_weights_do_not_disturb_each_other(small: tuple[nn.Module, Path]) -> None:
     module, folder = small
-    runtime, weights = OnnxLoss(folder), weights_of(module)
+    runtime, weights = OnnxLoss.in_folder(folder), weights_of(module)
     small_batch, large_batch = runtime.on(_batch(SMALL, 6)), runtime.on(_batch(SMALL, 9, seed=1))
     loss = small_batch(weights)
     assert large_batch(_moved(weights, 2)) != loss
@@ -116,7 +118,7 @@ def test_the_same_module_is_exported_with_the_same_bytes(small: tuple[nn.Module,
 
 def test_samples_of_another_shape_are_refused(small: tuple[nn.Module, Path]) -> None:
     with pytest.raises(ModelError, match=r"shape \(1, 8, 8\), got \(1, 9, 9\)"):
-        OnnxLoss(small[1]).on(_batch((1, 9, 9), 2))
+        OnnxLoss.in_folder(small[1]).on(_batch((1, 9, 9), 2))
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +134,7 @@ def test_token_ids_give_torchs_loss(embedding: tuple[nn.Module, Path], dtype: ty
     module, folder = embedding
     ids = tokens.tokens(6)
     labels = np.arange(6) % tokens.CLASSES
-    ours = OnnxLoss(folder, micro_batch=4).on(Batch(ids.astype(dtype), labels))
+    ours = OnnxLoss.in_folder(folder, micro_batch=4).on(Batch(ids.astype(dtype), labels))
     theirs = TorchLoss(deepcopy(module)).on(Batch(ids, labels))
     for weights in (weights_of(module), _moved(weights_of(module), 0, 0.3)):
         assert ours(weights) == pytest.approx(theirs(weights), abs=1e-6)
@@ -141,9 +143,9 @@ def test_token_ids_give_torchs_loss(embedding: tuple[nn.Module, Path], dtype: ty
 def test_samples_of_another_kind_are_refused(embedding: tuple[nn.Module, Path], small: tuple[nn.Module, Path]) -> None:
     ids = Batch(tokens.tokens(2), np.zeros(2, np.int64))
     with pytest.raises(ModelError, match="takes int64 samples, got float32"):
-        OnnxLoss(embedding[1]).on(Batch(ids.x.astype(np.float32), ids.y))
+        OnnxLoss.in_folder(embedding[1]).on(Batch(ids.x.astype(np.float32), ids.y))
     with pytest.raises(ModelError, match="takes float32 samples, got int64"):
-        OnnxLoss(small[1]).on(Batch(np.zeros((2, *SMALL), np.int64), ids.y))
+        OnnxLoss.in_folder(small[1]).on(Batch(np.zeros((2, *SMALL), np.int64), ids.y))
 
 
 def test_a_manifest_without_an_input_type_is_one_of_floats(small: tuple[nn.Module, Path], tmp_path: Path) -> None:
@@ -152,30 +154,84 @@ def test_a_manifest_without_an_input_type_is_one_of_floats(small: tuple[nn.Modul
     assert manifest.pop("input_dtype") == "float32"
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert read_manifest(folder).input_dtype == "float32"
-    assert np.isfinite(OnnxLoss(folder).on(_batch(SMALL, 2))(weights_of(small[0])))
+    assert np.isfinite(OnnxLoss.in_folder(folder).on(_batch(SMALL, 2))(weights_of(small[0])))
 
 
 @pytest.mark.parametrize(("kind", "name"), [(TensorProto.INT64, "int64"), (TensorProto.INT32, "int32")])
 def test_a_foreign_classifier_of_integers_is_taken(tmp_path: Path, kind: int, name: str) -> None:
-    table = np.random.default_rng(0).normal(0, 1, (1000, 4)).astype(np.float32)
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["rows"]),
-        helper.make_node("ReduceMean", ["rows"], ["logits"], axes=[1], keepdims=0),
-    ]
-    inputs = [helper.make_tensor_value_info("ids", kind, ["n", 3])]
-    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 4])]
-    graph = helper.make_graph(nodes, "foreign", inputs, outputs, [numpy_helper.from_array(table, "table")])
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "their.onnx"
-    )
+    tokens.write_graph(tmp_path / "their.onnx", "n", 3, kind=kind)
     manifest = export_onnx(tmp_path / "their.onnx", tmp_path / "model")
     assert (manifest.input_dtype, manifest.input_shape, manifest.classes) == (name, (3,), 4)
     ids = np.array([tokens.ROUNDED])
-    logits = OnnxLoss(tmp_path / "model").outputs(table.reshape(-1), Batch(ids, np.zeros(1, np.int64)))
+    weights = read_weights(tmp_path / "model" / WEIGHTS, manifest)
+    table = weights.reshape(1000, 4)
+    logits = OnnxLoss.in_folder(tmp_path / "model").outputs(weights, Batch(ids, np.zeros(1, np.int64)))
     np.testing.assert_allclose(logits, table[ids].mean(1), atol=1e-6)
     if name == "int32":
         with pytest.raises(ModelError, match="takes int32 samples, got int64"):
-            OnnxLoss(tmp_path / "model").on(Batch(ids + 2**32, np.zeros(1, np.int64)))
+            OnnxLoss.in_folder(tmp_path / "model").on(Batch(ids + 2**32, np.zeros(1, np.int64)))
+
+
+def test_a_foreign_classifier_with_open_sizes_is_made_for_one_shape(tmp_path: Path) -> None:
+    tokens.write_graph(tmp_path / "their.onnx", "n", "length")
+    manifest = export_onnx(tmp_path / "their.onnx", tmp_path / "model", shape=(3,))
+    assert (manifest.input_dtype, manifest.input_shape) == ("int64", (3,))
+    loss = OnnxLoss.in_folder(tmp_path / "model").on(Batch(np.array([tokens.ROUNDED]), np.zeros(1, np.int64)))
+    assert np.isfinite(loss(read_weights(tmp_path / "model" / WEIGHTS, manifest)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape", "says"),
+    [
+        (
+            *(("n", "length"), ()),
+            "the input ids leaves the size of a sample open, got INT64, nxlength; say how large one is: --shape 8, for "
+            "example",
+        ),
+        (
+            *(("n", 1, "height", 5), ()),
+            "the input ids leaves the size of a sample open, got INT64, nx1xheightx5; say how large one is: --shape "
+            "1,8,5, for example",
+        ),
+        (
+            *(("n",), ()),
+            "the input ids must be floats, int64 or int32 of shape (batch, …), got INT64, n; export the model like "
+            "that",
+        ),
+        (
+            *(("n", "length", 5), (7, 4)),
+            "--shape 7,4: the input ids has INT64, nxlengthx5; expected the sizes of one sample, without the batch",
+        ),
+        (
+            *(("n", "length"), (7, 4)),
+            "--shape 7,4: the input ids has INT64, nxlength; expected the sizes of one sample, without the batch",
+        ),
+    ],
+)
+def test_open_sizes_are_asked_for_in_one_sentence(
+    tmp_path: Path, sizes: tuple[str | int, ...], shape: tuple[int, ...], says: str
+) -> None:
+    tokens.write_graph(tmp_path / "their.onnx", *sizes)
+    with pytest.raises(ModelError) as told:
+        export_onnx(tmp_path / "their.onnx", tmp_path / "model", shape=shape)
+    assert str(told.value) == says
+
+
+def test_onnx_runtime_prints_nothing_beside_the_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A failing pass and a file that is no graph: one sentence each, and no red lines of ONNX Runtime's own log."""
+    tokens.write_graph(tmp_path / "their.onnx", "n", 3)
+    manifest = export_onnx(tmp_path / "their.onnx", tmp_path / "model")
+    loss = OnnxLoss.in_folder(tmp_path / "model").on(Batch(np.array([[1, 2, 1000]]), np.zeros(1, np.int64)))
+    version = f"ONNX Runtime {onnxruntime.__version__} refuses"
+    with pytest.raises(ModelError) as told:
+        loss(read_weights(tmp_path / "model" / WEIGHTS, manifest))
+    assert str(told.value) == (
+        f"{version} a forward pass: Gather: indices element out of data bounds, idx=1000 must be within the inclusive "
+        "range [-1000,999]"
+    )
+    with pytest.raises(ModelError, match=f"^{re.escape(version)} the model: .*[Pp]rotobuf"):
+        OnnxLoss(manifest, b"noise")
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +318,7 @@ def test_a_foreign_classifier_is_taken_with_its_weights_as_inputs(
     assert [tensor.name for tensor in manifest.weights] == ["x", "loss", "shift", "dense", "logits"]
     assert (manifest.input_shape, manifest.classes, manifest.trajectory) == ((2, 4, 4), 5, "")
     weights = read_weights(tmp_path / "model" / WEIGHTS, manifest)
-    runtime, batch = OnnxLoss(tmp_path / "model", micro_batch=4), _batch((2, 4, 4), 7)
+    runtime, batch = OnnxLoss.in_folder(tmp_path / "model", micro_batch=4), _batch((2, 4, 4), 7)
     batch = Batch(batch.x, batch.y % 5)
     assert runtime.on(batch)(weights) == pytest.approx(_loss_by_hand(tensors, batch), abs=close)
     moved = _moved(weights, 0)

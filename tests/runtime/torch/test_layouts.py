@@ -115,5 +115,22 @@ def test_a_module_that_is_no_pipeline_is_refused() -> None:
             output: Tensor = self.inner(x)
             return output
 
-    with pytest.raises(PlanError, match="not a pipeline of stages"):
+    with pytest.raises(PlanError) as told:
         propose(Whole(), _batch(), "stages", 7)
+    assert str(told.value) == (
+        'probe.supports: task.model is not a pipeline of stages, so it has no "stages"; set probe.supports = "layers", '
+        "or make it an nn.Sequential, or give it a method stages()"
+    )
+
+
+@pytest.mark.parametrize("mode", ["stages", "units"])
+def test_tied_weights_are_named(mode: Mode) -> None:
+    """A chain of modules is a pipeline but for them, so it would not help to make it an nn.Sequential."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 10))
+    module.get_submodule("3").weight = module.get_submodule("1").weight
+    with pytest.raises(PlanError) as told:
+        propose(module, _batch(), mode, 200)
+    assert str(told.value) == (
+        f'probe.supports: 1.weight and 3.weight are one tied weight in two stages, so "{mode}" cannot move either '
+        'alone; set probe.supports = "layers", which moves the weight in both places at once'
+    )

@@ -16,7 +16,8 @@ from baffle.core.ports import Batch
 from baffle.core.probe import SCHEMES, StructuredLoss, forward_difference
 from baffle.errors import PlanError
 from baffle.runtime.torch import units
-from baffle.runtime.torch.loss import TorchCriterion, TorchLoss, cross_entropy, weights_of
+from baffle.runtime.torch.criteria import TorchCriterion, cross_entropy
+from baffle.runtime.torch.loss import TorchLoss, weights_of
 from baffle.runtime.torch.stages import Pipeline, pipeline_of, unit_support
 from baffle.runtime.torch.structured import Structured
 

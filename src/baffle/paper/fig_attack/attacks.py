@@ -156,7 +156,7 @@ class Server:
     def _measured(self, batch: Batch) -> F64:
         """The scalars that each sample would cause alone, one column for each sample."""
         runtime = gradient_runtime(self.task)
-        singles = (Batch(batch.x[i : i + 1], batch.y[i : i + 1]) for i in range(len(batch.y)))
+        singles = batch.pieces(1)
         gradients = np.stack([runtime.gradient_on(single)(self.weights)[1] for single in singles]).astype(np.float64)
         trajectory = self.heard.trajectory
         directions = trajectory.directions(trajectory.key_number(self.heard.request.round, 0))

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from baffle.errors import ModelError, first_line
 from baffle.runtime.onnx.graph import OnnxGraph, finished
-from baffle.runtime.onnx.model_folder import Stored
+from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, GraphLoss, Stored
 
 SAMPLES = 2
 """Samples that a module is traced with. With only one, the exporter could take the batch size for a constant."""
@@ -62,7 +62,13 @@ class Stateless(nn.Module):
         return output
 
 
-def graph_of(module: nn.Module, shape: tuple[int, ...], dtype: np.dtype[Any]) -> OnnxGraph:
+def graph_of(
+    module: nn.Module,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    loss: GraphLoss = CROSS_ENTROPY,
+    label_shape: tuple[int, ...] | None = None,
+) -> OnnxGraph:
     """The graph of a module, with its present weights, for samples of this shape and type. Frozen weights stay inside
     the graph."""
     integers = np.issubdtype(dtype, np.integer)
@@ -85,7 +91,8 @@ def graph_of(module: nn.Module, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
         reason = first_line(fault.__cause__ or fault)
         raise ModelError(f"task.model cannot be exported to ONNX: {reason}") from fault
     assert program is not None
-    graph = finished(program.model_proto, {name: weight.numpy() for name, weight in weights.items()}, TAG)
+    arrays = {name: weight.numpy() for name, weight in weights.items()}
+    graph = finished(program.model_proto, arrays, TAG, loss, label_shape)
     return _with_state(graph, module)
 
 

@@ -1,31 +1,35 @@
-"""ONNX graphs as clients run them: weights are inputs, the mean loss is an output.
+"""ONNX graphs as clients run them: weights are inputs, the mean loss is an output if the graph holds a loss."""
 
-A model made by another tool keeps its operators. Its float initializers become inputs, except for those that configure
-an operator and those that stay frozen.
-"""
-
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 from baffle.core.arrays import F32
+from baffle.core.state import FLOAT
 from baffle.errors import ModelError
-from baffle.runtime.onnx.model_file import nodes_of, read_model, translated
+from baffle.plan import Plan
+from baffle.runtime.onnx.endings import ending
+from baffle.runtime.onnx.model_file import nodes_of, read_model
 from baffle.runtime.onnx.model_folder import (
+    CROSS_ENTROPY,
     LOGITS,
     LOSS,
     MODEL,
+    NO_LOSS,
     WEIGHT,
     WEIGHTS,
+    GraphLoss,
     InputType,
+    Manifest,
     Stored,
+    Tensor,
     X,
     Y,
     read_manifest,
@@ -36,10 +40,6 @@ from baffle.runtime.onnx.model_folder import (
 PREFIX = "inner/"
 """Prefix of every name in the original model, so that none clashes with a name that is added here."""
 
-LOSSES, DOUBLES = "losses", "losses/float64"
-
-FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
-
 INPUT_TYPES: Mapping[int, tuple[InputType, int]] = {
     TensorProto.FLOAT: ("float32", TensorProto.FLOAT),
     TensorProto.FLOAT16: ("float32", TensorProto.FLOAT),
@@ -47,18 +47,6 @@ INPUT_TYPES: Mapping[int, tuple[InputType, int]] = {
     TensorProto.INT32: ("int32", TensorProto.INT32),
 }
 """For each input type that a model may have: the type of the samples that the finished graph takes."""
-
-SETTINGS: Mapping[str, Collection[int]] = {
-    "BatchNormalization": (3, 4),
-    "Clip": (1, 2),
-    "DequantizeLinear": (1,),
-    "Pad": (2,),
-    "Pow": (1,),
-    "QuantizeLinear": (1,),
-    "Resize": (1, 2),
-    "Upsample": (1,),
-}
-"""Positions of operator inputs that are floats but not weights: running statistics, limits, scales."""
 
 OPSET = 13
 """The first opset in which every operator added here has its present form."""
@@ -69,7 +57,8 @@ class OnnxGraph:
     """A finished graph, its original weights, and the shapes and types of its samples and outputs.
 
     A graph made from a module also has the rest of the module's state dict: `frozen` holds everything that is not
-    trained; `tied` maps the name of a weight in `weights` to its further names.
+    trained; `tied` maps the name of a weight in `weights` to its further names. A graph that another tool made has the
+    layer of each weight, because its names need not tell.
     """
 
     model: ModelProto
@@ -79,6 +68,9 @@ class OnnxGraph:
     classes: int
     frozen: Mapping[str, Stored] = field(default_factory=dict)
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    loss: GraphLoss = CROSS_ENTROPY
+    label_shape: tuple[int, ...] = ()
+    layers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def opset(self) -> int:
@@ -86,6 +78,31 @@ class OnnxGraph:
 
     def to_bytes(self) -> bytes:
         return bytes(self.model.SerializeToString(deterministic=True))
+
+    def flat(self) -> F32:
+        """The original weights as one vector."""
+        return np.concatenate([values.reshape(-1) for values in self.weights.values()])
+
+    def manifest(self, model: bytes, weights: F32, rounds: int = 0, plan: Plan | None = None) -> Manifest:
+        """Describes this graph, whose bytes are `model`, with these weights."""
+        return Manifest(
+            weights=tuple(
+                Tensor(name, values.shape, self.tied.get(name, ()), self.layers.get(name, ""))
+                for name, values in self.weights.items()
+            ),
+            n_weights=sum(values.size for values in self.weights.values()),
+            input_shape=self.input_shape,
+            input_dtype=self.input_dtype,
+            classes=self.classes,
+            label_shape=self.label_shape,
+            loss=self.loss,
+            opset=self.opset,
+            rounds=rounds,
+            model_sha256=sha256(model).hexdigest(),
+            weights_sha256=sha256(weights.astype(FLOAT).tobytes()).hexdigest(),
+            trajectory=plan.trajectory_digest().hex() if plan else "",
+            architecture=plan.model_digest().hex() if plan else "",
+        )
 
 
 def graph_from_folder(folder: Path) -> OnnxGraph:
@@ -101,38 +118,23 @@ def graph_from_folder(folder: Path) -> OnnxGraph:
         manifest.classes,
         frozen={name: tensor for name, tensor in stored.items() if name not in trained},
         tied={tensor.name: tensor.also for tensor in manifest.weights if tensor.also},
+        layers={tensor.name: tensor.layer for tensor in manifest.weights if tensor.layer},
+        loss=manifest.loss,
+        label_shape=manifest.label_shape,
     )
 
 
-def graph_from_file(path: Path, freeze: Sequence[str] = ()) -> OnnxGraph:
-    """The graph of a classifier in an ONNX file. Weights whose names match a pattern in `freeze` are not trained."""
-    model = read_model(path)
-    with translated(path):
-        return _trainable(model, path, freeze)
+def finished(
+    model: ModelProto,
+    weights: Mapping[str, F32],
+    tag: str = "",
+    loss: GraphLoss = CROSS_ENTROPY,
+    label_shape: tuple[int, ...] | None = None,
+) -> OnnxGraph:
+    """Turn a model into a graph that clients run: its inputs are samples, labels and these weights, its first output is
+    the mean loss. A graph without a loss takes no labels.
 
-
-def _trainable(model: ModelProto, path: Path, freeze: Sequence[str]) -> OnnxGraph:
-    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-    for pattern in freeze:
-        if not any(fnmatch(name, pattern) for name in initializers):
-            names = _few(list(initializers))
-            raise ModelError(f"--freeze {pattern}: no weight of {path} matches; it has {names}")
-    untrained = set(_settings(model.graph))
-    untrained |= {name for name in initializers if any(fnmatch(name, pattern) for pattern in freeze)}
-    weights = {
-        name: numpy_helper.to_array(tensor).astype(np.float32)
-        for name, tensor in initializers.items()
-        if tensor.data_type in FLOATS and tensor.dims and name not in untrained
-    }
-    return finished(model, weights)
-
-
-def finished(model: ModelProto, weights: Mapping[str, F32], tag: str = "") -> OnnxGraph:
-    """Turn a classifier into a graph that clients run: its inputs are samples, labels and these weights, its first
-    output is the mean loss.
-
-    In `model`, the weights' names have the prefix `tag`. Losses are averaged in float64, because a probe is a small
-    difference of means.
+    In `model`, the weights' names have the prefix `tag`. `label_shape` is that of one sample's label, if it is known.
     """
     if _opset(model) < OPSET:
         raise ModelError(f"the model has opset {_opset(model)}, expected {OPSET} or newer; export it again")
@@ -142,7 +144,7 @@ def finished(model: ModelProto, weights: Mapping[str, F32], tag: str = "") -> On
     graph = model.graph
     inside = {PREFIX + tag + name: name for name in weights}
     initializers = {tensor.name: tensor for tensor in graph.initializer}
-    samples = _only([value for value in graph.input if value.name not in {*inside, *initializers}], "input")
+    samples = only([value for value in graph.input if value.name not in {*inside, *initializers}], "input")
     shape = _input_shape(samples)
     input_dtype, input_type = INPUT_TYPES[samples.type.tensor_type.elem_type]
     halves = {
@@ -152,7 +154,8 @@ def finished(model: ModelProto, weights: Mapping[str, F32], tag: str = "") -> On
     }
     _fill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in inside])
     _rename_uses(graph, {inner: halves.get(name, WEIGHT + name) for inner, name in inside.items()})
-    logits, ending = _before_softmax(graph, _only(list(graph.output), "output").name)
+    output = only(list(graph.output), "output").name
+    logits, dropped = _before_softmax(graph, output) if loss == CROSS_ENTROPY else (output, None)
     _fill(
         graph.node,
         [
@@ -161,20 +164,24 @@ def finished(model: ModelProto, weights: Mapping[str, F32], tag: str = "") -> On
                 helper.make_node("Cast", [WEIGHT + name], [half], to=TensorProto.FLOAT16)
                 for name, half in halves.items()
             ),
-            *(node for node in graph.node if ending not in node.output),
+            *(node for node in graph.node if dropped not in node.output),
             helper.make_node("Cast", [logits], [LOGITS], to=TensorProto.FLOAT),
-            helper.make_node("SoftmaxCrossEntropyLoss", [LOGITS, Y], [LOSSES], reduction="none"),
-            helper.make_node("Cast", [LOSSES], [DOUBLES], to=TensorProto.DOUBLE),
-            helper.make_node("ReduceMean", [DOUBLES], [LOSS], keepdims=0),
         ],
     )
-    inputs: list[tuple[str, int, Sequence[str | int | None]]]
-    inputs = [(X, input_type, ("batch", *shape)), (Y, TensorProto.INT64, ("batch",))]
-    inputs += [(WEIGHT + name, TensorProto.FLOAT, values.shape) for name, values in weights.items()]
-    _fill(graph.input, [helper.make_tensor_value_info(*description) for description in inputs])
-    loss = helper.make_tensor_value_info(LOSS, TensorProto.DOUBLE, ())
-    _fill(graph.output, [loss, helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", None))])
-    return OnnxGraph(model, weights, shape, input_dtype, _classes(model))
+    inputs: list[tuple[str, int, Sequence[str | int | None]]] = [(X, input_type, ("batch", *shape))]
+    trained = [(WEIGHT + name, TensorProto.FLOAT, values.shape) for name, values in weights.items()]
+    _fill(graph.input, [helper.make_tensor_value_info(*description) for description in (*inputs, *trained)])
+    _fill(graph.output, [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, None)])
+    sizes = _output_sizes(model)
+    end = ending(loss, sizes, label_shape)
+    graph.node.extend(end.nodes)
+    outputs = [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", *[None] * len(sizes)))]
+    if loss != NO_LOSS:
+        inputs.append((Y, end.label_type, ("batch", *end.label_shape)))
+        outputs.insert(0, helper.make_tensor_value_info(LOSS, TensorProto.DOUBLE, ()))
+    _fill(graph.input, [helper.make_tensor_value_info(*description) for description in (*inputs, *trained)])
+    _fill(graph.output, outputs)
+    return OnnxGraph(model, weights, shape, input_dtype, end.classes, loss=loss, label_shape=end.label_shape)
 
 
 def _without_remarks(model: ModelProto) -> ModelProto:
@@ -195,13 +202,6 @@ def _without_remarks(model: ModelProto) -> ModelProto:
     return bare
 
 
-def _settings(graph: GraphProto) -> Iterator[str]:
-    """Names of values that configure an operator, so are not weights."""
-    for node in nodes_of(graph):
-        positions = SETTINGS.get(node.op_type, ())
-        yield from (name for position, name in enumerate(node.input) if position in positions)
-
-
 def _rename_uses(graph: GraphProto, names: Mapping[str, str]) -> None:
     for node in nodes_of(graph):
         for position, name in enumerate(node.input):
@@ -214,30 +214,37 @@ def _before_softmax(graph: GraphProto, output: str) -> tuple[str, str | None]:
     return (last.input[0], output) if last is not None and last.op_type == "Softmax" else (output, None)
 
 
-def _only(values: Sequence[ValueInfoProto], what: str) -> ValueInfoProto:
+def only(values: Sequence[ValueInfoProto], what: str) -> ValueInfoProto:
     if len(values) != 1:
-        names = _few([value.name.removeprefix(PREFIX) for value in values])
+        names = few([value.name.removeprefix(PREFIX) for value in values])
         raise ModelError(f"expected a model with one {what}, got {len(values)} ({names}); remove the others")
     return values[0]
 
 
 def _input_shape(samples: ValueInfoProto) -> tuple[int, ...]:
     sizes = [dim.dim_value for dim in samples.type.tensor_type.shape.dim][1:]
-    if samples.type.tensor_type.elem_type not in INPUT_TYPES or not sizes or not all(size > 0 for size in sizes):
+    name = samples.name.removeprefix(PREFIX)
+    if samples.type.tensor_type.elem_type not in INPUT_TYPES or not sizes:
         raise ModelError(
-            f"the input {samples.name.removeprefix(PREFIX)} must be floats, int64 or int32 of shape (batch, …), where "
-            f"only the batch size is open, got {helper.printable_type(samples.type)}; export the model like that"
+            f"the input {name} must be floats, int64 or int32 of shape (batch, …), got "
+            f"{helper.printable_type(samples.type)}; export the model like that"
+        )
+    if not all(size > 0 for size in sizes):
+        raise ModelError(
+            f"the input {name} leaves the size of a sample open, got {helper.printable_type(samples.type)}; say how "
+            f"large one is: --shape {by_commas([size if size > 0 else 8 for size in sizes])}, for example"
         )
     return tuple(sizes)
 
 
-def _classes(model: ModelProto) -> int:
+def _output_sizes(model: ModelProto) -> tuple[int, ...]:
+    """The sizes of a model's output for one sample."""
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     dims = next(value for value in inferred.graph.output if value.name == LOGITS).type.tensor_type.shape.dim
-    if len(dims) != 2 or dims[1].dim_value < 1:
+    if not dims or any(dim.dim_value < 1 for dim in dims[1:]):
         sizes = [dim.dim_value or "?" for dim in dims]
-        raise ModelError(f"the output must be logits of shape (batch, classes), got {sizes}; export it like that")
-    return int(dims[1].dim_value)
+        raise ModelError(f"the output must be of shape (batch, outputs), got {sizes}; export it like that")
+    return tuple(int(dim.dim_value) for dim in dims[1:])
 
 
 def _opset(model: ModelProto) -> int:
@@ -251,5 +258,9 @@ def _fill(repeated: Any, values: Sequence[Any]) -> None:
     repeated.extend(copies)
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "none"
+
+
+def by_commas(shape: Sequence[int]) -> str:
+    return ",".join(map(str, shape))

@@ -1,5 +1,7 @@
-"""The loss of an exported graph, computed by ONNX Runtime on devices without PyTorch."""
+"""The loss of a graph, computed by ONNX Runtime: no PyTorch is needed."""
 
+import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,37 +11,75 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from baffle.core.arrays import F32, F64, I64, Samples
+from baffle.core.arrays import F32, F64
 from baffle.core.ports import Batch
 from baffle.core.probe import Loss
+from baffle.core.samples import Array, Labels, describe, pieces
 from baffle.errors import ModelError, first_line
-from baffle.runtime.onnx.model_folder import LOGITS, LOSS, MODEL, WEIGHT, X, Y, read_manifest
+from baffle.runtime.onnx.criteria import NumpyCriterion
+from baffle.runtime.onnx.model_folder import (
+    CROSS_ENTROPY,
+    LOGITS,
+    LOSS,
+    MODEL,
+    NO_LOSS,
+    WEIGHT,
+    Manifest,
+    X,
+    Y,
+    read_manifest,
+)
+
+FATAL = 4
+"""Of ONNX Runtime's log levels, the one that leaves out all that it also raises."""
+
+NODE = re.compile(r"Non-zero status code returned while running (\w+) node\..*? Status Message: (.*)", re.DOTALL)
+"""How ONNX Runtime says that a node failed, and why."""
+
+SOURCE = re.compile(r"^/\S+:\d+ .*?\] ?", re.DOTALL)
+"""A place in ONNX Runtime's own source, in front of a reason."""
 
 
 class BoundMicroBatch(NamedTuple):
-    """A micro-batch bound to the session. It keeps the arrays alive whose memory is bound."""
+    """A micro-batch bound to the session. It keeps the arrays alive whose memory is bound. `labels` are as they came,
+    `given` as the graph takes them."""
 
     binding: Any
-    samples: Samples
-    labels: I64
+    samples: Array
+    labels: Labels
+    given: Labels
 
 
 class OnnxLoss:
-    """The loss of an exported model as a function of its weights.
+    """The loss of a graph as a function of its weights.
 
     Weights, samples and the loss are bound to memory that this object owns, so a forward pass copies none of them.
-    Samples are run in micro-batches; the graph averages their losses in float64. Use one object per thread.
+    Samples are run in micro-batches; the graph averages their losses in float64. A criterion is applied to the graph's
+    outputs instead. Use one object per thread.
     """
 
-    def __init__(self, folder: Path, *, micro_batch: int = 0) -> None:
-        self.manifest = read_manifest(folder)
-        self.n_weights = self.manifest.n_weights
+    def __init__(
+        self,
+        manifest: Manifest,
+        model: Path | bytes,
+        *,
+        micro_batch: int = 0,
+        criterion: NumpyCriterion | None = None,
+    ) -> None:
+        self.manifest = manifest
+        self._criterion = criterion
+        self.n_weights = manifest.n_weights
         self._micro_batch_size = micro_batch
         self._scratch: F32 = np.zeros(self.n_weights, np.float32)
         self._views = self.manifest.split(self._scratch)
         self._loss: F64 = np.zeros((), np.float64)
-        with _translated(str(folder / MODEL)):
-            self._session = _open(folder / MODEL)
+        with _translated("the model" if isinstance(model, bytes) else str(model)):
+            self._session = _open(model)
+
+    @classmethod
+    def in_folder(cls, folder: Path, *, micro_batch: int = 0, criterion: NumpyCriterion | None = None) -> "OnnxLoss":
+        """The loss of the model in a folder that `baffle export` wrote."""
+        return cls(read_manifest(folder), folder / MODEL, micro_batch=micro_batch, criterion=criterion)
 
     @property
     def scratch(self) -> F32:
@@ -48,58 +88,85 @@ class OnnxLoss:
 
     def on(self, batch: Batch) -> Loss:
         """The loss on one batch, to be called for many weights."""
-        return BatchLoss(self, self._micro_batches(batch, LOSS))
+        if self._criterion is None and self.manifest.loss == NO_LOSS:
+            raise ModelError("the graph holds no loss; export it with one, or give task.loss as a function")
+        return BatchLoss(self, self._micro_batches(batch, LOGITS if self._criterion else LOSS))
 
     def mean_loss(self, micro_batches: Sequence[BoundMicroBatch]) -> float:
         """The loss at the weights in `scratch`."""
         total = 0.0
-        with _translated("a forward pass"):
-            for micro_batch in micro_batches:
-                self._session.run_with_iobinding(micro_batch.binding)
-                total += float(self._loss) * len(micro_batch.labels)
+        for micro_batch in micro_batches:
+            self._run(micro_batch)
+            loss = float(self._loss)
+            if self._criterion:
+                (outputs,) = micro_batch.binding.copy_outputs_to_cpu()
+                loss = self._criterion(outputs, micro_batch.labels)
+            total += loss * len(micro_batch.labels)
         return total / sum(len(micro_batch.labels) for micro_batch in micro_batches)
 
     def outputs(self, weights: F32, batch: Batch) -> F32:
         """The model's logits, one row per sample."""
         self._scratch[:] = weights
         rows = list[F32]()
-        with _translated("a forward pass"):
-            for micro_batch in self._micro_batches(batch, LOGITS):
-                self._session.run_with_iobinding(micro_batch.binding)
-                rows += micro_batch.binding.copy_outputs_to_cpu()
+        for micro_batch in self._micro_batches(batch, LOGITS):
+            self._run(micro_batch)
+            rows += micro_batch.binding.copy_outputs_to_cpu()
         return np.concatenate(rows)
 
+    def _run(self, micro_batch: BoundMicroBatch) -> None:
+        with _translated("a forward pass"):
+            self._session.run_with_iobinding(micro_batch.binding)
+
     def _micro_batches(self, batch: Batch, output: str) -> list[BoundMicroBatch]:
+        if not isinstance(batch.x, np.ndarray):
+            raise ModelError(
+                f"a graph on ONNX Runtime takes one array for each sample, got {describe(batch.x)}; use PyTorch "
+                '(run.runtime = "torch") for a model that takes several'
+            )
         if batch.x.shape[1:] != self.manifest.input_shape:
             raise ModelError(
                 f"the model takes samples of shape {self.manifest.input_shape}, got {batch.x.shape[1:]}; "
                 "was it exported for other data?"
             )
-        x = self._samples(batch.x)
-        y = np.ascontiguousarray(batch.y, np.int64)
-        size = self._micro_batch_size or len(y)
-        return [self._bound(x[i : i + size], y[i : i + size], output) for i in range(0, len(y), size)]
+        whole = Batch(self._samples(batch.x), batch.y)
+        given = self._labels(batch.y)
+        rows = pieces(len(given), self._micro_batch_size)
+        return [self._bound(whole.take(piece), given[piece], output) for piece in rows]
 
-    def _samples(self, x: Samples) -> Samples:
+    def _labels(self, y: Labels) -> Labels:
+        """Labels in the type and shape of the graph's input. A target of shape (n,) fits an output of (n, 1)."""
+        shape = (len(y), *self.manifest.label_shape)
+        if self.manifest.loss == NO_LOSS:
+            return y
+        if y.size != math.prod(shape):
+            raise ModelError(
+                f"the model takes labels of shape {self.manifest.label_shape} for each sample, got {y.shape[1:]}; was "
+                "it exported for other data?"
+            )
+        dtype = np.int64 if self.manifest.loss == CROSS_ENTROPY else np.float32
+        return np.ascontiguousarray(y.reshape(shape), dtype)
+
+    def _samples(self, x: Array) -> Array:
         """Samples in the type of the graph's input. Integers may be token ids, so a conversion must not change any."""
         wanted = np.dtype(self.manifest.input_dtype)
         integers = np.issubdtype(x.dtype, np.integer)
         if integers == (wanted.kind == "i"):
-            converted: Samples = np.ascontiguousarray(x, wanted)
+            converted: Array = np.ascontiguousarray(x, wanted)
             if not integers or np.array_equal(converted, x):
                 return converted
         raise ModelError(f"the model takes {wanted} samples, got {x.dtype}; was it exported for other data?")
 
-    def _bound(self, x: Samples, y: I64, output: str) -> BoundMicroBatch:
+    def _bound(self, batch: Batch, given: Labels, output: str) -> BoundMicroBatch:
         binding = self._session.io_binding()
         inputs: dict[str, NDArray[Any]] = {WEIGHT + name: view for name, view in self._views.items()}
-        for name, array in (inputs | {X: x, Y: y}).items():
+        inputs |= {X: batch.x} if self.manifest.loss == NO_LOSS else {X: batch.x, Y: given}
+        for name, array in inputs.items():
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         if output == LOSS:
             binding.bind_output(LOSS, "cpu", 0, np.float64, (), self._loss.ctypes.data)
         else:
             binding.bind_output(LOGITS)
-        return BoundMicroBatch(binding, x, y)
+        return BoundMicroBatch(binding, batch.x, batch.y, given)
 
 
 class BatchLoss:
@@ -119,7 +186,7 @@ class BatchLoss:
         return self._runtime.mean_loss(self._micro_batches)
 
 
-def _open(path: Path) -> Any:
+def _open(model: Path | bytes) -> Any:
     """Open a session with one thread, so that sums are always added in the same order.
 
     The memory arena stays on. All passes are alike, so with small micro-batches the arena is small; without it, every
@@ -127,9 +194,10 @@ def _open(path: Path) -> Any:
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = FATAL  # ONNX Runtime prints a failure to stderr, beside raising it
     onnxruntime.disable_telemetry_events()
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    source = model if isinstance(model, bytes) else str(model)
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 @contextmanager
@@ -137,4 +205,10 @@ def _translated(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as fault:  # ONNX Runtime's errors have no narrower common ancestor
-        raise ModelError(f"ONNX Runtime {onnxruntime.__version__} refuses {what}: {first_line(fault)}") from None
+        raise ModelError(f"ONNX Runtime {onnxruntime.__version__} refuses {what}: {_reason(fault)}") from None
+
+
+def _reason(fault: Exception) -> str:
+    """ONNX Runtime's reason in one line, without places in its source."""
+    node = NODE.search(str(fault))
+    return first_line(ValueError(f"{node[1]}: {SOURCE.sub('', node[2])}")) if node else first_line(fault)

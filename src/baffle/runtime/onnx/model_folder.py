@@ -63,17 +63,24 @@ MOST_BYTES = 1 << 33
 """Of a file of weights."""
 
 InputType = Literal["float32", "int64", "int32"]
+GraphLoss = Literal["cross-entropy", "mse", "mae", "bce", "none"]
+CROSS_ENTROPY: GraphLoss = "cross-entropy"
+NO_LOSS: GraphLoss = "none"
+"""The loss that a graph holds. A function of the user's own is applied to the outputs of a graph without a loss."""
+
 Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Tensor(msgspec.Struct, frozen=True, omit_defaults=True):
     """A trained weight tensor, which is the graph's input `WEIGHT + name`. A module that uses the tensor in several
-    places has more names for it in its state dict; `also` holds these."""
+    places has more names for it in its state dict; `also` holds these. Tensors of one layer have the same `layer`; if
+    it is empty, the tensor's name says it."""
 
     name: str
     shape: tuple[Size, ...]
     also: tuple[str, ...] = ()
+    layer: str = ""
 
     @property
     def size(self) -> int:
@@ -81,9 +88,10 @@ class Tensor(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a graph: its trained weights in the order of the flat vector, its samples and its files. `trajectory`
-    is the digest of the plan that the weights belong to, `architecture` the digest of the plan's model. Without a plan
-    both are empty."""
+    """Describes a graph: its trained weights in the order of the flat vector, its samples and its files. `classes` is
+    the number of its outputs (for each position, if there are several), `label_shape` the shape of one sample's label.
+    `trajectory` is the digest of the plan that the weights belong to, `architecture` the digest of the plan's model.
+    Without a plan both are empty."""
 
     format: Literal["baffle/model/1"] = "baffle/model/1"
     weights: tuple[Tensor, ...]
@@ -92,7 +100,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     input_shape: tuple[Size, ...]
     input_dtype: InputType = "float32"
     classes: Annotated[int, Meta(ge=1)]
-    loss: Literal["cross-entropy"] = "cross-entropy"
+    label_shape: tuple[Size, ...] = ()
+    loss: GraphLoss = CROSS_ENTROPY
     opset: int
     rounds: Size
     model_sha256: Digest
@@ -110,6 +119,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             views[tensor.name] = weights[start : start + tensor.size].reshape(tensor.shape)
             start += tensor.size
         return views
+
+
+def graph_loss(loss: str) -> GraphLoss:
+    """What a graph must hold for a plan's `task.loss`."""
+    names: dict[str, GraphLoss] = {"cross_entropy": CROSS_ENTROPY, "mse": "mse", "mae": "mae", "bce": "bce"}
+    return names.get(loss, NO_LOSS)
 
 
 class Stored(NamedTuple):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from baffle.runtime.torch import winograd
+from baffle.runtime.torch.tensors import Inputs, call, only_tensor
 
 Form = Callable[[Tensor], Tensor]
 
@@ -58,21 +59,24 @@ class FastForward:
         self._forms |= {part: partial(_in_sequence, _steps(part)) for part in module.modules() if _is_sequence(part)}
         keep_freed_memory()
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Inputs) -> Tensor:
+        if not isinstance(x, Tensor):
+            return call(self._module, x)
         if self._suits(x):
             try:
                 # Channels last: neighbours in memory are the channels of one pixel, so their stride is 1.
-                return self._run(x if x.stride(1) == 1 else self.arranged(x))
+                return self._run(x if x.stride(1) == 1 else self._arranged(x))
             except RuntimeError:
                 output = self._run_plainly(x)
                 self._plain = True
                 return output
         return self._run_plainly(x)
 
-    def arranged(self, x: Tensor) -> Tensor:
+    def arranged(self, x: Inputs) -> Inputs:
         """Samples in the memory layout that suits this module best."""
-        if not self._suits(x):
-            return x
+        return self._arranged(x) if isinstance(x, Tensor) and self._suits(x) else x
+
+    def _arranged(self, x: Tensor) -> Tensor:
         # With a single channel both layouts look alike, and `contiguous` would keep the present one.
         return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
 
@@ -81,12 +85,10 @@ class FastForward:
 
     def _run(self, x: Tensor) -> Tensor:
         with _installed(self._forms):
-            output: Tensor = self._module(x)
-            return output
+            return only_tensor(self._module(x))
 
     def _run_plainly(self, x: Tensor) -> Tensor:
-        output: Tensor = self._module(x.contiguous())
-        return output
+        return only_tensor(self._module(x.contiguous()))
 
 
 @contextmanager

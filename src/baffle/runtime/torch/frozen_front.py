@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from baffle.core.arrays import F32, Samples
+from baffle.core.arrays import F32
+from baffle.core.samples import Samples
 from baffle.runtime.torch.fast_forward import FastForward
 from baffle.runtime.torch.stages import pipeline_of
+from baffle.runtime.torch.tensors import as_tensors
 
 
 class Halves(NamedTuple):
@@ -25,7 +27,7 @@ def halves(module: nn.Module, sample: Samples) -> Halves | None:
 
     The front must have parameters, or keeping its output would save nothing, and it must treat each sample separately.
     """
-    if all(parameter.requires_grad for parameter in module.parameters()):
+    if all(parameter.requires_grad for parameter in module.parameters()) or not isinstance(sample, np.ndarray):
         return None
     pipeline = pipeline_of(module.eval(), torch.from_numpy(sample))
     if pipeline is None:
@@ -50,7 +52,7 @@ class TorchFront:
     @torch.inference_mode()
     def features(self, samples: Samples) -> F32:
         with self._lock:
-            arranged = self._forward.arranged(torch.from_numpy(samples).to(self._device))
+            arranged = self._forward.arranged(as_tensors(samples, self._device))
             return np.asarray(self._forward(arranged).cpu().numpy())
 
 

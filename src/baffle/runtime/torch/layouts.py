@@ -12,8 +12,9 @@ from baffle.core.directions import GAUSSIAN, Directions, Support
 from baffle.core.ports import Batch
 from baffle.core.supports import Layout, LayoutEntry, allocate
 from baffle.errors import PlanError
-from baffle.runtime.torch.loss import TorchCriterion, TorchLoss, cross_entropy, weights_of
-from baffle.runtime.torch.stages import Pipeline, unit_support
+from baffle.runtime.torch.criteria import TorchCriterion, cross_entropy
+from baffle.runtime.torch.loss import TorchLoss, weights_of
+from baffle.runtime.torch.stages import Pipeline, tied_weights, unit_support
 from baffle.runtime.torch.structured import Structured
 
 Mode = Literal["stages", "units"]
@@ -38,12 +39,9 @@ def propose(module: nn.Module, batch: Batch, mode: Mode, k: int, loss: TorchCrit
     """Share out k directions among the stages of a module, or among the output units of its layers."""
     module = deepcopy(module)
     weights = weights_of(module)
-    structured = TorchLoss(module, loss, structured=True).on(Batch(batch.x[:SAMPLES], batch.y[:SAMPLES]))
+    structured = TorchLoss(module, loss, structured=True).on(batch.take(slice(SAMPLES)))
     if not isinstance(structured, Structured):
-        raise PlanError(
-            "task.model is not a pipeline of stages, so directions must touch all of it; make it an nn.Sequential "
-            "or give it a method stages()"
-        )
+        raise PlanError(_why_no_pipeline(module, mode))
     structured(weights)
     families = families_of(structured.pipeline, mode)
     costs = [_cost(structured, weights, family) for family in families]
@@ -55,6 +53,18 @@ def propose(module: nn.Module, batch: Batch, mode: Mode, k: int, loss: TorchCrit
     support_costs = [cost for family, cost in zip(families, costs, strict=True) for _ in family]
     counts = _evened(families, allocate([support.size for support in supports], support_costs, k))
     return tuple(map(LayoutEntry, supports, counts))
+
+
+def _why_no_pipeline(module: nn.Module, mode: Mode) -> str:
+    if tied := tied_weights(module):
+        return (
+            f'probe.supports: {tied[0]} and {tied[1]} are one tied weight in two stages, so "{mode}" cannot move '
+            'either alone; set probe.supports = "layers", which moves the weight in both places at once'
+        )
+    return (
+        f'probe.supports: task.model is not a pipeline of stages, so it has no "{mode}"; set probe.supports = '
+        '"layers", or make it an nn.Sequential, or give it a method stages()'
+    )
 
 
 def _worth_it(

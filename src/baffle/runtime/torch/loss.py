@@ -6,25 +6,24 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch, Runtime
 from baffle.core.probe import Loss
 from baffle.core.ranks import ranks
+from baffle.errors import PlanError
 from baffle.runtime.model import one_blas_thread
+from baffle.runtime.torch.criteria import TorchCriterion, cross_entropy
 from baffle.runtime.torch.fast_forward import FastForward
 from baffle.runtime.torch.modes import TrainingMode
 from baffle.runtime.torch.stages import Pipeline, pipeline_of
 from baffle.runtime.torch.structured import Structured
-from baffle.runtime.torch.tensors import MicroBatch, trained_parameters
+from baffle.runtime.torch.tensors import Inputs, MicroBatch, as_tensors, call, split, trained_parameters
 
-TorchCriterion = Callable[[Tensor, Tensor], Tensor]
-"""Model outputs and labels → one loss per sample, or their mean."""
-
-
-def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(output, labels, reduction="none")
+NO_DERIVATIVE = (
+    'task.loss: it has no derivative, which estimator = "backprop" needs; expected a loss that PyTorch can '
+    'differentiate, or estimator = "probe"'
+)
 
 
 def weights_of(module: nn.Module) -> F32:
@@ -116,7 +115,9 @@ class TorchLoss:
             gradient = torch.zeros_like(self._scratch)
             with self._training.seeded(seed):
                 for x, y in micro_batches:
-                    loss = self._summed(self._module(x), y) / len(batch.y)
+                    loss = self._summed(call(self._module, x), y) / len(batch.y)
+                    if not loss.requires_grad:
+                        raise PlanError(NO_DERIVATIVE)
                     parts = torch.autograd.grad(loss, self._parameters)
                     gradient += torch.cat([part.reshape(-1) for part in parts])
                     total += float(loss.detach())
@@ -135,19 +136,19 @@ class TorchLoss:
         losses = self._loss(output if output.dtype.itemsize >= 4 else output.float(), y).double()
         return losses.sum() if losses.ndim else losses * len(y)
 
-    def _pipeline_for(self, x: Tensor) -> Pipeline | None:
+    def _pipeline_for(self, x: Inputs) -> Pipeline | None:
         """The module as a pipeline of stages, or None. It is determined once for each shape of samples."""
+        if not isinstance(x, Tensor):
+            return None
         if x.shape[1:] not in self._pipelines:
             self._pipelines[x.shape[1:]] = pipeline_of(self._module, x)
         return self._pipelines[x.shape[1:]]
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        """Split a batch. Integer samples keep their type: rounded to bfloat16, token 801 would become 800."""
-        integers = np.issubdtype(batch.x.dtype, np.integer)
-        x = torch.from_numpy(batch.x).to(self._device, None if integers else self._dtype)
+        x = as_tensors(batch.x, self._device, self._dtype)
         y = torch.from_numpy(batch.y).to(self._device)
         size = self._micro_batch_size or len(y)
-        return list(zip(torch.split(x, size), torch.split(y, size), strict=True))
+        return list(zip(split(x, size), torch.split(y, size), strict=True))
 
 
 class BatchLoss:

@@ -10,20 +10,25 @@ import torch
 from torch import Tensor, nn
 
 from baffle.core.arrays import F32
+from baffle.core.directions import Support
 from baffle.core.ports import Batch
 from baffle.core.seeds import Seeds
 from baffle.core.supports import Layout
 from baffle.errors import PlanError, first_line
 from baffle.models.build import build
+from baffle.models.drawing import draw_weights
 from baffle.models.inputs import Inputs
 from baffle.plan import MobileNet, Model, Plan, ProbeSettings, Softmax
+from baffle.runtime.layers import layer_of, layers_of
 from baffle.runtime.model import RunnableModel, Split
+from baffle.runtime.torch.criteria import TorchCriterion, criterion_of
 from baffle.runtime.torch.fast_forward import give_back_freed_memory
 from baffle.runtime.torch.footprint import tensor_bytes
 from baffle.runtime.torch.frozen_front import TorchFront, halves
 from baffle.runtime.torch.layouts import propose
 from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
 from baffle.runtime.torch.modes import GENERATOR, advice_on_modes
+from baffle.runtime.torch.tensors import as_tensors, call
 
 DTYPES = {
     "float64": torch.float64,
@@ -43,6 +48,14 @@ def load(plan: Plan, inputs: Inputs) -> "TorchModel":
 
 def initial_module(plan: Plan, inputs: Inputs) -> nn.Module:
     """The whole model with its initial weights, including frozen parts."""
+    module = _built(plan, inputs)
+    if plan.task.draws_weights:
+        shapes = {name: tuple(weight.shape) for name, weight in module.named_parameters()}
+        nn.utils.vector_to_parameters(torch.from_numpy(draw_weights(shapes, plan.seed)), module.parameters())
+    return module
+
+
+def _built(plan: Plan, inputs: Inputs) -> nn.Module:
     key = Seeds(plan.seed, b"").key("init")
     with GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(key[:8], "big") >> 1)
@@ -53,16 +66,26 @@ class TorchModel(RunnableModel):
     """A plan's model, built again for each thread's runtime.
 
     `linear` is set for a head alone and for softmax regression: many probes of such a model are one matrix product.
+    `criterion` is the loss; left out, the one that the plan names.
     """
 
     packages = ("torch",)
     precisions = frozenset(DTYPES)
 
-    def __init__(self, plan: Plan, settings: Model, module: Callable[[], nn.Module], *, linear: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        settings: Model,
+        module: Callable[[], nn.Module],
+        *,
+        linear: bool = False,
+        criterion: TorchCriterion | None = None,
+    ) -> None:
         self.settings = settings
         self.module = module
         self._plan = plan
         self._device = plan.run.device
+        self._criterion = criterion or criterion_of(plan)
         self._linear = linear or isinstance(plan.task.model, Softmax)
 
     def initial_weights(self) -> F32:
@@ -73,6 +96,7 @@ class TorchModel(RunnableModel):
             give_back_freed_memory()
         return TorchLoss(
             self.module(),
+            self._criterion,
             micro_batch=probe.micro_batch,
             dtype=DTYPES[precision],
             device=self._device,
@@ -85,19 +109,25 @@ class TorchModel(RunnableModel):
     def runs_whole(self, probe: ProbeSettings, precision: str) -> bool:
         """A linear model in half precision runs whole, because a matrix product would use weights that are not
         rounded."""
-        return probe.supports == "dense" and not (self._linear and DTYPES[precision].itemsize >= 4)
+        return probe.moves_whole_models and not (self._linear and DTYPES[precision].itemsize >= 4)
 
     def split(self, sample: Batch) -> Split | None:
         parts = halves(self.module(), sample.x)
         if parts is None:
             return None
-        head = TorchModel(self._plan, self.settings, partial(deepcopy, parts.head), linear=True)
+        module = partial(deepcopy, parts.head)
+        head = TorchModel(self._plan, self.settings, module, linear=True, criterion=self._criterion)
         return Split(TorchFront(parts.front, self._device), head)
 
+    def layers(self) -> tuple[Support, ...]:
+        trained = ((name, weight) for name, weight in self.module().named_parameters() if weight.requires_grad)
+        return layers_of((layer_of(name), weight.numel()) for name, weight in trained)
+
     def layout(self, probe: ProbeSettings, batch: Batch) -> Layout:
-        assert probe.supports != "dense"
+        if probe.supports == "dense" or probe.supports == "layers":
+            return super().layout(probe, batch)
         with self.one_thread_each():
-            return propose(self.module(), batch, probe.supports, probe.k)
+            return propose(self.module(), batch, probe.supports, probe.k, self._criterion)
 
     def pass_bytes(self, probe: ProbeSettings, batch: Batch) -> int:
         runtime = self.runtime(probe, probe.precision)
@@ -110,12 +140,13 @@ class TorchModel(RunnableModel):
         sizes: list[int] = []
 
         def note(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, output)))
+            tensors = [tensor for tensor in (*inputs, output) if isinstance(tensor, Tensor)]
+            sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
         module = self.module().eval()
         hooks = [layer.register_forward_hook(note) for layer in module.modules() if not list(layer.children())]
         with torch.inference_mode():
-            module(torch.from_numpy(batch.x))
+            call(module, as_tensors(batch.x))
         for hook in hooks:
             hook.remove()
         return sum(sizes)

@@ -202,6 +202,17 @@ def _is_sequence(module: nn.Module) -> TypeGuard[nn.Sequential]:
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
+def tied_weights(module: nn.Module) -> tuple[str, str] | None:
+    """Two names of one trained weight that two stages of an nn.Sequential share; None if there are none."""
+    if not _is_sequence(module):
+        return None
+    names = dict[int, str]()
+    for name, weight in module.named_parameters(remove_duplicate=False):
+        if names.setdefault(id(weight), name) != name and weight.requires_grad:
+            return names[id(weight)], name
+    return None
+
+
 def _starts(module: nn.Module) -> dict[int, int]:
     """Where each trained parameter starts in the flat weight vector, by the parameter's id."""
     trained = trained_parameters(module)

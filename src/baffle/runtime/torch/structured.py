@@ -96,6 +96,7 @@ class Structured:
             if unmoved.micro_batch is micro_batch and np.array_equal(last_weights, weights):
                 return unmoved
         x, labels = micro_batch
+        assert isinstance(x, Tensor)  # only single tensors go through a pipeline
         activations = [x]
         layer_inputs = dict[nn.Module, Tensor]()
 

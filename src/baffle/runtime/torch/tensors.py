@@ -1,12 +1,60 @@
 """The tensors that this runtime passes around."""
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-MicroBatch: TypeAlias = tuple[Tensor, Tensor]
+from baffle.core.samples import Samples, each
+from baffle.errors import ModelError
+
+Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+"""Samples as tensors: one, a tuple, or a dict of them."""
+
+MicroBatch: TypeAlias = tuple[Inputs, Tensor]
 """Samples that run through the model together, and their labels."""
 
 
 def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def as_tensors(x: Samples, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
+    """Samples on a device, floats in this type. Integers keep theirs: rounded to bfloat16, token 801 would become
+    800."""
+
+    def tensor(array: Any) -> Tensor:
+        # PyTorch takes no array with negative strides, and warns about one that must not be written to.
+        array = np.require(array, requirements=["C", "W"])
+        return torch.from_numpy(array).to(device, dtype if array.dtype.kind == "f" else None)
+
+    return each(tensor, x)
+
+
+def call(module: nn.Module, x: Inputs) -> Tensor:
+    """The module's output: module(x), module(*x) for a tuple, module(**x) for a dict."""
+    if isinstance(x, tuple):
+        output = module(*x)
+    elif isinstance(x, dict):
+        output = module(**x)
+    else:
+        output = module(x)
+    return only_tensor(output)
+
+
+def only_tensor(output: object) -> Tensor:
+    """A module's output, which must be one tensor."""
+    if not isinstance(output, Tensor):
+        raise ModelError(
+            f"task.model: the model gives a {type(output).__name__}, expected one tensor; return the outputs alone"
+        )
+    return output
+
+
+def split(x: Inputs, size: int) -> list[Inputs]:
+    """Samples in micro-batches of `size`, of which the last may be smaller."""
+    if isinstance(x, Tensor):
+        return list(torch.split(x, size))
+    count = len(next(iter(x.values() if isinstance(x, dict) else x)))
+    return [each(lambda part, at=at: part[at : at + size], x) for at in range(0, count, size)]  # type: ignore[misc]

@@ -1,0 +1,161 @@
+"""Nets that dense directions train badly: accuracy against rounds for dense directions, one layer at a time, stages and
+backpropagation; and how unlike the gradients of their layers are.
+
+    python benchmarks/any_net.py --out results/any_net.json          # all rows; those in the file are not run again
+    python benchmarks/any_net.py --out results/any_net.json --json   # and print them
+
+Four small nets, and the demo's LeNet, which has normalisation. One client, plain sums, Adam. Whole forward passes run
+on ONNX Runtime, which is quicker here, the rest on PyTorch, from the same initial weights. Each way gets the same small
+budget: two rates, each tried for one seed on held-out training samples. The one with the best accuracy there is run
+with three other seeds, and the accuracy on test samples is reported, that of the averaged weights.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baffle.export import export_plan
+from baffle.plan import Custom, Plan, change, load
+from baffle.runtime.torch.loss import TorchLoss
+from baffle.simulation import simulate
+from baffle.task.contrast import measure_contrast
+from baffle.task.load import Task, load_task
+
+SEEDS, TUNING_SEED = (0, 1, 2), 100
+RATES = (0.01, 0.02)
+ROUNDS, EVERY = 300, 75
+COMMON = (
+    *(f"rounds={ROUNDS}", f"run.evaluate_every={EVERY}", "run.workers=1", "secure.mode=off"),
+    *("federation.clients=1", "probe.k=80", "update.ema=0.98"),
+)
+NETS = {
+    "eight layers": ("images", "eight_layers", 40),
+    "SqueezeNet-like": ("images", "squeezenet", 80),
+    "six layers": ("images", "six_layers", 40),
+    "transformer": ("tokens", "transformer", 40),
+    "LeNet of the demo": ("images", "", 16),
+}
+"""The data and the factory of each net, and the samples of a round."""
+
+MORE_NETS = {"four layers": ("images", "four_layers", 40)}
+"""Nets whose contrast alone is measured."""
+
+WAYS = {
+    "dense": (),
+    "layers": ("probe.supports=layers",),
+    "layers, a moment each": ("probe.supports=layers", "update.moments=layers"),
+    "stages": ("probe.supports=stages",),
+    "backpropagation": ("estimator=backprop",),
+}
+NO_PIPELINE = ("transformer",)
+"""Nets that are no chain of stages."""
+
+
+def plan_of(net: str, way: str, rate: float, seed: int, *, held_out: bool, settings: tuple[str, ...] = ()) -> Plan:
+    data, factory, batch = (NETS | MORE_NETS)[net]
+    model = (f'task.model={{name="custom", factory="nets:{factory}"}}', "task.init=") if factory else ()
+    chosen = (*COMMON, f"federation.batch={batch}", *WAYS[way], f"update.rate={rate}", f"seed={seed}")
+    return load("digits", (*model, f'task.data="nets:{data}{"_held_out" * held_out}"', *chosen, *settings))
+
+
+def curve_of(plan: Plan) -> list[float]:
+    """The accuracy after every so many rounds."""
+    with tempfile.TemporaryDirectory() as folder:
+        if plan.estimator == "probe" and plan.probe.moves_whole_models and isinstance(plan.task.model, Custom):
+            (Path(folder) / "plan.toml").write_text(plan.to_toml())
+            export_plan(f"{folder}/plan.toml", Path(folder) / "model")
+            plan = change(plan, ['task.model={name="onnx"}', f"run.model={folder}/model"])
+        simulate(plan, Path(folder) / "run")
+        records = map(json.loads, (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines())
+        return [round(record["test_accuracy"], 4) for record in records if "test_accuracy" in record]
+
+
+def contrast_of(net: str) -> dict[str, Any]:
+    """How unlike the layers are at the initial weights, by probes as `baffle plan` measures it, and by
+    backpropagation."""
+    tasks = [
+        load_task(plan_of(net, "dense", RATES[0], seed, held_out=False, settings=("run.runtime=torch",)))
+        for seed in SEEDS
+    ]
+    probed = [contrast for task in tasks if (contrast := measure_contrast(task))]
+    exact = [exact_contrast(task) for task in tasks]
+    return {
+        "layers": probed[0].layers,
+        "factor": [round(contrast.factor, 2) for contrast in probed],
+        "noise": [round(contrast.noise, 2) for contrast in probed],
+        "exact_factor": [round(factor, 2) for factor, _ in exact],
+        "exact_noise": [round(noise, 2) for _, noise in exact],
+    }
+
+
+def exact_contrast(task: Task) -> tuple[float, float]:
+    """The same two numbers from the gradient itself, on the same batch."""
+    runtime = task.runtime()
+    assert isinstance(runtime, TorchLoss)
+    batch = task.source.train.batch(task.shares[0][: task.plan.federation.batch])
+    _, gradient = runtime.gradient_on(batch)(task.initial_weights())
+    layers = task.model.layers() or ()
+    squares = np.array([np.sum(gradient[layer.start : layer.stop] ** 2) for layer in layers])
+    sizes = np.array([layer.size for layer in layers])
+    squares, sizes = squares[squares > 0], sizes[squares > 0]
+    roots = np.sqrt(squares / sizes)
+    excess = squares.sum() / squares * np.sqrt(sizes) / np.sqrt(sizes).sum()
+    return float(roots.max() / roots.min()), float(np.sqrt(np.average(excess, weights=sizes)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--net", action="append", choices=NETS, help="only this one; may be repeated")
+    parser.add_argument("--way", action="append", choices=WAYS, help="only this one; may be repeated")
+    parser.add_argument("--out", type=Path, help="write rows here, and continue from those that are already there")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if args.out and args.settings:
+        parser.error("rows in --out are those of the benchmark's own settings; leave --set or --out out")
+    found: dict[str, Any] = {"contrast": {}, "held_out": {}, "test": {}}
+    if args.out and args.out.exists():
+        found |= json.loads(args.out.read_text())
+
+    def note(part: str, key: str, value: Any) -> None:
+        found[part][key] = value
+        print(f"{part:9} {key:50} {value}", file=sys.stderr, flush=True)
+        if args.out:
+            args.out.write_text(json.dumps(found, indent=1) + "\n")
+
+    def curve(part: str, net: str, way: str, rate: float, seed: int) -> list[float]:
+        key = f"{net} | {way} | {rate:g} | {seed}"
+        if key not in found[part]:
+            plan = plan_of(net, way, rate, seed, held_out=part == "held_out", settings=tuple(args.settings))
+            note(part, key, curve_of(plan))
+        accuracies: list[float] = found[part][key]
+        return accuracies
+
+    for net in args.net or NETS:
+        for way in args.way or WAYS:
+            if net in NO_PIPELINE and way == "stages":
+                continue
+            best = max(RATES, key=lambda rate: curve("held_out", net, way, rate, TUNING_SEED)[-1])
+            for seed in SEEDS:
+                curve("test", net, way, best, seed)
+    for net in args.net or (*NETS, *MORE_NETS):
+        if net not in found["contrast"]:
+            note("contrast", net, contrast_of(net))
+    if args.json:
+        print(json.dumps(found, indent=1))
+        return
+    last = dict[str, list[float]]()
+    for key, accuracies in found["test"].items():
+        last.setdefault(key.rpartition(" | ")[0], []).append(accuracies[-1])
+    for key, accuracies in last.items():
+        print(f"{key:45} median {statistics.median(accuracies):.1%}  {accuracies}")
+
+
+if __name__ == "__main__":
+    main()

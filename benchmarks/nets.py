@@ -1,0 +1,124 @@
+"""Small nets as users bring them, and the tasks that any_net.py trains them on."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from baffle import Dataset, Source
+from baffle.core.arrays import I64
+from baffle.data.sources import load
+
+VALIDATION = 5
+"""Every fifth training sample is for choosing rates. It is not trained on then."""
+
+LENGTH, VOCABULARY, KINDS = 12, 24, 4
+"""Of the made-up sentences: tokens of a sentence, different tokens, and kinds of tokens."""
+
+
+class Fire(nn.Module):
+    """A block of SqueezeNet: few channels, from which convolutions of two sizes make many."""
+
+    def __init__(self, channels: int, few: int, many: int) -> None:
+        super().__init__()
+        self.squeeze = nn.Conv2d(channels, few, 1)
+        self.narrow = nn.Conv2d(few, many, 1)
+        self.wide = nn.Conv2d(few, many, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.squeeze(x))
+        return torch.relu(torch.cat([self.narrow(x), self.wide(x)], 1))
+
+
+def squeezenet(classes: int) -> nn.Module:
+    """Two Fire blocks without normalisation."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), Fire(8, 4, 8), nn.MaxPool2d(2), Fire(16, 4, 8)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, classes)),
+    )
+
+
+def six_layers(classes: int) -> nn.Module:
+    """Four convolutions and two linear layers, without normalisation."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes)),
+    )
+
+
+def plain(depth: int, classes: int, width: int = 32) -> nn.Module:
+    """Linear layers with ReLU between them."""
+    inner = [layer for _ in range(depth - 2) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), *inner, nn.Linear(width, classes))
+
+
+def four_layers(classes: int) -> nn.Module:
+    return plain(4, classes)
+
+
+def eight_layers(classes: int) -> nn.Module:
+    return plain(8, classes)
+
+
+class Transformer(nn.Module):
+    """One layer of attention over embedded tokens and their places."""
+
+    def __init__(self, classes: int, width: int = 16) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.places = nn.Embedding(LENGTH, width)
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.last = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.tokens(x) + self.places.weight
+        y = self.before(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        x = x + self.narrow(torch.relu(self.wide(self.after(x))))
+        output: Tensor = self.last(x.mean(1))
+        return output
+
+
+def transformer(classes: int) -> nn.Module:
+    return Transformer(classes)
+
+
+def sentences(count: int, seed: int) -> tuple[I64, I64]:
+    """Random tokens, each of one of four kinds. The label is the kind that occurs most often, where the first half of a
+    sentence counts twice; in a tie, the first such kind."""
+    random = np.random.default_rng(seed)
+    x = random.integers(0, VOCABULARY, (count, LENGTH))
+    votes = np.where(np.arange(LENGTH) < LENGTH // 2, 2, 1)
+    counts = np.stack([((x % KINDS == kind) * votes).sum(1) for kind in range(KINDS)], 1)
+    return x, counts.argmax(1)
+
+
+def _of_sentences() -> Source:
+    train, test = (Dataset(*sentences(count, seed), lambda x: x) for count, seed in ((4000, 0), (1000, 1)))
+    return Source(train, test, classes=KINDS)
+
+
+def _held_out(source: Source) -> Source:
+    """The same task, tested on a part of the training samples."""
+    train = source.train
+    chosen = np.arange(len(train)) % VALIDATION == 0
+    kept, held = (Dataset(train.samples[own], train.labels[own], train.prepare) for own in (~chosen, chosen))
+    return Source(kept, held, classes=source.classes)
+
+
+def images() -> Source:
+    return load("digits", None, 0)
+
+
+def images_held_out() -> Source:
+    return _held_out(images())
+
+
+def tokens() -> Source:
+    return _of_sentences()
+
+
+def tokens_held_out() -> Source:
+    return _held_out(tokens())

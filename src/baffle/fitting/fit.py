@@ -1,0 +1,215 @@
+"""`baffle.fit`: train a model of your own on data of your own, with forward passes alone, in one call."""
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from baffle.core.arrays import I64
+from baffle.data.dataset import Source
+from baffle.data.partition import share_out
+from baffle.errors import PlanError, UnusableDataError
+from baffle.fitting.given_data import GivenData, given_data
+from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_metrics, with_names
+from baffle.fitting.plans import GivenPlan, plan_of
+from baffle.fitting.run import Run
+from baffle.journal.folder import RunFolder
+from baffle.journal.naming import new_folder
+from baffle.journal.replay import initial_weights
+from baffle.plan import Custom, Plan, check, load
+from baffle.plan.functions import GIVEN
+from baffle.report.words import is_share
+from baffle.server.recorder import Progress, Watch
+from baffle.server.round import Played
+from baffle.simulation import Stop, begin
+from baffle.simulation import resume as resume_simulation
+from baffle.task.load import Task, load_task
+from baffle.task.metrics import metrics_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Callback = Callable[[Mapping[str, Any]], object]
+"""Called after every round with what it measured: `round` (counted from 1), `loss`, and `test_…` where the model was
+evaluated. If it returns True, the run ends with that round; it can be resumed."""
+
+
+def fit(
+    model: "nn.Module | str | Path",
+    clients: Any,
+    test: Any = None,
+    *,
+    loss: str | Function = "cross_entropy",
+    metrics: Sequence[str | Function] = (),
+    train: str | Sequence[str] = "all",
+    plan: GivenPlan = None,
+    out: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+) -> Run:
+    """Train a model on the data of simulated clients, which only run it forward.
+
+    `model` is any `nn.Module`, or the path of an ONNX file. `clients` is a list with the data of each client, or one
+    data set that is shared out as the plan says (among ten clients, at random). Data are pairs (x, y) of arrays or
+    tensors, or map-style data sets of such pairs; x may be a tuple or a dict, which the model takes as its arguments.
+    `loss` is "cross_entropy", "mse", "mae", "bce" or any function of outputs and targets, with or without a derivative;
+    `metrics` are names such as "accuracy" and "r2", or functions of outputs and targets as NumPy arrays. `train`
+    chooses what is trained: "all", the "last" layer, or names of parameters by pattern. `plan` holds settings
+    (docs/plans.md): a dict such as {"rounds": 300, "probe.k": 50}, a preset, a file or a `baffle.Plan`. The run is kept
+    in the folder `out`, by default a new one under runs/. The model that was given is not changed.
+
+    >>> run = baffle.fit(model, clients=[(x0, y0), (x1, y1), (x2, y2)], test=(x, y), plan={"rounds": 300})
+    >>> run["test_accuracy"], run.metrics["loss"], run.model, run.predict(x)
+    """
+    wanted, data = plan_of(plan), given_data(clients, test)
+    folder = RunFolder.new(Path(out) if out else new_folder(wanted.name))
+    objects = _Objects(_given(model, train, loss, data, folder.path), data, tuple(metrics))
+    task = objects.task(objects.settled(wanted))
+    begin(folder, task, _progress(shown=progress), _warn(tested=data.test is not None), _stop(callbacks))
+    return Run(folder.path, objects.model)
+
+
+def resume(
+    path: str | Path,
+    settings: Iterable[str] = (),
+    *,
+    model: "nn.Module | str | Path | None" = None,
+    clients: Any = None,
+    test: Any = None,
+    loss: str | Function = "cross_entropy",
+    metrics: Sequence[str | Function] = (),
+    callbacks: Sequence[Callback] = (),
+    data: str | Path | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Continue a run. Settings such as "rounds=800" may change how long and how it runs, but nothing that determines
+    its weights.
+
+    A run of `baffle.fit` needs its objects again: `model`, `clients`, and those of `test`, `loss` and `metrics` that it
+    was given. Another model, another loss or other data are refused. The model's own initial weights do not matter,
+    because the run's folder has them.
+
+    >>> run = baffle.resume("runs/mine", ["rounds=400"], model=model, clients=clients, test=test)
+    """
+    report, stop = watch or _progress(shown=False), _stop(callbacks)
+    plan = load(str(RunFolder.existing(Path(path)).plan))
+    if not plan.task.data.startswith(f"{GIVEN}:"):
+        if model is not None or clients is not None:
+            raise PlanError(f"{path} was not begun by baffle.fit, so its plan names model and data; give none")
+        resume_simulation(path, settings, data=data, watch=report, stop=stop)
+        return Run(path)
+    if model is None or clients is None:
+        raise PlanError(f"{path} was begun by baffle.fit; give its objects again: model=…, clients=…")
+    objects = _Objects(_given_again(model, loss, plan, Path(path)), given_data(clients, test), tuple(metrics))
+    objects.require_known(plan)
+    resume_simulation(path, settings, watch=report, stop=stop, load_again=objects.task)
+    return Run(path, objects.model)
+
+
+@dataclass(frozen=True)
+class _Objects:
+    """What was given to a fit."""
+
+    model: GivenModel
+    data: GivenData
+    metrics: tuple[str | Function, ...]
+
+    def settled(self, wanted: Plan) -> Plan:
+        """The wanted plan, with names by which these objects are known again."""
+        plan = with_names(wanted, self.model, self.metrics, self.data.fingerprint())
+        if self.data.shares is not None:
+            federation = msgspec.structs.replace(plan.federation, clients=len(self.data.shares))
+            plan = msgspec.structs.replace(plan, federation=federation)
+        check(plan)
+        self._source(plan).train  # noqa: B018  refuses unusable data before the model is tried on them
+        return self.model.settled(plan, self.data.few())
+
+    def task(self, plan: Plan) -> Task:
+        """The task of a run with these objects."""
+        source = self._source(plan)
+        task = load_task(plan, share=self._share, source=source, model=self.model.on(plan))
+        metrics = metrics_of(plan, source, given_metrics(self.metrics))
+        return replace(task, server=replace(task.server, metrics=metrics))
+
+    def require_known(self, plan: Plan) -> None:
+        """Refuse objects that are not those of the run with this plan."""
+        if plan.task.data != f"{GIVEN}:{self.data.fingerprint()}":
+            raise UnusableDataError("clients: these are not the run's data; give what the run was begun with")
+        self.model.require_known(plan, self.data.few())
+
+    def _source(self, plan: Plan) -> Source:
+        return Source(self.data.train, self.data.test, self._classes(plan))
+
+    def _share(self, plan: Plan, source: Source) -> list[I64]:
+        return share_out(plan, source) if self.data.shares is None else self.data.shares
+
+    def _classes(self, plan: Plan) -> int:
+        """As many classes as the model tells apart; none if it predicts numbers."""
+        few = self.data.few()
+        if plan.task.loss != "cross_entropy" and few.y.dtype.kind != "i":
+            return 0
+        if plan.task.loss in ("mse", "mae", "bce"):
+            return 0
+        shape = self.model.says(few.x).shape
+        return shape[-1] if shape[:-1] == few.y.shape else shape[1] if len(shape) > 1 else 1
+
+
+def _given(model: Any, train: str | Sequence[str], loss: str | Function, data: GivenData, out: Path) -> GivenModel:
+    """The model that was given: a module, or the path of an ONNX file or of an exported folder."""
+    if not isinstance(model, (str, Path)):
+        return GivenModule.of(model, train, loss)
+    from baffle.fitting.given_onnx import GivenOnnx
+
+    return GivenOnnx.of(Path(model), train, loss, out.with_name(f"{out.name}-model"), data.few())
+
+
+def _given_again(model: Any, loss: str | Function, plan: Plan, run: Path) -> GivenModel:
+    """The model of a run, given again. A module gets the weights that the run began with."""
+    if not isinstance(plan.task.model, Custom):
+        from baffle.fitting.given_onnx import GivenOnnx
+
+        return GivenOnnx(Path(plan.run.model) if not Path(model).is_dir() else Path(model), loss)
+    weights = initial_weights(RunFolder.existing(run).journal, plan)
+    return GivenModule.of(model, plan.task.model.train, loss).starting_at(weights)
+
+
+def _stop(callbacks: Sequence[Callback]) -> Stop:
+    def stop(played: Played) -> bool:
+        now = {**played.metrics, "round": played.present.round}
+        answers = [callback(now) for callback in callbacks]
+        return any(answer is True for answer in answers)
+
+    return stop
+
+
+def _progress(*, shown: bool) -> Watch:
+    """Writes a line whenever the model has been evaluated."""
+    last = ""
+
+    def watch(now: Progress) -> None:
+        nonlocal last
+        if not shown or now.value is None or now.rounds_done != int(now.rounds_done):
+            return
+        value = f"{now.value:.1%}" if is_share(now.metric) else f"{now.value:.4g}"
+        if value == last and now.rounds_done != now.rounds:
+            return
+        last = value
+        loss = "–" if now.loss is None else f"{now.loss:.4g}"
+        sys.stdout.write(f"round {int(now.rounds_done):4}/{now.rounds}  loss {loss}  test {now.metric} {value}\n")
+        sys.stdout.flush()
+
+    return watch
+
+
+def _warn(*, tested: bool) -> Callable[[str], None]:
+    """Passes advice on as warnings. Who gave no test data knows that nothing is measured on them."""
+
+    def warn(words: str) -> None:
+        if tested or "is not measured" not in words:
+            warnings.warn(words, stacklevel=5)
+
+    return warn

@@ -1,0 +1,108 @@
+"""An ONNX file, or a folder that `baffle export` made, as the model of a fit. It needs no PyTorch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from glob import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy as np
+
+from baffle.core.arrays import F32
+from baffle.core.ports import Batch
+from baffle.core.samples import Array, Samples, count, shape_of
+from baffle.errors import ModelError, PlanError
+from baffle.export import export_onnx
+from baffle.fitting.given_model import Function, name_of
+from baffle.plan import Onnx, Plan
+from baffle.runtime.model import RunnableModel
+from baffle.runtime.onnx.criteria import own_criterion
+from baffle.runtime.onnx.loss import OnnxLoss
+from baffle.runtime.onnx.model import OnnxModel
+from baffle.runtime.onnx.model_folder import (
+    CROSS_ENTROPY,
+    MODEL,
+    NO_LOSS,
+    WEIGHTS,
+    graph_loss,
+    read_manifest,
+    read_weights,
+)
+
+
+@dataclass(frozen=True)
+class GivenOnnx:
+    """A graph in an exported folder, which holds its loss unless that is a function of the user's own."""
+
+    folder: Path
+    loss: str | Function
+
+    @classmethod
+    def of(cls, path: Path, train: str | Sequence[str], loss: str | Function, folder: Path, few: Batch) -> "GivenOnnx":
+        """The model in an exported folder, or in an ONNX file, which is exported into a new folder."""
+        if path.is_dir():
+            if train != "all":
+                raise PlanError('train: an exported model says itself what is trained; expected "all"')
+            return cls(path, loss)
+        shape = shape_of(few.x)
+        if not isinstance(few.x, np.ndarray) or not isinstance(shape, tuple):
+            raise PlanError("clients: a model that comes as ONNX takes one array as x, not several")
+        holds = NO_LOSS if callable(loss) else graph_loss(loss)
+        sizes = [int(size) for size in shape]  # type: ignore[arg-type]
+        with TemporaryDirectory() as scratch:
+            names = [tensor.name for tensor in export_onnx(path, Path(scratch) / "all", (), sizes, holds).weights]
+        export_onnx(path, folder, _frozen(names, train), sizes, holds)
+        return cls(folder, loss)
+
+    @property
+    def unsettled(self) -> Onnx:
+        return Onnx()
+
+    def on(self, _plan: Plan) -> RunnableModel:
+        manifest = read_manifest(self.folder)
+        criterion = own_criterion(name_of(self.loss), self.loss) if callable(self.loss) else None
+        weights = read_weights(self.folder / WEIGHTS, manifest)
+        settings = Onnx(graph=manifest.model_sha256)
+        return OnnxModel(settings, manifest, self.folder / MODEL, lambda: weights, criterion)
+
+    def says(self, x: Samples, weights: F32 | None = None) -> Array:
+        runtime = OnnxLoss.in_folder(self.folder)
+        manifest = runtime.manifest
+        if weights is None:
+            weights = read_weights(self.folder / WEIGHTS, manifest)
+        kind = np.int64 if manifest.loss == CROSS_ENTROPY else np.float32
+        unknown = np.zeros((count(x), *manifest.label_shape), kind)
+        return runtime.outputs(weights, Batch(x, unknown))
+
+    def settled(self, plan: Plan, _few: Batch) -> Plan:
+        model = Onnx(graph=read_manifest(self.folder).model_sha256)
+        return msgspec.structs.replace(
+            plan,
+            task=msgspec.structs.replace(plan.task, model=model),
+            run=msgspec.structs.replace(plan.run, model=str(self.folder)),
+        )
+
+    def require_known(self, plan: Plan, _few: Batch) -> None:
+        model = plan.task.model
+        if not isinstance(model, Onnx) or model.graph != read_manifest(self.folder).model_sha256:
+            raise ModelError(
+                "model: this is not the run's model, but another graph; give the one that the run began with"
+            )
+
+
+def _frozen(names: Sequence[str], train: str | Sequence[str]) -> list[str]:
+    """The names of the weights that are not trained, as patterns that fit them alone."""
+    patterns = [train] if isinstance(train, str) else list(train)
+    if patterns == ["all"]:
+        return []
+    if patterns == ["last"]:
+        layer = names[-1].rpartition(".")[0] or names[-1]
+        patterns = [f"{escape(layer)}.*", escape(names[-1])]
+    elif unknown := [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in names)]:
+        raise PlanError(
+            f'train: no weight of the model fits {unknown[0]!r}; expected "all", "last" or patterns of names such as '
+            f"{names[-1]!r}"
+        )
+    return [escape(name) for name in names if not any(fnmatch(name, pattern) for pattern in patterns)]

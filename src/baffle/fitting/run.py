@@ -1,0 +1,136 @@
+"""A run to look at and to use: its metrics as arrays, its trained model, its page."""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from baffle.core.arrays import F32, F64
+from baffle.core.samples import Array
+from baffle.errors import ModelError
+from baffle.fitting.given_data import given_samples
+from baffle.fitting.given_model import GivenModel, GivenModule
+from baffle.journal.folder import RunFolder
+from baffle.journal.replay import catch_up, lineage_of
+from baffle.journal.store import Journal
+from baffle.plan import Custom, Plan, load
+from baffle.report.words import is_share, metric_name
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Run(Mapping[str, Any]):
+    """A run in a folder. As a mapping it is the run's summary: `run["test_accuracy"]`.
+
+    `path` is the folder, `plan` the plan as it was run. `model`, `predict` and `restore` give the trained model back;
+    a run that was opened from its folder has none until it is given one (`restore`).
+    """
+
+    def __init__(self, path: str | Path, given: GivenModel | None = None) -> None:
+        self._folder = RunFolder.existing(Path(path))
+        self._given = given
+        self.path = self._folder.path
+        self.plan: Plan = load(str(self._folder.plan))
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What the run came to, as in its `summary.json`."""
+        return self._folder.read_summary()
+
+    @cached_property
+    def metrics(self) -> dict[str, F64]:
+        """What every round measured, an array for each name; not a number where a round did not measure it. `round`
+        counts rounds from 1."""
+        with Journal.open(self._folder.journal) as journal:
+            records = list(journal.metrics())
+        rounds = {"round": np.array([record["round"] + 1.0 for record in records])}
+        names = {
+            name: None
+            for record in records
+            for name, value in record.items()
+            if name != "round" and isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
+        return rounds | {name: np.array([_number(record.get(name)) for record in records]) for name in names}
+
+    def weights(self, *, last: bool = False) -> F32:
+        """The trained weights as one vector: averaged over the last rounds if the plan says so, as metrics measure
+        them, or the last ones."""
+        with Journal.open(self._folder.journal) as journal:
+            lineage = lineage_of(journal, self.plan)
+            state = catch_up(journal, lineage).state
+        return state.weights if last else lineage.trajectory.rule.smooth_weights(state)
+
+    @cached_property
+    def model(self) -> "nn.Module":
+        """The trained module: a copy of the one that was given, with the weights that the metrics measure."""
+        given = self._require_given()
+        if not isinstance(given, GivenModule):
+            raise ModelError(
+                f"the model came as ONNX; `baffle export {self.path} --out FOLDER` writes it with its weights"
+            )
+        return given.starting_at(self.weights()).module
+
+    def restore(self, module: "nn.Module", *, last: bool = False) -> "nn.Module":
+        """A copy of a module with the run's weights in what was trained; everything else is as it was."""
+        train = self.plan.task.model.train if isinstance(self.plan.task.model, Custom) else ()
+        return GivenModule.of(module, train, self.plan.task.loss).starting_at(self.weights(last=last)).module
+
+    def predict(self, x: Any) -> Array:
+        """What the trained model says about samples, a row for each: logits for classes, numbers for a regression."""
+        return self._require_given().says(given_samples(x), self.weights())
+
+    def report(self, out: str | Path | None = None, *, standalone: bool = False) -> Path:
+        """Write a page that shows what happened, `report.html` in the run's folder or the file `out`. A standalone page
+        holds the script that draws its charts."""
+        from baffle.report.writing import write_report
+
+        return write_report([self.path], Path(out) if out else None, standalone=standalone)
+
+    def plot(self) -> Any:
+        """The loss and the first metric against rounds, as a figure of plotly, which a notebook shows."""
+        from plotly.subplots import make_subplots
+
+        names = ["loss", *(f"test_{name}" for name in self.summary.get("metrics", []))][:2]
+        figure = make_subplots(rows=1, cols=len(names), subplot_titles=[metric_name(name) for name in names])
+        for column, name in enumerate(names, 1):
+            values = self.metrics.get(name, np.full(len(self.metrics["round"]), np.nan))
+            measured = ~np.isnan(values)
+            figure.add_scatter(
+                x=self.metrics["round"][measured], y=values[measured], name=metric_name(name), row=1, col=column
+            )
+            figure.update_xaxes(title="rounds", row=1, col=column)
+            figure.update_yaxes(tickformat=".0%" if is_share(name) else None, row=1, col=column)
+        return figure.update_layout(showlegend=False, template="plotly_white", height=360)
+
+    def _require_given(self) -> GivenModel:
+        if self._given is None:
+            raise ModelError(f"{self.path} keeps weights, but no module to put them in; give one: run.restore(module)")
+        return self._given
+
+    def __getitem__(self, name: str) -> Any:
+        return self.summary[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.summary)
+
+    def __len__(self) -> int:
+        return len(self.summary)
+
+    def __repr__(self) -> str:
+        return f"<baffle run of {self.summary['rounds']} rounds in {self.path}>"
+
+
+def open_run(path: str | Path) -> Run:
+    """The run in a folder, to look at.
+
+    >>> run = baffle.open("runs/mine")
+    >>> run.metrics["loss"]
+    """
+    return Run(path)
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else float("nan")

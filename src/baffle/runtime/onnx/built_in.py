@@ -1,0 +1,179 @@
+"""BAFFLE's own models as ONNX graphs, made without PyTorch.
+
+Layers, names and the order of the weights are those of the modules in `baffle.models`, so that both hold the same flat
+vector; tests compare the two.
+"""
+
+from collections.abc import Callable, Sequence
+from math import gcd, prod, sqrt
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from baffle.core.arrays import F32
+from baffle.models.drawing import draw_weights
+from baffle.models.inputs import Inputs
+from baffle.plan import WRN, LeNet, Model, Softmax
+from baffle.runtime.onnx.graph import OnnxGraph, finished
+from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, GraphLoss
+
+OPSET, IR_VERSION = 17, 8
+"""Old enough for every ONNX Runtime that BAFFLE supports."""
+
+EPSILON = 1e-5
+"""What PyTorch's normalisations add to a variance."""
+
+
+class Chain:
+    """A model under construction, layer after layer. `at` is the output of the newest layer, of shape `shape` for each
+    sample."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.input_shape = self.shape = shape
+        self.at = "x"
+        self.weights: dict[str, tuple[int, ...]] = {}
+        self._nodes: list[NodeProto] = []
+        self._constants: dict[str, Any] = {}
+
+    def add(self, operator: str, *others: str, inputs: Sequence[str] = (), **attributes: Any) -> "Chain":
+        """Apply an operator to the newest output, or to `inputs`."""
+        name = f"{len(self._nodes)}/{operator}"
+        self._nodes.append(helper.make_node(operator, [*(inputs or [self.at]), *others], [name], **attributes))
+        self.at = name
+        return self
+
+    def constant(self, values: Sequence[float] | Sequence[int] | float, dtype: type = np.float32) -> str:
+        name = f"constant/{len(self._constants)}"
+        self._constants[name] = numpy_helper.from_array(np.array(values, dtype), name)
+        return name
+
+    def weight(self, name: str, *shape: int) -> str:
+        self.weights[name] = shape
+        return name
+
+    def convolve(self, name: str, channels: int, size: int, stride: int = 1, *, bias: bool = True) -> "Chain":
+        """A convolution of size × size, padded so that stride 1 keeps the image's size."""
+        before, *image = self.shape
+        weights = [self.weight(f"{name}.weight", channels, before, size, size)]
+        weights += [self.weight(f"{name}.bias", channels)] if bias else []
+        self.shape = (channels, *((pixels - 1) // stride + 1 for pixels in image))
+        pads = [size // 2] * 4
+        return self.add("Conv", *weights, kernel_shape=[size, size], strides=[stride, stride], pads=pads)
+
+    def normalise(self, name: str) -> "Chain":
+        """A normalisation without scale and shift. That of a batch uses the batch's own statistics."""
+        match name:
+            case "group":
+                return self._normalise_groups()
+            case "batch":
+                return self._normalise_batch()
+            case _:
+                return self
+
+    def _normalise_groups(self) -> "Chain":
+        groups = gcd(8, self.shape[0])
+        self.add("Reshape", self.constant([0, groups, -1], np.int64))
+        ones, zeros = self.constant([1.0] * groups), self.constant([0.0] * groups)
+        self.add("InstanceNormalization", ones, zeros, epsilon=EPSILON)
+        return self.add("Reshape", self.constant([-1, *self.shape], np.int64))
+
+    def _normalise_batch(self) -> "Chain":
+        before, axes = self.at, [0, 2, 3]
+        mean = self.add("ReduceMean", axes=axes).at
+        centred = self.add("Sub", inputs=[before, mean]).at
+        self.add("Mul", inputs=[centred, centred]).add("ReduceMean", axes=axes)
+        deviation = self.add("Add", self.constant(EPSILON)).add("Sqrt").at
+        return self.add("Div", inputs=[centred, deviation])
+
+    def activate(self, name: str) -> "Chain":
+        match name:
+            case "hardswish":
+                return self.add("HardSwish")
+            case "relu":
+                return self.add("Relu")
+            case "relu6":
+                return self.add("Clip", self.constant(0.0), self.constant(6.0))
+            case "selu":
+                return self.add("Selu")
+            case _:
+                return self._gelu()
+
+    def _gelu(self) -> "Chain":
+        before = self.at
+        self.add("Div", self.constant(sqrt(2.0))).add("Erf").add("Add", self.constant(1.0))
+        return self.add("Mul", inputs=[before, self.at]).add("Mul", self.constant(0.5))
+
+    def halve(self) -> "Chain":
+        """The largest of each 2 × 2 pixels."""
+        channels, height, width = self.shape
+        self.shape = (channels, height // 2, width // 2)
+        return self.add("MaxPool", kernel_shape=[2, 2], strides=[2, 2])
+
+    def average(self) -> "Chain":
+        """The average over all pixels."""
+        self.shape = (self.shape[0], 1, 1)
+        return self.add("GlobalAveragePool")
+
+    def classify(self, name: str, classes: int) -> "Chain":
+        """A linear layer on everything, flattened."""
+        width = prod(self.shape)
+        weight, bias = self.weight(f"{name}.weight", classes, width), self.weight(f"{name}.bias", classes)
+        self.shape = (classes,)
+        return self.add("Flatten").add("Gemm", weight, bias, transB=1)
+
+    def model(self) -> ModelProto:
+        """The chain as an ONNX model whose inputs are the samples and the weights."""
+        shapes: list[tuple[str, Sequence[int | str]]] = [("x", ("batch", *self.input_shape)), *self.weights.items()]
+        inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes]
+        output = helper.make_tensor_value_info(self.at, TensorProto.FLOAT, ("batch", *self.shape))
+        graph = helper.make_graph(self._nodes, "model", inputs, [output], list(self._constants.values()))
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+
+
+def lenet(settings: LeNet, chain: Chain, classes: int) -> None:
+    first, second = settings.channels
+    chain.convolve("0", first, 5).normalise(settings.norm).activate(settings.activation).halve()
+    chain.convolve("4", second, 5).normalise(settings.norm).activate(settings.activation)
+    if settings.head == "average":
+        chain.average().classify("9", classes)
+    else:
+        chain.classify("8", classes)
+
+
+def wrn(settings: WRN, chain: Chain, classes: int) -> None:
+    chain.convolve("0", 16, 3)
+    for number, (channels, stride) in enumerate([(16, 1), (32, 2), (64, 2)], 1):
+        _block(settings, chain, str(number), channels * settings.widen, stride)
+    chain.normalise(settings.norm).activate(settings.activation).average().classify("8", classes)
+
+
+def _block(settings: WRN, chain: Chain, name: str, channels: int, stride: int) -> None:
+    chain.normalise(settings.norm).activate(settings.activation)
+    prepared, before = chain.at, chain.shape
+    chain.convolve(f"{name}.residual.0", channels, 3, stride, bias=False)
+    chain.normalise(settings.norm).activate(settings.activation)
+    residual = chain.convolve(f"{name}.residual.3", channels, 3, bias=False).at
+    chain.at, chain.shape = prepared, before
+    shortcut = chain.convolve(f"{name}.shortcut", channels, 1, stride, bias=False).at
+    chain.add("Add", inputs=[residual, shortcut])
+
+
+def softmax(_: Softmax, chain: Chain, classes: int) -> None:
+    chain.classify("1", classes)
+
+
+BUILDERS: dict[type[Model], Callable[[Any, Chain, int], None]] = {LeNet: lenet, WRN: wrn, Softmax: softmax}
+"""Builders by the type of a model's settings in a plan. Other models need PyTorch, or come as ONNX."""
+
+
+def built_in(settings: Model, inputs: Inputs, seed: int, loss: GraphLoss = CROSS_ENTROPY) -> OnnxGraph:
+    """The graph of a plan's model, with the initial weights of `task.init = "numpy"`."""
+    chain = Chain(inputs.one_shape())
+    BUILDERS[type(settings)](settings, chain, inputs.outputs)
+    flat, start = draw_weights(chain.weights, seed), 0
+    weights: dict[str, F32] = {}
+    for name, shape in chain.weights.items():
+        weights[name] = flat[start : start + prod(shape)].reshape(shape)
+        start += prod(shape)
+    return finished(chain.model(), weights, loss=loss)

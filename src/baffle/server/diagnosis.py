@@ -1,0 +1,244 @@
+"""Looks at every round of a run for signs that it will come to nothing, and says each kind once, with the likely cause.
+
+All of it follows from what a server knows anyway: the loss, the scalars' sum, how many of them were clipped, the step.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from baffle.core.arrays import F32, F64
+from baffle.core.messages import Outcome
+from baffle.core.ring import LOSS_MAX
+from baffle.trajectory import Trajectory
+
+Warn = Callable[[str], None]
+"""Takes one line of advice."""
+
+BLOCK = 10
+"""Rounds are judged in blocks of this many."""
+
+CLIMB = 0.2
+"""The loss climbs if the means of two blocks in a row are above the best before them by this share of the first loss
+(that of one block, if it is above by the first loss itself) ..."""
+
+SURE = 5.0
+"""... and by this many standard errors."""
+
+JUDGED, LEAST_JUDGED = 0.2, 4 * BLOCK
+"""Whether the loss is flat is judged once, after this share of the run, and not before so many rounds."""
+
+FELL = 2.0
+"""It is flat if it did not fall by this many standard errors."""
+
+CLIPPED, CLIPPED_ROUNDS = 0.2, 5
+"""A run clips if at least this share of its scalars was clipped in each of so many rounds in a row."""
+
+ROUNDING = 0.3
+"""σ is below the noise floor if a float32 step of the loss, divided by σ, is at least this share of a scalar."""
+
+ONE_SIDED = 0.5
+"""σ measures curvature if the scalars' mean is at least this share of their root mean square: derivatives along random
+directions have as many signs of one kind as of the other."""
+
+REACH = 0.02
+"""A rate is too small if all steps of a run, in a straight line, would change weights by less than this share."""
+
+EPSILON = float(np.finfo(np.float32).eps)
+
+
+class Signs(NamedTuple):
+    """What one round tells about σ and the rate. Scalars are missing if clients send vectors."""
+
+    typical: float | None
+    """The root mean square of a scalar, in the mean over clients."""
+    one_sided: float | None
+    """The scalars' mean as a share of it."""
+    step: float
+    """How far the weights moved, as a share of their size."""
+
+
+class Diagnosis:
+    """What is known of a run so far."""
+
+    def __init__(self, trajectory: Trajectory, records: Iterable[Mapping[str, Any]], warn: Warn) -> None:
+        self._trajectory, self._warn = trajectory, warn
+        self._losses = [float(record["loss"]) for record in records if record["loss"] is not None]
+        self._clipped: list[float] = []
+        self._signs: list[Signs] = []
+        self._said: set[str] = set()
+        self._weights: F32 | None = None
+
+    def look(self, round_number: int, metrics: Mapping[str, Any], outcome: Outcome, weights: F32) -> None:
+        """Take in a round that is over: its metrics, its outcome, and the weights after it."""
+        before, self._weights = self._weights, weights
+        if metrics["loss"] is None:
+            return
+        self._losses.append(float(metrics["loss"]))
+        values = metrics["contributors"] * self._trajectory.length
+        self._clipped.append(metrics["clipped"] / values if values else 0.0)
+        if outcome.groups:
+            self._signs = [*self._signs[1 - BLOCK :], signs_of(self._trajectory, outcome, before, weights)]
+        self._look_for_clipping(metrics["contributors"])
+        if len(self._losses) % BLOCK == 0:
+            self._look_for_climbing(round_number)
+            self._look_for_flatness(round_number)
+
+    def _say(self, kind: str, words: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self._warn(words)
+
+    def _look_for_clipping(self, contributors: int) -> None:
+        recent = self._clipped[-CLIPPED_ROUNDS:]
+        if len(recent) < CLIPPED_ROUNDS or not min(recent) > 0:
+            return
+        silent = [share * contributors for share in recent]
+        if all(count == round(count) for count in silent) and min(silent) < contributors:
+            self._say(
+                "not finite",
+                f"the losses of {_clients(min(silent), contributors)} are not finite: probably NaN or infinite values "
+                "in the data, or weights that have grown too large for some samples",
+            )
+        elif min(recent) >= CLIPPED:
+            share, bound = float(np.mean(recent)), self._bound
+            self._say("clipped", f"{share:.0%} of all values are clipped at {bound}: {self._why_clipped()}")
+
+    @property
+    def _bound(self) -> str:
+        ring, plan = self._trajectory.plan.ring, self._trajectory.plan
+        scalars = plan.outcome_kind == "scalars" or plan.federation.seeds == "own"
+        return f"ring.d_max = {ring.d_max:g}" if scalars else f"ring.update_max = {ring.update_max:g}"
+
+    def _why_clipped(self) -> str:
+        """The size of clipped scalars is not known, only that it is at least the bound."""
+        beyond = "set a larger bound, if the loss falls as it is"
+        return self._rounding(self._trajectory.plan.ring.d_max) or self._climbed() or self._curvature() or beyond
+
+    def _look_for_climbing(self, round_number: int) -> None:
+        if climbs(self._losses):
+            first, last = self._losses[0], blocks_of(self._losses)[-1]
+            self._say(
+                "climbs",
+                f"the loss climbs: {shown(first)} in the first round, {shown(last)} in the last {BLOCK} up to "
+                f"round {round_number}; {self._rounding() or self._curvature() or self._too_large()}",
+            )
+
+    def _look_for_flatness(self, round_number: int) -> None:
+        due = max(LEAST_JUDGED, JUDGED * self._trajectory.plan.rounds)
+        if not due <= len(self._losses) < due + BLOCK:
+            return
+        means = blocks_of(self._losses)
+        early, late = float(np.mean(means[:2])), float(np.mean(means[-2:]))
+        if "climbs" not in self._said and early - late < FELL * error_of(self._losses):
+            self._say(
+                "flat",
+                f"the loss is flat: {shown(early)} in the first {2 * BLOCK} rounds, {shown(late)} in the last up to "
+                f"round {round_number}; {self._why_flat()}",
+            )
+
+    def _why_flat(self) -> str:
+        return (
+            self._rounding()
+            or self._curvature()
+            or self._too_small()
+            or ("update.rate may be too small or too large, or the directions too few: `baffle tune` measures it")
+        )
+
+    def _recent(self, name: str) -> float | None:
+        values = [value for value in (getattr(signs, name) for signs in self._signs) if value is not None]
+        return float(np.median(values)) if values else None
+
+    def _rounding(self, scalar: float = 0.0) -> str:
+        """Whether σ is below the noise floor, if a scalar is this large (0: as it is typically)."""
+        probe, typical = self._trajectory.plan.probe, self._recent("typical")
+        grain = EPSILON * abs(self._losses[-1]) / probe.sigma
+        if typical is None or grain < (scalar or ROUNDING * typical):
+            return ""
+        return (
+            f"probe.sigma = {probe.sigma:g} is below the noise floor: a scalar is no more than the rounding of the "
+            "loss; `baffle tune` finds one that works"
+        )
+
+    def _curvature(self) -> str:
+        probe, one_sided = self._trajectory.plan.probe, self._recent("one_sided")
+        if probe.scheme != "forward" or one_sided is None or one_sided < ONE_SIDED:
+            return ""
+        return (
+            f"probe.sigma = {probe.sigma:g} is too large: scalars measure curvature, since most have one sign; "
+            "`baffle tune` finds one that works"
+        )
+
+    def _climbed(self) -> str:
+        return self._too_large() if self._losses[-1] > 2 * abs(self._losses[0]) else ""
+
+    def _too_large(self) -> str:
+        rate = self._trajectory.plan.update.rate
+        return f"update.rate = {rate:g} is probably too large; `baffle tune` finds one that works"
+
+    def _too_small(self) -> str:
+        step, plan = self._recent("step"), self._trajectory.plan
+        if step is None or step * plan.rounds >= REACH:
+            return ""
+        return (
+            f"update.rate = {plan.update.rate:g} is too small: {plan.rounds} rounds can change the weights by "
+            f"{step * plan.rounds:.1g} of their size at most; `baffle tune` finds one that works"
+        )
+
+
+def signs_of(trajectory: Trajectory, outcome: Outcome, before: F32 | None, after: F32) -> Signs:
+    """What a round tells."""
+    size = max(_rms(after), 1e-30)
+    step = _rms(after - before) / size if before is not None else math.nan
+    if outcome.kind != "scalars":
+        return Signs(None, None, step)
+    scalars = np.concatenate(
+        [group.numbers() / (group.weight * trajectory.ring.scale) for group in outcome.groups]
+    ).astype(np.float64)
+    typical = _rms(scalars)
+    one_sided = abs(float(np.mean(scalars))) / typical if typical > 0 else 0.0
+    return Signs(typical, one_sided, step)
+
+
+def blocks_of(losses: list[float]) -> list[float]:
+    """The means of all whole blocks."""
+    return [float(np.mean(losses[end - BLOCK : end])) for end in range(BLOCK, len(losses) + 1, BLOCK)]
+
+
+def error_of(losses: list[float]) -> float:
+    """The standard error of a block's mean, from the differences of successive losses."""
+    return float(np.median(np.abs(np.diff(losses)))) / (0.6745 * math.sqrt(2)) / math.sqrt(BLOCK)
+
+
+def climbs(losses: list[float]) -> bool:
+    """Whether the last block, or the last two, are clearly above the first loss or the best block before them."""
+    first, means, error = losses[0], blocks_of(losses), error_of(losses)
+    return _rises(first, means, error, 1, abs(first)) or _rises(first, means, error, 2, CLIMB * abs(first))
+
+
+def _rises(first: float, means: list[float], error: float, count: int, least: float) -> bool:
+    """Whether each of the last `count` blocks is above what came before, by at least `least`. `error` is that of a
+    block's mean; a single loss scatters more."""
+    last, before = means[-count:], means[:-count]
+    if len(last) < count or not math.isfinite(sum(last)):
+        return False
+    if min(last) - first > max(least, SURE * error * math.sqrt(BLOCK)):
+        return True
+    return bool(before) and min(last) - min(before) > max(least, SURE * error * math.sqrt(2))
+
+
+def shown(loss: float) -> str:
+    """A loss in words. A client's loss is cut off at the ring's bound before it is sent."""
+    return f"{LOSS_MAX:g} or more" if loss >= 0.999 * LOSS_MAX else f"{loss:.3f}"
+
+
+def _clients(least: float, of: int) -> str:
+    count = round(least)
+    return f"{count} of {of} clients" if count > 1 else f"one of {of} clients"
+
+
+def _rms(values: F32 | F64) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sqrt(np.mean(values.astype(np.float64) ** 2)))

@@ -1,0 +1,181 @@
+"""What `baffle.fit` and `baffle.resume` refuse, in the words that a person sees."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import baffle
+from baffle.network.policy import Policy
+from tests.fitting.test_fit import fit, shared, small, vectors
+
+X, Y = vectors(60)
+
+
+def with_one(change: Any) -> list[Any]:
+    """The data of the clients, those of client 1 changed."""
+    clients: list[Any] = shared(X, Y)
+    clients[1] = change(*clients[1])
+    return clients
+
+
+NAN = X.copy()
+NAN[7, 3] = np.nan
+
+BAD_DATA = {
+    "no clients": ([], "clients: expected the data of at least one client, got an empty list"),
+    "no pair": (
+        with_one(lambda x, _: x),
+        "clients[1]: expected a pair (x, y) of samples and targets, or a map-style data set of such pairs, got ndarray",
+    ),
+    "lengths": (
+        with_one(lambda x, y: (x, y[:-2])),
+        "clients[1] has 15 samples, but 13 labels; expected a label for each sample",
+    ),
+    "shapes": (
+        with_one(lambda x, y: (x[:, :5], y)),
+        "clients[1] has samples of float32 of shape (5,), but clients[0] of float32 of shape (8,); make them alike",
+    ),
+    "an empty client": (
+        with_one(lambda x, y: (x[:0], y[:0])),
+        "client 1 of 4 has no samples; leave it out, or give it some",
+    ),
+    "ragged": (
+        with_one(lambda _x, y: ([[1.0], [1.0, 2.0]], y[:2])),
+        "clients[1]: x: its entries have different shapes and cannot be one array; pad them to the same length",
+    ),
+    "words": (
+        with_one(lambda x, y: (x, np.array(["cat"] * len(y)))),
+        "clients[1]: y: expected numbers whose first axis is the sample, got <U3 of shape (15,)",
+    ),
+    "a label too large": (
+        with_one(lambda x, y: (x, np.where(np.arange(len(y)) == 9, 3, y))),
+        "the data set's training labels: expected class numbers from 0 to 2, got 3 in sample 24; correct the labels, "
+        "or the source's classes",
+    ),
+    "not a number": (
+        shared(NAN, Y),
+        "the data set's training samples hold values that are not finite, first in sample 7; remove or replace them",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DATA)
+def test_unusable_data(tmp_path: Path, name: str) -> None:
+    clients, words = BAD_DATA[name]
+    with pytest.raises(baffle.BaffleError) as refused:
+        fit(tmp_path, small(), clients, None)
+    assert str(refused.value) == words
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unusable_model(tmp_path: Path) -> None:
+    for model, words in (
+        ("nothing.onnx", "nothing.onnx"),
+        (3, "model: expected an nn.Module or the path of an ONNX file, got int"),
+        (nn.ReLU(), "no trainable weights"),
+    ):
+        with pytest.raises(baffle.BaffleError, match=words):
+            fit(tmp_path, model, shared(X, Y), None)
+    with pytest.raises(baffle.BaffleError) as refused:
+        fit(tmp_path, small(), shared(X, Y), None, train="hed.*")
+    assert str(refused.value) == (
+        'train: no parameter of the model fits \'hed.*\'; expected "all", "last" or patterns of names such as '
+        "'2.bias'"
+    )
+
+
+def test_settings_that_no_plan_knows(tmp_path: Path) -> None:
+    for plan, words in (
+        ({"probe.kk": 5}, r"unknown key probe.kk \(did you mean probe.k\?\)"),
+        ({"rounds.more": 5}, "rounds is a value, not a table"),
+        (5, "plan: expected a preset's name, the path of a TOML file, a baffle.Plan or a dict of settings, got int"),
+    ):
+        with pytest.raises(baffle.BaffleError, match=words):
+            baffle.fit(small(), shared(X, Y), plan=plan, out=tmp_path / "run")  # type: ignore[arg-type]
+
+
+def test_a_bug_in_an_own_loss_keeps_its_traceback(tmp_path: Path) -> None:
+    def wrong(outputs: Tensor, _labels: Tensor) -> Tensor:
+        return getattr(outputs, "no_such_thing")()  # type: ignore[no-any-return]  # noqa: B009
+
+    with pytest.raises(baffle.BaffleError, match="wrong") as refused:
+        fit(tmp_path, small(), shared(X, Y), None, loss=wrong)
+    assert isinstance(refused.value.__cause__, AttributeError)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two rounds."""
+    return fit(tmp_path_factory.mktemp("begun"), small(), shared(X, Y), (X, Y), rounds=2).path
+
+
+def test_a_run_goes_on_with_a_model_that_began_elsewhere(begun: Path) -> None:
+    """The folder has the weights that the run began with, so a new process need not find the same ones again."""
+    torch.manual_seed(99)
+    other = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    run = baffle.resume(begun, ["rounds=4"], model=other, clients=shared(X, Y), test=(X, Y))
+    assert run["rounds"] == 4
+    assert np.mean(run.predict(X).argmax(1) == Y) == pytest.approx(run["test_accuracy"], abs=1e-6)
+
+
+def another_net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def half(outputs: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, labels) / 2
+
+
+@pytest.mark.parametrize(
+    ("objects", "words"),
+    [
+        ({"model": another_net()}, "model: this is not the run's model: with the same weights it says other things"),
+        ({"model": nn.Linear(8, 3)}, "model: it has 27 weights to train, but the run has 75"),
+        ({"clients": shared(X + 1, Y)}, "clients: these are not the run's data"),
+        ({"clients": shared(X, Y, 5)}, "clients: these are not the run's data"),
+        ({"loss": half}, "loss: this is not the run's loss: it gives another value"),
+        ({"model": None}, "was begun by baffle.fit; give its objects again: model=…, clients=…"),
+    ],
+)
+def test_other_objects_do_not_continue_a_run(begun: Path, objects: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"model": small(), "clients": shared(X, Y), "test": (X, Y)} | objects
+    with pytest.raises(baffle.BaffleError, match=words):
+        baffle.resume(begun, ["rounds=9"], **given)
+
+
+def test_a_run_of_a_plan_takes_no_objects(finished_run: Path) -> None:
+    with pytest.raises(baffle.BaffleError, match=r"was not begun by baffle\.fit"):
+        baffle.resume(finished_run, ["rounds=9"], model=small(), clients=shared(X, Y))
+
+
+def test_the_command_line_says_how_to_go_on(begun: Path, cli: Any) -> None:
+    done = cli("run", "--resume", begun)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: task.data: this was given to baffle.fit as an object, and no plan can name it; go on in Python: "
+        "baffle.resume(DIR, model=…, clients=…)\n",
+    )
+    assert cli("verify", begun).returncode == 0
+
+
+def test_a_server_cannot_make_a_client_look_for_a_given_object(begun: Path) -> None:
+    """The liar: a server's plan that names what was given to its own fit, and a module called `given` at hand."""
+    plan = baffle.load_plan(str(begun / "plan.toml"))
+    refusals = Policy(mode="off", scalars_only=False).refusals(plan)
+    assert any("task.data" in words for words in refusals)
+    assert any("outside BAFFLE" in words for words in refusals)
+
+
+@pytest.mark.parametrize("says", ["[]", "[nan, nan, nan, nan, nan, nan, nan]", "[1.0]"])
+def test_a_folder_whose_plan_was_changed_is_refused(tmp_path: Path, says: str) -> None:
+    """The liar: somebody else's folder, whose plan would have any model taken for the run's."""
+    run = fit(tmp_path, small(), shared(X, Y), None, rounds=2)
+    text = (run.path / "plan.toml").read_text()
+    (run.path / "plan.toml").write_text(re.sub(r"^says = .*$", f"says = {says}", text, flags=re.MULTILINE))
+    with pytest.raises(baffle.BaffleError):
+        baffle.resume(run.path, ["rounds=4"], model=another_net(), clients=shared(X, Y))

@@ -1,0 +1,103 @@
+"""The layers of a model are the same on every runtime, and hold every weight once."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from baffle.core.directions import Support, coverage
+from baffle.export import export_module
+from baffle.models.inputs import Inputs
+from baffle.plan import Plan, load
+from baffle.runtime.layers import layer_of, layers_of
+from baffle.runtime.onnx.loss import OnnxLoss
+from baffle.runtime.onnx.model import OnnxModel
+from baffle.runtime.onnx.model import load as load_onnx
+from baffle.runtime.onnx.model_folder import MODEL, read_manifest
+from baffle.runtime.torch.model import TorchModel
+from baffle.runtime.torch.model import load as load_torch
+from tests.support.numpy_runtime import NumpyModel, NumpySoftmax
+
+INPUTS = Inputs((1, 8, 8), 10, None, None)
+
+
+class Tied(nn.Module):
+    """A transformer's parts: an embedding that is used again at the end, attention, positions of the module itself, and
+    a frozen layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(5, 6))
+        self.start = nn.Parameter(torch.zeros(6))
+        self.table = nn.Embedding(9, 6)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.norm = nn.LayerNorm(6)
+        self.last = nn.Linear(6, 9)
+        self.last.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.table(x) + self.positions + self.start
+        x = self.norm(self.frozen(x + self.attention(x, x, x, need_weights=False)[0]))
+        output: Tensor = self.last(x.mean(1))
+        return output
+
+
+def _torch(module: nn.Module) -> TorchModel:
+    plan = load("digits", ["task.init=", 'task.model={name="custom", factory="a:b"}'])
+    return TorchModel(plan, plan.task.model, lambda: module)
+
+
+def test_a_layer_is_what_one_module_owns_itself(tmp_path: Path) -> None:
+    module = Tied()
+    layers = _torch(module).layers()
+    sizes = [layer.size for layer in layers]
+    assert sizes == [30, 6, 54, 3 * 36 + 18, 36 + 6, 12, 9]
+    export_module(module, (5,), tmp_path / "model", input_dtype="int64")
+    manifest = read_manifest(tmp_path / "model")
+    exported = OnnxModel(_torch(module).settings, manifest, tmp_path / "model" / MODEL, lambda: np.empty(0, np.float32))
+    assert exported.layers() == layers
+    assert OnnxLoss.in_folder(tmp_path / "model").n_weights == layers[-1].stop
+
+
+@pytest.mark.parametrize("model", ['{name="lenet"}', '{name="wrn", widen=1}', '{name="softmax"}'])
+def test_both_runtimes_find_the_same_layers_and_layouts(model: str) -> None:
+    plan = load("digits", [f"task.model={model}", "probe.supports=layers", "probe.k=30"])
+    on_torch, on_onnx = load_torch(plan, INPUTS), load_onnx(plan, INPUTS)
+    assert on_torch.layers() == on_onnx.layers()
+    batch = None
+    assert on_torch.layout(plan.probe, batch) == on_onnx.layout(plan.probe, batch)  # type: ignore[arg-type]
+    assert coverage(on_torch.layers(), len(on_torch.initial_weights())).tolist() == [1] * len(on_onnx.initial_weights())
+
+
+def test_a_runtime_that_does_not_know_its_layers_says_so(tiny: Callable[..., Plan]) -> None:
+    model = NumpyModel(NumpySoftmax(), INPUTS)
+    with pytest.raises(Exception, match=r'probe\.supports: this runtime runs whole models; expected "dense", got "lay'):
+        model.layout(tiny("probe.supports=layers").probe, None)  # type: ignore[arg-type]
+
+
+def test_a_name_tells_its_layer() -> None:
+    assert layer_of("block.conv.bias") == layer_of("block.conv.weight") == "block.conv"
+    assert (layer_of("positions"), layer_of("start")) == ("positions", "start")
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 5)), min_size=1, max_size=12))
+def test_every_weight_is_in_one_layer(tensors: list[tuple[str, int]]) -> None:
+    layers, n = layers_of(tensors), sum(size for _, size in tensors)
+    assert coverage(layers, n).tolist() == [1] * n
+    assert all(layer.size for layer in layers)
+    owner = [name for name, size in tensors for _ in range(size)]
+    for layer in layers:
+        assert len({owner[weight] for part, _ in layer.parts() for weight in range(part.start, part.stop)}) == 1
+
+
+def test_a_layer_in_two_places_is_one_support_and_in_three_places_three() -> None:
+    assert layers_of([("a", 2), ("b", 3), ("a", 1)]) == (Support(0, 2, (5, 6)), Support(2, 5))
+    assert layers_of([("a", 2), ("b", 1), ("a", 1), ("c", 1), ("a", 1)]) == (
+        *(Support(0, 2), Support(2, 3), Support(3, 4), Support(4, 5), Support(5, 6)),
+    )
