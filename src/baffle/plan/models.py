@@ -24,14 +24,18 @@ class ModelSettings(Section, frozen=True):
 
 
 class LeNet(ModelSettings, frozen=True, tag_field="name", tag="lenet"):
-    """The paper's LeNet. `head`: average over positions, or flatten them."""
+    """The paper's LeNet."""
 
     has_graph: ClassVar[bool] = True
 
     channels: tuple[Count, Count] = (16, 64)
+    """its two convolutions; a plan without a model has `[8, 16]` and `head = "flatten"`"""
     head: Literal["average", "flatten"] = "average"
+    """over positions; or `"flatten"`"""
     activation: Activation = "hardswish"
+    """`"hardswish"`, `"relu"`, `"relu6"`, `"selu"`, `"gelu"`"""
     norm: Norm = "none"
+    """`"none"`, `"group"`, or `"batch"` (the batch's own statistics, always)"""
 
 
 class WRN(ModelSettings, frozen=True, tag_field="name", tag="wrn"):
@@ -40,22 +44,26 @@ class WRN(ModelSettings, frozen=True, tag_field="name", tag="wrn"):
     has_graph: ClassVar[bool] = True
 
     widen: Count = 2
+    """its width; at 2 it has 302,794 weights on 3 × 32 × 32 and ten classes"""
     activation: Activation = "hardswish"
     norm: Norm = "group"
 
 
 class MobileNet(ModelSettings, frozen=True, tag_field="name", tag="mobilenet"):
-    """MobileNetV2. `weights`: trained on ImageNet, from a file, or random. `trained`: a new last layer behind a frozen
-    front, or everything. ImageNet's weights were trained with relu6 and hold their BatchNorm. `scaling` is filled in
-    when a run starts. Runs of version 0.1 have none: they scaled the pixels of most data sets twice."""
+    """MobileNetV2. ImageNet's weights were trained with relu6 and hold their BatchNorm."""
 
     filled_in: ClassVar[tuple[str, ...]] = ("scaling",)
 
     weights: Literal["imagenet", "random"] = "imagenet"
+    """from `mobilenetv2/` in the data folder: torchvision's `mobilenet_v2-*.pth`, or an `.npz` of 53 folded weight/bias
+    pairs; or `"random"`"""
     trained: Literal["head", "all"] = "head"
+    """a new last layer, the rest frozen and computed once a sample; `"all"`: everything"""
     activation: Activation = "relu6"
     norm: Norm = "none"
     scaling: Literal["", "once"] = ""
+    """filled in as `"once"` when a run starts. Runs of version 0.1 have none, because most data sets' pixels were
+    scaled twice; they verify, and are neither resumed nor exported"""
 
 
 class Softmax(ModelSettings, frozen=True, tag_field="name", tag="softmax"):
@@ -65,25 +73,28 @@ class Softmax(ModelSettings, frozen=True, tag_field="name", tag="softmax"):
 
 
 class Custom(ModelSettings, frozen=True, tag_field="name", tag="custom"):
-    """Your own model: `factory = "package.module:function"` returns an nn.Module. `train` are patterns of names of the
-    parameters that are trained, or "last" for the last layer; without any, all that are not frozen. A module that was
-    given to `baffle.fit` as an object is known again by `weights`, the SHA-256 of its initial weights, and by what it
-    `says` about a few samples."""
+    """A model of the user's own. A module that was given to `baffle.fit` as an object is known again by `weights` and
+    `says`."""
 
     factory: str
+    """`"module:function"`, which gives an `nn.Module`; it must be set"""
     train: tuple[str, ...] = ()
+    """patterns of the names of the parameters that are trained (`["head.*"]`), or `["last"]` for the last layer; empty:
+    all that are not frozen"""
     weights: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    """the SHA-256 of the initial weights of a module that was given to `baffle.fit` as an object; filled in by it"""
     says: tuple[float, ...] = ()
+    """what that module says about a few samples, so that it is known again; filled in by `baffle.fit`"""
 
 
 class Onnx(ModelSettings, frozen=True, tag_field="name", tag="onnx"):
-    """A model that came as ONNX, in the folder `run.model` that `baffle export --onnx` made. `graph`, the SHA-256 of
-    its graph, is filled in when the run starts."""
+    """A model that came as ONNX, in the folder `run.model` that `baffle export --onnx` made."""
 
     runtime: ClassVar[str] = "onnx"
     filled_in: ClassVar[tuple[str, ...]] = ("graph",)
 
     graph: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    """the SHA-256 of the graph; filled in when a run starts"""
 
 
 Model = LeNet | WRN | MobileNet | Softmax | Custom | Onnx

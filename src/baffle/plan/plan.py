@@ -25,9 +25,13 @@ from baffle.plan.setting import LARGEST, Count, Section
 
 class Plan(Section, frozen=True):
     name: str = "run"
+    """names the folder under `runs/`"""
     seed: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    """the root of every random choice"""
     rounds: Count = 400
+    """how many rounds a run has"""
     estimator: Literal["probe", "backprop"] = "probe"
+    """`"backprop"`: the baseline, in the same loop"""
     task: TaskSettings = TaskSettings()
     federation: FederationSettings = FederationSettings()
     probe: ProbeSettings = ProbeSettings()

@@ -1,4 +1,8 @@
-"""What a setting may be, and a section of them."""
+"""What a setting may be, and a section of them.
+
+What a setting means stands below it, as a string of Markdown whose links start from docs/. `scripts/reference.py` makes
+the table in docs/plans.md of these strings, and a setting without one fails its test.
+"""
 
 import sys
 from typing import Annotated
