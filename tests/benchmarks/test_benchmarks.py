@@ -78,6 +78,24 @@ def test_nets_are_trained_in_every_way() -> None:
     assert found["contrast"]["SqueezeNet-like"]["layers"] == 8
 
 
+@pytest.mark.slow
+def test_predicted_durations_are_compared_with_runs(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "duration.py"),
+        "digits, the default",
+        "--set",
+        "rounds=4",
+        "--out",
+        str(out),
+    ]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    row = json.loads(out.read_text())["rows"]["digits, the default"]
+    assert row["rounds"] == 4
+    assert row["predicted"] > 0 < row["taken"]
+
+
 def test_the_tables_in_the_docs_match_the_results() -> None:
     command = [sys.executable, str(BENCHMARKS / "pages.py"), "--check"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
