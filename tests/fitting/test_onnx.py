@@ -278,3 +278,14 @@ def test_another_graph_does_not_continue_a_run(tmp_path: Path) -> None:
     other = fit(tmp_path / "b", bag_of_words(tmp_path / "b.onnx"), shared(x, y), None, rounds=2, train="last")
     with pytest.raises(baffle.BaffleError, match="this is not the run's model, but another graph"):
         baffle.resume(run.path, ["rounds=4"], model=other.plan.run.model, clients=shared(x, y))
+
+
+def test_a_refused_fit_leaves_nothing_in_the_way_of_the_next(tmp_path: Path) -> None:
+    x, y = sentences(80)
+    theirs = bag_of_words(tmp_path / "theirs.onnx")
+    with pytest.raises(baffle.BaffleError, match="y has class 9, but the model has outputs for 3"):
+        fit(tmp_path, theirs, shared(x, np.where(y == 1, 9, y)), None, rounds=2)
+    assert fit(tmp_path, theirs, shared(x, y), None, rounds=2)["rounds"] == 2
+    (tmp_path / "words.onnx").write_text("hi")
+    with pytest.raises(baffle.BaffleError, match=r"words\.onnx cannot be read as an ONNX model: it has no graph"):
+        fit(tmp_path / "b", tmp_path / "words.onnx", shared(x, y), None)
