@@ -7,6 +7,7 @@ from baffle.aggregation.client_policy import ClientPolicy
 from baffle.core.directions import DISTRIBUTIONS
 from baffle.core.update import OPTIMIZERS
 from baffle.errors import PlanError
+from baffle.plan.privacy import check_privacy
 from baffle.plan.sections import FederationSettings, MobileNet, Model, Onnx, Plan, TaskSettings, UpdateSettings
 from baffle.plan.tasks import LOSSES, METRICS, SUITABLE, is_own, metrics_of, short
 
@@ -24,6 +25,7 @@ def check(plan: Plan) -> None:
     _check_probe(plan)
     _check_update(plan.update)
     _check_secure(plan)
+    check_privacy(plan)
 
 
 def _check_names(plan: Plan) -> None:

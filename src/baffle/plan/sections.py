@@ -1,8 +1,8 @@
 """The sections of a plan, frozen, and the digests that name it.
 
 The sections `task`, `federation`, `probe`, `update` and `ring` with `seed`, `estimator` and the groups of `secure`
-determine the weights; their digest names the trajectory. `rounds`, `run` and the rest of `secure` say how far and how a
-run goes, and may change when it is resumed.
+determine the weights; their digest names the trajectory. So do noise and clipping of a private run. `rounds`, `run` and
+the rest of `secure` and `privacy` say how far and how a run goes, and may change when it is resumed.
 """
 
 import sys
@@ -219,6 +219,24 @@ class SecureSettings(Section, frozen=True):
     combine: Literal["mean", "median"] = "mean"
 
 
+class PrivacySettings(Section, frozen=True):
+    """Differential privacy of a run for its clients. `noise` is the standard deviation of the noise in a sum, as a
+    multiple of `clip`; or it follows from `epsilon` and `delta` over the planned rounds. `clip` bounds the length of a
+    client's vector. Everybody adds one share in `sharers` of the noise's variance; 0: as many as are certain to add
+    theirs. What follows is written into the run's own plan when it starts. Without `noise` and `epsilon` a run is not
+    private."""
+
+    noise: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    epsilon: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
+    clip: NonNegative = 0.0
+    sharers: OptionalCount = 0
+
+    @property
+    def on(self) -> bool:
+        return self.noise > 0 or self.epsilon > 0
+
+
 class RunSettings(Section, frozen=True):
     """How a run is executed. None of it affects the trajectory. `model` is the folder of a model that came as ONNX.
     `runtime` computes forward passes; left out, ONNX Runtime does if it is installed and can, else PyTorch.
@@ -248,6 +266,7 @@ class Plan(Section, frozen=True):
     update: UpdateSettings = UpdateSettings()
     ring: RingSettings = RingSettings()
     secure: SecureSettings = SecureSettings()
+    privacy: PrivacySettings = PrivacySettings()
     run: RunSettings = RunSettings()
 
     @property
@@ -295,6 +314,9 @@ class Plan(Section, frozen=True):
         if measured := determines.get("task", {}).keys() & {"metrics"}:  # they are taken beside the chain
             determines["task"] = {name: value for name, value in plan["task"].items() if name not in measured}
         determines["secure"] = {name: secure[name] for name in groups if name in secure}
+        private = _changed_settings(self.privacy)
+        if noise := {name: private[name] for name in ("noise", "clip", "sharers") if name in private}:
+            determines["privacy"] = noise
         return _digest("baffle/trajectory/2", determines)
 
     def model_digest(self) -> bytes:
