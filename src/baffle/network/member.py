@@ -310,6 +310,7 @@ class Member:
                 entry.run,
                 policy_of(replica.trajectory, tiers, salt),
                 memory=self.memory,
+                charge=self.consent.charge(replica.trajectory),
                 frozen=known.session if known else None,
             )
         self._client = Client(replica, worker, session, self._tell_sparingly)
