@@ -53,4 +53,5 @@ run = baffle.fit(
     out=folder / "run",
 )
 print(f"accuracy {run['test_accuracy']:.1%} with {run['n_weights']:,} weights trained; the rest is as it came")
-print(f"to deploy it: baffle export {run.path} --out trained")
+save(run.model, folder / "trained.onnx")
+print(f"{folder / 'trained.onnx'} is their file with the trained head, for any runtime of ONNX")

@@ -172,7 +172,9 @@ def _given_again(model: Any, loss: str | Function, plan: Plan, run: Path) -> Giv
     if not isinstance(plan.task.model, Custom):
         from baffle.fitting.given_onnx import GivenOnnx
 
-        return GivenOnnx(Path(plan.run.model) if not Path(model).is_dir() else Path(model), loss)
+        if not isinstance(model, (str, Path)):
+            raise PlanError(f"model: the run's model came as ONNX; expected its path again, got {type(model).__name__}")
+        return GivenOnnx.again(Path(model), loss, plan)
     weights = initial_weights(RunFolder.existing(run).journal, plan)
     return GivenModule.of(model, plan.task.model.train, loss).starting_at(weights)
 

@@ -52,6 +52,10 @@ class GivenModel(Protocol):
         """The model's outputs, a row for each sample, with its own weights or with others."""
         ...
 
+    def with_weights(self, weights: F32) -> Any:
+        """A copy of what was given, with these weights in what is trained: a module, or an ONNX model."""
+        ...
+
     def settled(self, plan: Plan, few: Batch) -> Plan:
         """The plan, with that by which the model is known again."""
         ...
@@ -87,6 +91,9 @@ class GivenModule:
         from baffle.runtime.torch.given import restored
 
         return replace(self, module=restored(self.module, self.trained(), weights))
+
+    def with_weights(self, weights: F32) -> "nn.Module":
+        return self.starting_at(weights).module
 
     def on(self, plan: Plan) -> RunnableModel:
         """The model as a run has it."""

@@ -6,6 +6,7 @@ from fnmatch import fnmatch
 from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -30,14 +31,20 @@ from baffle.runtime.onnx.model_folder import (
     read_manifest,
     read_weights,
 )
+from baffle.runtime.onnx.trained import file_with_weights, graph_with_weights, require_file
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 
 @dataclass(frozen=True)
 class GivenOnnx:
-    """A graph in an exported folder, which holds its loss unless that is a function of the user's own."""
+    """A graph in an exported folder, which holds its loss unless that is a function of the user's own. `file` is the
+    ONNX file that it was made of, if that was given."""
 
     folder: Path
     loss: str | Function
+    file: Path | None = None
 
     @classmethod
     def of(cls, path: Path, train: str | Sequence[str], loss: str | Function, folder: Path, few: Batch) -> "GivenOnnx":
@@ -54,7 +61,15 @@ class GivenOnnx:
         with TemporaryDirectory() as scratch:
             names = [tensor.name for tensor in export_onnx(path, Path(scratch) / "all", (), sizes, holds).weights]
         export_onnx(path, folder, _frozen(names, train), sizes, holds)
-        return cls(folder, loss)
+        return cls(folder, loss, path)
+
+    @classmethod
+    def again(cls, path: Path, loss: str | Function, plan: Plan) -> "GivenOnnx":
+        """The model of a run with this plan, given again: its file, or its folder."""
+        if path.is_dir():
+            return cls(path, loss)
+        require_file(path, read_manifest(Path(plan.run.model)))
+        return cls(Path(plan.run.model), loss, path)
 
     @property
     def unsettled(self) -> Onnx:
@@ -75,6 +90,12 @@ class GivenOnnx:
         kind = np.int64 if manifest.loss == CROSS_ENTROPY else np.float32
         unknown = np.zeros((count(x), *manifest.label_shape), kind)
         return runtime.outputs(weights, Batch(x, unknown))
+
+    def with_weights(self, weights: F32) -> "ModelProto":
+        """The file that was given with these weights, or else the graph in the folder."""
+        if self.file:
+            return file_with_weights(self.file, read_manifest(self.folder), weights)
+        return graph_with_weights(self.folder, weights)
 
     def settled(self, plan: Plan, _few: Batch) -> Plan:
         model = Onnx(graph=read_manifest(self.folder).model_sha256)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -15,10 +15,11 @@ from baffle.fitting.given_model import GivenModel, GivenModule
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
-from baffle.plan import Custom, Plan, load
+from baffle.plan import Custom, Onnx, Plan, load
 from baffle.report.words import is_share, metric_name
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
     from torch import nn
 
 
@@ -26,7 +27,7 @@ class Run(Mapping[str, Any]):
     """A run in a folder. As a mapping it is the run's summary: `run["test_accuracy"]`.
 
     `path` is the folder, `plan` the plan as it was run. `model`, `predict` and `restore` give the trained model back;
-    a run that was opened from its folder has none until it is given one (`restore`).
+    a run of a module that was opened from its folder has none until it is given one (`restore`).
     """
 
     def __init__(self, path: str | Path, given: GivenModel | None = None) -> None:
@@ -64,19 +65,28 @@ class Run(Mapping[str, Any]):
         return state.weights if last else lineage.trajectory.rule.smooth_weights(state)
 
     @cached_property
-    def model(self) -> "nn.Module":
-        """The trained module: a copy of the one that was given, with the weights that the metrics measure."""
-        given = self._require_given()
-        if not isinstance(given, GivenModule):
-            raise ModelError(
-                f"the model came as ONNX; `baffle export {self.path} --out FOLDER` writes it with its weights"
-            )
-        return given.starting_at(self.weights()).module
+    def model(self) -> Any:
+        """The trained model, with the weights that the metrics measure: a copy of the module that was given, or for an
+        ONNX file that model as an `onnx.ModelProto`, which `onnx.save(run.model, "trained.onnx")` writes. A folder that
+        `baffle export` made gives one from `x` to `logits`."""
+        return self._require_given().with_weights(self.weights())
 
-    def restore(self, module: "nn.Module", *, last: bool = False) -> "nn.Module":
-        """A copy of a module with the run's weights in what was trained; everything else is as it was."""
+    @overload
+    def restore(self, model: "nn.Module", *, last: bool = False) -> "nn.Module": ...
+
+    @overload
+    def restore(self, model: str | Path, *, last: bool = False) -> "ModelProto": ...
+
+    def restore(self, model: "nn.Module | str | Path", *, last: bool = False) -> "nn.Module | ModelProto":
+        """A copy of a module, or the model in an ONNX file, with the run's weights in what was trained; everything else
+        is as it was."""
+        weights = self.weights(last=last)
+        if isinstance(model, (str, Path)):
+            from baffle.fitting.given_onnx import GivenOnnx
+
+            return GivenOnnx.again(Path(model), self.plan.task.loss, self.plan).with_weights(weights)
         train = self.plan.task.model.train if isinstance(self.plan.task.model, Custom) else ()
-        return GivenModule.of(module, train, self.plan.task.loss).starting_at(self.weights(last=last)).module
+        return GivenModule.of(model, train, self.plan.task.loss).with_weights(weights)
 
     def predict(self, x: Any) -> Array:
         """What the trained model says about samples, a row for each: logits for classes, numbers for a regression."""
@@ -106,9 +116,13 @@ class Run(Mapping[str, Any]):
         return figure.update_layout(showlegend=False, template="plotly_white", height=360)
 
     def _require_given(self) -> GivenModel:
-        if self._given is None:
-            raise ModelError(f"{self.path} keeps weights, but no module to put them in; give one: run.restore(module)")
-        return self._given
+        if self._given is not None:
+            return self._given
+        if isinstance(self.plan.task.model, Onnx):  # its graph is in a folder
+            from baffle.fitting.given_onnx import GivenOnnx
+
+            return GivenOnnx(Path(self.plan.run.model), self.plan.task.loss)
+        raise ModelError(f"{self.path} keeps weights, but no module to put them in; give one: run.restore(module)")
 
     def __getitem__(self, name: str) -> Any:
         return self.summary[name]

@@ -8,7 +8,7 @@ from pathlib import Path
 from baffle.core.ports import CONTRIBUTED
 from baffle.errors import JournalError
 from baffle.journal.database import reading
-from baffle.plan.sections import LARGEST
+from baffle.plan.setting import LARGEST
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from baffle.data.sources import SOURCES
 from baffle.errors import PlanError, RefusalError, one_line
 from baffle.files import read_file
 from baffle.plan import Custom, Plan, Section, read_toml, settings_of
-from baffle.plan.sections import LARGEST, Count, NonNegative, OptionalCount, Positive, Proportion
+from baffle.plan.setting import LARGEST, Count, NonNegative, OptionalCount, Positive, Proportion
 from baffle.plan.tasks import is_own
 from baffle.privacy.ledger import Budget
 

@@ -7,8 +7,10 @@ from baffle.aggregation.client_policy import ClientPolicy
 from baffle.core.directions import DISTRIBUTIONS
 from baffle.core.update import OPTIMIZERS
 from baffle.errors import PlanError
+from baffle.plan.models import MobileNet, Model, Onnx
+from baffle.plan.plan import Plan
 from baffle.plan.privacy import check_privacy
-from baffle.plan.sections import FederationSettings, MobileNet, Model, Onnx, Plan, TaskSettings, UpdateSettings
+from baffle.plan.sections import FederationSettings, TaskSettings, UpdateSettings
 from baffle.plan.tasks import LOSSES, METRICS, SUITABLE, is_own, metrics_of, short
 
 

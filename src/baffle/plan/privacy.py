@@ -10,7 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from baffle.errors import PlanError
-from baffle.plan.sections import Plan
+from baffle.plan.plan import Plan
 from baffle.privacy.accounting import noise_for, spent
 from baffle.privacy.ring import PrivateRing
 

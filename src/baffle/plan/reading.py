@@ -10,7 +10,9 @@ import msgspec
 from baffle.errors import PlanError
 from baffle.files import read_file
 from baffle.plan.checks import check
-from baffle.plan.sections import Model, Plan, Section
+from baffle.plan.models import Model
+from baffle.plan.plan import Plan
+from baffle.plan.setting import Section
 
 PLAN_BYTES = 64 << 20
 """No plan file is longer: room for a layout of a million rows."""

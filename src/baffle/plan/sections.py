@@ -1,129 +1,39 @@
-"""The sections of a plan, frozen, and the digests that name it.
+"""The sections of a plan, frozen.
 
-The sections `task`, `federation`, `probe`, `update` and `ring` with `seed`, `estimator` and the groups of `secure`
-determine the weights; their digest names the trajectory. So do noise and clipping of a private run. `rounds`, `run` and
-the rest of `secure` and `privacy` say how far and how a run goes, and may change when it is resumed.
+`task`, `federation`, `probe`, `update` and `ring` determine the weights, and so do the groups of `secure` and the noise
+of `privacy`. The rest of these two, and `run`, say how a run goes, and may change when it is resumed.
 """
 
-import sys
-from hashlib import sha256
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
-LARGEST = 2**63 - 1
-"""TOML, SQLite and the messages between client and server have no larger integers."""
-
-Count = Annotated[int, Meta(ge=1, le=LARGEST)]
-OptionalCount = Annotated[int, Meta(ge=0, le=LARGEST)]
-Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
-NonNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
-Proportion = Annotated[float, Meta(gt=0, le=1)]
-Decay = Annotated[float, Meta(ge=0, lt=1)]
-
-Activation = Literal["hardswish", "relu", "relu6", "selu", "gelu"]
-Norm = Literal["none", "group", "batch"]
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of a plan; an unknown key in it is an error."""
-
-
-class ModelSettings(Section, frozen=True):
-    """A model that a plan can name, and the settings that are empty until a run starts and fills them in. `runtime`:
-    the only one that runs it (see runtime/registry.py). `has_graph`: BAFFLE can make its ONNX graph without PyTorch."""
-
-    runtime: ClassVar[str] = ""
-    has_graph: ClassVar[bool] = False
-    filled_in: ClassVar[tuple[str, ...]] = ()
-
-    def unsettled(self) -> list[str]:
-        """The settings that no run has filled in yet."""
-        return [name for name in self.filled_in if not getattr(self, name)]
-
-
-class LeNet(ModelSettings, frozen=True, tag_field="name", tag="lenet"):
-    """The paper's LeNet. `head`: average over positions, or flatten them."""
-
-    has_graph: ClassVar[bool] = True
-
-    channels: tuple[Count, Count] = (16, 64)
-    head: Literal["average", "flatten"] = "average"
-    activation: Activation = "hardswish"
-    norm: Norm = "none"
-
-
-class WRN(ModelSettings, frozen=True, tag_field="name", tag="wrn"):
-    """A wide residual network of depth ten; with `widen = 2` the paper's WRN-10-2."""
-
-    has_graph: ClassVar[bool] = True
-
-    widen: Count = 2
-    activation: Activation = "hardswish"
-    norm: Norm = "group"
-
-
-class MobileNet(ModelSettings, frozen=True, tag_field="name", tag="mobilenet"):
-    """MobileNetV2. `weights`: trained on ImageNet, from a file, or random. `trained`: a new last layer behind a frozen
-    front, or everything. ImageNet's weights were trained with relu6 and hold their BatchNorm. `scaling` is filled in
-    when a run starts. Runs of version 0.1 have none: they scaled the pixels of most data sets twice."""
-
-    filled_in: ClassVar[tuple[str, ...]] = ("scaling",)
-
-    weights: Literal["imagenet", "random"] = "imagenet"
-    trained: Literal["head", "all"] = "head"
-    activation: Activation = "relu6"
-    norm: Norm = "none"
-    scaling: Literal["", "once"] = ""
-
-
-class Softmax(ModelSettings, frozen=True, tag_field="name", tag="softmax"):
-    """Softmax regression: one linear layer."""
-
-    has_graph: ClassVar[bool] = True
-
-
-class Custom(ModelSettings, frozen=True, tag_field="name", tag="custom"):
-    """Your own model: `factory = "package.module:function"` returns an nn.Module. `train` are patterns of names of the
-    parameters that are trained, or "last" for the last layer; without any, all that are not frozen. A module that was
-    given to `baffle.fit` as an object is known again by `weights`, the SHA-256 of its initial weights, and by what it
-    `says` about a few samples."""
-
-    factory: str
-    train: tuple[str, ...] = ()
-    weights: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
-    says: tuple[float, ...] = ()
-
-
-class Onnx(ModelSettings, frozen=True, tag_field="name", tag="onnx"):
-    """A model that came as ONNX, in the folder `run.model` that `baffle export --onnx` made. `graph`, the SHA-256 of
-    its graph, is filled in when the run starts."""
-
-    runtime: ClassVar[str] = "onnx"
-    filled_in: ClassVar[tuple[str, ...]] = ("graph",)
-
-    graph: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
-
-
-Model = LeNet | WRN | MobileNet | Softmax | Custom | Onnx
+from baffle.plan.models import LeNet, Model
+from baffle.plan.setting import LARGEST, Count, Decay, NonNegative, OptionalCount, Positive, Proportion, Section
 
 
 class TaskSettings(Section, frozen=True):
-    """`data` is a data set that BAFFLE knows, or "package.module:function" for your own. `pixels = 0`: its usual
-    image size. `augment`: training images are shifted and mirrored at random, if the data set supports it. `init`: the
-    initial weights of BAFFLE's own models are drawn by NumPy and are the same on every runtime; left out, by PyTorch.
-    Other models bring their own. `loss` and `metrics` are names that BAFFLE knows (see plan/tasks.py), or
-    "package.module:function" for your own. Without `metrics`, those are taken that suit the loss; they determine no
-    weights."""
+    """What is learnt, and by which model. The names of losses and metrics are in plan/tasks.py."""
 
     data: str = "digits"
+    """`"mnist"`, `"usps"`, `"cifar10"`, `"cifar100"`, `"pacs"`, `"officehome"` ([where their files go](data.md)), or
+    `"module:function"`, [a set of your own](data.md#a-set-of-your-own)"""
     pixels: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """size of the images of `"pacs"` and `"officehome"`; `0`: 128"""
     augment: bool = False
+    """training images are mirrored and shifted at random, by the round's and the client's key: CIFAR, or a set of your
+    own that says how"""
     loss: str = "cross_entropy"
+    """`"mse"`, `"mae"`, `"bce"`, or `"module:function"`: [losses and metrics](#losses-and-metrics)"""
     metrics: tuple[str, ...] = ()
+    """what is measured on the test set; empty: what suits the loss. They do not determine the weights"""
     init: Literal["", "numpy"] = ""
+    """`"numpy"`: initial weights are drawn from the seed by NumPy, the same on every runtime and machine, for
+    `"lenet"`, `"wrn"` and `"softmax"` (other models bring their own); empty: by PyTorch, as in version 0.1"""
     model: Model = LeNet(channels=(8, 16), head="flatten")
+    """`"wrn"` (depth ten), `"mobilenet"` (MobileNetV2, on [images](data.md#what-a-model-sees) of 32 × 32 at least),
+    `"softmax"`, `"onnx"` with `run.model`, the folder of a [model from elsewhere](edge.md#models-from-elsewhere), or
+    `"custom"` with `factory = "module:function"`, a [model of your own](#models-of-your-own)"""
 
     @property
     def draws_weights(self) -> bool:
@@ -139,41 +49,68 @@ class Tier(Section, frozen=True):
 
 
 class FederationSettings(Section, frozen=True):
-    """Who takes part and how. A "dirichlet" partition uses `alpha` and gives each client at least `floor_samples`.
-    `batch = 0`: a client probes on all its samples at once. `seeds = "own"`: at batch level every client draws its own
-    directions and sends the gradient that it estimates. At epoch level a client goes through its samples `epochs`
-    times, or takes `steps` steps. `dropout`: the chance that a simulated client does not answer in a round."""
+    """Who takes part and how."""
 
     clients: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
+    """how many clients there are"""
     participation: Proportion = 1.0
+    """share of the clients in a round, drawn anew for each"""
     partition: Literal["iid", "dirichlet", "domain", "writer"] = "iid"
+    """`"dirichlet"`, `"domain"`, `"writer"`: [who holds what](data.md#partitions)"""
     alpha: Positive = 0.3
+    """of a `"dirichlet"` partition: the smaller α, the fewer classes a client has"""
     floor_samples: Count = 10
+    """of a `"dirichlet"` partition: the least number of a client's samples"""
     level: Literal["batch", "epoch"] = "batch"
+    """FedSGD; `"epoch"`: FedAvg"""
     seeds: Literal["shared", "own"] = "shared"
+    """whose directions a client probes at batch level; `"own"`: its own, so that a round has clients times K of them,
+    and it sends the gradient that it estimates: n numbers up instead of K"""
     batch: OptionalCount = 32
+    """samples a client probes on at once; `0`: all it has"""
     epochs: Count = 1
+    """local ones, at epoch level"""
     steps: OptionalCount = 0
+    """local steps at epoch level, batch after batch and lap after lap through a client's samples, as FedZO counts them;
+    `0`: as many as `epochs` have"""
     weighting: Literal["samples", "uniform"] = "samples"
+    """a client counts by its samples, or `"uniform"`"""
     tiers: tuple[Tier, ...] = ()
+    """`[[federation.tiers]]` with `k` and `share`: this share of the clients evaluates only the first k directions"""
     dropout: Decay = 0.0
+    """chance that a simulated client does not answer in a round"""
 
 
 class ProbeSettings(Section, frozen=True):
-    """The estimator's settings. `precision` is that of the forward passes: the moved weights are rounded to it.
-    `micro_batch = 0` and an empty `layout` are chosen when the run starts and written into its own plan. Probes take at
-    most `memory_mb` beside the model and the batch (0: no limit): micro-batches are made small enough. A layout's row
-    gives a support and its number of directions: start, stop, start and stop of its tail, count."""
+    """The estimator's settings. A layout's row gives a support and its number of directions: start, stop, start and
+    stop of its tail, count."""
 
     k: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
+    """directions a round (at epoch level: a local step)"""
     sigma: Positive = 1e-3
+    """how far a probe moves along a direction"""
     scheme: Literal["forward", "central"] = "forward"
+    """K + 1 forwards; `"central"`: 2K"""
     distribution: str = "gaussian"
+    """`"rademacher"` draws faster, at the same quality; `"sphere"`: Gaussian directions stretched to the length √n, as
+    FedZO and DLZO have them (their step μ is σ·√n)"""
     micro_batch: OptionalCount = 0
+    """samples that go through the model at once; `0`: chosen at the start, up to 64 by rule, for larger batches by a
+    short measurement"""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """`"bfloat16"`, `"float16"`: what the probes' forward passes are computed in. The moved weights are rounded to it;
+    losses are taken in float32, and the weights themselves stay float32. For `supports = "dense"` and `"layers"`; slow
+    on a CPU without instructions for it"""
     memory_mb: OptionalCount = 0
+    """memory that probes may take beside the model and the batch: micro-batches are made small enough, or the plan is
+    refused with the least that it needs ([how](performance.md#memory)); `0`: no limit. For `supports = "dense"` and
+    `"layers"`, without a frozen backbone"""
     supports: Literal["dense", "layers", "stages", "units"] = "dense"
+    """`"layers"`: a direction touches one layer, for models whose layers have [unlike
+    gradients](performance.md#one-layer-at-a-time); `"stages"`, `"units"`: one stage, or one output unit of a layer, at
+    a fraction of a forward pass each ([how](performance.md#directions-that-touch-a-part-of-the-weights))"""
     layout: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount, Count], ...] = ()
+    """how many directions each support has; filled in when a run starts"""
 
     @property
     def moves_whole_models(self) -> bool:
@@ -182,169 +119,111 @@ class ProbeSettings(Section, frozen=True):
 
 
 class UpdateSettings(Section, frozen=True):
-    """The optimizer's settings. `clip = 0` and `ema = 0` turn these off. A round that would move the weights further
-    than `norm_max` is refused (0: no limit). `moments`: adam has a second moment for each weight, or one for each
-    layer. `layers` are then filled in when the run starts: start, stop, start and stop of the tail of each."""
+    """The optimizer's settings. A row of `layers`: start, stop, start and stop of the tail of a layer."""
 
     optimizer: str = "adam"
+    """`"momentum"`, `"sgd"`"""
     moments: Literal["weights", "layers"] = "weights"
+    """`"layers"`: adam has [one second moment for each layer](performance.md#one-layer-at-a-time) instead of one for
+    each weight"""
     layers: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount], ...] = ()
+    """the layers of these moments; filled in when a run starts"""
     rate: Positive = 0.01
+    """the length of a step; [`baffle tune`](tuning.md) finds one"""
     betas: tuple[Decay, Decay] = (0.9, 0.99)
+    """adam's: how much of the first and of the second moment is kept from round to round"""
     momentum: Decay = 0.9
+    """of `"momentum"`: how much of the last step is kept"""
     weight_decay: NonNegative = 0.0
+    """this times the weights is added to the gradient"""
     clip: NonNegative = 0.0
+    """rescales the gradient so that no entry exceeds it; `0`: it is left as it is"""
     ema: Decay = 0.995
+    """moving average of the weights, for evaluation only; `0`: none"""
     norm_max: NonNegative = 0.0
+    """a round that would move the weights further than this is refused and skipped; `0`: none is"""
 
 
 class RingSettings(Section, frozen=True):
-    """Bounds on the values in the ring. `n_max = 0`: the largest client's number of samples."""
+    """Bounds on the values in the ring."""
 
     d_max: Positive = 100.0
+    """scalars are clipped to ± this; so are the entries of a gradient that a client estimates (`seeds = "own"`)"""
     update_max: Positive = 4.0
+    """weight changes at epoch level, and gradients of `"backprop"`, are clipped to ± this"""
     n_max: OptionalCount = 0
+    """cap on a client's sample weight; `0`: the largest client"""
 
 
 class SecureSettings(Section, frozen=True):
-    """The secure sum. A sum is over at least `floor` clients. `threshold = 0`: the lowest safe one. The clients of a
-    round are divided into `groups` sums, which `combine` puts together; `group_seeds = "own"` gives each group its own
-    directions. The settings of groups, unlike the rest of this section, determine the weights."""
+    """The secure sum. The settings of groups, unlike the rest of this section, determine the weights."""
 
     mode: Literal["on", "malicious-server", "off"] = "on"
+    """the secure sum; `"malicious-server"`: also against a server that lies, for one more exchange a round; `"off"`:
+    the server sees each client's values"""
     floor: Annotated[int, Meta(ge=2, le=LARGEST)] = 3
+    """the smallest number of clients in a sum"""
     threshold: OptionalCount = 0
+    """how many shares recover a secret; `0`: the lowest safe number"""
     groups: Count = 1
+    """secure sums that the clients of a round are divided into, anew in every round; a client is hidden among its
+    group"""
     group_seeds: Literal["shared", "own"] = "shared"
+    """`"own"`: every group probes directions of its own (more of them for the same work)"""
     combine: Literal["mean", "median"] = "mean"
+    """`"median"`: coordinate by coordinate over the groups, so that no single client can overwrite an update"""
 
 
 class PrivacySettings(Section, frozen=True):
-    """Differential privacy of a run for its clients. `noise` is the standard deviation of the noise in a sum, as a
-    multiple of `clip`; or it follows from `epsilon` and `delta` over the planned rounds. `clip` bounds the length of a
-    client's vector. Everybody adds one share in `sharers` of the noise's variance; 0: as many as are certain to add
-    theirs. What follows is written into the run's own plan when it starts. Without `noise` and `epsilon` a run is not
-    private."""
+    """Differential privacy of a run for its clients; without noise and ε a run is not private. Noise, clipping norm and
+    sharers determine the weights, unlike ε and δ."""
 
     noise: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """the standard deviation of the noise in a value of a sum, as a multiple of `clip`: at least that, whoever drops
+    out; `0`: it follows from `epsilon`, or the run is [not private](privacy.md). A private run needs
+    `federation.weighting = "uniform"`, batch level and shared directions; in a network also a secure sum"""
     epsilon: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """the ε, at `delta`, that all planned rounds may cost a client that takes part in each. `noise` follows, and is
+    written into the run's own plan; if both are given, too little noise is refused"""
     delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
+    """the δ of every ε that a run tells; well below one in the number of clients"""
     clip: NonNegative = 0.0
+    """the longest (in L2 norm) that a client's vector may be: its K scalars, or its gradient with
+    `estimator = "backprop"`. It takes the place of `ring.d_max`. A private run needs one, and `baffle plan` proposes
+    it"""
     sharers: OptionalCount = 0
+    """each client adds one part in so many of the noise's variance; `0`: in as many as are certain to add theirs,
+    filled in when a run starts: `secure.floor` or, if more, `secure.threshold`; in `"malicious-server"` the fewest
+    survivors of a sum without the liars"""
 
     @property
     def on(self) -> bool:
+        """Whether the run is private."""
         return self.noise > 0 or self.epsilon > 0
 
 
 class RunSettings(Section, frozen=True):
-    """How a run is executed. None of it affects the trajectory. `model` is the folder of a model that came as ONNX.
-    `runtime` computes forward passes; left out, ONNX Runtime does if it is installed and can, else PyTorch.
-    `workers = 0`: a thread per core. Features of a frozen backbone are kept in memory up to `features_mb`, and in a
-    temporary file beyond. In a network, a client that has not answered after `deadline_seconds` is not waited for."""
+    """How a run is executed. None of it affects the trajectory."""
 
     model: str = ""
+    """the folder that `baffle export --onnx` made, for `task.model.name = "onnx"`"""
     runtime: Literal["", "onnx", "torch"] = ""
+    """`"onnx"`: ONNX Runtime, `"torch"`: PyTorch; empty: ONNX Runtime if it is installed and can run the plan, else
+    PyTorch ([what needs PyTorch](#what-needs-pytorch))"""
     downlink: Literal["scalars", "delta", "weights"] = "scalars"
+    """how a client gets to the present weights: by rounds that it replays; `"delta"`: by their change, `"weights"`: by
+    the weights themselves"""
     workers: OptionalCount = 0
+    """threads; `0`: one per core"""
     device: str = "cpu"
+    """a torch device; only the CPU has been tested"""
     evaluate_every: Count = 20
+    """rounds between evaluations on the test set"""
     snapshot_every: Count = 100
+    """rounds between snapshots of the weights in the journal"""
     commit_seconds: NonNegative = 1.0
+    """how much work a killed process may have to repeat"""
     features_mb: OptionalCount = 1024
+    """memory for the features of a frozen backbone; the rest goes to a temporary file"""
     deadline_seconds: Positive = 60.0
-
-
-class Plan(Section, frozen=True):
-    name: str = "run"
-    seed: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
-    rounds: Count = 400
-    estimator: Literal["probe", "backprop"] = "probe"
-    task: TaskSettings = TaskSettings()
-    federation: FederationSettings = FederationSettings()
-    probe: ProbeSettings = ProbeSettings()
-    update: UpdateSettings = UpdateSettings()
-    ring: RingSettings = RingSettings()
-    secure: SecureSettings = SecureSettings()
-    privacy: PrivacySettings = PrivacySettings()
-    run: RunSettings = RunSettings()
-
-    @property
-    def per_round(self) -> int:
-        """How many clients take part in a round."""
-        return max(1, round(self.federation.clients * self.federation.participation))
-
-    def needs_torch(self) -> str:
-        """The first setting that only PyTorch can follow; empty if ONNX Runtime can run the plan, too."""
-        task, probe = self.task, self.probe
-        settings = (
-            ("task.model.name", not task.model.runtime and not task.model.has_graph),
-            ("task.init", not task.model.runtime and not task.draws_weights),
-            ("estimator", self.estimator != "probe"),
-            ("probe.supports", not probe.moves_whole_models),
-            ("probe.precision", probe.precision != "float32"),
-            ("probe.memory_mb", probe.memory_mb > 0),
-            ("run.device", self.run.device != "cpu"),
-        )
-        return next((name for name, needed in settings if needed), "")
-
-    @property
-    def group_sizes(self) -> tuple[int, int]:
-        """The smallest and the largest number of clients that are summed together."""
-        return self.per_round // self.secure.groups, -(-self.per_round // self.secure.groups)
-
-    @property
-    def own_seeds(self) -> bool:
-        """Whether every group has directions of its own."""
-        return self.secure.group_seeds == "own" and self.outcome_kind == "scalars"
-
-    @property
-    def outcome_kind(self) -> Literal["scalars", "vector"]:
-        """Scalars where the server rebuilds the gradient; a vector where clients send weight changes or gradients."""
-        shared = self.federation.level == "batch" and self.federation.seeds == "shared"
-        return "scalars" if self.estimator == "probe" and shared else "vector"
-
-    def trajectory_digest(self) -> bytes:
-        """Identifies everything that determines the weights."""
-        plan = _changed_settings(self)
-        secure = _changed_settings(self.secure)
-        parts = ("seed", "estimator", "task", "federation", "probe", "update", "ring")
-        groups = ("groups", "group_seeds", "combine")
-        determines = {part: plan[part] for part in parts if part in plan}
-        if measured := determines.get("task", {}).keys() & {"metrics"}:  # they are taken beside the chain
-            determines["task"] = {name: value for name, value in plan["task"].items() if name not in measured}
-        determines["secure"] = {name: secure[name] for name in groups if name in secure}
-        private = _changed_settings(self.privacy)
-        if noise := {name: private[name] for name in ("noise", "clip", "sharers") if name in private}:
-            determines["privacy"] = noise
-        return _digest("baffle/trajectory/2", determines)
-
-    def model_digest(self) -> bytes:
-        """Identifies the model, independently of the rest of the plan."""
-        return _digest("baffle/model/1", _changed_settings(self.task.model))
-
-    def digest(self) -> bytes:
-        return _digest("baffle/plan/2", _changed_settings(self))
-
-    def to_toml(self) -> str:
-        return msgspec.toml.encode(self).decode()
-
-
-def _changed_settings(value: Any) -> Any:
-    """A section's settings that differ from their defaults. A setting added later thus changes no older digest."""
-    if isinstance(value, (tuple, list)):
-        return [_changed_settings(item) for item in value]
-    if not isinstance(value, Section):
-        return value
-    settings = {field.encode_name: getattr(value, field.name) for field in _unlike_default(value)}
-    config = value.__struct_config__
-    tag = {config.tag_field: config.tag} if config.tag_field else {}
-    return tag | {name: _changed_settings(setting) for name, setting in settings.items()}
-
-
-def _unlike_default(section: Section) -> list[msgspec.structs.FieldInfo]:
-    return [field for field in msgspec.structs.fields(section) if getattr(section, field.name) != field.default]
-
-
-def _digest(tag: str, value: Any) -> bytes:
-    return sha256(tag.encode() + b"\0" + msgspec.json.encode(value, order="sorted")).digest()
+    """in a network: how long the server waits for a client's answer"""

@@ -162,12 +162,10 @@ def test_when_a_server_starts_again_all_its_clients_come_back_at_once(tmp_path: 
 
 
 @contextmanager
-def strangers(port: int, source: str) -> Iterator["subprocess.Popen[bytes]"]:
+def beside(*arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Another Python process, once it has printed a line."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.strangers", str(port), source],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[3],
+        [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
     )
     assert process.stdin
     assert process.stdout
@@ -204,20 +202,25 @@ def peak_memory() -> int:
 @pytest.mark.parametrize(("source", "share"), [("127.0.0.6", 1.1), (HOST, 1.5)], ids=["elsewhere", "shared address"])
 def test_strangers_cost_a_run_little_time_and_memory(busy: Linked, source: str, share: float) -> None:
     """Ten kinds of strangers at once, without a pause. CPU time is compared, because the strangers need some, too;
-    quiet and loud seconds take turns, because the machine may have other work. An address that clients have come from
+    quiet and loud seconds take turns, because the machine may have other work. In quiet seconds somebody else keeps a
+    core as busy as the strangers do: a core whose neighbour is busy is slower. An address that clients have come from
     is never shut out, so strangers there cost more."""
     cost_of_exchanges(busy, 0.5)
     Path("/proc/self/clear_refs").write_text("5")  # peak memory begins anew
     before = peak_memory()
     quiet, loud = [], []
-    with strangers(busy.link.port, source) as process:
+    spin = "print(flush=True)\nwhile True: pass"
+    with beside("-m", "tests.support.strangers", str(busy.link.port), source) as strangers, beside("-c", spin) as other:
+        os.kill(other.pid, signal.SIGSTOP)
         cost_of_exchanges(busy, 1.5)
         for _ in range(5):
             loud += cost_of_exchanges(busy, 1)
-            os.kill(process.pid, signal.SIGSTOP)
+            os.kill(strangers.pid, signal.SIGSTOP)
+            os.kill(other.pid, signal.SIGCONT)
             time.sleep(0.1)
             quiet += cost_of_exchanges(busy, 1)
-            os.kill(process.pid, signal.SIGCONT)
+            os.kill(other.pid, signal.SIGSTOP)
+            os.kill(strangers.pid, signal.SIGCONT)
     low, _, high = statistics.quantiles(quiet, n=4)
     assert statistics.median(loud) < share * statistics.median(quiet) + (high - low)
     assert peak_memory() - before < 64_000_000

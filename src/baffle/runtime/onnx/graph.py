@@ -152,11 +152,11 @@ def finished(
         for inner, name in inside.items()
         if inner in initializers and initializers[inner].data_type == TensorProto.FLOAT16
     }
-    _fill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in inside])
+    replace_all(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in inside])
     _rename_uses(graph, {inner: halves.get(name, WEIGHT + name) for inner, name in inside.items()})
     output = only(list(graph.output), "output").name
     logits, dropped = _before_softmax(graph, output) if loss == CROSS_ENTROPY else (output, None)
-    _fill(
+    replace_all(
         graph.node,
         [
             helper.make_node("Cast", [X], [samples.name], to=samples.type.tensor_type.elem_type),
@@ -170,8 +170,8 @@ def finished(
     )
     inputs: list[tuple[str, int, Sequence[str | int | None]]] = [(X, input_type, ("batch", *shape))]
     trained = [(WEIGHT + name, TensorProto.FLOAT, values.shape) for name, values in weights.items()]
-    _fill(graph.input, [helper.make_tensor_value_info(*description) for description in (*inputs, *trained)])
-    _fill(graph.output, [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, None)])
+    replace_all(graph.input, [helper.make_tensor_value_info(*description) for description in (*inputs, *trained)])
+    replace_all(graph.output, [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, None)])
     sizes = _output_sizes(model)
     end = ending(loss, sizes, label_shape)
     graph.node.extend(end.nodes)
@@ -179,8 +179,8 @@ def finished(
     if loss != NO_LOSS:
         inputs.append((Y, end.label_type, ("batch", *end.label_shape)))
         outputs.insert(0, helper.make_tensor_value_info(LOSS, TensorProto.DOUBLE, ()))
-    _fill(graph.input, [helper.make_tensor_value_info(*description) for description in (*inputs, *trained)])
-    _fill(graph.output, outputs)
+    replace_all(graph.input, [helper.make_tensor_value_info(*description) for description in (*inputs, *trained)])
+    replace_all(graph.output, outputs)
     return OnnxGraph(model, weights, shape, input_dtype, end.classes, loss=loss, label_shape=end.label_shape)
 
 
@@ -251,7 +251,7 @@ def _opset(model: ModelProto) -> int:
     return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
 
 
-def _fill(repeated: Any, values: Sequence[Any]) -> None:
+def replace_all(repeated: Any, values: Sequence[Any]) -> None:
     """Replace the contents of a repeated field."""
     copies = deepcopy(list(values))
     del repeated[:]

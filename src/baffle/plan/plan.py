@@ -1,0 +1,123 @@
+"""A plan and the digests that name it.
+
+The sections `task`, `federation`, `probe`, `update` and `ring` with `seed`, `estimator` and the groups of `secure`
+determine the weights; their digest names the trajectory. So do noise and clipping of a private run. `rounds`, `run` and
+the rest of `secure` and `privacy` say how far and how a run goes, and may change when it is resumed.
+"""
+
+from hashlib import sha256
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from baffle.plan.sections import (
+    FederationSettings,
+    PrivacySettings,
+    ProbeSettings,
+    RingSettings,
+    RunSettings,
+    SecureSettings,
+    TaskSettings,
+    UpdateSettings,
+)
+from baffle.plan.setting import LARGEST, Count, Section
+
+
+class Plan(Section, frozen=True):
+    name: str = "run"
+    """names the folder under `runs/`"""
+    seed: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    """the root of every random choice"""
+    rounds: Count = 400
+    """how many rounds a run has"""
+    estimator: Literal["probe", "backprop"] = "probe"
+    """`"backprop"`: the baseline, in the same loop"""
+    task: TaskSettings = TaskSettings()
+    federation: FederationSettings = FederationSettings()
+    probe: ProbeSettings = ProbeSettings()
+    update: UpdateSettings = UpdateSettings()
+    ring: RingSettings = RingSettings()
+    secure: SecureSettings = SecureSettings()
+    privacy: PrivacySettings = PrivacySettings()
+    run: RunSettings = RunSettings()
+
+    @property
+    def per_round(self) -> int:
+        """How many clients take part in a round."""
+        return max(1, round(self.federation.clients * self.federation.participation))
+
+    def needs_torch(self) -> str:
+        """The first setting that only PyTorch can follow; empty if ONNX Runtime can run the plan, too."""
+        task, probe = self.task, self.probe
+        settings = (
+            ("task.model.name", not task.model.runtime and not task.model.has_graph),
+            ("task.init", not task.model.runtime and not task.draws_weights),
+            ("estimator", self.estimator != "probe"),
+            ("probe.supports", not probe.moves_whole_models),
+            ("probe.precision", probe.precision != "float32"),
+            ("probe.memory_mb", probe.memory_mb > 0),
+            ("run.device", self.run.device != "cpu"),
+        )
+        return next((name for name, needed in settings if needed), "")
+
+    @property
+    def group_sizes(self) -> tuple[int, int]:
+        """The smallest and the largest number of clients that are summed together."""
+        return self.per_round // self.secure.groups, -(-self.per_round // self.secure.groups)
+
+    @property
+    def own_seeds(self) -> bool:
+        """Whether every group has directions of its own."""
+        return self.secure.group_seeds == "own" and self.outcome_kind == "scalars"
+
+    @property
+    def outcome_kind(self) -> Literal["scalars", "vector"]:
+        """Scalars where the server rebuilds the gradient; a vector where clients send weight changes or gradients."""
+        shared = self.federation.level == "batch" and self.federation.seeds == "shared"
+        return "scalars" if self.estimator == "probe" and shared else "vector"
+
+    def trajectory_digest(self) -> bytes:
+        """Identifies everything that determines the weights."""
+        plan = _changed_settings(self)
+        secure = _changed_settings(self.secure)
+        parts = ("seed", "estimator", "task", "federation", "probe", "update", "ring")
+        groups = ("groups", "group_seeds", "combine")
+        determines = {part: plan[part] for part in parts if part in plan}
+        if measured := determines.get("task", {}).keys() & {"metrics"}:  # they are taken beside the chain
+            determines["task"] = {name: value for name, value in plan["task"].items() if name not in measured}
+        determines["secure"] = {name: secure[name] for name in groups if name in secure}
+        private = _changed_settings(self.privacy)
+        if noise := {name: private[name] for name in ("noise", "clip", "sharers") if name in private}:
+            determines["privacy"] = noise
+        return _digest("baffle/trajectory/2", determines)
+
+    def model_digest(self) -> bytes:
+        """Identifies the model, independently of the rest of the plan."""
+        return _digest("baffle/model/1", _changed_settings(self.task.model))
+
+    def digest(self) -> bytes:
+        return _digest("baffle/plan/2", _changed_settings(self))
+
+    def to_toml(self) -> str:
+        return msgspec.toml.encode(self).decode()
+
+
+def _changed_settings(value: Any) -> Any:
+    """A section's settings that differ from their defaults. A setting added later thus changes no older digest."""
+    if isinstance(value, (tuple, list)):
+        return [_changed_settings(item) for item in value]
+    if not isinstance(value, Section):
+        return value
+    settings = {field.encode_name: getattr(value, field.name) for field in _unlike_default(value)}
+    config = value.__struct_config__
+    tag = {config.tag_field: config.tag} if config.tag_field else {}
+    return tag | {name: _changed_settings(setting) for name, setting in settings.items()}
+
+
+def _unlike_default(section: Section) -> list[msgspec.structs.FieldInfo]:
+    return [field for field in msgspec.structs.fields(section) if getattr(section, field.name) != field.default]
+
+
+def _digest(tag: str, value: Any) -> bytes:
+    return sha256(tag.encode() + b"\0" + msgspec.json.encode(value, order="sorted")).digest()

@@ -1,0 +1,67 @@
+"""Models that came as ONNX, with trained weights inside: ordinary ONNX, which any runtime takes."""
+
+from collections.abc import Iterator
+from glob import escape
+from hashlib import sha256
+from pathlib import Path
+
+from onnx import ModelProto, NodeProto, numpy_helper
+
+from baffle.core.arrays import F32
+from baffle.errors import ModelError
+from baffle.runtime.onnx.foreign import graph_from_file
+from baffle.runtime.onnx.graph import replace_all
+from baffle.runtime.onnx.model_file import nodes_of, read_model
+from baffle.runtime.onnx.model_folder import LOGITS, MODEL, WEIGHT, Manifest, X, read_manifest
+
+
+def require_file(path: Path, manifest: Manifest) -> None:
+    """Refuse an ONNX file other than the one that an exported graph was made of. Its trained weights may differ."""
+    trained = {tensor.name for tensor in manifest.weights}
+    frozen = [escape(tensor.name) for tensor in read_model(path).graph.initializer if tensor.name not in trained]
+    try:
+        made = graph_from_file(path, frozen, manifest.input_shape, manifest.loss).to_bytes()
+    except ModelError:
+        made = b""
+    if sha256(made).hexdigest() != manifest.model_sha256:
+        raise ModelError(
+            f"model: {path} is not the run's model, but another graph; give the one that the run began with"
+        )
+
+
+def file_with_weights(path: Path, manifest: Manifest, weights: F32) -> ModelProto:
+    """The model in an ONNX file, as it is but for its weights. The graph of the manifest was made of it."""
+    require_file(path, manifest)
+    model, trained = read_model(path), manifest.split(weights)
+    for tensor in model.graph.initializer:
+        if tensor.name in trained:
+            kind = numpy_helper.to_array(tensor).dtype
+            tensor.CopyFrom(numpy_helper.from_array(trained[tensor.name].astype(kind), tensor.name))
+    return model
+
+
+def graph_with_weights(folder: Path, weights: F32) -> ModelProto:
+    """The graph in an exported folder with weights inside: from samples, `x`, to outputs, `logits`."""
+    manifest, model = read_manifest(folder), read_model(folder / MODEL)
+    graph = model.graph
+    trained = manifest.split(weights)
+    graph.initializer.extend(numpy_helper.from_array(values, WEIGHT + name) for name, values in trained.items())
+    needed, kept = {LOGITS}, list[NodeProto]()
+    for node in reversed(graph.node):  # the nodes are in order, so the loss stands behind what it needs
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(_inputs(node))
+    replace_all(graph.node, kept[::-1])
+    replace_all(graph.input, [value for value in graph.input if value.name == X])
+    replace_all(graph.output, [value for value in graph.output if value.name == LOGITS])
+    return model
+
+
+def _inputs(node: NodeProto) -> Iterator[str]:
+    """What a node reads, with what its branches and loops read from outside of them."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in (attribute.g, *attribute.graphs):
+            for nested in nodes_of(inner):
+                yield from nested.input
+            yield from (value.name for value in inner.output)
