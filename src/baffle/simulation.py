@@ -103,8 +103,8 @@ def exposure(plan: Plan) -> list[str]:
     """What the server can learn about a single client under this plan."""
     if plan.secure.mode == "off" and plan.privacy.on:
         return [
-            "secure.mode is off: the sums are private, single vectors are not, since each has only its client's part of "
-            "the noise. In a network such a plan is refused"
+            "secure.mode is off: the sums are private, single vectors are not, since each has only its client's part "
+            "of the noise. In a network such a plan is refused"
         ]
     if plan.secure.mode == "off":
         return [

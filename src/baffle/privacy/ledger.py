@@ -35,16 +35,16 @@ class Ledger:
     def releases(self) -> list[Release]:
         return [replace(release, count=count) for release, count in self._counts.items()]
 
-    def epsilon(self, delta: float) -> float:
-        """What all vectors so far have cost together."""
-        return spent(self.releases(), delta)
+    def epsilon(self, delta: float, *more: Release) -> float:
+        """What all vectors so far, and these, cost together."""
+        return spent([*self.releases(), *more], delta)
 
     def require(self, charge: Charge) -> None:
         """Refuse a vector that the budget does not allow."""
         budget = charge.budget
         if budget is None:
             return
-        before, after = self.epsilon(budget.delta), spent([*self.releases(), charge.release], budget.delta)
+        before, after = self.epsilon(budget.delta), self.epsilon(budget.delta, charge.release)
         if after > budget.epsilon:
             raise RefusalError(
                 f"this client's budget is spent: its vectors of all runs have cost ε = {before:.4g} at "
