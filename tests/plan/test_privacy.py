@@ -25,6 +25,7 @@ MakePlan = Callable[..., Plan]
         (("privacy.noise=0",), "privacy.clip without noise is no privacy"),
         (("privacy.noise=0", "privacy.clip=0", "privacy.sharers=2"), "privacy.sharers without noise is no privacy"),
         (("privacy.noise=-1",), "privacy.noise: expected float >= 0"),
+        (("privacy.noise=1e-300",), "privacy.noise: expected at least 0.0001"),
         (("privacy.delta=0",), "privacy.delta: expected float > 0"),
         (("privacy.delta=1",), "privacy.delta: expected float < 1"),
         (("privacy.noize=1",), "unknown key privacy.noize"),

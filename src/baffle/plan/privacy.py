@@ -18,6 +18,9 @@ COARSEST = 4
 """A client's vector is refused as too coarse if it has fewer steps of the ring than this for each of its values, in the
 root mean square."""
 
+LEAST_NOISE = 1e-4
+"""A run with less noise would cost an ε of millions."""
+
 USUAL_FINENESS = 1 << 20
 """The bound on a vector's length in steps of the ring, before it is known."""
 
@@ -49,6 +52,8 @@ def check_privacy(plan: Plan) -> None:
             if getattr(privacy, name):
                 raise PlanError(f"privacy.{name} without noise is no privacy: expected privacy.noise or .epsilon, too")
         return
+    if 0 < privacy.noise < LEAST_NOISE:
+        raise PlanError(f"privacy.noise: expected at least {LEAST_NOISE:g}, got {privacy.noise:g}, which hides nothing")
     if federation.weighting != "uniform":
         raise PlanError(
             'federation.weighting: a private run needs "uniform", got "samples", which lets a client count by how '
