@@ -22,7 +22,7 @@ from baffle.core.ports import Aggregation
 from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
-from baffle.plan import Plan, change, load
+from baffle.plan import Plan, PrivacySettings, change, load
 from baffle.plan.privacy import least_survivors
 from baffle.plan.tasks import headline, is_own
 from baffle.privacy.skellam import Randomness
@@ -101,6 +101,11 @@ def begin(
 
 def exposure(plan: Plan) -> list[str]:
     """What the server can learn about a single client under this plan."""
+    if plan.secure.mode == "off" and plan.privacy.on:
+        return [
+            "secure.mode is off: the sums are private, single vectors are not, since each has only its client's part of "
+            "the noise. In a network such a plan is refused"
+        ]
     if plan.secure.mode == "off":
         return [
             "secure.mode is off: the server sees every client's values. They are linear measurements of its gradient "
@@ -155,8 +160,9 @@ def _require_simulation(folder: RunFolder) -> None:
 
 def baseline_of(plan: Plan) -> Plan:
     """The same plan, trained by backpropagation. It draws no directions, so it goes back to shared seeds. It needs
-    PyTorch, whatever ran the plan itself."""
-    baseline = change(plan, ['estimator = "backprop"', 'federation.seeds = "shared"', 'run.runtime = ""'])
+    PyTorch, whatever ran the plan itself. It has no noise: a clipping norm for scalars is none for gradients."""
+    bare = msgspec.structs.replace(plan, privacy=PrivacySettings())
+    baseline = change(bare, ['estimator = "backprop"', 'federation.seeds = "shared"', 'run.runtime = ""'])
     runtime_of(baseline)
     return baseline
 

@@ -132,7 +132,10 @@ def _least_noise(plan: Plan, n: int) -> float:
     and the noise, by very little, on that."""
     privacy, length, noise, fineness = plan.privacy, length_of(plan, n), 0.0, USUAL_FINENESS
     while True:
-        needed = noise_for(privacy.epsilon, privacy.delta, plan.rounds, delta_2=fineness, dimension=length)
+        try:
+            needed = noise_for(privacy.epsilon, privacy.delta, plan.rounds, delta_2=fineness, dimension=length)
+        except ValueError as fault:
+            raise PlanError(f"privacy.epsilon: {fault}; expected a larger one, or fewer rounds") from None
         if needed <= noise:
             return noise
         noise = needed

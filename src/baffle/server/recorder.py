@@ -43,6 +43,8 @@ class Progress:
     dropouts: int = 0
     seconds_left: float | None = None
     metric: str = "accuracy"
+    epsilon: float | None = None
+    """What a private run has cost so far."""
 
 
 Phase = Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,20}\Z")]
@@ -138,6 +140,7 @@ class Recorder:
             self._progress,
             rounds_done=played.present.round,
             loss=record["loss"],
+            epsilon=record.get("epsilon"),
             value=self._progress.value if (value := measured(record, self._headline)) is None else value,
             uplink_bytes=self._progress.uplink_bytes + record["uplink_bytes"],
             downlink_bytes=self._progress.downlink_bytes + record["downlink_bytes"] + record["join_bytes"],

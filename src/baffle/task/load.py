@@ -77,6 +77,10 @@ class ServerTask:
         """The memory of this task's probes, if every probe is a whole forward pass."""
         return Footprint(self.model, self.plan.probe, len(self.initial_weights()), self.source.example(1))
 
+    def with_noise_of(self, plan: Plan) -> "ServerTask":
+        """The same task under a plan with other settings of [privacy], and what follows from them filled in."""
+        return replace(self, plan=with_noise(plan, len(self.initial_weights())))
+
     def with_probe(self, **settings: object) -> "ServerTask":
         """The same task with these settings of [probe] changed."""
         probe = msgspec.structs.replace(self.plan.probe, **settings)
@@ -273,9 +277,8 @@ def _with_layers(task: ServerTask) -> ServerTask:
 
 
 def _with_noise(task: ServerTask) -> ServerTask:
-    """The task with all that follows from the plan's [privacy]."""
-    plan = task.plan
-    return replace(task, plan=with_noise(plan, len(task.initial_weights()))) if plan.privacy.clip else task
+    """The task with all that follows from the plan's [privacy]. Without a clipping norm nothing follows yet."""
+    return task.with_noise_of(task.plan) if task.plan.privacy.clip else task
 
 
 def _require_fit(task: ServerTask) -> None:
