@@ -1,6 +1,5 @@
 """What a client has given away so far, in all runs together, and what it may still give away."""
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
 from baffle.errors import RefusalError
@@ -27,10 +26,11 @@ class Ledger:
     """The vectors that one client has paid for. Those that cost alike are counted together."""
 
     def __init__(self) -> None:
-        self._counts: Counter[Release] = Counter()
+        self._counts: dict[Release, int] = {}
 
     def add(self, release: Release) -> None:
-        self._counts[replace(release, count=1)] += release.count
+        one = replace(release, count=1)
+        self._counts[one] = self._counts.get(one, 0) + release.count
 
     def releases(self) -> list[Release]:
         return [replace(release, count=count) for release, count in self._counts.items()]
