@@ -20,7 +20,7 @@ from baffle.core.messages import (
     decode_reply,
     encode,
 )
-from baffle.core.ring import EXTRAS
+from baffle.core.ring import EXTRAS, Ring
 from baffle.core.state import pack
 from baffle.plan import Plan
 from tests.support.federation import Federation
