@@ -35,8 +35,8 @@ def least_survivors(plan: Plan) -> int:
 
 
 def certain_sharers(plan: Plan) -> int:
-    """u − f: how many clients of a sum are certain to add noise. In "malicious-server" less than a third of those that
-    may be in a sum are liars, as for the sum itself."""
+    """u − f: how many clients of a sum are certain to add noise, at least one. In "malicious-server" less than a third
+    of those that may be in a sum are liars, as for the sum itself."""
     secure = plan.secure
     if secure.mode != "malicious-server":
         return least_survivors(plan)
@@ -69,11 +69,12 @@ def check_privacy(plan: Plan) -> None:
             'federation.seeds: a private run needs "shared", got "own", with which clients send a number for every '
             "weight instead of K, and noise on each"
         )
-    certain = certain_sharers(plan)
-    if certain < 1:
+    if (least := least_survivors(plan)) > plan.group_sizes[0]:
         raise PlanError(
-            f"secure.floor: with {plan.secure.floor} survivors all might be liars who add no noise; expected more"
+            f"secure.floor: a private sum needs {least} clients for its noise, but has {plan.group_sizes[0]} at most; "
+            "use fewer secure.groups or more federation.participation, or a lower floor"
         )
+    certain = certain_sharers(plan)
     if privacy.sharers > certain:
         raise PlanError(
             f"privacy.sharers: expected at most {certain}, the clients of a sum that are certain to add noise with "
