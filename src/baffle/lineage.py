@@ -12,7 +12,6 @@ import numpy as np
 
 from baffle.core.chain import Present, chain_epoch, chain_next, chain_start
 from baffle.core.messages import Outcome, decode
-from baffle.core.ring import GUARD
 from baffle.core.state import ServerState, apply, within
 from baffle.errors import BaffleError, ChainError, MessageError
 from baffle.trajectory import Epoch, Trajectory
@@ -96,7 +95,7 @@ def _require_possible(trajectory: Trajectory, outcome: Outcome, before: ServerSt
         if group.weight > most * ring.n_max:
             raise MessageError(f"a weight of {group.weight}, but {most} clients have at most {most * ring.n_max}")
         largest = int(np.max(np.abs(group.numbers().astype(np.int64)), initial=0))
-        if largest * ring.clients > GUARD * most:
+        if largest > ring.most(most):
             raise MessageError(f"a total of {largest} is more than {most} clients can send within their bounds")
     if after is not before and not np.isfinite(after.weights).all():
         raise MessageError("it leads to weights that are not finite")

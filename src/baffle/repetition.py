@@ -1,5 +1,6 @@
 """Repeat a networked run in one process: under its statements, with the clients that its journal names."""
 
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -38,6 +39,11 @@ def repeat(
         if not journal.statements.networked:
             raise JournalError(f"{path} holds no networked run with statements; a simulation is repeated by its plan")
         plan = _changed(journal.plan(), settings)
+        if plan.privacy.on:
+            raise PlanError(
+                "a run with noise can be verified, not repeated: its clients' noise was drawn once and is kept "
+                f"nowhere; `baffle verify {shlex.quote(str(path))}` checks it"
+            )
         task = load_task(plan, data)
         if task.plan != plan:
             raise JournalError(f"{original.plan} is not a resolved plan; expected the file that the run itself wrote")

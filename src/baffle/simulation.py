@@ -1,5 +1,6 @@
 """A whole federation in one process: start it, resume it, and compare it with backpropagation."""
 
+import os
 import secrets
 import shlex
 from collections.abc import Callable, Iterable
@@ -21,8 +22,10 @@ from baffle.core.ports import Aggregation
 from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
-from baffle.plan import Plan, change, load
+from baffle.plan import Plan, PrivacySettings, change, load
+from baffle.plan.privacy import least_survivors
 from baffle.plan.tasks import headline, is_own
+from baffle.privacy.skellam import Randomness
 from baffle.runtime.registry import runtime_of
 from baffle.schedule import policy_of
 from baffle.server.diagnosis import Warn
@@ -38,6 +41,15 @@ from baffle.transport.local import LocalTransport
 
 Stop = Callable[[Played], bool]
 """Asked after every round whether the run should end with it."""
+
+
+RandomnessOf = Callable[[int], Randomness]
+"""A client's number → what it draws its noise from."""
+
+
+def _of_the_system(_: int) -> Randomness:
+    """The operating system's randomness, for every client."""
+    return os.urandom
 
 
 def _nothing(_: object) -> None:
@@ -57,13 +69,15 @@ def simulate(
     watch: Watch = _nothing,
     warn: Warn = _nothing,
     backbones: Backbones | None = None,
+    randomness: RandomnessOf = _of_the_system,
 ) -> Summary:
     """Run a plan into a new folder. Runs that share `backbones` compute the features of a frozen backbone once. The
-    run's own plan names its runtime: on another one, losses differ in the last bits when the run is resumed."""
+    run's own plan names its runtime: on another one, losses differ in the last bits when the run is resumed.
+    `randomness` is what each client of a private run draws its noise from."""
     folder = RunFolder.new(Path(out))
     run = msgspec.structs.replace(plan.run, runtime=runtime_of(plan))
     task = load_task(msgspec.structs.replace(plan, run=run), data, backbones)
-    return begin(folder, task, watch, warn, remarks=exposure(task.plan))
+    return begin(folder, task, watch, warn, remarks=exposure(task.plan), randomness=randomness)
 
 
 def begin(
@@ -73,6 +87,7 @@ def begin(
     warn: Warn = _nothing,
     stop: Stop = _never,
     remarks: Iterable[str] = (),
+    randomness: RandomnessOf = _of_the_system,
 ) -> Summary:
     """Play a task into a new folder. `remarks` are told before the first round, if the task can be played at all."""
     task.server.require_measurable()
@@ -81,11 +96,16 @@ def begin(
             warn(advice)
         with folder:
             folder.write_plan(task.plan.to_toml())
-            return _run(folder, task, watch, warn, stop)
+            return _run(folder, task, watch, warn, stop, randomness)
 
 
 def exposure(plan: Plan) -> list[str]:
     """What the server can learn about a single client under this plan."""
+    if plan.secure.mode == "off" and plan.privacy.on:
+        return [
+            "secure.mode is off: the sums are private, single vectors are not, since each has only its client's part "
+            "of the noise. In a network such a plan is refused"
+        ]
     if plan.secure.mode == "off":
         return [
             "secure.mode is off: the server sees every client's values. They are linear measurements of its gradient "
@@ -158,8 +178,9 @@ DETERMINING = ("task.", "federation.", "probe.", "update.", "ring.")
 
 def baseline_of(plan: Plan) -> Plan:
     """The same plan, trained by backpropagation. It draws no directions, so it goes back to shared seeds. It needs
-    PyTorch, whatever ran the plan itself."""
-    baseline = change(plan, ['estimator = "backprop"', 'federation.seeds = "shared"', 'run.runtime = ""'])
+    PyTorch, whatever ran the plan itself. It has no noise: a clipping norm for scalars is none for gradients."""
+    bare = msgspec.structs.replace(plan, privacy=PrivacySettings())
+    baseline = change(bare, ['estimator = "backprop"', 'federation.seeds = "shared"', 'run.runtime = ""'])
     runtime_of(baseline)
     return baseline
 
@@ -188,7 +209,9 @@ def add_baseline(path: str | Path, *, data: str | Path | None = None, watch: Wat
         return summary
 
 
-def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn, stop: Stop) -> Summary:
+def _run(
+    folder: RunFolder, task: Task, watch: Watch, warn: Warn, stop: Stop, randomness: RandomnessOf = _of_the_system
+) -> Summary:
     plan = task.plan
     trajectory = trajectory_of(plan, len(task.initial_weights()))
     runtimes = Runtimes(task, trajectory.threads)
@@ -206,7 +229,7 @@ def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn, stop: Stop) ->
     ):
         replica = Replica(running.lineage, running.present)
         for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True)):
-            worker = Worker(number, k, trajectory, task.source.train, share, runtimes.borrow)
+            worker = Worker(number, k, trajectory, task.source.train, share, runtimes.borrow, randomness(number))
             clients.append(Client(replica, worker, sessions.get(number), sums.log_of(number)))
             running.downlink.holds(number, running.present.round)
         if running.unevaluated:
@@ -222,7 +245,8 @@ def aggregation(trajectory: Trajectory, task: Task) -> tuple[Aggregation, dict[i
     """How replies become a sum, and each client's side of it. Identities are made afresh in every process."""
     plan = trajectory.plan
     if plan.secure.mode == "off":
-        return PlainSum(trajectory.ring, trajectory.length), {}
+        least = least_survivors(plan) if plan.privacy.on else 1
+        return PlainSum(trajectory.ring, trajectory.length, least), {}
     identities = {number: Ed25519PrivateKey.generate() for number in range(plan.federation.clients)}
     directory = {number: identity.public_key().public_bytes_raw() for number, identity in identities.items()}
     run = secrets.token_bytes(32)

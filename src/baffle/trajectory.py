@@ -1,7 +1,7 @@
 """From a plan to the values that core computes with, on which client, server and auditor must agree."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -11,13 +11,16 @@ from baffle.core.groups import Totals, combine_gradients, combine_totals
 from baffle.core.layer_moments import adam_by_layers
 from baffle.core.messages import Outcome
 from baffle.core.rebuild import gradient_from_scalars, gradient_from_vector
-from baffle.core.ring import Ring
+from baffle.core.ring import Encoding, Ring
 from baffle.core.seeds import Seeds
 from baffle.core.state import Rule
 from baffle.core.supports import layout_of, support_of, supports
 from baffle.core.update import OPTIMIZERS, Transform, average, clip, compose, no_average, sgd, weight_decay
 from baffle.errors import MessageError, PlanError
 from baffle.plan import Plan, UpdateSettings
+from baffle.plan.privacy import length_of, private_ring
+from baffle.privacy.accounting import spent
+from baffle.privacy.ring import PrivateRing
 
 REBUILDERS = 256
 """No more threads than this rebuild a gradient: the plan in a journal can ask for any number."""
@@ -43,7 +46,7 @@ class Trajectory:
     digest: bytes
     epochs: tuple[Epoch, ...]  # of a networked run; a simulation has none
     supports: tuple[Support, ...]
-    ring: Ring
+    ring: Encoding
     rule: Rule
     block: int  # how many numbers of directions are drawn at a time; no bit depends on it
     threads: int  # how many threads to use; no bit depends on it
@@ -55,6 +58,17 @@ class Trajectory:
     def key_number(self, round_number: int, group: int) -> int:
         """The number of the key for a round's directions, or for one group's if every group has its own."""
         return round_number * self.plan.secure.groups + group if self.plan.own_seeds else round_number
+
+    @property
+    def private(self) -> PrivateRing | None:
+        """The ring, if the run is private: then it says how much noise a client adds."""
+        return self.ring if isinstance(self.ring, PrivateRing) else None
+
+    def epsilon(self, rounds: int) -> float | None:
+        """ε, at the plan's δ, of a client that takes part in so many rounds; None if the run is not private."""
+        if self.private is None:
+            return None
+        return spent([replace(self.private.release, count=rounds)], self.plan.privacy.delta)
 
     def seeds(self, round_number: int) -> Seeds:
         """The root of a round's keys."""
@@ -75,8 +89,8 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE, epochs: tupl
     digest = plan.trajectory_digest()
     touched = _supports(plan, n)
     _require_layers(plan.update, n)
-    ring = _ring(plan)
-    length = n if plan.outcome_kind == "vector" else len(touched)
+    ring = _ring(plan, n)
+    length = length_of(plan, n)
     threads = plan.run.workers or os.cpu_count() or 1
     rebuilders = min(threads, REBUILDERS)
 
@@ -174,20 +188,29 @@ def optimizer(settings: UpdateSettings) -> Transform:
     return compose(*before, step)
 
 
-def _ring(plan: Plan) -> Ring:
+def _ring(plan: Plan, n: int) -> Encoding:
     if not plan.ring.n_max:
         raise PlanError("ring.n_max is 0: expected the number that a run writes into its own plan.toml when it starts")
-    ring = _unchecked_ring(plan)
+    if plan.privacy.on:
+        private = private_ring(plan, n)
+        _require_usual_scale(private.exponent, f"a bound of {private.norm:g} leads", "set privacy.clip nearer to 1")
+        return private
+    ring = _public_ring(plan)
     for used in (ring, Ring(1, 1, plan.ring.d_max)):  # a client that estimates a gradient has a ring of its own
-        if abs(used.exponent) > LARGEST_EXPONENT:
-            raise PlanError(
-                f"ring: bounds of {used.clip:g} and {used.n_max} samples lead to a scale of 2^{used.exponent}, "
-                f"expected at most 2^±{LARGEST_EXPONENT}; leave ring.d_max, ring.update_max and ring.n_max out"
-            )
+        _require_usual_scale(
+            used.exponent,
+            f"bounds of {used.clip:g} and {used.n_max} samples lead",
+            "leave ring.d_max, ring.update_max and ring.n_max out",
+        )
     return ring
 
 
-def _unchecked_ring(plan: Plan) -> Ring:
+def _require_usual_scale(exponent: int, bounds: str, remedy: str) -> None:
+    if abs(exponent) > LARGEST_EXPONENT:
+        raise PlanError(f"ring: {bounds} to a scale of 2^{exponent}, expected at most 2^±{LARGEST_EXPONENT}; {remedy}")
+
+
+def _public_ring(plan: Plan) -> Ring:
     if plan.federation.seeds == "own":
         # An entry of an estimate is a mean of scalars times numbers of about 1, so the scalars' bound serves too.
         return Ring(plan.per_round, plan.ring.n_max, plan.ring.d_max)

@@ -39,6 +39,7 @@ from baffle.network.equipment import count_samples, with_plan
 from baffle.network.joining import Begin, Introduce, Introduction, Openings, Ready
 from baffle.network.keys import ClientKeys
 from baffle.network.member import Member
+from baffle.network.policy import Policy
 from baffle.network.settling import tiers_for
 from baffle.plan import Plan
 from baffle.schedule import policy_of
@@ -65,6 +66,7 @@ class Victims:
     folder: Path
     keys: list[ClientKeys]
     plan: Plan
+    policy: Policy | None = None
     members: dict[int, Member] = field(default_factory=dict)
     logs: dict[int, list[str]] = field(default_factory=dict)
 
@@ -82,6 +84,7 @@ class Victims:
             with_plan(number, None, part=True),
             pinned=self.plan,
             tell=log.append,
+            policy=self.policy,
         )
         self.members[number] = member
         return member

@@ -121,3 +121,33 @@ def test_a_server_under_load_goes_on_in_every_scenario() -> None:
     sizes = rows["none"]["client_bytes"]
     assert all(sizes["messages"][way] < sizes["frames"][way] for way in ("up", "down"))
     assert rows["none"]["server_cpu_seconds"]["all"] > 0
+
+
+@pytest.mark.slow
+def test_accuracy_is_measured_against_epsilon_and_continued(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    shorter = ["--seeds", "1", "--estimators", "probe", "--set", "rounds=2", "--set", "probe.k=10"]
+    command = [sys.executable, str(BENCHMARKS / "privacy.py"), "digits", "--out", str(out), *shorter]
+    subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    rows = json.loads(out.read_text())
+    spent = {row["epsilon"] for name, row in rows.items() if name.endswith("ε 8, seed 0")}
+    assert all(7.99 < epsilon <= 8 for epsilon in spent)
+    assert len(spent) == 1
+    assert "epsilon" not in rows["digits, probe, ε 0, seed 0"]
+    assert sum("choosing" in name for name in rows) == 3 + 5 + 5  # rates; clipping norms and two more rates, twice
+    again = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert again.stdout == ""  # every row is in the file
+
+
+@pytest.mark.slow
+def test_attacks_get_less_from_a_sum_with_noise(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    command = [sys.executable, str(BENCHMARKS / "privacy_attacks.py"), "softmax", "--quick", "--out", str(out)]
+    subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    rows = json.loads(out.read_text())
+    plain, noised = rows["softmax, no noise"], rows["softmax, ε 2 over 100 rounds"]
+    assert plain["difference"] == {"membership": 1.0, "labels": 1.0, "input": 1.0} | {
+        "input, by chance": plain["difference"]["input, by chance"]
+    }
+    assert abs(noised["difference"]["input"]) < 0.9
+    assert 0.5 < noised["bound"] < 0.55

@@ -26,6 +26,8 @@ SMALL = (
 
 GROUPS = ("secure.groups=2", "secure.floor=2")
 
+PRIVATE = ("federation.weighting=uniform", "privacy.clip=2.0")
+
 CASES: dict[str, tuple[str, ...]] = {
     "gaussian": ("probe.distribution=gaussian",),
     "rademacher": ("probe.distribution=rademacher",),
@@ -48,6 +50,9 @@ CASES: dict[str, tuple[str, ...]] = {
     "epoch-sphere": ("federation.level=epoch", "federation.steps=2", "probe.distribution=sphere"),
     "backprop": ("estimator=backprop",),
     "backprop-epoch": ("estimator=backprop", "federation.level=epoch", "federation.steps=3"),
+    "private": (*PRIVATE, "privacy.noise=0.5", "federation.tiers=[{k=4, share=0.3}]"),
+    "private-groups": (*PRIVATE, *GROUPS, "privacy.epsilon=20", "secure.group_seeds=own"),
+    "private-backprop": (*PRIVATE, "privacy.noise=0.5", "estimator=backprop"),
     "sgd": ("update.optimizer=sgd", "update.ema=0"),
     "momentum": ("update.optimizer=momentum",),
     "adam-clip-decay": ("update.optimizer=adam", "update.clip=0.05", "update.weight_decay=0.01"),

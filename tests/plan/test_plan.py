@@ -35,7 +35,10 @@ from baffle.plan import (
 )
 from baffle.plan.functions import call_own
 
-NOT_OF_THE_TRAJECTORY = ("name", "rounds", "run.", "secure.mode", "secure.floor", "secure.threshold")
+NOT_OF_THE_TRAJECTORY = (
+    *("name", "rounds", "run.", "secure.mode", "secure.floor", "secure.threshold"),
+    *("privacy.epsilon", "privacy.delta"),
+)
 
 
 def test_every_preset_file_is_listed_loads_and_is_called_by_its_name() -> None:

@@ -63,7 +63,7 @@ def checked_slot(opening: Opening, policy: ClientPolicy) -> Slot:
     if not set(members) <= set(company):
         raise RefusalError(f"the plan does not sum these clients together in slot {opening.slot}")
     drawn = policy.graph(members, opening.slot)
-    least = policy.least_threshold(drawn, len(company))
+    least = max(policy.least_threshold(drawn, len(company)), policy.threshold)
     if not least <= opening.threshold <= drawn.k + 1:
         raise RefusalError(
             f"a threshold of {opening.threshold} with {drawn.k} neighbours, expected {least} to {drawn.k + 1}"

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from baffle.aggregation.server.traffic import Traffic
 from baffle.core.messages import RoundRequest, contribution_to
 from baffle.core.ports import CONTRIBUTED, MISSING, Collected, Transport
-from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
-from baffle.errors import MessageError
+from baffle.core.ring import EXTRAS, Encoding, RingVector, Sum, add
+from baffle.errors import AbortError, MessageError
 
 
 @dataclass(frozen=True)
 class PlainSum:
-    """Adds up contributions of `length` values in a ring."""
+    """Adds up contributions of `length` values in a ring, from at least so many clients."""
 
-    ring: Ring
+    ring: Encoding
     length: int
+    least: int = 1
 
     def collect(self, groups: Sequence[Mapping[int, RoundRequest]], transport: Transport) -> Collected:
         traffic = Traffic(transport)
@@ -33,11 +34,16 @@ class PlainSum:
         for group in groups:
             summed = {client: vectors[client] for client in group if client in vectors}
             try:
-                sums.append(self.ring.decode(add(summed.values()), len(summed)) if summed else None)
+                sums.append(self._total(summed) if summed else None)
             except MessageError as fault:
                 sums.append(None)
                 events |= dict.fromkeys(summed, f"the sum was abandoned: {fault}")
         return traffic.collected(tuple(sums), events)
+
+    def _total(self, vectors: Mapping[int, RingVector]) -> Sum:
+        if len(vectors) < self.least:
+            raise AbortError(f"{len(vectors)} clients answered, expected at least {self.least}")
+        return self.ring.decode(add(vectors.values()), len(vectors))
 
     def forget(self, client: int) -> None:
         """Do nothing: a plain sum knows nothing about its clients from one round to the next."""

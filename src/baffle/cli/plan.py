@@ -31,7 +31,7 @@ def plan(
     show_partition: bool,
     as_json: bool,
 ) -> None:
-    """Show what a run will cost. Bytes, forward passes, memory, expected alignment, and advice on σ. PLAN is a TOML
+    """Show what a run will cost. Bytes, forward passes, memory, expected alignment, ε, and advice on σ. PLAN is a TOML
     file or a preset's name (default: digits)."""
     from baffle.plan import load, presets
 
@@ -65,8 +65,10 @@ def _print_partition(chosen: "Plan", data: Path | None, as_json: bool) -> None:
 
 def _print_toml(chosen: "Plan", data: Path | None) -> None:
     from baffle.task.load import load_task
+    from baffle.task.privacy import with_clip
 
-    click.echo(load_task(chosen, data).plan.to_toml(), nl=False)
+    task, _ = with_clip(load_task(chosen, data))
+    click.echo(task.plan.to_toml(), nl=False)
 
 
 def _print_costs(chosen: "Plan", data: Path | None, as_json: bool) -> None:
@@ -74,8 +76,9 @@ def _print_costs(chosen: "Plan", data: Path | None, as_json: bool) -> None:
     from baffle.duration import measure_duration
     from baffle.task.costs import costs
     from baffle.task.load import load_task
+    from baffle.task.privacy import with_clip
 
-    task = load_task(chosen, data)
+    task, proposed = with_clip(load_task(chosen, data))
     estimate = costs(task)
     duration = measure_duration(task)
     if as_json:
@@ -84,7 +87,7 @@ def _print_costs(chosen: "Plan", data: Path | None, as_json: bool) -> None:
     console, remarks = show.consoles()
     rows = show.costs_rows(estimate) | {"time": _shown_duration(chosen, duration)}
     console.print(show.aligned(rows), soft_wrap=True)
-    for advice in estimate.advice:
+    for advice in (*([proposed] if proposed else []), *estimate.advice):
         show.note(remarks, advice)
 
 

@@ -70,7 +70,7 @@ def line(progress: "Progress", room: int = 1000) -> str:
     known = progress.value is not None
     parts = {
         "round": f"round {done}/{progress.rounds}",
-        "loss": f"loss {shown_loss(progress.loss)}" if progress.loss is not None else "loss –",
+        "loss": _loss(progress),
         "metric": f"{progress.metric} {measure(progress.metric, progress.value, 1) if known else '–'}",
         "up": f"up {size(progress.uplink_bytes)}",
         "down": f"down {size(progress.downlink_bytes)}",
@@ -83,6 +83,13 @@ def line(progress: "Progress", room: int = 1000) -> str:
         if len(shown) <= room:
             return shown
     return shown[: max(0, room)]
+
+
+def _loss(progress: "Progress") -> str:
+    """The loss or, in a private run, ε: nobody knows the loss there."""
+    if progress.epsilon is not None:
+        return f"ε {progress.epsilon:.3g}"
+    return f"loss {shown_loss(progress.loss)}" if progress.loss is not None else "loss –"
 
 
 def _lines(console: Console, label: str) -> "Watch":

@@ -1,5 +1,6 @@
 """What a person reads after a run, or before it: rows of a name and a value, aligned."""
 
+import math
 import shlex
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from baffle.report.words import duration, is_share, metric_name, size
 if TYPE_CHECKING:
     from baffle.server.recorder import Summary
     from baffle.task.costs import Costs
+    from baffle.task.privacy import Privacy
 
 ACCURACIES = ["accuracy", "top5"]
 """The metrics of runs whose summary names none, because they were made before there were others."""
@@ -47,6 +49,7 @@ def summary_rows(summary: "Summary", folder: Path) -> dict[str, str]:
         "weights": f"{summary['n_weights']:,} ({weights:,} bytes), sha256 {summary['weights_sha256'][:16]}…",
         "clipped": f"{summary['clipped']:,} values",
         "secure sum": summary["secure"],
+        **_spent(summary),
         "dropouts": f"{summary['dropouts']:,} replies missing",
         "refusals": f"{summary['refusals']:,} messages; to read them: baffle status {shlex.quote(str(folder))}",
         "peak memory": f"{summary['peak_rss_mb']:,.0f} MB, whole process",
@@ -56,9 +59,20 @@ def summary_rows(summary: "Summary", folder: Path) -> dict[str, str]:
         rows["backpropagation"] = (
             f"{measure(headline, value)} in {duration(summary['baseline_seconds'])}, "
             f"{summary['baseline_uplink_bytes_per_client_round']:,} bytes up"
+            + (", without noise" if "epsilon" in summary else "")
         )
     rare = ("clipped", "dropouts", "refusals")
     return {name: value for name, value in rows.items() if name not in rare or summary[name]}
+
+
+def _spent(summary: "Summary") -> dict[str, str]:
+    """What a private run has cost a client that took part in every round."""
+    if "epsilon" not in summary:
+        return {}
+    return {
+        "privacy": f"ε = {summary['epsilon']:.3g} at δ = {summary['delta']:g}, noise {summary['noise']:.4g} × the "
+        f"clipping norm {summary['clip']:g}; losses are not measured: the run is private"
+    }
 
 
 def _time(summary: "Summary") -> str:
@@ -124,7 +138,19 @@ def costs_rows(costs: "Costs") -> dict[str, str]:
             f"{costs.precision.typical:.3g} typical; {costs.precision.noise:.2%} of it rounding, "
             f"{costs.precision.curvature:.1%} curvature, {costs.precision.quantum:.3%} a ring step"
         )
+    if costs.privacy is not None:
+        rows |= _privacy_rows(costs.privacy)
     return {name: value for name, value in rows.items() if name != "hidden among" or costs.secure_bytes}
+
+
+def _privacy_rows(privacy: "Privacy") -> dict[str, str]:
+    share = privacy.noise_on_value / privacy.value if privacy.value else math.inf
+    return {
+        "privacy": f"ε = {privacy.epsilon:.3g} at δ = {privacy.delta:g} for a client that takes part in all "
+        f"{privacy.rounds:,} rounds",
+        "noise": f"{privacy.noise:.4g} × the clipping norm {privacy.clip:g}, a part in {privacy.sharers:,} of the "
+        f"variance from each client; {share:.0%} of a mean value ({privacy.value:.2g})",
+    }
 
 
 def consoles() -> tuple[Console, Console]:

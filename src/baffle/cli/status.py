@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from baffle.network.status import Status
 
 
-ONLY_A_SERVER = ("connected", "taking part", "on the link", "late replies", "refused replies", "turned away", "epsilon")
+ONLY_A_SERVER = ("connected", "taking part", "on the link", "late replies", "refused replies", "turned away")
 """Rows that a run's folder does not tell."""
 
 
@@ -77,7 +77,7 @@ def _print_folder(folder: Path, *, as_json: bool) -> None:
 def rows(status: "Status") -> dict[str, str]:
     """What a person reads, line by line."""
     from baffle.cli.show import measure
-    from baffle.report.words import duration, shown_loss, size
+    from baffle.report.words import duration, size
 
     silent, abstained = _by_phase(status.silent), _by_phase(status.abstained)
     up, down = size(status.uplink_bytes), size(status.downlink_bytes)
@@ -91,7 +91,7 @@ def rows(status: "Status") -> dict[str, str]:
         "clients": f"{status.clients_on_roster:,} on the roster, {status.clients_needed:,} needed",
         "connected": _those(status.clients_connected, status.connected),
         "taking part": _those(status.clients_taking_part, status.taking_part),
-        "loss": "–" if status.loss is None else shown_loss(status.loss, 4),
+        "loss": _loss(status),
         f"test {status.metric}": "–" if status.value is None else measure(status.metric, status.value),
         "in rounds": f"{up} up, {down} down",
         "on the link": f"{size(status.received_bytes)} received, {size(status.sent_bytes)} sent",
@@ -100,8 +100,16 @@ def rows(status: "Status") -> dict[str, str]:
         "late replies": f"{status.late_replies:,}",
         "refused replies": f"{status.refused_replies:,}",
         "turned away": f"{status.turned_away:,} connections",
-        "epsilon": "not counted" if status.epsilon is None else f"{status.epsilon:.3g}",
+        "epsilon": "not counted: the run is not private" if status.epsilon is None else f"{status.epsilon:.3g}",
     }
+
+
+def _loss(status: "Status") -> str:
+    from baffle.report.words import shown_loss
+
+    if status.epsilon is not None:
+        return "not measured: the run is private"
+    return "–" if status.loss is None else shown_loss(status.loss, 4)
 
 
 def _pace(status: "Status") -> str:

@@ -1,6 +1,7 @@
 """The half of a client that computes: samples in, forward passes, one vector out. It sends and receives nothing."""
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from baffle.core.seeds import batch_indices, permutation
 from baffle.data.sources import Dataset
 from baffle.errors import RefusalError
 from baffle.plan import Plan
+from baffle.privacy.skellam import Randomness
 from baffle.schedule import key_number_of
 from baffle.trajectory import Trajectory, optimizer
 
@@ -48,14 +50,19 @@ class Worker:
     data: Dataset
     indices: I64
     borrow: BorrowRuntime
+    random: Randomness = os.urandom
+    """Where the noise of a private run comes from: nobody may be able to repeat it."""
 
     def vector(self, round_number: int, weights: F32) -> RingVector:
         """What this client contributes to a round at these weights, as integers. Whatever its losses are, it takes all
-        steps and gives a vector: one that is not finite becomes the ring's `nothing`."""
+        steps and gives a vector: one that is not finite becomes the ring's `nothing`. In a private run each call draws
+        other noise, so whoever sends what it gives must call it once for a question."""
         with self.borrow() as runtime, np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             work = self._work(round_number, weights, runtime)
         weight = self.trajectory.weight_of(len(self.indices))
-        return self.trajectory.ring.encode(work.values, self.trajectory.length, weight, work.loss, work.clipped)
+        vector = self.trajectory.ring.encode(work.values, self.trajectory.length, weight, work.loss, work.clipped)
+        private = self.trajectory.private
+        return private.noised(vector, self.random) if private else vector
 
     def _work(self, number: int, weights: F32, runtime: Runtime) -> Work:
         plan = self.trajectory.plan

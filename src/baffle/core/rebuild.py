@@ -14,7 +14,7 @@ import numpy as np
 
 from baffle.core.arrays import F32, I32, I64
 from baffle.core.directions import NUMBERS_AT_ONCE, Directions, Support, blocks, coverage
-from baffle.core.ring import Ring
+from baffle.core.ring import Encoding
 from baffle.core.seeds import Scratch
 
 EXACT_DIRECTIONS = 128
@@ -52,7 +52,7 @@ def gradient_from_scalars(
     directions: Directions,
     supports: Sequence[Support],
     n: int,
-    ring: Ring,
+    ring: Encoding,
     *,
     block: int = NUMBERS_AT_ONCE,
     threads: int = 1,
@@ -118,6 +118,6 @@ def _in_pieces(work: Callable[[int, int, Scratch], None], n: int, threads: int, 
             list(pool.map(share, range(threads)))
 
 
-def gradient_from_vector(totals: I32, weight: int, ring: Ring) -> F32:
+def gradient_from_vector(totals: I32, weight: int, ring: Encoding) -> F32:
     """The weighted mean of vectors that clients computed themselves (epoch level, backpropagation)."""
     return (totals.astype(np.float64) / (ring.scale * weight)).astype(np.float32)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,31 @@ class Sum(NamedTuple):
     weight: int  # ΣN_c
     contributors: int
     clipped: int
-    loss: float  # ΣN_c·L_c / ΣN_c
+    loss: float | None  # ΣN_c·L_c / ΣN_c; None if no client may say what its loss is
+
+
+class Encoding(Protocol):
+    """How a client's values become integers that can be summed, and what a sum of them may be."""
+
+    @property
+    def n_max(self) -> int:
+        """The largest weight of a client."""
+        ...
+
+    @property
+    def scale(self) -> float:
+        """How many steps of the ring a value of 1 has."""
+        ...
+
+    def encode(self, values: F64, length: int, weight: int, loss: float, clipped_before: int = 0) -> RingVector: ...
+
+    def most(self, contributors: int) -> int:
+        """The largest total that so many honest clients can cause."""
+        ...
+
+    def check(self, total: RingVector, contributors: int) -> None: ...
+
+    def decode(self, total: RingVector, contributors: int) -> Sum: ...
 
 
 @dataclass(frozen=True)
@@ -99,6 +123,10 @@ class Ring:
         vector[length:] = 0, 1, length, 0
         return vector
 
+    def most(self, contributors: int) -> int:
+        """The largest total that so many clients can cause."""
+        return GUARD * contributors // self.clients
+
     def check(self, total: RingVector, contributors: int) -> None:
         """Refuse a sum of `contributors` vectors that honest clients cannot have produced."""
         if contributors < 1 or len(total) < EXTRAS:
@@ -113,7 +141,7 @@ class Ring:
             )
         weighty = min(contributors, weight)  # at most this many sent more than nothing
         largest = int(np.max(np.abs(values.astype(np.int64)), initial=0))
-        if largest * self.clients > GUARD * weighty:
+        if largest > self.most(weighty):
             raise MessageError(f"a total of {largest} is more than {weighty} clients can send within their bounds")
         if not 0 <= clipped <= contributors * len(values):
             raise MessageError(f"the sum claims {clipped} clipped values of {contributors * len(values)}")

@@ -247,8 +247,9 @@ def _progress(*, shown: bool) -> Watch:
         if value == last and now.rounds_done != now.rounds:
             return
         last = value
-        loss = "–" if now.loss is None else f"{now.loss:.4g}"
-        sys.stdout.write(f"round {int(now.rounds_done):4}/{now.rounds}  loss {loss}  test {now.metric} {value}\n")
+        loss = "loss –" if now.loss is None else f"loss {now.loss:.4g}"
+        course = loss if now.epsilon is None else f"ε {now.epsilon:.3g}"
+        sys.stdout.write(f"round {int(now.rounds_done):4}/{now.rounds}  {course}  test {now.metric} {value}\n")
         sys.stdout.flush()
 
     return watch

@@ -110,6 +110,7 @@ class Board:
             refusals=before.refusals + metrics.refusals,
             uplink_bytes=before.uplink_bytes + metrics.uplink_bytes,
             downlink_bytes=before.downlink_bytes + metrics.downlink_bytes + metrics.join_bytes,
+            epsilon=metrics.epsilon,
             loss=metrics.loss if metrics.contributors > 1 else before.loss,
             value=value,
             accuracy=value if before.metric == "accuracy" else None,

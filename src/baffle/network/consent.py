@@ -3,7 +3,7 @@ its own log."""
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from baffle.aggregation.client.marks import Memory
@@ -18,7 +18,10 @@ from baffle.network.policy import Policy
 from baffle.network.rosters import Roster, RosterFile, keep_roster, newer_roster, require_not_expired
 from baffle.network.same_plan import differences, with_places
 from baffle.plan import Plan, check, read_toml, settings_of
+from baffle.plan.privacy import with_noise
+from baffle.privacy.ledger import Charge
 from baffle.statement import NONCE_BYTES, commitment_text, commitment_to, read_statement
+from baffle.trajectory import Trajectory
 
 
 class Equipment(NamedTuple):
@@ -111,7 +114,7 @@ class Consent:
         plan = self._offered(asked.plan)
         self._require_acceptable(plan)
         self._require_acceptable(plan, self.samples(plan))
-        self.equipment(plan)  # loaded now, so that nobody has to wait for it later
+        self._require_budget(plan)  # its equipment is loaded now, so that nobody has to wait for it later
         commitment = self.memory.unopened()
         if commitment is None:
             nonce = secrets.token_bytes(NONCE_BYTES)
@@ -132,6 +135,7 @@ class Consent:
             raise RefusalError(f"{tier} directions a round, but this client affords {self.affords}")
         self._require_marks(entry)
         self._require_acceptable(plan, len(self.equipment(plan).worker.indices))
+        self._require_budget(plan)
         return entry
 
     def checked(self, begin: Begin) -> Entry:
@@ -145,6 +149,38 @@ class Consent:
         if self._equipped is None or self._equipped[0] != digest:
             self._equipped = digest, self.equip(plan)
         return self._equipped[1]
+
+    def charge(self, trajectory: Trajectory) -> Charge | None:
+        """What this client pays for a vector, by its own account, and the budget that it keeps to."""
+        private = trajectory.private
+        return Charge(private.release, self._rules.budget) if private else None
+
+    def told_cost(self, trajectory: Trajectory) -> str:
+        """What a private run may cost this client, for its own log; empty if the run is not private."""
+        charge, plan = self.charge(trajectory), trajectory.plan
+        if charge is None:
+            return ""
+        delta = charge.budget.delta if charge.budget else plan.privacy.delta
+        before = self.memory.ledger.epsilon(delta)
+        after = self.memory.ledger.epsilon(delta, replace(charge.release, count=plan.rounds))
+        ends = charge.budget is not None and after > charge.budget.epsilon
+        sooner = ", and the budget ends this client's part sooner" if ends else ""
+        return (
+            f"the run is private: ε = {before:.3g} at δ = {delta:g} was spent before it in all runs, and {after:.3g} "
+            f"would be after {plan.rounds:,} rounds{sooner}"
+        )
+
+    def _require_budget(self, plan: Plan) -> None:
+        """Refuse a private plan that keeps less than it says, or of which this client cannot afford another vector."""
+        trajectory = self.equipment(plan).worker.trajectory
+        with_noise(plan, trajectory.n)
+        if charge := self.charge(trajectory):
+            self.memory.ledger.require(charge)
+
+    @property
+    def _rules(self) -> Policy:
+        """The policy that this client was given, or the one that it has otherwise."""
+        return self.policy or (Policy.beside(self.pinned) if self.pinned else Policy())
 
     def _require_marks(self, entry: Entry) -> None:
         """Refuse to go on without the marks of a round that this client contributed to: they are on its disk before
@@ -191,8 +227,8 @@ class Consent:
     def _require_acceptable(self, plan: Plan, samples: int | None = None) -> None:
         """Refuse a plan that is not the pinned one, or not within the policy. Some rules need the number of samples."""
         if self.pinned is None:
-            (self.policy or Policy()).require(plan, samples)
+            self._rules.require(plan, samples)
             return
         if differing := differences(with_places(self.pinned, plan.federation.clients), plan):
             raise RefusalError(f"the server's plan is another than this client's --plan: {differing}")
-        (self.policy or Policy.beside(self.pinned)).require(plan, samples, named=True)
+        self._rules.require(plan, samples, named=True)

@@ -66,8 +66,8 @@ def checked_entry(begin: Begin, plan: Plan, keys: ClientKeys, places: int | None
     if not own:
         raise RefusalError("a statement without this client's commitment; it waits for the next epoch")
     takes_snapshots = True
+    require_sound_terms(plan)
     if plan.secure.mode == "malicious-server":
-        require_sound_terms(plan)
         require_signed_commitments(statement, roster.server_key, roster.directory())
         takes_snapshots = begin.certificate is not None
     if begin.certificate is not None:

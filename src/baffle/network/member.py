@@ -231,6 +231,8 @@ class Member:
             self.tell(
                 f"takes part in {one_line(entry.plan.name, 80)!r} as client {number} of {len(roster.clients)}{at}"
             )
+            if cost := self.consent.told_cost(replica.trajectory):
+                self.tell(cost)
         return Salted(salt)
 
     def _sign_state(self, last: RoundRequest) -> Message:
@@ -310,6 +312,7 @@ class Member:
                 entry.run,
                 policy_of(replica.trajectory, tiers, salt),
                 memory=self.memory,
+                charge=self.consent.charge(replica.trajectory),
                 frozen=known.session if known else None,
             )
         self._client = Client(replica, worker, session, self._tell_sparingly)

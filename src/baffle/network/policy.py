@@ -16,8 +16,9 @@ from baffle.data.sources import SOURCES
 from baffle.errors import PlanError, RefusalError, one_line
 from baffle.files import read_file
 from baffle.plan import Custom, Plan, Section, read_toml, settings_of
-from baffle.plan.setting import LARGEST, Count, OptionalCount, Positive, Proportion
+from baffle.plan.setting import LARGEST, Count, NonNegative, OptionalCount, Positive, Proportion
 from baffle.plan.tasks import is_own
+from baffle.privacy.ledger import Budget
 
 POLICY_BYTES = 64 << 10
 """No policy file is longer."""
@@ -38,6 +39,9 @@ class Policy(Section, frozen=True):
     with shared directions: a client then sends K scalars and no vector. A round must use at least `least_batch` of the
     client's samples, and at most `largest_batch` of all that it has. `data` names data sets; one of the client's own
     is named as in a plan, "package.module:function". A round's exchanges wait at most `most_seconds`.
+
+    `least_noise` is the least `privacy.noise`. All private runs together may cost an ε of `most_epsilon` at `delta` (0:
+    any); a client with such a budget takes part in private runs only.
     """
 
     mode: Literal["off", "on", "malicious-server"] = "on"
@@ -52,6 +56,14 @@ class Policy(Section, frozen=True):
     most_rounds: Count = 10_000
     most_seconds: Positive = 3600.0
     data: tuple[str, ...] = tuple(SOURCES)
+    least_noise: NonNegative = 0.0
+    most_epsilon: NonNegative = 0.0
+    delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
+
+    @property
+    def budget(self) -> Budget | None:
+        """What this client may give away in all private runs together."""
+        return Budget(self.most_epsilon, self.delta) if self.most_epsilon else None
 
     @classmethod
     def beside(cls, pinned: Plan) -> "Policy":
@@ -79,6 +91,7 @@ class Policy(Section, frozen=True):
         return [
             *([] if named else self._about_data(plan)),
             *self._about_protection(plan),
+            *self._about_privacy(plan),
             *self._about_batches(plan, samples),
             *self._about_bounds(plan),
         ]
@@ -115,6 +128,17 @@ class Policy(Section, frozen=True):
                 f'clients send vectors in the server\'s plan (estimator = "{plan.estimator}", '
                 f'federation.level = "{plan.federation.level}", federation.seeds = "{plan.federation.seeds}"), '
                 "scalars_only asks for scalars at batch level with shared seeds"
+            )
+
+    def _about_privacy(self, plan: Plan) -> Iterator[str]:
+        asks = {"least_noise": self.least_noise, "most_epsilon": self.most_epsilon}
+        if not plan.privacy.on and any(asks.values()):
+            name = next(name for name, value in asks.items() if value)
+            yield f"the server's plan has no [privacy], {name} asks for it"
+        elif plan.privacy.on and plan.privacy.noise < self.least_noise:
+            yield (
+                f"privacy.noise is {plan.privacy.noise:g} in the server's plan, least_noise asks for at least "
+                f"{self.least_noise:g}"
             )
 
     def _about_batches(self, plan: Plan, samples: int | None) -> Iterator[str]:

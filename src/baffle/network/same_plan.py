@@ -6,7 +6,7 @@ import msgspec
 
 from baffle.errors import one_line
 from baffle.network.rosters import Roster
-from baffle.plan import Model, Plan
+from baffle.plan import Model, Plan, PrivacySettings
 
 FREE = {"name", "rounds", "run"}
 """What a plan may change in a run that has begun."""
@@ -47,9 +47,18 @@ def _settled_like(given: Plan, settled: Plan) -> Plan:
             micro_batch=probe.micro_batch or settled.probe.micro_batch,
             layout=probe.layout or settled.probe.layout,
         ),
+        privacy=_noised_like(given.privacy, settled.privacy),
         update=msgspec.structs.replace(given.update, layers=given.update.layers or settled.update.layers),
         federation=msgspec.structs.replace(federation, tiers=federation.tiers or settled.federation.tiers),
     )
+
+
+def _noised_like(given: PrivacySettings, settled: PrivacySettings) -> PrivacySettings:
+    """The given settings of a private run, with the noise of the settled ones if that follows from a target."""
+    if not given.on:
+        return given
+    noise, sharers = given.noise or settled.noise, given.sharers or settled.sharers
+    return msgspec.structs.replace(given, noise=noise, sharers=sharers)
 
 
 def _filled_in(given: Model, settled: Model) -> Model:

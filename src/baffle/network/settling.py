@@ -41,7 +41,12 @@ def require_hidden_tiers(plan: Plan) -> None:
 
 
 def require_sound_terms(plan: Plan) -> None:
-    """Refuse a plan whose promises against a server that lies would not hold."""
+    """Refuse a plan whose promises against a server that looks on or lies would not hold."""
+    if plan.privacy.on and plan.secure.mode == "off":
+        raise PlanError(
+            'secure.mode = "off" voids [privacy] in a network: the server would see a vector with one client\'s part '
+            'of the noise; set secure.mode = "on"'
+        )
     if plan.secure.mode != "malicious-server":
         return
     if plan.run.downlink != "scalars":

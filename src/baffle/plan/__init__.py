@@ -6,6 +6,7 @@ from baffle.plan.plan import Plan
 from baffle.plan.reading import build, change, load, parse, presets, read_toml, settings_of
 from baffle.plan.sections import (
     FederationSettings,
+    PrivacySettings,
     ProbeSettings,
     RingSettings,
     RunSettings,
@@ -26,6 +27,7 @@ __all__ = [
     "ModelSettings",
     "Onnx",
     "Plan",
+    "PrivacySettings",
     "ProbeSettings",
     "RingSettings",
     "RunSettings",

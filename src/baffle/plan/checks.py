@@ -9,6 +9,7 @@ from baffle.core.update import OPTIMIZERS
 from baffle.errors import PlanError
 from baffle.plan.models import MobileNet, Model, Onnx
 from baffle.plan.plan import Plan
+from baffle.plan.privacy import check_privacy
 from baffle.plan.sections import FederationSettings, TaskSettings, UpdateSettings
 from baffle.plan.tasks import LOSSES, METRICS, SUITABLE, is_own, metrics_of, short
 
@@ -26,6 +27,7 @@ def check(plan: Plan) -> None:
     _check_probe(plan)
     _check_update(plan.update)
     _check_secure(plan)
+    check_privacy(plan)
 
 
 def _check_names(plan: Plan) -> None:

@@ -1,8 +1,8 @@
 """A plan and the digests that name it.
 
 The sections `task`, `federation`, `probe`, `update` and `ring` with `seed`, `estimator` and the groups of `secure`
-determine the weights; their digest names the trajectory. `rounds`, `run` and the rest of `secure` say how far and how a
-run goes, and may change when it is resumed.
+determine the weights; their digest names the trajectory. So do noise and clipping of a private run. `rounds`, `run` and
+the rest of `secure` and `privacy` say how far and how a run goes, and may change when it is resumed.
 """
 
 from hashlib import sha256
@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from baffle.plan.sections import (
     FederationSettings,
+    PrivacySettings,
     ProbeSettings,
     RingSettings,
     RunSettings,
@@ -38,6 +39,7 @@ class Plan(Section, frozen=True):
     update: UpdateSettings = UpdateSettings()
     ring: RingSettings = RingSettings()
     secure: SecureSettings = SecureSettings()
+    privacy: PrivacySettings = PrivacySettings()
     run: RunSettings = RunSettings()
 
     @property
@@ -85,6 +87,9 @@ class Plan(Section, frozen=True):
         if measured := determines.get("task", {}).keys() & {"metrics"}:  # they are taken beside the chain
             determines["task"] = {name: value for name, value in plan["task"].items() if name not in measured}
         determines["secure"] = {name: secure[name] for name in groups if name in secure}
+        private = _changed_settings(self.privacy)
+        if noise := {name: private[name] for name in ("noise", "clip", "sharers") if name in private}:
+            determines["privacy"] = noise
         return _digest("baffle/trajectory/2", determines)
 
     def model_digest(self) -> bytes:

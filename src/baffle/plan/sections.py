@@ -1,7 +1,7 @@
 """The sections of a plan, frozen.
 
-`task`, `federation`, `probe`, `update` and `ring` determine the weights, and so do the groups of `secure`. The rest of
-`secure`, and `run`, say how a run goes, and may change when it is resumed.
+`task`, `federation`, `probe`, `update` and `ring` determine the weights, and so do the groups of `secure` and the noise
+of `privacy`. The rest of these two, and `run`, say how a run goes, and may change when it is resumed.
 """
 
 from typing import Annotated, Literal
@@ -172,6 +172,34 @@ class SecureSettings(Section, frozen=True):
     """`"own"`: every group probes directions of its own (more of them for the same work)"""
     combine: Literal["mean", "median"] = "mean"
     """`"median"`: coordinate by coordinate over the groups, so that no single client can overwrite an update"""
+
+
+class PrivacySettings(Section, frozen=True):
+    """Differential privacy of a run for its clients; without noise and ε a run is not private. Noise, clipping norm and
+    sharers determine the weights, unlike ε and δ."""
+
+    noise: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """the standard deviation of the noise in a value of a sum, as a multiple of `clip`: at least that, whoever drops
+    out; `0`: it follows from `epsilon`, or the run is [not private](privacy.md). A private run needs
+    `federation.weighting = "uniform"`, batch level and shared directions; in a network also a secure sum"""
+    epsilon: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """the ε, at `delta`, that all planned rounds may cost a client that takes part in each. `noise` follows, and is
+    written into the run's own plan; if both are given, too little noise is refused"""
+    delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
+    """the δ of every ε that a run tells; well below one in the number of clients"""
+    clip: NonNegative = 0.0
+    """the longest (in L2 norm) that a client's vector may be: its K scalars, or its gradient with
+    `estimator = "backprop"`. It takes the place of `ring.d_max`. A private run needs one, and `baffle plan` proposes
+    it"""
+    sharers: OptionalCount = 0
+    """each client adds one part in so many of the noise's variance; `0`: in as many as are certain to add theirs,
+    filled in when a run starts: `secure.floor` or, if more, `secure.threshold`; in `"malicious-server"` the fewest
+    survivors of a sum without the liars"""
+
+    @property
+    def on(self) -> bool:
+        """Whether the run is private."""
+        return self.noise > 0 or self.epsilon > 0
 
 
 class RunSettings(Section, frozen=True):

@@ -42,7 +42,9 @@ def line_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     step = max((series_of(run).step for run in runs), default=1)
     loss = "training loss" if step == 1 else f"training loss, mean of up to {step} rounds"
     about = "Mean loss of the clients of a round on their own samples, before its step."
-    charts = [_lines("loss", loss, about)]
+    charts = [_lines("loss", loss, about)] if not all(run.plan.privacy.on and not run.baseline for run in runs) else []
+    if any(run.plan.privacy.on for run in runs):
+        charts.append(_lines("epsilon", "privacy: ε", "What the rounds so far cost a client that took part in each."))
     averaged = {metric for run in runs for metric in run.test_metrics if run.is_averaged(metric)}
     named = [_lines(metric, metric_name(metric), _about(metric, averaged)) for metric in metrics]
     return named[:1] + charts + named[1:]

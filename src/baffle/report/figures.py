@@ -19,7 +19,16 @@ class Figure:
 
 def figures_of(run: RunRecord) -> list[Figure]:
     """The most important metric first. What a run has not measured has no figure."""
-    return [*_metrics(run), _rounds(run), _time(run), _forwards(run), _bytes(run), _alignment(run), _clients(run)]
+    return [
+        *_metrics(run),
+        *_privacy(run),
+        _rounds(run),
+        _time(run),
+        _forwards(run),
+        _bytes(run),
+        _alignment(run),
+        _clients(run),
+    ]
 
 
 def _metrics(run: RunRecord) -> Iterable[Figure]:
@@ -36,6 +45,16 @@ def _metrics(run: RunRecord) -> Iterable[Figure]:
     losses = [metrics.loss for metrics in run.rounds if number(metrics.loss) is not None]
     if losses:
         yield Figure("training loss", measured("loss", losses[-1]), f"{measured('loss', losses[0])} in the first round")
+
+
+def _privacy(run: RunRecord) -> Iterable[Figure]:
+    privacy, spent = (
+        run.plan.privacy,
+        [metrics.epsilon for metrics in run.rounds if number(metrics.epsilon) is not None],
+    )
+    if privacy.on:
+        value = f"ε = {spent[-1]:.3g}" if spent else "–"
+        yield Figure("privacy", value, f"at δ = {privacy.delta:g}; so losses are not measured")
 
 
 def _rounds(run: RunRecord) -> Figure:

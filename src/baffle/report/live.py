@@ -32,7 +32,7 @@ LOOPBACK = "127.0.0.1"
 READ_FROM_FOLDER = (
     *("rounds_done", "rounds", "skipped_rounds", "recent_round_seconds", "median_round_seconds", "seconds_since_round"),
     *("clients_on_roster", "dropouts", "silent", "abstained", "refusals", "uplink_bytes", "downlink_bytes"),
-    *("loss", "accuracy", "value"),
+    *("loss", "accuracy", "value", "epsilon"),
 )
 """The fields of a status that a run's folder tells. What only a server knows of its clients is not among them."""
 

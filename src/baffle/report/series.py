@@ -29,7 +29,7 @@ Column = list[float | None]
 
 @dataclass(frozen=True)
 class Series:
-    """Columns of equal length, by name: those of AXES, `loss`, and a column for each metric. A point's loss is the mean
+    """Columns of equal length, by name: those of AXES, `loss`, `epsilon` and each metric's. A point's loss is the mean
     over the `step` rounds up to it. A column may be missing."""
 
     columns: dict[str, Column]
@@ -48,6 +48,8 @@ def series_of(run: RunRecord) -> Series:
         "seconds": [round(run.rounds[place].seconds, 2) for place in kept],
         "loss": [_mean_loss(run, place, step) for place in kept],
     }
+    if run.plan.privacy.on:
+        columns["epsilon"] = [_short(number(run.rounds[place].epsilon)) for place in kept]
     if forwards is not None:
         columns["forwards"] = [int(forwards[place]) for place in kept]
     for metric in run.test_metrics:

@@ -43,6 +43,8 @@ class Progress:
     dropouts: int = 0
     seconds_left: float | None = None
     metric: str = "accuracy"
+    epsilon: float | None = None
+    """What a private run has cost so far."""
 
 
 Phase = Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,20}\Z")]
@@ -67,6 +69,7 @@ class RoundMetrics(msgspec.Struct):
     joins: int
     refusals: int
     seconds: float = 0.0
+    epsilon: float | None = None
     silent: dict[Phase, int] = {}
     abstained: dict[Phase, int] = {}
 
@@ -119,12 +122,13 @@ class Recorder:
 
     def measure(self, rounds: int, state: ServerState) -> Record:
         """What to add to the metrics of the last of `rounds` rounds: an evaluation, when it is due, and the run's
-        seconds so far."""
+        seconds and ε so far."""
         due = rounds % self._trajectory.plan.run.evaluate_every == 0 or rounds == self._trajectory.plan.rounds
         began = time.perf_counter()
         evaluated = self._evaluation.evaluate(state) if due else {}
         self._evaluation_seconds += time.perf_counter() - began
-        return evaluated | {"seconds": round(self._seconds(), 3), "rounds_done": rounds}
+        so_far = {"seconds": round(self._seconds(), 3), "rounds_done": rounds}
+        return evaluated | so_far | self._of_privacy(rounds)
 
     def record(self, played: Played) -> None:
         """Add a round, which the journal already holds, to the folder's metrics, and report it."""
@@ -136,6 +140,7 @@ class Recorder:
             self._progress,
             rounds_done=played.present.round,
             loss=record["loss"],
+            epsilon=record.get("epsilon"),
             value=self._progress.value if (value := measured(record, self._headline)) is None else value,
             uplink_bytes=self._progress.uplink_bytes + record["uplink_bytes"],
             downlink_bytes=self._progress.downlink_bytes + record["downlink_bytes"] + record["join_bytes"],
@@ -182,9 +187,16 @@ class Recorder:
             "dropouts": self._journal.participation.count(MISSING),
             "refusals": total("refusals"),
             "secure": plan.secure.mode,
+            **self._of_privacy(present.round),
+            **({name: getattr(plan.privacy, name) for name in ("delta", "noise", "clip")} if plan.privacy.on else {}),
         }
         self._folder.write_summary(summary)
         return summary
+
+    def _of_privacy(self, rounds: int) -> Record:
+        """The ε of so many rounds, skipped ones included; nothing if the run is not private."""
+        epsilon = self._trajectory.epsilon(rounds)
+        return {} if epsilon is None else {"epsilon": round(epsilon, 6)}
 
     def _of_evaluation(self) -> Record:
         """Seconds spent on measuring; a run that was resumed does not know those before."""
@@ -221,8 +233,14 @@ class Recorder:
             others = "" if first == last else f", and the last: {last}"
             raise BaffleError(
                 f"{MOST_SKIPPED} rounds in a row were skipped; the first reason was: {first}{others}."
-                f"{self._why_not_finite(first)} The run is kept in {self._folder.path}"
+                f"{self._why_not_finite(first)}{self._why_abstained()} The run is kept in {self._folder.path}"
             )
+
+    def _why_abstained(self) -> str:
+        """The likely cause if clients of a private run have begun to abstain; empty for other reasons."""
+        if not self._trajectory.plan.privacy.on or not self._records[-1].get("abstained"):
+            return ""
+        return " A client whose budget is spent (most_epsilon in its policy) abstains for good; its own log says so."
 
     def _why_not_finite(self, reason: str) -> str:
         """The likely cause if no loss was finite; empty for other reasons."""

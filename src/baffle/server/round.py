@@ -102,9 +102,10 @@ def measure(outcome: Outcome, collected: Collected, joined: Set[int]) -> dict[st
     """A round's metrics. The bytes that a client needs once, to join, are counted apart from those of every round. The
     downlink also counts clients that were already sent something for the next round."""
     sums = [total for total in collected.sums if total] if outcome.groups else []
-    weight, down = sum(total.weight for total in sums), collected.downlink
+    known = [(total, total.loss) for total in sums if total.loss is not None]
+    weight, down = sum(total.weight for total, _ in known), collected.downlink
     metrics: dict[str, Any] = {
-        "loss": math.fsum(total.loss * total.weight for total in sums) / weight if sums else None,
+        "loss": math.fsum(loss * total.weight for total, loss in known) / weight if known else None,
         "contributors": sum(total.contributors for total in sums),
         "clipped": sum(total.clipped for total in sums),
         "uplink_bytes": sum(collected.uplink.values()),

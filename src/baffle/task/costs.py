@@ -35,6 +35,7 @@ from baffle.task.contrast import Contrast, judge_contrast, measure_contrast
 from baffle.task.load import Task
 from baffle.task.memory import RESERVE
 from baffle.task.precision import Precision, judge, measure
+from baffle.task.privacy import Privacy, judge_privacy, measure_privacy
 from baffle.trajectory import Trajectory, trajectory_of
 
 
@@ -57,6 +58,7 @@ class Costs:
     memory_bytes: int | None  # None if the runtime cannot tell
     alignment: float | None  # expected cosine of estimate and gradient; None for backpropagation
     precision: Precision | None  # None for backpropagation, or if the runtime has no float64 to compare with
+    privacy: Privacy | None  # None if the run is not private
     contrast: Contrast | None  # None for a single layer, or for backpropagation
     advice: list[str]
 
@@ -71,6 +73,7 @@ def costs(task: Task) -> Costs:
     probing = plan.estimator == "probe"
     precision = measure(task) if probing else None
     contrast = measure_contrast(task)
+    privacy = measure_privacy(task)
     return Costs(
         n_weights=trajectory.n,
         clients_per_round=plan.per_round,
@@ -87,9 +90,11 @@ def costs(task: Task) -> Costs:
         memory_bytes=_memory(task, trajectory),
         alignment=expected_alignment(trajectory) if probing else None,
         precision=precision,
+        privacy=privacy,
         contrast=contrast,
         advice=[
             *(judge(task, precision) if precision else []),
+            *(judge_privacy(plan, privacy) if privacy else []),
             *(judge_contrast(task, contrast) if contrast else []),
             *_on_merged_layers(task),
         ],

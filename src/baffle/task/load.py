@@ -20,6 +20,7 @@ from baffle.data.sources import Source, data_folder, load
 from baffle.errors import DataError, PlanError, UnusableDataError
 from baffle.models.inputs import Inputs
 from baffle.plan import Plan
+from baffle.plan.privacy import with_noise
 from baffle.runtime.model import FLOAT32, RunnableModel
 from baffle.runtime.registry import load_model
 from baffle.schedule import tiers_of
@@ -75,6 +76,10 @@ class ServerTask:
     def footprint(self) -> Footprint:
         """The memory of this task's probes, if every probe is a whole forward pass."""
         return Footprint(self.model, self.plan.probe, len(self.initial_weights()), self.source.example(1))
+
+    def with_noise_of(self, plan: Plan) -> "ServerTask":
+        """The same task under a plan with other settings of [privacy], and what follows from them filled in."""
+        return replace(self, plan=with_noise(plan, len(self.initial_weights())))
 
     def with_probe(self, **settings: object) -> "ServerTask":
         """The same task with these settings of [probe] changed."""
@@ -181,7 +186,7 @@ def load_server_task(
     plan = msgspec.structs.replace(plan, task=msgspec.structs.replace(plan.task, model=model.settings))
     task = ServerTask(resolve(plan, largest), model, source)
     _require_fit(task)
-    task = _with_layers(_behind_backbone(task, folder, backbones or Backbones()))
+    task = _with_noise(_with_layers(_behind_backbone(task, folder, backbones or Backbones())))
     if plan.estimator != "probe":
         return task
     given = plan.probe.micro_batch > 0
@@ -269,6 +274,11 @@ def _with_layers(task: ServerTask) -> ServerTask:
         raise PlanError('update.moments: this runtime does not know the layers of its models; expected "weights"')
     settled = msgspec.structs.replace(update, layers=tuple(map(row_of, layers)))
     return replace(task, plan=msgspec.structs.replace(task.plan, update=settled))
+
+
+def _with_noise(task: ServerTask) -> ServerTask:
+    """The task with all that follows from the plan's [privacy]. Without a clipping norm nothing follows yet."""
+    return task.with_noise_of(task.plan) if task.plan.privacy.clip else task
 
 
 def _require_fit(task: ServerTask) -> None:

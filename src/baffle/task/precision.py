@@ -189,7 +189,7 @@ def judge(task: Task, precision: Precision) -> list[str]:
             f"probe.sigma = {plan.probe.sigma:g} is small for {plan.probe.precision} losses: {precision.noise:.0%} "
             f"of a scalar is rounding; {_remedy(precision)}"
         )
-    if plan.ring.d_max < 5 * precision.typical:
+    if plan.ring.d_max < 5 * precision.typical and not plan.privacy.on:
         advice.append(
             f"ring.d_max = {plan.ring.d_max:g} will clip: a typical scalar is {precision.typical:.3g}; "
             f"{20 * precision.typical:.1g} would leave room"

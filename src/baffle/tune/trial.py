@@ -33,6 +33,7 @@ from baffle.schedule import choose_groups
 from baffle.server.round import close_round
 from baffle.task.features import Backbones
 from baffle.task.load import Runtimes, Task, load_task
+from baffle.task.privacy import with_clip
 from baffle.task.window import STEPS, Window, find_window, rms
 from baffle.trajectory import Trajectory, optimizer, trajectory_of
 
@@ -84,7 +85,9 @@ class Ground:
             held_out.append(out)
             return kept
 
-        self.task: Task = load_task(with_settings(plan, REFERENCE_SIGMA, REFERENCE_RATE), data, backbones, share)
+        task = load_task(with_settings(plan, REFERENCE_SIGMA, REFERENCE_RATE), data, backbones, share)
+        self.task: Task
+        self.task, self.why_clip = with_clip(task)
         self.initial = self.task.initial_weights()
         self._base = trajectory_of(self.task.plan, len(self.initial))
         self._runtimes = Runtimes(self.task, self._base.threads)
@@ -205,6 +208,8 @@ class Ground:
         trajectory, present = trial
         (clients, *others) = choose_groups(trajectory, present.round)
         if self.plan.outcome_kind != "scalars" or others or len(clients) < 2 or self.plan.federation.tiers:
+            return None
+        if self.plan.privacy.on:  # a single client's vector is mostly noise
             return None
         with ThreadPoolExecutor(trajectory.threads) as pool:
             vectors = list(pool.map(partial(self._vector, trial), clients))

@@ -41,7 +41,7 @@ class Tuned:
 
     plan: Plan
     reasons: tuple[Reason, ...]
-    """One for each of σ, rate, K and batch, whether it was changed or not."""
+    """One for each of σ, rate, K and batch, whether it was changed or not, and for a clipping norm that was missing."""
     alignment_predicted: float
     """The cosine of a round's estimate and the gradient of its samples."""
     alignment_measured: float | None
@@ -132,6 +132,8 @@ class _Tuning:
             "probe.k": (plan.probe.k, chosen.probe.k, self.why_split),
             "federation.batch": (plan.federation.batch, chosen.federation.batch, "K times batch stays the same"),
         }
+        if self.ground.why_clip:
+            settings["privacy.clip"] = (0.0, self.ground.plan.privacy.clip, self.ground.why_clip.partition(": ")[2])
         reasons = tuple(Reason(key, *value) for key, value in settings.items())
         predicted = expected_alignment(ground.trajectory)
         signal = ground.signal(raced.winner.trial)
@@ -166,6 +168,9 @@ class _Tuning:
         """A better split of the same rows into directions and samples, if a trial finds one."""
         tried = list[str]()
         best: Split | None = None
+        if self.plan.privacy.on:  # how long a vector is depends on K, and so would its clipping norm
+            self.why_split = "another split was not tried, because the clipping norm is for this K"
+            return None
         for k, batch in splits_of(self.ground.task):
             self._say(f"K = {k} on {batch} samples")
             other = compare(

@@ -1,4 +1,5 @@
-"""What a client must never forget, whatever run it is in: which questions it has answered, which nonces it has used.
+"""What a client must never forget, whatever run it is in: which questions it has answered, which nonces it has used,
+and what it has given away under noise.
 
 The marks belong to the client's identity. They lie beside its private key, are made together with it, and outlive runs,
 so that no server can ask the same thing twice under another name.
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from baffle.aggregation.client.mark_lines import Committed, Entered, Left, Line, Marked, Marks, Opened
+from baffle.aggregation.client.mark_lines import Charged, Committed, Entered, Left, Line, Marked, Marks, Opened
 from baffle.errors import RefusalError, RunFolderError, unwritable
 from baffle.files import read_file
+from baffle.privacy.accounting import Release
+from baffle.privacy.ledger import Charge, Ledger
 
 MOST_BYTES = 1 << 30
 """The largest file of marks that is read; a round takes about half a kilobyte."""
@@ -38,6 +41,8 @@ class Memory:
         self.places = 0
         """How many places for clients that run has."""
         self._left: set[bytes] = set()
+        self.ledger = Ledger()
+        """What this client has given away in all private runs together."""
 
     # Rounds
 
@@ -53,6 +58,13 @@ class Memory:
         """Note how far this client has gone in a run and, with the hash of weights, that it releases shares of a sum
         about them."""
         self._add(Marked(run.hex(), marks, released.hex()))
+
+    def charge(self, charge: Charge) -> None:
+        """Pay for a vector before it is computed, whatever becomes of its sum. Raises a RefusalError if the budget does
+        not allow it."""
+        self.ledger.require(charge)
+        release = charge.release
+        self._add(Charged(release.delta_2, release.delta_1, release.mu))
 
     # Runs
 
@@ -118,6 +130,8 @@ class Memory:
                     self._fruitless.pop(bytes.fromhex(run), None)
                 if released:
                     self._released[bytes.fromhex(released)] = self.released(bytes.fromhex(released)) + 1
+            case Charged(delta_2=delta_2, delta_1=delta_1, mu=mu, count=count):
+                self.ledger.add(Release(delta_2, delta_1, mu, count))
             case Entered(run=run, places=places):
                 self._left |= {self.run} - {b""}
                 self.run, self.places = bytes.fromhex(run), places
@@ -140,6 +154,7 @@ class Memory:
             Opened(commitment.hex(), run.hex(), self._fruitless.get(run, 0.0))
             for commitment, run in self._opened.items()
         ]
+        held += [Charged(paid.delta_2, paid.delta_1, paid.mu, paid.count) for paid in self.ledger.releases()]
         held += [Left(run.hex()) for run in self._left]
         return [*held, *([Entered(self.run.hex(), self.places)] if self.run else [])]
 

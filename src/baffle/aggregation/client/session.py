@@ -59,6 +59,7 @@ from baffle.aggregation.shares import SHARE_BYTES, new_secret, split
 from baffle.core.messages import Message, Number, RoundRequest, decode, encode, read
 from baffle.core.ring import RingVector, add
 from baffle.errors import BaffleError, RefusalError
+from baffle.privacy.ledger import Charge
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -90,8 +91,9 @@ class ClientSession:
     made from what `frozen()` returned.
 
     `directory` holds every client's public identity. `memory` makes marks durable before anything that they guard is
-    sent. Durable marks take precedence over frozen ones, so that an old frozen session gives nothing away. Simulated
-    clients share `read_keys`, so that each list of keys is read once.
+    sent. Durable marks take precedence over frozen ones, so that an old frozen session gives nothing away. `charge` is
+    what this client pays for each vector of a private run. Simulated clients share `read_keys`, so that each list of
+    keys is read once.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class ClientSession:
         policy: ClientPolicy,
         *,
         memory: Memory | None = None,
+        charge: Charge | None = None,
         read_keys: ReadKeys | None = None,
         frozen: bytes | None = None,
     ) -> None:
@@ -112,6 +115,7 @@ class ClientSession:
         self._run = run
         self._policy = policy
         self._memory = memory or Memory()
+        self._charge = charge
         known = None if frozen is None else decode(frozen, FrozenSession)
         self._session = known.session if known else secrets.token_bytes(16)
         self._peers = Peers(number, run, read_keys or reader(directory, run), known.peers if known else None)
@@ -196,6 +200,8 @@ class ClientSession:
         self._require_fresh(asked.request)
         participants = checked_participants(self._number, own.slot, asked)
         context = round_context(asked.keys, own.slot.opening, asked.request, asked.participants)
+        if self._charge:
+            self._memory.charge(self._charge)
         self._note(slot=own.slot.number)
         vector = compute()
         peers = [peer for peer in own.slot.graph.neighbours[self._number] if peer in participants]

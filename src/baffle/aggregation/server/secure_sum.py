@@ -20,7 +20,7 @@ from baffle.aggregation.server.slot import ServerSlot
 from baffle.aggregation.server.traffic import Traffic
 from baffle.core.messages import RoundRequest, contribution_to, decode_answer
 from baffle.core.ports import Collected, Transport
-from baffle.core.ring import EXTRAS, Ring, Sum
+from baffle.core.ring import EXTRAS, Encoding, Sum
 from baffle.errors import AbortError, AbstainedError, MessageError, RefusalError
 
 
@@ -37,7 +37,7 @@ class SecureSum:
     and clients answer only a few times about the same weights.
     """
 
-    ring: Ring
+    ring: Encoding
     length: int
     run: bytes
     directory: Mapping[int, bytes]

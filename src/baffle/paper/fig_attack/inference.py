@@ -44,12 +44,13 @@ def labels_by_bias(scalars: F64, biases: F64) -> F64:
     return -(biases.T @ scalars) / len(scalars)
 
 
-def labels_by_samples(scalars: F64, public: Public) -> F64:
-    """The share of each label, fitted with the mean scalars that public samples of that label cause."""
+def labels_by_samples(scalars: F64, public: Public, noise: float = 0.0) -> F64:
+    """The share of each label, fitted with the mean scalars that public samples of that label cause. `noise` is the
+    variance that was added to each scalar of a mean, times the samples in it."""
     means = public.by_label()
     usual = 1 / public.classes
     variance = usual * (1 - usual)  # of one sample's label; the number of samples divides this and the noise alike
-    ridge = public.scatter() / variance
+    ridge = (public.scatter() + noise) / variance
     gram = means.T @ means + ridge * np.eye(public.classes)
     return usual + np.linalg.solve(gram, means.T @ (scalars - means.sum(1) * usual))
 
@@ -61,11 +62,13 @@ class Crowd(NamedTuple):
     precision: F64
 
 
-def crowd(public: Public) -> Crowd:
+def crowd(public: Public, noise: float = 0.0) -> Crowd:
+    """What public samples show. `noise` is the variance that was added to each scalar of a mean, times the samples in
+    it: as if every sample brought its own part."""
     mean = public.measured.mean(1)
     apart = public.measured - mean[:, None]
     covariance = apart @ apart.T / len(public.labels)
-    covariance += RIDGE * np.trace(covariance) / len(mean) * np.eye(len(mean))
+    covariance += (RIDGE * np.trace(covariance) / len(mean) + noise) * np.eye(len(mean))
     return Crowd(mean, np.linalg.inv(covariance))
 
 

@@ -1,0 +1,152 @@
+"""What [privacy] in a plan comes to: how much noise is certain to be in a sum, and what ε follows.
+
+A sum has at least u survivors, or there is none; at most f of them may be liars who add no noise. So u − f clients are
+certain to add theirs, and each adds one part in u − f of the variance that the plan promises.
+"""
+
+import math
+from dataclasses import replace
+
+import msgspec
+
+from baffle.errors import PlanError
+from baffle.plan.plan import Plan
+from baffle.privacy.accounting import noise_for, spent
+from baffle.privacy.ring import PrivateRing
+
+COARSEST = 4
+"""A client's vector is refused as too coarse if it has fewer steps of the ring than this for each of its values, in the
+root mean square."""
+
+LEAST_NOISE = 1e-4
+"""A run with less noise would cost an ε of millions."""
+
+USUAL_FINENESS = 1 << 20
+"""The bound on a vector's length in steps of the ring, before it is known."""
+
+
+def least_survivors(plan: Plan) -> int:
+    """u: no sum over fewer clients is unmasked. With a liar for a server, a sum needs two thirds of those that may be
+    in it, whoever is there; without, the threshold falls with the clients that are there, but not below the plan's."""
+    secure = plan.secure
+    if secure.mode != "malicious-server":
+        return max(secure.floor, secure.threshold)
+    return max(secure.floor, secure.threshold, 2 * plan.group_sizes[0] // 3 + 1)
+
+
+def certain_sharers(plan: Plan) -> int:
+    """u − f: how many clients of a sum are certain to add noise, at least one. In "malicious-server" less than a third
+    of those that may be in a sum are liars, as for the sum itself."""
+    secure = plan.secure
+    if secure.mode != "malicious-server":
+        return least_survivors(plan)
+    sizes = {max(size, 1) for size in plan.group_sizes}
+    return min(max(secure.floor, secure.threshold, 2 * m // 3 + 1) - (-(-m // 3) - 1) for m in sizes)
+
+
+def check_privacy(plan: Plan) -> None:
+    """Raise a PlanError for settings that would void a plan's privacy."""
+    privacy, federation = plan.privacy, plan.federation
+    if not privacy.on:
+        for name in ("clip", "sharers"):
+            if getattr(privacy, name):
+                raise PlanError(f"privacy.{name} without noise is no privacy: expected privacy.noise or .epsilon, too")
+        return
+    if 0 < privacy.noise < LEAST_NOISE:
+        raise PlanError(f"privacy.noise: expected at least {LEAST_NOISE:g}, got {privacy.noise:g}, which hides nothing")
+    if federation.weighting != "uniform":
+        raise PlanError(
+            'federation.weighting: a private run needs "uniform", got "samples", which lets a client count by how '
+            "many samples it has and tells the sum of these numbers"
+        )
+    if federation.level != "batch":
+        raise PlanError(
+            'federation.level: a private run needs "batch", got "epoch"; the clipping of whole local trainings has not '
+            "been tried"
+        )
+    if federation.seeds != "shared":
+        raise PlanError(
+            'federation.seeds: a private run needs "shared", got "own", with which clients send a number for every '
+            "weight instead of K, and noise on each"
+        )
+    if (least := least_survivors(plan)) > plan.group_sizes[0]:
+        raise PlanError(
+            f"secure.floor: a private sum needs {least} clients for its noise, but has {plan.group_sizes[0]} at most; "
+            "use fewer secure.groups or more federation.participation, or a lower floor"
+        )
+    certain = certain_sharers(plan)
+    if privacy.sharers > certain:
+        raise PlanError(
+            f"privacy.sharers: expected at most {certain}, the clients of a sum that are certain to add noise with "
+            f"these settings of [secure], got {privacy.sharers}"
+        )
+
+
+def length_of(plan: Plan, n: int) -> int:
+    """How many values a client's vector has, with a model of n weights."""
+    return n if plan.outcome_kind == "vector" else plan.probe.k
+
+
+def private_ring(plan: Plan, n: int) -> PrivateRing:
+    """The ring of a private plan with nothing left open, for a model of n weights."""
+    privacy = plan.privacy
+    for name in ("clip", "noise", "sharers"):
+        if not getattr(privacy, name):
+            raise PlanError(f"privacy.{name} is 0: {_REMEDIES[name]}")
+    ring = PrivateRing(plan.per_round, privacy.clip, privacy.noise, privacy.sharers, length_of(plan, n))
+    if ring.delta_2 < COARSEST * math.sqrt(ring.length):
+        raise PlanError(
+            f"privacy.noise: {privacy.noise:g} times the clipping norm, one part in {privacy.sharers} from each of "
+            f"{plan.per_round} clients, leaves the ring too coarse for {ring.length:,} values; raise secure.floor, or "
+            "use less noise"
+        )
+    return ring
+
+
+_REMEDIES = {
+    "clip": "expected the bound on the length of a client's vector; `baffle plan` proposes one",
+    "noise": "expected the one that a run writes into its own plan.toml when it starts",
+    "sharers": "expected the number that a run writes into its own plan.toml when it starts",
+}
+
+
+def with_noise(plan: Plan, n: int) -> Plan:
+    """The plan with everything filled in that follows from its [privacy], for a model of n weights. A noise that was
+    given or filled in before must still be enough for the target, if there is one."""
+    if not plan.privacy.on:
+        return plan
+    plan = _with(plan, sharers=plan.privacy.sharers or certain_sharers(plan))
+    if not plan.privacy.noise:
+        return _with(plan, noise=_least_noise(plan, n))
+    found, privacy = epsilon_of(plan, n, plan.rounds), plan.privacy
+    if privacy.epsilon and found > privacy.epsilon:
+        raise PlanError(
+            f"privacy.epsilon: {plan.rounds} rounds with noise {privacy.noise:g} come to ε = {found:.4g} at δ = "
+            f"{privacy.delta:g}, more than {privacy.epsilon:g}; use fewer rounds, leave privacy.noise out of a new "
+            "run's plan, or set a larger ε"
+        )
+    return plan
+
+
+def epsilon_of(plan: Plan, n: int, rounds: int) -> float:
+    """ε at the plan's δ of a client that takes part in so many rounds."""
+    return spent([replace(private_ring(plan, n).release, count=rounds)], plan.privacy.delta)
+
+
+def _least_noise(plan: Plan, n: int) -> float:
+    """The least noise with which all rounds together keep to the plan's ε. How fine the ring is depends on the noise,
+    and the noise, by very little, on that."""
+    privacy, length, noise, fineness = plan.privacy, length_of(plan, n), 0.0, USUAL_FINENESS
+    while True:
+        try:
+            needed = noise_for(privacy.epsilon, privacy.delta, plan.rounds, delta_2=fineness, dimension=length)
+        except ValueError as fault:
+            raise PlanError(f"privacy.epsilon: {fault}; expected a larger one, or fewer rounds") from None
+        if needed <= noise:
+            return noise
+        noise = needed
+        fineness = private_ring(_with(plan, noise=noise), n).delta_2
+
+
+def _with(plan: Plan, **settings: float) -> Plan:
+    return msgspec.structs.replace(plan, privacy=msgspec.structs.replace(plan.privacy, **settings))

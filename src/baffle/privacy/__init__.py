@@ -1,0 +1,1 @@
+"""Noise, bounds and counting for differential privacy: values in, values out, and no plan."""

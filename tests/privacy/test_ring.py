@@ -1,0 +1,137 @@
+"""The ring of a private run: exact clipping, constant extras, room for the noise, and never too little noise."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baffle.core.ring import EXTRAS, GUARD, add
+from baffle.errors import MessageError
+from baffle.privacy.clipping import squared_norm
+from baffle.privacy.ring import PrivateRing
+
+RING = PrivateRing(clients=10, norm=2.0, noise=4.0, sharers=6, length=30)
+
+
+def integers(vector: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return vector.view(np.int32)[:-EXTRAS].astype(np.int64)
+
+
+@st.composite
+def rings(draw: st.DrawFn) -> PrivateRing:
+    clients = draw(st.integers(1, 1000))
+    return PrivateRing(
+        clients,
+        draw(st.floats(1e-6, 1e6)),
+        draw(st.floats(0.01, 100)),
+        draw(st.integers(1, clients)),
+        draw(st.integers(1, 200)),
+    )
+
+
+@given(rings(), st.data())
+def test_no_values_become_a_vector_longer_than_the_bound(ring: PrivateRing, data: st.DataObject) -> None:
+    anything = st.floats(allow_nan=True, allow_infinity=True)
+    values = np.array(data.draw(st.lists(anything, min_size=1, max_size=ring.length)))
+    loss = data.draw(anything)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        vector = ring.encode(values, ring.length, 1, loss)
+    assert squared_norm(integers(vector)) <= ring.delta_2**2
+    assert vector[ring.length :].tolist() == [1, 1, 0, 0]
+    assert not integers(vector)[len(values) :].any()
+    if not (math.isfinite(loss) and np.isfinite(values).all()):
+        assert not integers(vector).any()
+
+
+@given(rings())
+def test_everybody_at_the_bound_and_the_noise_of_all_stay_below_the_guard(ring: PrivateRing) -> None:
+    assert ring.most(ring.clients) <= GUARD
+    if ring.delta_2:  # the next finer scale would have no room
+        doubled = PrivateRing(ring.clients, 2 * ring.norm, ring.noise, ring.sharers, ring.length)
+        assert doubled.exponent == ring.exponent - 1
+        deviation = math.sqrt(ring.clients * float(ring.share))
+        assert 2 * (ring.clients * ring.delta_2 + 12 * deviation + 100) > GUARD / 3
+
+
+def test_a_short_vector_is_kept_and_a_long_one_keeps_its_direction() -> None:
+    random = np.random.default_rng(0)
+    values = random.normal(size=30)
+    values /= np.linalg.norm(values)
+    short, long = (integers(RING.encode(factor * values, 30, 1, 0.5)) for factor in (1.9, 1e9))
+    assert np.allclose(short / RING.scale, 1.9 * values, atol=1 / RING.scale)
+    assert np.allclose(long / RING.scale, 2.0 * values, atol=2 / RING.scale)
+
+
+def test_a_client_of_few_directions_counts_each_more_and_is_clipped_after_that() -> None:
+    values = np.full(10, 0.1)
+    assert np.allclose(integers(RING.encode(values, 30, 1, 0.0))[:10] / RING.scale, 0.3, atol=1e-5)
+    longer = integers(RING.encode(values * 4, 30, 1, 0.0)) / RING.scale
+    assert np.linalg.norm(longer) == pytest.approx(2.0, abs=1e-4)  # 3 · 0.4 · √10 is longer
+
+
+def test_the_sum_of_noised_vectors_is_read_without_a_loss() -> None:
+    random = np.random.default_rng(1)
+    vectors = [RING.noised(RING.encode(random.normal(size=30), 30, 1, 0.1), random.bytes) for _ in range(10)]
+    total = RING.decode(add(vectors), 10)
+    assert (total.weight, total.contributors, total.clipped, total.loss) == (10, 10, 0, None)
+    for vector in vectors:
+        RING.check(vector, 1)
+
+
+def test_every_value_has_noise_also_where_a_client_has_measured_nothing() -> None:
+    random = np.random.default_rng(2)
+    noised = integers(RING.noised(RING.encode(np.ones(5), 30, 1, 0.1), random.bytes))
+    assert (noised != integers(RING.encode(np.ones(5), 30, 1, 0.1))).all()
+
+
+def test_everybody_may_send_the_longest_vector_in_the_same_direction() -> None:
+    ring = PrivateRing(clients=1000, norm=1.0, noise=0.01, sharers=1000, length=2)
+    longest = ring.encode(np.array([50.0, 0.0]), 2, 1, 0.0)
+    for count in (1, 400, 1000):
+        assert ring.decode(add([longest] * count), count).totals[0] == count * ring.delta_2 < GUARD
+    too_much = add([longest] * 1000)
+    too_much[-4:] = 500, 500, 0, 0
+    with pytest.raises(MessageError, match="more than 500 clients can send"):
+        ring.check(too_much, 500)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (-4, 9, "claims 10 contributors of weight 9"),
+        (-3, 9, "claims 9 contributors"),
+        (-2, 1, "tell neither"),
+        (-1, 5, "tell neither"),
+        (0, RING.most(10) + 1, "more than 10 clients can send"),
+    ],
+)
+def test_a_sum_that_honest_clients_cannot_cause_is_refused(place: int, value: int, words: str) -> None:
+    total = add([RING.encode(np.zeros(30), 30, 1, 0.0)] * 10)
+    total[place] = value
+    with pytest.raises(MessageError, match=words):
+        RING.decode(total, 10)
+
+
+@pytest.mark.parametrize(("count", "length", "weight"), [(0, 30, 1), (31, 30, 1), (30, 29, 1), (30, 30, 2)])
+def test_values_that_do_not_fit_are_refused(count: int, length: int, weight: int) -> None:
+    with pytest.raises(MessageError, match="expected 1 to 30 values of weight 1"):
+        RING.encode(np.zeros(count), length, weight, 0.0)
+
+
+@pytest.mark.parametrize("liars", [0, 2])
+@pytest.mark.parametrize("survivors", range(6, 11))
+def test_with_any_survivors_down_to_the_least_the_noise_is_no_less_than_claimed(survivors: int, liars: int) -> None:
+    """Ten clients, six survivors at least. With two liars who add none, four are certain to add theirs."""
+    ring = PrivateRing(clients=10, norm=1.0, noise=3.0, sharers=6 - liars, length=20_000)
+    nothing = ring.encode(np.zeros(ring.length), ring.length, 1, 0.0)
+    random = np.random.default_rng([survivors, liars])
+    honest = [ring.noised(nothing, random.bytes) for _ in range(survivors - liars)]
+    found = integers(add([*honest, *[nothing] * liars]))
+    claimed, expected = float(ring.variance), (survivors - liars) * float(ring.share)
+    assert claimed == pytest.approx((3.0 * ring.delta_2) ** 2)
+    spread = 5 * math.sqrt(2 / ring.length)  # of a sample's variance, five deviations
+    assert np.var(found) == pytest.approx(expected, rel=spread)
+    assert np.var(found) > claimed * (1 - spread)
+    assert abs(np.mean(found)) < 5 * math.sqrt(expected / ring.length)
