@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from baffle.core.arrays import F32, F64, I64
-from baffle.core.directions import DISTRIBUTIONS, Directions
+from baffle.core.directions import Directions
 from baffle.core.ports import Batch, GradientRuntime, Runtime
 from baffle.core.probe import SCHEMES
 from baffle.core.rebuild import gradient_from_scalars
@@ -20,7 +20,7 @@ from baffle.data.sources import Dataset
 from baffle.errors import RefusalError
 from baffle.plan import Plan
 from baffle.schedule import key_number_of
-from baffle.trajectory import Trajectory, optimizer
+from baffle.trajectory import Trajectory, distribution, optimizer
 
 BorrowRuntime = Callable[[], AbstractContextManager[Runtime]]
 """Lends a runtime while a vector is computed, so that a process needs one per thread instead of one per client."""
@@ -105,7 +105,7 @@ class Worker:
         if plan.estimator == "backprop":
             loss, gradient = _gradient(runtime, batch, weights, int.from_bytes(key[:8], "big") >> 1)
             return Work(np.empty(0), loss), gradient
-        directions = Directions(key, DISTRIBUTIONS[plan.probe.distribution])
+        directions = Directions(key, distribution(plan.probe))
         probed = SCHEMES[plan.probe.scheme](
             runtime.on(batch), weights, directions, trajectory.supports, plan.probe.sigma, trajectory.block
         )

@@ -142,10 +142,10 @@ def moves(
         scales = (step * directions.distribution.unit * directions.stretch(numbers, support.size)).astype(np.float32)
         slices = [(at, min(at + block, support.size)) for at in range(0, support.size, block)]
         pieces = [(start, stop, support.parts(start, stop)) for start, stop in slices]
-        together = directions.draw(numbers, *slices[0]) if len(slices) == 1 else None
+        together = directions.over(support, numbers, *slices[0]) if len(slices) == 1 else None
         for row, (k, scale) in enumerate(zip(numbers, scales, strict=True)):
             for start, stop, parts in pieces:
-                z = directions.draw([k], start, stop)[0] if together is None else together[row]
+                z = directions.over(support, [k], start, stop)[0] if together is None else together[row]
                 for touched, here in parts:
                     np.multiply(z[here], scale, out=scratch[touched], dtype=scratch.dtype)
                     scratch[touched] += weights[touched]

@@ -4,10 +4,19 @@ import math
 from collections.abc import Iterable, Sequence
 
 from baffle.aggregation.client_policy import ClientPolicy
-from baffle.core.directions import DISTRIBUTIONS
+from baffle.core.directions import OUTER, distribution_names
 from baffle.core.update import OPTIMIZERS
 from baffle.errors import PlanError
-from baffle.plan.sections import FederationSettings, MobileNet, Model, Onnx, Plan, TaskSettings, UpdateSettings
+from baffle.plan.sections import (
+    FederationSettings,
+    MobileNet,
+    Model,
+    Onnx,
+    Plan,
+    ProbeSettings,
+    TaskSettings,
+    UpdateSettings,
+)
 from baffle.plan.tasks import LOSSES, METRICS, SUITABLE, is_own, metrics_of, short
 
 
@@ -29,7 +38,7 @@ def check(plan: Plan) -> None:
 def _check_names(plan: Plan) -> None:
     """Names of what core has a registry of."""
     names: tuple[tuple[str, str, Iterable[str]], ...] = (
-        ("probe.distribution", plan.probe.distribution, DISTRIBUTIONS),
+        ("probe.distribution", plan.probe.distribution, distribution_names()),
         ("update.optimizer", plan.update.optimizer, OPTIMIZERS),
     )
     for key, name, known in names:
@@ -170,6 +179,7 @@ def _check_probe(plan: Plan) -> None:
             f"probe.precision: only whole forward passes can be computed in {probe.precision}; set probe.supports = "
             '"dense" or "layers", or probe.precision = "float32"'
         )
+    _check_outer(probe)
     if not probe.layout:
         return
     if probe.supports == "dense":
@@ -178,6 +188,19 @@ def _check_probe(plan: Plan) -> None:
         raise PlanError(f"probe.layout: its counts must add up to probe.k = {probe.k}")
     if not all(map(_is_support, probe.layout)):
         raise PlanError("probe.layout: every row must be [start, stop, start and stop of its tail or 0, 0, count]")
+
+
+def _check_outer(probe: ProbeSettings) -> None:
+    if probe.distribution != OUTER:
+        if probe.shapes:
+            raise PlanError(
+                'probe.shapes: only outer directions have them; leave it out, or set probe.distribution = "outer"'
+            )
+        return
+    if probe.supports == "units":
+        raise PlanError(
+            'probe.supports: outer directions touch whole tensors; expected "dense", "layers" or "stages", got "units"'
+        )
 
 
 def _check_update(update: UpdateSettings) -> None:

@@ -22,6 +22,8 @@ NonNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Proportion = Annotated[float, Meta(gt=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 
+TensorShape = Annotated[tuple[Count, ...], Meta(max_length=64)]
+
 Activation = Literal["hardswish", "relu", "relu6", "selu", "gelu"]
 Norm = Literal["none", "group", "batch"]
 
@@ -163,7 +165,8 @@ class ProbeSettings(Section, frozen=True):
     """The estimator's settings. `precision` is that of the forward passes: the moved weights are rounded to it.
     `micro_batch = 0` and an empty `layout` are chosen when the run starts and written into its own plan. Probes take at
     most `memory_mb` beside the model and the batch (0: no limit): micro-batches are made small enough. A layout's row
-    gives a support and its number of directions: start, stop, start and stop of its tail, count."""
+    gives a support and its number of directions: start, stop, start and stop of its tail, count. `shapes` are those of
+    the model's trained tensors, which outer directions need; they are filled in when the run starts."""
 
     k: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
     sigma: Positive = 1e-3
@@ -174,6 +177,7 @@ class ProbeSettings(Section, frozen=True):
     memory_mb: OptionalCount = 0
     supports: Literal["dense", "layers", "stages", "units"] = "dense"
     layout: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount, Count], ...] = ()
+    shapes: tuple[TensorShape, ...] = ()
 
     @property
     def moves_whole_models(self) -> bool:

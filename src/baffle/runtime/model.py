@@ -1,15 +1,15 @@
 """A plan's model on one runtime. Tasks, clients and servers use this interface without knowing which runtime it is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Set
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Hashable, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from threadpoolctl import threadpool_limits
-
 from baffle.core.arrays import F32
+from baffle.core.blas import one_blas_thread
 from baffle.core.directions import Support
+from baffle.core.outer import Shapes
 from baffle.core.ports import Batch, Runtime
 from baffle.core.samples import Samples
 from baffle.core.supports import Layout, lay_out
@@ -74,6 +74,11 @@ class RunnableModel(ABC):
         weight once."""
         return None
 
+    def shapes(self) -> Shapes | None:
+        """The shapes of the trained tensors, in the order of the flat weight vector; None if unknown. Tensors without a
+        weight are left out."""
+        return None
+
     def layout(self, probe: ProbeSettings, _batch: Batch) -> Layout:
         """How many directions each part of the model gets, given what a direction costs there on this batch."""
         layers = self.layers() if probe.supports == "layers" else None
@@ -93,10 +98,3 @@ class RunnableModel(ABC):
     def one_thread_each(self) -> AbstractContextManager[None]:
         """Run each operator on one thread, so that sums are always added in the same order. Clients run in parallel."""
         return one_blas_thread()
-
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """Run NumPy's BLAS on one thread. More threads wait for each other between small products: nine times slower."""
-    with threadpool_limits(limits=1, user_api="blas"):
-        yield

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 import msgspec
 
 from baffle.core.arrays import F32, I64
+from baffle.core.directions import DISTRIBUTIONS, OUTER
 from baffle.core.ports import Runtime
 from baffle.core.samples import describe
 from baffle.core.supports import row_of, rows_of
@@ -181,7 +182,7 @@ def load_server_task(
     plan = msgspec.structs.replace(plan, task=msgspec.structs.replace(plan.task, model=model.settings))
     task = ServerTask(resolve(plan, largest), model, source)
     _require_fit(task)
-    task = _with_layers(_behind_backbone(task, folder, backbones or Backbones()))
+    task = _with_shapes(_with_layers(_behind_backbone(task, folder, backbones or Backbones())))
     if plan.estimator != "probe":
         return task
     given = plan.probe.micro_batch > 0
@@ -269,6 +270,20 @@ def _with_layers(task: ServerTask) -> ServerTask:
         raise PlanError('update.moments: this runtime does not know the layers of its models; expected "weights"')
     settled = msgspec.structs.replace(update, layers=tuple(map(row_of, layers)))
     return replace(task, plan=msgspec.structs.replace(task.plan, update=settled))
+
+
+def _with_shapes(task: ServerTask) -> ServerTask:
+    """The task with the shapes of the model's tensors in its plan, if its directions are outer products."""
+    probe = task.plan.probe
+    if probe.distribution != OUTER or probe.shapes or task.plan.estimator != "probe":
+        return task
+    shapes = task.model.shapes()
+    if shapes is None:
+        raise PlanError(
+            "probe.distribution: this runtime does not know the shapes of its models' tensors; expected one of "
+            f"{', '.join(map(repr, DISTRIBUTIONS))}, got {probe.distribution!r}"
+        )
+    return task.with_probe(shapes=shapes)
 
 
 def _require_fit(task: ServerTask) -> None:

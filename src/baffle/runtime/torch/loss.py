@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from baffle.core.arrays import F32
+from baffle.core.blas import one_blas_thread
 from baffle.core.ports import Batch, Runtime
 from baffle.core.probe import Loss
 from baffle.core.ranks import ranks
 from baffle.errors import PlanError
-from baffle.runtime.model import one_blas_thread
 from baffle.runtime.torch.criteria import TorchCriterion, cross_entropy
 from baffle.runtime.torch.fast_forward import FastForward
 from baffle.runtime.torch.modes import TrainingMode

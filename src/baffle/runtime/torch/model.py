@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from baffle.core.arrays import F32
 from baffle.core.directions import Support
+from baffle.core.outer import Shapes
 from baffle.core.ports import Batch
 from baffle.core.seeds import Seeds
 from baffle.core.supports import Layout
@@ -28,7 +29,7 @@ from baffle.runtime.torch.frozen_front import TorchFront, halves
 from baffle.runtime.torch.layouts import propose
 from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
 from baffle.runtime.torch.modes import GENERATOR, advice_on_modes
-from baffle.runtime.torch.tensors import as_tensors, call
+from baffle.runtime.torch.tensors import as_tensors, call, trained_parameters
 
 DTYPES = {
     "float64": torch.float64,
@@ -122,6 +123,9 @@ class TorchModel(RunnableModel):
     def layers(self) -> tuple[Support, ...]:
         trained = ((name, weight) for name, weight in self.module().named_parameters() if weight.requires_grad)
         return layers_of((layer_of(name), weight.numel()) for name, weight in trained)
+
+    def shapes(self) -> Shapes:
+        return tuple(tuple(weight.shape) for weight in trained_parameters(self.module()) if weight.numel())
 
     def layout(self, probe: ProbeSettings, batch: Batch) -> Layout:
         if probe.supports == "dense" or probe.supports == "layers":
