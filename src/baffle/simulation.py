@@ -77,7 +77,7 @@ def begin(
     """Play a task into a new folder. `remarks` are told before the first round, if the task can be played at all."""
     task.server.require_measurable()
     with task.model.one_thread_each():
-        for advice in (*remarks, *task.model.advice(), *require_precision(task)):
+        for advice in (*remarks, *task.server.remarks, *task.model.advice(), *require_precision(task)):
             warn(advice)
         with folder:
             folder.write_plan(task.plan.to_toml())

@@ -47,6 +47,7 @@ def _settled_like(given: Plan, settled: Plan) -> Plan:
             micro_batch=probe.micro_batch or settled.probe.micro_batch,
             layout=probe.layout or settled.probe.layout,
             shapes=probe.shapes or settled.probe.shapes,
+            together=probe.together or settled.probe.together,
         ),
         update=msgspec.structs.replace(given.update, layers=given.update.layers or settled.update.layers),
         federation=msgspec.structs.replace(federation, tiers=federation.tiers or settled.federation.tiers),

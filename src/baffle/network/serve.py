@@ -115,7 +115,7 @@ def _run(
         ) as running,
     ):
         board.open(plan, running.journal.metrics(), running.journal.participation.count(MISSING))
-        for advice in task.model.advice():
+        for advice in (*task.remarks, *task.model.advice()):
             tell(advice)
         if running.unevaluated:
             tell(f"{headline(running.trajectory.plan.task)} is not measured: {running.unevaluated}")

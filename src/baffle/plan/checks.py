@@ -31,6 +31,7 @@ def check(plan: Plan) -> None:
     _check_steps(plan.federation)
     _check_tiers(plan)
     _check_probe(plan)
+    _check_stacked(plan)
     _check_update(plan.update)
     _check_secure(plan)
 
@@ -196,10 +197,32 @@ def _check_outer(probe: ProbeSettings) -> None:
             raise PlanError(
                 'probe.shapes: only outer directions have them; leave it out, or set probe.distribution = "outer"'
             )
+        if probe.together:
+            raise PlanError(
+                "probe.together: only outer directions share a forward pass; leave it out, or set probe.distribution = "
+                '"outer"'
+            )
         return
     if probe.supports == "units":
         raise PlanError(
             'probe.supports: outer directions touch whole tensors; expected "dense", "layers" or "stages", got "units"'
+        )
+
+
+def _check_stacked(plan: Plan) -> None:
+    """Clients whose samples are stacked probe the same directions, at the same weights, by whole forward passes."""
+    if not plan.probe.stacked:
+        return
+    remedy = "leave probe.stacked out"
+    if plan.outcome_kind != "scalars":
+        raise PlanError(
+            'probe.stacked needs clients at the same weights: expected estimator = "probe", level = "batch" and seeds '
+            f'= "shared", got {plan.estimator!r}, {plan.federation.level!r} and {plan.federation.seeds!r}; {remedy}'
+        )
+    if not plan.probe.moves_whole_models:
+        raise PlanError(
+            f'probe.stacked needs whole forward passes: expected probe.supports = "dense" or "layers", got '
+            f"{plan.probe.supports!r}; {remedy}"
         )
 
 

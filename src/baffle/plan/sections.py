@@ -166,7 +166,9 @@ class ProbeSettings(Section, frozen=True):
     `micro_batch = 0` and an empty `layout` are chosen when the run starts and written into its own plan. Probes take at
     most `memory_mb` beside the model and the batch (0: no limit): micro-batches are made small enough. A layout's row
     gives a support and its number of directions: start, stop, start and stop of its tail, count. `shapes` are those of
-    the model's trained tensors, which outer directions need; they are filled in when the run starts."""
+    the model's trained tensors, which outer directions need; they are filled in when the run starts. So many outer
+    directions go through the model `together` (0: chosen when the run starts; 1: each takes a pass of its own). A
+    simulation's clients may have their samples `stacked`: they go through the model together."""
 
     k: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
     sigma: Positive = 1e-3
@@ -178,6 +180,8 @@ class ProbeSettings(Section, frozen=True):
     supports: Literal["dense", "layers", "stages", "units"] = "dense"
     layout: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount, Count], ...] = ()
     shapes: tuple[TensorShape, ...] = ()
+    together: OptionalCount = 0
+    stacked: bool = False
 
     @property
     def moves_whole_models(self) -> bool:

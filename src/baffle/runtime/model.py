@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baffle.core.arrays import F32
 from baffle.core.blas import one_blas_thread
@@ -35,6 +35,13 @@ class Split:
 
     front: Front
     head: "RunnableModel"
+
+
+class Together(NamedTuple):
+    """How many outer directions share a forward pass. If each takes one of its own, `remark` may say why."""
+
+    directions: int
+    remark: str = ""
 
 
 class RunnableModel(ABC):
@@ -86,6 +93,10 @@ class RunnableModel(ABC):
             known = '"dense"' if self.layers() is None else '"dense" or "layers"'
             raise PlanError(f'probe.supports: this runtime runs whole models; expected {known}, got "{probe.supports}"')
         return lay_out(layers, probe.k)
+
+    def together(self, _probe: ProbeSettings, _batch: Batch, _room: int) -> Together:
+        """How many outer directions share a forward pass of this batch, if its tensors take at most `room` bytes."""
+        return Together(1)
 
     def pass_bytes(self, _probe: ProbeSettings, _batch: Batch) -> int | None:
         """The peak memory of tensors during a whole forward pass; None if unknown."""

@@ -92,6 +92,7 @@ def costs(task: Task) -> Costs:
             *(judge(task, precision) if precision else []),
             *(judge_contrast(task, contrast) if contrast else []),
             *_on_merged_layers(task),
+            *task.server.remarks,
         ],
     )
 

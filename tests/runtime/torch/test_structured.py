@@ -258,7 +258,7 @@ def test_scalars_are_closer_to_the_exact_ones_than_those_of_float32_forwards(
     ours = SCHEMES[scheme](loss, weights, directions, supports, sigma).scalars
 
     def plain(flat: F32) -> float:
-        return loss(flat)
+        return float(loss(flat))
 
     plainly = SCHEMES[scheme](plain, weights, directions, supports, sigma).scalars
     base, ahead = full_forwards(module, [batch], weights, directions, supports, sigma)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from baffle.core.arrays import F32
-from baffle.core.directions import Support
+from baffle.core.directions import OUTER, Support
 from baffle.core.outer import Shapes
 from baffle.core.ports import Batch
 from baffle.core.seeds import Seeds
@@ -21,7 +21,7 @@ from baffle.models.drawing import draw_weights
 from baffle.models.inputs import Inputs
 from baffle.plan import MobileNet, Model, Plan, ProbeSettings, Softmax
 from baffle.runtime.layers import layer_of, layers_of
-from baffle.runtime.model import RunnableModel, Split
+from baffle.runtime.model import RunnableModel, Split, Together
 from baffle.runtime.torch.criteria import TorchCriterion, criterion_of
 from baffle.runtime.torch.fast_forward import give_back_freed_memory
 from baffle.runtime.torch.footprint import tensor_bytes
@@ -30,6 +30,7 @@ from baffle.runtime.torch.layouts import propose
 from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
 from baffle.runtime.torch.modes import GENERATOR, advice_on_modes
 from baffle.runtime.torch.tensors import as_tensors, call, trained_parameters
+from baffle.runtime.torch.together import bytes_each, why_not_together
 
 DTYPES = {
     "float64": torch.float64,
@@ -37,6 +38,12 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+LEAST_TOGETHER = 8
+"""Fewer directions take less time in a pass each, on samples of any size (benchmarks/outer.py)."""
+
+SAMPLES_TRIED = 3
+"""Samples on which a pass for many directions is compared with one for each."""
 
 
 def load(plan: Plan, inputs: Inputs) -> "TorchModel":
@@ -102,6 +109,7 @@ class TorchModel(RunnableModel):
             dtype=DTYPES[precision],
             device=self._device,
             structured=not self.runs_whole(probe, precision),
+            together=probe.together if _can_share(probe, precision) else 1,
         )
 
     def advice(self) -> list[str]:
@@ -109,8 +117,9 @@ class TorchModel(RunnableModel):
 
     def runs_whole(self, probe: ProbeSettings, precision: str) -> bool:
         """A linear model in half precision runs whole, because a matrix product would use weights that are not
-        rounded."""
-        return probe.moves_whole_models and not (self._linear and DTYPES[precision].itemsize >= 4)
+        rounded. Outer directions have a quicker way of their own."""
+        linear = self._linear and DTYPES[precision].itemsize >= 4 and probe.distribution != OUTER
+        return probe.moves_whole_models and not linear
 
     def split(self, sample: Batch) -> Split | None:
         parts = halves(self.module(), sample.x)
@@ -132,6 +141,19 @@ class TorchModel(RunnableModel):
             return super().layout(probe, batch)
         with self.one_thread_each():
             return propose(self.module(), batch, probe.supports, probe.k, self._criterion)
+
+    def together(self, probe: ProbeSettings, batch: Batch, room: int) -> Together:
+        if not _can_share(probe, probe.precision):
+            return Together(1, f"{probe.precision} would round what they add to a layer's output")
+        module = self.module()
+        with self.one_thread_each():
+            if reason := why_not_together(module, self._criterion, batch.take(slice(SAMPLES_TRIED))):
+                return Together(1, reason)
+            each = bytes_each(module, self._criterion, batch)
+        if room // each < LEAST_TOGETHER:
+            return Together(1, f"the tensors of {len(batch.y)} samples are so large that it would not pay")
+        most = min(probe.k, room // each)
+        return Together(most if most >= LEAST_TOGETHER else 1)
 
     def pass_bytes(self, probe: ProbeSettings, batch: Batch) -> int:
         runtime = self.runtime(probe, probe.precision)
@@ -157,6 +179,12 @@ class TorchModel(RunnableModel):
 
     def one_thread_each(self) -> AbstractContextManager[None]:
         return one_thread_each()
+
+
+def _can_share(probe: ProbeSettings, precision: str) -> bool:
+    """Whether outer directions may share a forward pass: rounded to half precision, what a direction adds to a layer's
+    output would be lost."""
+    return probe.distribution == OUTER and probe.moves_whole_models and DTYPES[precision].itemsize >= 4
 
 
 def _require_device(name: str) -> None:
