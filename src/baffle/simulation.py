@@ -2,7 +2,7 @@
 
 import secrets
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from baffle.aggregation.client.peers import reader
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.plain import PlainSum
 from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.client.client import Client
+from baffle.client.client import Client, Computing
 from baffle.client.replica import Replica
+from baffle.client.stack import Stack
 from baffle.client.worker import Worker
 from baffle.core.ports import Aggregation
 from baffle.errors import JournalError, PlanError
@@ -141,7 +142,9 @@ def _require_simulation(folder: RunFolder) -> None:
 def baseline_of(plan: Plan) -> Plan:
     """The same plan, trained by backpropagation. It draws no directions, so it goes back to shared seeds. It needs
     PyTorch, whatever ran the plan itself."""
-    baseline = change(plan, ['estimator = "backprop"', 'federation.seeds = "shared"', 'run.runtime = ""'])
+    baseline = change(
+        plan, ['estimator = "backprop"', 'federation.seeds = "shared"', "probe.stacked = false", 'run.runtime = ""']
+    )
     runtime_of(baseline)
     return baseline
 
@@ -187,8 +190,7 @@ def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn, stop: Stop) ->
         LocalTransport(answer, trajectory.threads, running.recorder.tick) as local,
     ):
         replica = Replica(running.lineage, running.present)
-        for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True)):
-            worker = Worker(number, k, trajectory, task.source.train, share, runtimes.borrow)
+        for number, worker in enumerate(_workers(trajectory, task, runtimes)):
             clients.append(Client(replica, worker, sessions.get(number), sums.log_of(number)))
             running.downlink.holds(number, running.present.round)
         if running.unevaluated:
@@ -198,6 +200,18 @@ def _run(folder: RunFolder, task: Task, watch: Watch, warn: Warn, stop: Stop) ->
             if stop(running.play(transport, sums)):
                 break
         return running.finish()
+
+
+def _workers(trajectory: Trajectory, task: Task, runtimes: Runtimes) -> Sequence[Computing]:
+    """What computes each client's contributions."""
+    alone = [
+        Worker(number, k, trajectory, task.source.train, share, runtimes.borrow)
+        for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
+    ]
+    if not trajectory.plan.probe.stacked:
+        return alone
+    stack = Stack(trajectory, dict(enumerate(alone)), runtimes.borrow, partial(drops, trajectory))
+    return [stack.worker(number) for number in range(len(alone))]
 
 
 def aggregation(trajectory: Trajectory, task: Task) -> tuple[Aggregation, dict[int, ClientSession]]:

@@ -54,6 +54,10 @@ class Worker:
         steps and gives a vector: one that is not finite becomes the ring's `nothing`."""
         with self.borrow() as runtime, np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             work = self._work(round_number, weights, runtime)
+        return self.encoded(work)
+
+    def encoded(self, work: Work) -> RingVector:
+        """What was computed, as integers, with this client's weight."""
         weight = self.trajectory.weight_of(len(self.indices))
         return self.trajectory.ring.encode(work.values, self.trajectory.length, weight, work.loss, work.clipped)
 
@@ -61,7 +65,7 @@ class Worker:
         plan = self.trajectory.plan
         if plan.federation.level == "epoch":
             return self._train_locally(number, weights, runtime)
-        batch = self._batch_of_round(number)
+        batch = self.batch_of_round(number)
         if plan.outcome_kind == "vector":
             key = self.trajectory.seeds(number).key("local", number, self.number, 0)
             work, gradient = self._estimate(weights, batch, key, runtime)
@@ -118,7 +122,8 @@ class Worker:
         )
         return Work(scalars, loss if finite else math.nan, total.clipped), gradient
 
-    def _batch_of_round(self, round_number: int) -> Batch:
+    def batch_of_round(self, round_number: int) -> Batch:
+        """The samples that this client probes on in a round, at batch level."""
         n, size = len(self.indices), self.trajectory.plan.federation.batch
         if not 0 < size < n:
             return self._augmented(np.arange(n), round_number, 0)

@@ -36,6 +36,19 @@ class InPlaceLoss(Protocol):
     def __call__(self, weights: F32) -> Any: ...
 
 
+class InPlace(Generic[Value]):
+    """A loss, or losses, at the weights that a runtime reads from `scratch`."""
+
+    def __init__(self, scratch: F32, value: Callable[[], Value]) -> None:
+        self.scratch = scratch
+        self._value: Callable[[], Value] = value
+
+    def __call__(self, weights: F32) -> Value:
+        if weights is not self.scratch:
+            self.scratch[:] = weights
+        return self._value()
+
+
 @runtime_checkable
 class StructuredLoss(Protocol):
     """A loss that reaches many points around one for less than a forward pass each."""

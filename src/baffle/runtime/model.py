@@ -19,6 +19,8 @@ from baffle.plan import Model, ProbeSettings
 FLOAT32, FLOAT64 = "float32", "float64"
 """Precisions of forward passes: every runtime has float32; probes are checked against float64."""
 
+ONLY_A_MEAN = "probe.stacked: task.loss gives the mean of a batch, expected one loss for each sample; leave it out"
+
 
 class Front(Protocol):
     """The frozen front of a model. Equal keys mean equal features."""

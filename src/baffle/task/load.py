@@ -13,7 +13,7 @@ import msgspec
 
 from baffle.core.arrays import F32, I64
 from baffle.core.directions import DISTRIBUTIONS, OUTER
-from baffle.core.ports import Runtime
+from baffle.core.ports import Runtime, SampleRuntime
 from baffle.core.samples import describe
 from baffle.core.supports import row_of, rows_of
 from baffle.data.partition import share_out
@@ -28,7 +28,7 @@ from baffle.task.agreement import explained, require_kind_of_labels, require_tar
 from baffle.task.features import Backbones, source_of_features
 from baffle.task.memory import LARGEST_PASS, SHARED_PASS, Footprint
 from baffle.task.metrics import Metric, metrics_of
-from baffle.task.micro_batch import RULE, SIZES, quickest
+from baffle.task.micro_batch import RULE, SIZES, quickest, samples_interact
 
 ShareOut = Callable[[Plan, Source], list[I64]]
 """A plan and its data → each client's samples, as indices into the training set."""
@@ -187,6 +187,7 @@ def load_server_task(
     task = _with_shapes(_with_layers(_behind_backbone(task, folder, backbones or Backbones())))
     if plan.estimator != "probe":
         return task
+    _require_separate_samples(task)
     given = plan.probe.micro_batch > 0
     size = samples_at_once(plan, largest)
     return _shared(_laid_out(_within_memory(_measured(task, size, given=given), size, given=given), size), size)
@@ -319,6 +320,23 @@ def _with_shapes(task: ServerTask) -> ServerTask:
             f"{', '.join(map(repr, DISTRIBUTIONS))}, got {probe.distribution!r}"
         )
     return task.with_probe(shapes=shapes)
+
+
+def _require_separate_samples(task: ServerTask) -> None:
+    """Refuse to stack clients whose samples cannot be told apart afterwards."""
+    if not task.plan.probe.stacked:
+        return
+    batch, weights = task.source.example(8), task.initial_weights()
+    with task.model.one_thread_each():
+        runtime = task.with_probe(together=1).runtime()
+        if not isinstance(runtime, SampleRuntime):
+            raise PlanError("probe.stacked: this runtime gives the mean loss of a batch alone; leave it out")
+        runtime.samples_on(batch)(weights)
+        if samples_interact(lambda size: task.with_probe(micro_batch=size).runtime(), weights, batch):
+            raise PlanError(
+                "probe.stacked: what the model says about a sample depends on the others in its batch, so a client's "
+                "samples must be alone; leave it out"
+            )
 
 
 def _require_fit(task: ServerTask) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Generic
 
 import numpy as np
 import torch
@@ -12,9 +11,10 @@ from torch import Tensor, nn
 from baffle.core.arrays import F32, F64
 from baffle.core.blas import one_blas_thread
 from baffle.core.ports import Batch, Runtime
-from baffle.core.probe import Loss, SampleLosses, Value
+from baffle.core.probe import InPlace, Loss, SampleLosses, Value
 from baffle.core.ranks import ranks
 from baffle.errors import PlanError
+from baffle.runtime.model import ONLY_A_MEAN
 from baffle.runtime.torch.criteria import TorchCriterion, cross_entropy
 from baffle.runtime.torch.fast_forward import FastForward
 from baffle.runtime.torch.modes import TrainingMode
@@ -123,9 +123,10 @@ class TorchLoss:
 
     @torch.inference_mode()
     def sample_losses(self, micro_batches: Sequence[MicroBatch]) -> F64:
-        """Each sample's loss at the weights that the module has now. If the criterion gives only a mean, it stands for
-        each sample."""
-        losses = [self._losses(self._forward(x), y).expand(len(y)) for x, y in micro_batches]
+        """Each sample's loss at the weights that the module has now."""
+        losses = [self._losses(self._forward(x), y) for x, y in micro_batches]
+        if not all(part.ndim for part in losses):
+            raise PlanError(ONLY_A_MEAN)
         return torch.cat(losses).cpu().numpy()
 
     def gradient_on(self, batch: Batch, seed: int = 0) -> Callable[[F32], tuple[float, F32]]:
@@ -177,19 +178,6 @@ class TorchLoss:
         y = torch.from_numpy(batch.y).to(self._device)
         size = self._micro_batch_size or len(y)
         return list(zip(split(x, size), torch.split(y, size), strict=True))
-
-
-class InPlace(Generic[Value]):
-    """A value at a module's weights. Probes change these in place, in `scratch`, so nothing is copied."""
-
-    def __init__(self, scratch: F32, value: Callable[[], Value]) -> None:
-        self.scratch = scratch
-        self._value: Callable[[], Value] = value
-
-    def __call__(self, weights: F32) -> Value:
-        if weights is not self.scratch:
-            self.scratch[:] = weights
-        return self._value()
 
 
 @contextmanager
