@@ -30,7 +30,7 @@ from baffle.runtime.torch.layouts import propose
 from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
 from baffle.runtime.torch.modes import GENERATOR, advice_on_modes
 from baffle.runtime.torch.tensors import as_tensors, call, trained_parameters
-from baffle.runtime.torch.together import bytes_each, why_not_together
+from baffle.runtime.torch.together import LEAST, bytes_each, how_many, why_not_together
 
 DTYPES = {
     "float64": torch.float64,
@@ -38,9 +38,6 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-LEAST_TOGETHER = 8
-"""Fewer directions take less time in a pass each, on samples of any size (benchmarks/outer.py)."""
 
 SAMPLES_TRIED = 3
 """Samples on which a pass for many directions is compared with one for each."""
@@ -150,10 +147,9 @@ class TorchModel(RunnableModel):
             if reason := why_not_together(module, self._criterion, batch.take(slice(SAMPLES_TRIED))):
                 return Together(1, reason)
             each = bytes_each(module, self._criterion, batch)
-        if room // each < LEAST_TOGETHER:
+        if room // each < LEAST:
             return Together(1, f"the tensors of {len(batch.y)} samples are so large that it would not pay")
-        most = min(probe.k, room // each)
-        return Together(most if most >= LEAST_TOGETHER else 1)
+        return Together(how_many(probe.k, each, room))
 
     def pass_bytes(self, probe: ProbeSettings, batch: Batch) -> int:
         runtime = self.runtime(probe, probe.precision)

@@ -6,7 +6,7 @@ parameter itself. The pass is written for one direction, and `torch.func.vmap` m
 samples of one direction, and may arrange them as it likes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -64,7 +64,7 @@ class MovedParameters(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return attend(*args, **kwargs)
-        if func in DESCRIPTIONS or not any(id(leaf) in self._shares for leaf in _leaves((args, kwargs))):
+        if not self._shares.keys() & _ids(args, kwargs) or func in DESCRIPTIONS:
             return func(*args, **kwargs)
         if func in TRANSPOSING and (view := self._transposed(func, args, kwargs)) is not None:
             return view
@@ -77,7 +77,7 @@ class MovedParameters(TorchFunctionMode):
         try:
             return func(*self._all_moved(args), **self._all_moved(kwargs))
         except Exception as fault:  # whatever PyTorch raises: it was asked for something that only it knows
-            used = [self._names[id(leaf)] for leaf in _leaves((args, kwargs)) if id(leaf) in self._names]
+            used = [name for parameter, name in self._names.items() if parameter in _ids(args, kwargs)]
             raise ModelError(
                 f"PyTorch cannot compute {_name(func)} of {', '.join(used)} for many directions at once"
             ) from fault
@@ -213,14 +213,12 @@ def _no(*_: object) -> bool:
     return False
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from _leaves(item)
-    elif isinstance(tree, dict):
-        yield from _leaves(list(tree.values()))
-    else:
-        yield tree
+def _ids(args: Iterable[Any], kwargs: Mapping[str, Any]) -> set[int]:
+    """The ids of a function's arguments, and of what lists of arguments hold."""
+    found = set[int]()
+    for value in (*args, *kwargs.values()):
+        found |= _ids(value, {}) if isinstance(value, (list, tuple)) else {id(value)}
+    return found
 
 
 def run_moved(run: Callable[[], Tensor], parameters: Mapping[str, nn.Parameter], shares: Sequence[Share]) -> Tensor:
