@@ -143,9 +143,12 @@ def average(decay: float) -> Transform:
     most, one, ten = np.float32(decay), np.float32(1), np.float32(10)
 
     def update(state: State, _: F32, weights: F32) -> tuple[State, F32]:
-        smooth, steps = state
+        before, steps = state
         d = np.minimum(most, (one + steps) / (ten + steps))
-        smooth = d * smooth + (one - d) * weights
+        smooth = np.empty_like(weights)
+        for here in _pieces(len(weights)):
+            np.multiply(before[here], d, out=smooth[here])
+            smooth[here] += (one - d) * weights[here]
         return (smooth, steps + one), smooth
 
     return Transform(lambda weights: (weights.copy(), np.zeros(1, np.float32)), update)
