@@ -177,6 +177,24 @@ def test_a_lie_about_a_state_between_is_noticed(kind: str, request: pytest.Fixtu
     assert _same(replica.weights_for(server.hashed(0, 6, {3: b""})), server.states[6].weights)
 
 
+def test_where_the_server_may_lie_a_client_hashes_every_state(tiny: Callable[..., Plan]) -> None:
+    """Otherwise a lie about a round that no client saw would lead to a chain that no auditor can follow."""
+    for mode, taken in (("on", True), ("malicious-server", False)):
+        server = Server(trajectory_of(tiny("ring.n_max=20", f"secure.mode={mode}"), N))
+        present, lie = server.presents[0], bytes(32)
+        for number, outcome in enumerate(server.outcomes):
+            present = server.lineage.advance(present, outcome, lie if number == 2 else b"")
+        request = server.hashed(0, 6, {2: lie})
+        forged = RoundRequest(6, request.trajectory, present.chain, request.weights_hash, request.catch_up)
+        replica = server.replica()
+        if taken:
+            assert _same(replica.weights_for(forged), server.states[6].weights)
+        else:
+            with pytest.raises(MessageError, match="are not the ones"):
+                replica.weights_for(forged)
+        assert _same(server.replica().weights_for(server.hashed(0, 6)), server.states[6].weights)
+
+
 def test_a_chain_over_a_state_that_nobody_computed_leads_nowhere(server: Server) -> None:
     """A server that forges hashes of states into its chain cannot forge the last: the client hashes that itself."""
     forged = server.presents[0].chain
