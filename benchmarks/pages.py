@@ -223,6 +223,37 @@ def _server_row(row: dict[str, Any]) -> str:
     )
 
 
+def replay() -> str:
+    lines = list[str]()
+    for row in read("replay")["replays"]:
+        for kind, parts in row["parts_ms"].items():
+            numbers = " | ".join(
+                f"{parts[name]:.1f}" for name in ("drawing", "product", "optimizer", "average", "hash")
+            )
+            lines.append(f"| {row['plan']} | {kind} | {numbers} |")
+    return rows("| update | directions | drawing | product | optimizer | average | hash |", lines)
+
+
+def catching_up() -> str:
+    ways = {"catch_up": "catching up", "catch_up_by_outcomes": "catching up, every state hashed", "audit": "`verify`"}
+    lines = [
+        f"| {row['plan']} | {words} | {row['cpu_seconds'][way]['rademacher']:.1f} s | "
+        f"{row['cpu_seconds'][way]['outer']:.1f} s | {row['times'][way]:.1f} |"
+        for row in read("replay")["replays"]
+        for way, words in ways.items()
+    ]
+    return rows("| update | | rademacher | outer | times quicker |", lines)
+
+
+def outer_server() -> str:
+    row = read("replay")["server"]
+    cpu = row["cpu_ns_per_number"]
+    return (
+        f"A matrix of {row['shape'][0]} × {row['shape'][1]} at K = {row['k']} takes {cpu['outer']:.3f} ns a number and "
+        f"{cpu['rademacher']:.2f} ns with `rademacher` in the same run: {row['times']:.0f} times as much."
+    )
+
+
 def accuracy() -> str:
     return rows(
         "| mode | scalars a round | CPU s a round | CPU s to 85 % | scalars to 85 % | CPU s to 90 % | bytes up |",
@@ -469,6 +500,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "probe": probe,
     "slowdown": slowdown,
     "server": server,
+    "outer server": outer_server,
+    "replay": replay,
+    "catching up": catching_up,
     "accuracy": accuracy,
     "any net": any_net,
     "contrast": contrast,

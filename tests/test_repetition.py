@@ -56,6 +56,8 @@ def require_repeated(federation: Federation) -> None:
         ("federation.participation=0.67",),
         ("secure.groups=2", 'secure.group_seeds="own"'),
         ("federation.tiers=[{k=2, share=0.34}]",),
+        ("probe.distribution=outer",),
+        ("probe.distribution=outer", 'federation.level="epoch"', "federation.steps=1"),
         ("ring.n_max=7",),
         ('federation.weighting="uniform"', 'update.optimizer="adam"', "update.ema=0.9"),
         ('federation.level="epoch"', "federation.steps=1"),

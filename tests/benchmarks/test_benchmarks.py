@@ -31,6 +31,15 @@ def test_the_server_rebuilds_exactly() -> None:
 
 
 @pytest.mark.slow
+def test_replays_of_both_kinds_of_directions_end_with_the_runs_hash() -> None:
+    """The benchmark itself compares the hashes."""
+    result = run("replay", "--rounds", "2", "--turns", "1", "--json")
+    assert result["server"]["exact"]
+    assert [row["plan"] for row in result["replays"]] == ["adam, average", "adam", "sgd"]
+    assert all(spent > 0 for row in result["replays"] for spent in row["cpu_seconds"]["audit"].values())
+
+
+@pytest.mark.slow
 def test_costs_are_fitted_by_lines() -> None:
     result = run("scale", "--quick", "--turns", "1", "--json")
     assert [line["against"] for line in result["lines"]] == ["K", "weights", "batch", "clients"]

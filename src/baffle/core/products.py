@@ -4,7 +4,8 @@ Every term of an entry is Â± T_k, so all partial sums of a product stay within Î
 counts every integer, and a BLAS may add in any order, with any number of threads, and get the same bits. Directions
 whose totals exceed this bound together are divided among several products, which are added as int64.
 
-The weights are handled in tiles: some rows and columns of one tensor, whose factors are drawn for them alone.
+The weights are handled in tiles: some rows and columns of one tensor. All factors are drawn at once if they are few,
+and else for each tile alone.
 """
 
 from bisect import bisect_left
@@ -77,7 +78,12 @@ class OuterSum:
             raise ValueError(f"expected tensors of {n} weights, got {size_of(directions.distribution.shapes)}")
         self._key, self._block, self._limit = directions.key, block, limit
         self._totals = totals.astype(np.int64)
-        self._touching = touching(places(directions.distribution.shapes), supports)
+        every = places(directions.distribution.shapes)
+        self._touching = touching(every, supports)
+        self._all: F64 | None = None
+        count = every[-1].number + every[-1].rows + every[-1].columns
+        if count * len(totals) <= 2 * block:
+            self._all = signs(self._key, range(len(totals)), 0, count).astype(np.float64)
 
     def coverage(self, tile: Tile) -> int:
         """How many directions touch the tile."""
@@ -117,13 +123,16 @@ class OuterSum:
         right = self._drawn(numbers, first, tile.columns, "right", scratch)
         if place.columns:
             left = self._drawn(numbers, place.number, tile.rows, "left", scratch)
-            left *= factors[:, None]
-            np.matmul(left.T, right, out=product)
+            scaled = np.multiply(left, factors[:, None], out=scratch.array("scaled", left.shape, np.float64))
+            np.matmul(scaled.T, right, out=product)
         else:
             np.matmul(factors[None], right, out=product)
 
     def _drawn(self, numbers: I64, first: int, ends: tuple[int, int], name: str, scratch: Scratch) -> F64:
         """One factor's numbers between two ends, as float64, a row for each direction."""
+        if self._all is not None:
+            columns = self._all[:, first + ends[0] : first + ends[1]]
+            return columns if len(numbers) == len(columns) else columns[numbers]
         drawn = signs(self._key, numbers.tolist(), first + ends[0], first + ends[1], scratch)
         rows = scratch.array(name, drawn.shape, np.float64)
         np.copyto(rows, drawn)
