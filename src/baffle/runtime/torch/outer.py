@@ -31,7 +31,7 @@ class OuterLosses:
         together: int,
     ) -> None:
         self._module = module
-        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad and p.numel()}
         self._shapes = tuple(tuple(parameter.shape) for parameter in self._parameters.values())
         self._scratch = scratch
         self._micro_batches = micro_batches

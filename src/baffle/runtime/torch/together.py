@@ -63,6 +63,6 @@ def how_many(k: int, each: int, room: int) -> int:
 
 
 def _tried(module: nn.Module) -> tuple[Directions, tuple[Support, ...]]:
-    shapes = tuple(tuple(p.shape) for p in module.parameters() if p.requires_grad)
+    shapes = tuple(tuple(p.shape) for p in module.parameters() if p.requires_grad and p.numel())
     directions = Directions(bytes(32), distribution_of(OUTER, shapes))
     return directions, dense(len(weights_of(module)), TRIED)
