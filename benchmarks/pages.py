@@ -254,6 +254,25 @@ def outer_server() -> str:
     )
 
 
+def outer() -> str:
+    lines = [
+        f"| {row['model']} | {row['samples']} | {row['alone_ms']:.3f} ms | {row['together_ms']:.3f} ms | "
+        f"{row['together'] if row['together'] > 1 else 'none'} | {row['times']:.1f} |"
+        for row in read("outer")["rows"]
+    ]
+    return rows("| model | samples | a pass each | outer | share a pass | times cheaper |", lines)
+
+
+def stacked() -> str:
+    runtimes, sums = {"torch": "PyTorch", "onnx": "ONNX Runtime"}, {"off": "plain", "on": "secure"}
+    lines = [
+        f"| {runtimes[row['runtime']]} | {row['directions']} | {sums[row['secure']]} | "
+        f"{'yes' if row['stacked'] else 'no'} | {row['cpu_seconds']:.2f} s |"
+        for row in read("stacked")["rows"]
+    ]
+    return rows("| runtime | directions | sums | stacked | CPU of a round |", lines)
+
+
 def accuracy() -> str:
     return rows(
         "| mode | scalars a round | CPU s a round | CPU s to 85 % | scalars to 85 % | CPU s to 90 % | bytes up |",
@@ -500,6 +519,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "probe": probe,
     "slowdown": slowdown,
     "server": server,
+    "outer": outer,
+    "stacked": stacked,
     "outer server": outer_server,
     "replay": replay,
     "catching up": catching_up,

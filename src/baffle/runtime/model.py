@@ -101,7 +101,7 @@ class RunnableModel(ABC):
         return Together(1)
 
     def pass_bytes(self, _probe: ProbeSettings, _batch: Batch) -> int | None:
-        """The peak memory of tensors during a whole forward pass; None if unknown."""
+        """The peak memory of tensors during a whole forward pass, of all directions that share it; None if unknown."""
         return None
 
     def activation_bytes(self, _batch: Batch) -> int | None:

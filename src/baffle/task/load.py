@@ -256,7 +256,8 @@ def _within_memory(task: ServerTask, size: int, *, given: bool) -> ServerTask:
             'leave it out, or set probe.supports = "dense" (with a frozen backbone, train all of the model)'
         )
     wanted = min(probe.micro_batch, size)
-    return task.with_probe(micro_batch=task.footprint().within(probe.memory_mb, wanted, given=given))
+    alone = task.with_probe(together=1).footprint()  # directions share what is left
+    return task.with_probe(micro_batch=alone.within(probe.memory_mb, wanted, given=given))
 
 
 def _laid_out(task: ServerTask, size: int) -> ServerTask:

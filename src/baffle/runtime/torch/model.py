@@ -154,6 +154,9 @@ class TorchModel(RunnableModel):
         return Together(how_many(probe.k, each, room))
 
     def pass_bytes(self, probe: ProbeSettings, batch: Batch) -> int:
+        if probe.together > 1 and _can_share(probe, probe.precision):
+            with self.one_thread_each():
+                return min(probe.together, probe.k) * bytes_each(self.module(), self._criterion, batch)
         runtime = self.runtime(probe, probe.precision)
         weights = self.initial_weights()
         with self.one_thread_each():
