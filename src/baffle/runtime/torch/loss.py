@@ -81,7 +81,7 @@ class TorchLoss:
         micro_batches = self._micro_batches(batch)
         # A single micro-batch is arranged once for all directions. Several are arranged one by one as they run, because
         # copies of all of them would take more memory than one.
-        single = len(micro_batches) == 1
+        single = len(micro_batches) == 1 and self._together <= 1
         arranged = [(self._forward.arranged(x), y) for x, y in micro_batches] if single else micro_batches
         plain = self._in_place(partial(self.mean_loss, arranged))
         if self._together > 1:

@@ -64,12 +64,15 @@ class OuterLosses:
 
     def _shares(self, directions: Directions, numbers: range, supports: Sequence[Support], step: float) -> list[Share]:
         """What the directions add to each parameter, a row each: nothing to those that they do not touch."""
+        own = [supports[k] for k in numbers]
+        kinds = list(dict.fromkeys(own))
+        kind_of = np.array([kinds.index(support) for support in own])
         shares = list[Share]()
         drawn = factors(directions.key, numbers, self._shapes)
         for place, (a, b), parameter in zip(places(self._shapes), drawn, self._parameters.values(), strict=True):
-            touches = [supports[k].below(place.stop) > supports[k].below(place.start) for k in numbers]
-            steps = torch.tensor(touches).to(self._scratch) * float(np.float32(step))  # as core rounds it
-            moved = torch.from_numpy(a).to(self._scratch) * steps[:, None]
+            touched = np.array([kind.below(place.stop) > kind.below(place.start) for kind in kinds])
+            steps = touched[kind_of] * np.float32(step)  # as core rounds it
+            moved = torch.from_numpy(a * steps[:, None]).to(self._scratch)
             if b is None:
                 shares.append(Share(moved.view(len(numbers), *parameter.shape)))
             else:
