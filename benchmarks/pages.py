@@ -224,6 +224,56 @@ def _server_row(row: dict[str, Any]) -> str:
     )
 
 
+def replay() -> str:
+    lines = list[str]()
+    for row in read("replay")["replays"]:
+        for kind, parts in row["parts_ms"].items():
+            numbers = " | ".join(
+                f"{parts[name]:.1f}" for name in ("drawing", "product", "optimizer", "average", "hash")
+            )
+            lines.append(f"| {row['plan']} | {kind} | {numbers} |")
+    return rows("| update | directions | drawing | product | optimizer | average | hash |", lines)
+
+
+def catching_up() -> str:
+    ways = {"catch_up": "catching up", "catch_up_by_outcomes": "catching up, every state hashed", "audit": "`verify`"}
+    lines = [
+        f"| {row['plan']} | {words} | {row['cpu_seconds'][way]['rademacher']:.1f} s | "
+        f"{row['cpu_seconds'][way]['outer']:.1f} s | {row['times'][way]:.1f} |"
+        for row in read("replay")["replays"]
+        for way, words in ways.items()
+    ]
+    return rows("| update | | rademacher | outer | times quicker |", lines)
+
+
+def outer_server() -> str:
+    row = read("replay")["server"]
+    cpu = row["cpu_ns_per_number"]
+    return (
+        f"A matrix of {row['shape'][0]} × {row['shape'][1]} at K = {row['k']} takes {cpu['outer']:.3f} ns a number and "
+        f"{cpu['rademacher']:.2f} ns with `rademacher` in the same run: {row['times']:.0f} times as much."
+    )
+
+
+def outer() -> str:
+    lines = [
+        f"| {row['model']} | {row['samples']} | {row['alone_ms']:.3f} ms | {row['together_ms']:.3f} ms | "
+        f"{row['together'] if row['together'] > 1 else 'none'} | {row['times']:.1f} |"
+        for row in read("outer")["rows"]
+    ]
+    return rows("| model | samples | a pass each | outer | share a pass | times cheaper |", lines)
+
+
+def stacked() -> str:
+    runtimes, sums = {"torch": "PyTorch", "onnx": "ONNX Runtime"}, {"off": "plain", "on": "secure"}
+    lines = [
+        f"| {runtimes[row['runtime']]} | {row['directions']} | {sums[row['secure']]} | "
+        f"{'yes' if row['stacked'] else 'no'} | {row['cpu_seconds']:.2f} s |"
+        for row in read("stacked")["rows"]
+    ]
+    return rows("| runtime | directions | sums | stacked | CPU of a round |", lines)
+
+
 def accuracy() -> str:
     return rows(
         "| mode | scalars a round | CPU s a round | CPU s to 85 % | scalars to 85 % | CPU s to 90 % | bytes up |",
@@ -478,6 +528,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "probe": probe,
     "slowdown": slowdown,
     "server": server,
+    "outer": outer,
+    "stacked": stacked,
+    "outer server": outer_server,
+    "replay": replay,
+    "catching up": catching_up,
     "accuracy": accuracy,
     "any net": any_net,
     "contrast": contrast,

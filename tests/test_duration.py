@@ -55,8 +55,10 @@ def test_it_takes_a_second_or_two_however_long_the_run_is(tiny: Callable[..., Pl
         ['estimator="backprop"'],
         ["federation.participation=0.7", "secure.mode=on", "secure.floor=2"],
         ["federation.tiers=[{k=2, share=0.3}]"],
+        ["probe.distribution=outer", "probe.k=9", "run.runtime=torch"],
+        ["probe.stacked=true"],
     ],
-    ids=["epoch", "own seeds", "backprop", "participation", "tiers"],
+    ids=["epoch", "own seeds", "backprop", "participation", "tiers", "outer", "stacked"],
 )
 def test_every_kind_of_plan_has_a_duration(tiny: Callable[..., Plan], settings: list[str]) -> None:
     measured = measure_duration(load_task(tiny(*settings)))

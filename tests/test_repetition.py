@@ -37,6 +37,14 @@ def federation(tiny: Callable[..., Plan], tmp_path: Path) -> Federation:
     return Federation(new_keys(tmp_path, 6), tmp_path, tiny(*settings), policy=policy)
 
 
+def test_clients_share_passes_in_a_network_as_in_a_simulation(federation: Federation) -> None:
+    federation.plan = change(federation.plan, ["probe.distribution=outer", "probe.k=12", "run.runtime=torch"])
+    federation.serve(federation.lines(6))
+    with Journal.open(federation.run / "journal.sqlite") as journal:
+        assert journal.plan().probe.together == 12
+    require_repeated(federation)
+
+
 def require_repeated(federation: Federation) -> None:
     original, out = verify(federation.run), federation.folder / "repeated"
     summary = repeat(federation.run, out)
@@ -56,6 +64,8 @@ def require_repeated(federation: Federation) -> None:
         ("federation.participation=0.67",),
         ("secure.groups=2", 'secure.group_seeds="own"'),
         ("federation.tiers=[{k=2, share=0.34}]",),
+        ("probe.distribution=outer",),
+        ("probe.distribution=outer", 'federation.level="epoch"', "federation.steps=1"),
         ("ring.n_max=7",),
         ('federation.weighting="uniform"', 'update.optimizer="adam"', "update.ema=0.9"),
         ('federation.level="epoch"', "federation.steps=1"),

@@ -18,6 +18,7 @@ import numpy as np
 
 from baffle.client.client import Client
 from baffle.client.replica import Replica
+from baffle.client.stack import Stack
 from baffle.client.worker import Worker, forwards_of
 from baffle.core.arrays import F32
 from baffle.core.ring import RingVector
@@ -48,7 +49,8 @@ class Duration:
     """Seconds, on this machine and with the plan's threads."""
 
     forward: float
-    """One forward pass, with what a probe does around it, of one client among as many as there are threads."""
+    """One forward pass, with what a probe does around it, of one client among as many as there are threads; or of all
+    clients of a round, if they are stacked."""
     overhead: float
     """A round without clients' work."""
     evaluation: float
@@ -75,13 +77,14 @@ def measure_duration(task: Task, clock: Clock = time.perf_counter) -> Duration:
         trajectory = trajectory_of(plan, len(task.initial_weights()))
         runtimes = Runtimes(task, trajectory.threads)
         bare = trajectory_of(msgspec.structs.replace(plan, privacy=PrivacySettings()), trajectory.n)
-        forward = _seconds_a_forward(task, bare, runtimes, clock)  # noise takes no time worth counting
+        measure = _seconds_a_stacked_forward if plan.probe.stacked else _seconds_a_forward
+        forward = measure(task, bare, runtimes, clock)  # noise takes no time worth counting
         overhead = _seconds_a_round(task, trajectory, runtimes, clock)
         evaluation = _seconds_an_evaluation(task, trajectory, runtimes, clock)
     sizes = zip(task.tiers, task.shares, strict=True)
     forwards = float(np.mean([forwards_of(trajectory, k, len(share)) for k, share in sizes]))
     # The clients of a round are shared out among the threads; the last ones may leave threads without work.
-    turns = -(-plan.per_round // trajectory.threads)
+    turns = 1 if plan.probe.stacked else -(-plan.per_round // trajectory.threads)
     evaluations = plan.rounds // plan.run.evaluate_every + (plan.rounds % plan.run.evaluate_every > 0)
     total = plan.rounds * (turns * forwards * forward + overhead) + evaluations * evaluation
     return Duration(forward, overhead, evaluation, total)
@@ -106,6 +109,22 @@ def _seconds_a_forward(task: Task, trajectory: Trajectory, runtimes: Runtimes, c
             if k < most or not number:
                 k, spent, passes = min(2 * k, most), 0.0, 0
     return spent / passes
+
+
+def _seconds_a_stacked_forward(task: Task, trajectory: Trajectory, runtimes: Runtimes, clock: Clock) -> float:
+    """All clients of a round together probe a few directions."""
+    few = _with_directions(trajectory, min(FEW, trajectory.plan.probe.k))
+    workers = {
+        number: Worker(number, len(few.supports), few, task.source.train, share, runtimes.borrow)
+        for number, share in enumerate(task.shares)
+    }
+    stack, weights = Stack(few, workers, runtimes.borrow), task.initial_weights()
+    seconds = list[float]()
+    for number in range(2):  # the first pass of a shape takes longer
+        start = clock()
+        stack.vectors(number, weights)
+        seconds.append(clock() - start)
+    return min(seconds) / forwards_of(few, len(few.supports), len(task.shares[0]))
 
 
 def _worker(task: Task, trajectory: Trajectory, client: int, runtimes: Runtimes) -> Worker:

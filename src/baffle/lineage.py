@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baffle.core.chain import Present, chain_epoch, chain_next, chain_start
+from baffle.core.chain import Present, chain_epoch, chain_over, chain_start
 from baffle.core.messages import Outcome, decode
 from baffle.core.state import ServerState, apply, within
 from baffle.errors import BaffleError, ChainError, MessageError
@@ -66,8 +66,18 @@ class Lineage:
             chains.append(chain_epoch(chains[-1], link.run))
         return chains
 
-    def advance(self, present: Present, outcome_bytes: bytes) -> Present:
-        """Where the run is after one more round. The error for a round that cannot follow names it."""
+    def advance(self, present: Present, outcome_bytes: bytes, digest: bytes = b"") -> Present:
+        """Where the run is after one more round. The error for a round that cannot follow names it.
+
+        `digest` is the hash of the state after the round, as somebody else names it: hashing a large state takes longer
+        than computing it. The chain that comes of it is only as true as the digest. Whoever compares a later hash, of a
+        state that it hashed itself, with one that it trusts knows that both are true. Where an epoch begins, the state
+        is always hashed here.
+        """
+        return self.linked(self.step(present, outcome_bytes, digest))
+
+    def step(self, present: Present, outcome_bytes: bytes, digest: bytes = b"") -> Present:
+        """The same, before the links of the epochs that begin after the round."""
         number = present.round
         try:
             outcome = decode(outcome_bytes, Outcome)
@@ -80,7 +90,9 @@ class Lineage:
             raise
         except BaffleError as fault:
             raise ChainError(f"round {number} cannot be replayed: {fault}", number) from None
-        return self.linked(Present(number + 1, state, chain_next(present.chain, outcome_bytes, state)))
+        if number + 1 in self._by_round or not digest:
+            digest = state.digest()
+        return Present(number + 1, state, chain_over(present.chain, outcome_bytes, digest))
 
 
 def _require_possible(trajectory: Trajectory, outcome: Outcome, before: ServerState, after: ServerState) -> None:

@@ -3,7 +3,7 @@
 import os
 import secrets
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from baffle.aggregation.client.peers import reader
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.plain import PlainSum
 from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.client.client import Client
+from baffle.client.client import Client, Computing
 from baffle.client.replica import Replica
+from baffle.client.stack import Stack
 from baffle.client.worker import Worker
 from baffle.core.ports import Aggregation
 from baffle.errors import JournalError, PlanError
@@ -92,7 +93,7 @@ def begin(
     """Play a task into a new folder. `remarks` are told before the first round, if the task can be played at all."""
     task.server.require_measurable()
     with task.model.one_thread_each():
-        for advice in (*remarks, *task.model.advice(), *require_precision(task)):
+        for advice in (*remarks, *task.server.remarks, *task.model.advice(), *require_precision(task)):
             warn(advice)
         with folder:
             folder.write_plan(task.plan.to_toml())
@@ -180,7 +181,9 @@ def baseline_of(plan: Plan) -> Plan:
     """The same plan, trained by backpropagation. It draws no directions, so it goes back to shared seeds. It needs
     PyTorch, whatever ran the plan itself. It has no noise: a clipping norm for scalars is none for gradients."""
     bare = msgspec.structs.replace(plan, privacy=PrivacySettings())
-    baseline = change(bare, ['estimator = "backprop"', 'federation.seeds = "shared"', 'run.runtime = ""'])
+    baseline = change(
+        bare, ['estimator = "backprop"', 'federation.seeds = "shared"', "probe.stacked = false", 'run.runtime = ""']
+    )
     runtime_of(baseline)
     return baseline
 
@@ -228,8 +231,7 @@ def _run(
         LocalTransport(answer, trajectory.threads, running.recorder.tick) as local,
     ):
         replica = Replica(running.lineage, running.present)
-        for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True)):
-            worker = Worker(number, k, trajectory, task.source.train, share, runtimes.borrow, randomness(number))
+        for number, worker in enumerate(_workers(trajectory, task, runtimes, randomness)):
             clients.append(Client(replica, worker, sessions.get(number), sums.log_of(number)))
             running.downlink.holds(number, running.present.round)
         if running.unevaluated:
@@ -239,6 +241,18 @@ def _run(
             if stop(running.play(transport, sums)):
                 break
         return running.finish()
+
+
+def _workers(trajectory: Trajectory, task: Task, runtimes: Runtimes, randomness: RandomnessOf) -> Sequence[Computing]:
+    """What computes each client's contributions."""
+    alone = [
+        Worker(number, k, trajectory, task.source.train, share, runtimes.borrow, randomness(number))
+        for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
+    ]
+    if not trajectory.plan.probe.stacked:
+        return alone
+    stack = Stack(trajectory, dict(enumerate(alone)), runtimes.borrow, partial(drops, trajectory))
+    return [stack.worker(number) for number in range(len(alone))]
 
 
 def aggregation(trajectory: Trajectory, task: Task) -> tuple[Aggregation, dict[int, ClientSession]]:

@@ -6,10 +6,12 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from baffle.core.arrays import F32
-from baffle.core.directions import DISTRIBUTIONS, NUMBERS_AT_ONCE, Directions, Support, dense
+from baffle.core.directions import NUMBERS_AT_ONCE, OUTER, Directions, Distribution, Support, dense, distribution_of
 from baffle.core.groups import Totals, combine_gradients, combine_totals
 from baffle.core.layer_moments import adam_by_layers
 from baffle.core.messages import Outcome
+from baffle.core.outer import places, size_of
+from baffle.core.products import require_whole_tensors
 from baffle.core.rebuild import gradient_from_scalars, gradient_from_vector
 from baffle.core.ring import Encoding, Ring
 from baffle.core.seeds import Seeds
@@ -17,7 +19,7 @@ from baffle.core.state import Rule
 from baffle.core.supports import layout_of, support_of, supports
 from baffle.core.update import OPTIMIZERS, Transform, average, clip, compose, no_average, sgd, weight_decay
 from baffle.errors import MessageError, PlanError
-from baffle.plan import Plan, UpdateSettings
+from baffle.plan import Plan, ProbeSettings, UpdateSettings
 from baffle.plan.privacy import length_of, private_ring
 from baffle.privacy.accounting import spent
 from baffle.privacy.ring import PrivateRing
@@ -89,6 +91,7 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE, epochs: tupl
     digest = plan.trajectory_digest()
     touched = _supports(plan, n)
     _require_layers(plan.update, n)
+    _require_shapes(plan, n, touched)
     ring = _ring(plan, n)
     length = length_of(plan, n)
     threads = plan.run.workers or os.cpu_count() or 1
@@ -144,6 +147,22 @@ def _require_layers(update: UpdateSettings, n: int) -> None:
         )
 
 
+def _require_shapes(plan: Plan, n: int, touched: tuple[Support, ...]) -> None:
+    """Refuse shapes of tensors that are not those of a model of n weights, and supports that cut a tensor."""
+    probe = plan.probe
+    if probe.distribution != OUTER or plan.estimator == "backprop":
+        return
+    if size_of(probe.shapes) != n:
+        raise PlanError(
+            f"probe.shapes are not those of the model's {n} weights: expected those that a run writes into its own "
+            "plan.toml when it starts; leave them out to have them made"
+        )
+    try:
+        require_whole_tensors(places(probe.shapes), touched)
+    except ValueError as fault:
+        raise PlanError(f"probe.layout: {fault}; leave it out to have one made") from None
+
+
 def _seeds(plan: Plan, digest: bytes, epochs: tuple[Epoch, ...], round_number: int) -> Seeds:
     """The seeds of a round, with the salt of the newest epoch that has begun by then."""
     return Seeds(
@@ -154,7 +173,12 @@ def _seeds(plan: Plan, digest: bytes, epochs: tuple[Epoch, ...], round_number: i
 def _directions(plan: Plan, digest: bytes, epochs: tuple[Epoch, ...], key_number: int) -> Directions:
     number, group = divmod(key_number, plan.secure.groups) if plan.own_seeds else (key_number, 0)
     key = _seeds(plan, digest, epochs, number).key("directions", number, group)
-    return Directions(key, DISTRIBUTIONS[plan.probe.distribution])
+    return Directions(key, distribution(plan.probe))
+
+
+def distribution(probe: ProbeSettings) -> Distribution:
+    """The distribution of a resolved plan's directions."""
+    return distribution_of(probe.distribution, probe.shapes)
 
 
 def _checked_groups(outcome: Outcome, plan: Plan, length: int) -> list[tuple[int, Totals]]:

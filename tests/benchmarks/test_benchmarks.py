@@ -31,6 +31,30 @@ def test_the_server_rebuilds_exactly() -> None:
 
 
 @pytest.mark.slow
+def test_replays_of_both_kinds_of_directions_end_with_the_runs_hash() -> None:
+    """The benchmark itself compares the hashes."""
+    result = run("replay", "--rounds", "2", "--turns", "1", "--json")
+    assert result["server"]["exact"]
+    assert [row["plan"] for row in result["replays"]] == ["adam, average", "adam", "sgd"]
+    assert all(spent > 0 for row in result["replays"] for spent in row["cpu_seconds"]["audit"].values())
+
+
+@pytest.mark.slow
+def test_outer_directions_share_passes_and_agree_with_a_pass_each() -> None:
+    rows = run("outer", "--k", "12", "--turns", "1", "--samples", "2", "--json")["rows"]
+    assert [row["together"] for row in rows] == [12, 12, 12]
+    assert all(row["losses_apart"] < 1e-5 and row["times"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_stacked_clients_are_measured_on_both_runtimes() -> None:
+    rows = run("stacked", "--clients", "20", "--rounds", "1", "--turns", "1", "--json")["rows"]
+    assert {(row["runtime"], row["stacked"]) for row in rows} == {
+        *(("torch", False), ("torch", True), ("onnx", False), ("onnx", True)),
+    }
+
+
+@pytest.mark.slow
 def test_costs_are_fitted_by_lines() -> None:
     result = run("scale", "--quick", "--turns", "1", "--json")
     assert [line["against"] for line in result["lines"]] == ["K", "weights", "batch", "clients"]

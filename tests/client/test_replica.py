@@ -5,6 +5,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 
 from baffle.client.replica import Replica, read_saved
 from baffle.core.arrays import F32
-from baffle.core.chain import Present, chain_epoch, chain_start
+from baffle.core.chain import Present, chain_epoch, chain_over, chain_start
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.state import ServerState, pack
 from baffle.errors import BaffleError, MessageError
@@ -78,6 +79,13 @@ class Server:
     def replay(self, since: int, number: int) -> RoundRequest:
         return self.request(number, CatchUp("outcomes", since, tuple(self.outcomes[since:number])))
 
+    def hashed(self, since: int, number: int, lies: dict[int, bytes] | None = None) -> RoundRequest:
+        """Outcomes with the hashes of the states between them, some of which may be lies."""
+        items = list[bytes]()
+        for before in range(since, number):
+            items += [self.outcomes[before], (lies or {}).get(before, self.states[before + 1].digest())]
+        return self.request(number, CatchUp("hashed", since, tuple(items[:-1])))
+
     def weights(self, number: int) -> RoundRequest:
         return self.request(number, CatchUp("weights", number, (self.states[number].weights.tobytes(),)))
 
@@ -126,6 +134,78 @@ def test_replayed_outcomes_give_the_servers_bits(kind: str, request: pytest.Fixt
         assert _same(replica.weights_for(server.replay(at, number)), server.states[number].weights)
         assert replica.chain == server.presents[number].chain
         at = number
+
+
+@pytest.mark.parametrize("stops", [[1, 2, 6], [6], [2, 6], [1, 4, 5]])
+@pytest.mark.parametrize("kind", ["server", "networked"])
+def test_outcomes_with_the_hashes_between_them_give_the_servers_bits(
+    kind: str, request: pytest.FixtureRequest, stops: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client hashes only the last state itself, and the one with which an epoch begins."""
+    server: Server = request.getfixturevalue(kind)
+    replica, at, digest, hashed = server.replica(), 0, ServerState.digest, list[bytes]()
+    requests = [server.hashed(since, number) for since, number in pairwise([0, *stops])]
+    requests.append(server.hashed(0, 6))  # what it has already is not replayed twice
+
+    def counted(state: ServerState) -> bytes:
+        hashed.append(digest(state))
+        return hashed[-1]
+
+    monkeypatch.setattr(ServerState, "digest", counted)
+    for asked in requests:
+        hashed.clear()
+        assert _same(replica.weights_for(asked), server.states[asked.round].weights)
+        assert replica.chain == server.presents[asked.round].chain
+        assert len(hashed) == (asked.round > at) + (kind == "networked" and at < FIRST < asked.round)
+        at = max(at, asked.round)
+
+
+@pytest.mark.parametrize("lie", [bytes(32), b"a lie".ljust(32, b".")])
+@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("kind", ["server", "networked"])
+def test_a_lie_about_a_state_between_is_noticed(kind: str, request: pytest.FixtureRequest, at: int, lie: bytes) -> None:
+    """The hash of the chain is that of the true states, and a client's own last state must be in it."""
+    server: Server = request.getfixturevalue(kind)
+    replica = server.replica()
+    if kind == "networked" and at == FIRST - 1:
+        replica.weights_for(server.hashed(0, 6, {at: lie}))  # with this state an epoch begins: nobody's word counts
+        return
+    with pytest.raises(MessageError):
+        replica.weights_for(server.hashed(0, 6, {at: lie}))
+    assert replica.astray
+    assert (replica.round, replica.chain) == (0, server.presents[0].chain)
+    assert _same(replica.weights_for(server.hashed(0, 6, {3: b""})), server.states[6].weights)
+
+
+def test_where_the_server_may_lie_a_client_hashes_every_state(tiny: Callable[..., Plan]) -> None:
+    """Otherwise a lie about a round that no client saw would lead to a chain that no auditor can follow."""
+    for mode, taken in (("on", True), ("malicious-server", False)):
+        server = Server(trajectory_of(tiny("ring.n_max=20", f"secure.mode={mode}"), N))
+        present, lie = server.presents[0], bytes(32)
+        for number, outcome in enumerate(server.outcomes):
+            present = server.lineage.advance(present, outcome, lie if number == 2 else b"")
+        request = server.hashed(0, 6, {2: lie})
+        forged = RoundRequest(6, request.trajectory, present.chain, request.weights_hash, request.catch_up)
+        replica = server.replica()
+        if taken:
+            assert _same(replica.weights_for(forged), server.states[6].weights)
+        else:
+            with pytest.raises(MessageError, match="are not the ones"):
+                replica.weights_for(forged)
+        assert _same(server.replica().weights_for(server.hashed(0, 6)), server.states[6].weights)
+
+
+def test_a_chain_over_a_state_that_nobody_computed_leads_nowhere(server: Server) -> None:
+    """A server that forges hashes of states into its chain cannot forge the last: the client hashes that itself."""
+    forged = server.presents[0].chain
+    items = list[bytes]()
+    for outcome in server.outcomes:
+        items += [outcome, sha256(outcome).digest()]
+        forged = chain_over(forged, outcome, items[-1])
+    request = server.request(6, CatchUp("hashed", 0, tuple(items[:-1])))
+    asked = RoundRequest(6, request.trajectory, forged, request.weights_hash, request.catch_up)
+    with pytest.raises(MessageError, match="are not the ones"):
+        server.replica().weights_for(asked)
 
 
 def test_outcomes_that_the_client_has_already_are_not_replayed_twice(server: Server) -> None:
@@ -285,6 +365,12 @@ MALFORMED: dict[str, CatchUp] = {
     "outcomes from the future": CatchUp("outcomes", 3, (encode(Outcome(3, "skipped", ())),)),
     "outcomes of another kind": CatchUp("outcomes", 2, (encode(Outcome(2, "vector", (Group(2, bytes(36), 1),))),)),
     "no outcomes": CatchUp("outcomes", 2, ()),
+    "no outcomes, hashed": CatchUp("hashed", 2, ()),
+    "a hash behind the last": CatchUp("hashed", 2, (encode(Outcome(2, "skipped", ())), bytes(32))),
+    "a short hash": CatchUp(
+        "hashed", 1, (encode(Outcome(1, "skipped", ())), b"hash", encode(Outcome(2, "skipped", ())))
+    ),
+    "hashes of noise": CatchUp("hashed", 1, (b"noise", bytes(32), b"noise")),
 }
 
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 import baffle
 from baffle.core import estimate as module
 from baffle.core.arrays import F64
-from baffle.core.directions import DISTRIBUTIONS
+from baffle.core.directions import distribution_names
 from baffle.core.probe import SCHEMES
 from baffle.core.samples import Array
 
 BOTH_SCHEMES = pytest.mark.parametrize("scheme", SCHEMES)
-EVERY_DISTRIBUTION = pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+EVERY_DISTRIBUTION = pytest.mark.parametrize("distribution", distribution_names())
 
 
 def test_the_example_in_its_docstring_runs() -> None:
@@ -82,7 +82,10 @@ def test_a_function_without_a_derivative_has_an_estimate() -> None:
     ("settings", "says"),
     [
         ({"scheme": "backward"}, "scheme: expected one of 'forward', 'central', got 'backward'"),
-        ({"distribution": "cauchy"}, "distribution: expected one of 'gaussian', 'rademacher', 'sphere', got 'cauchy'"),
+        (
+            {"distribution": "cauchy"},
+            "distribution: expected one of 'gaussian', 'rademacher', 'sphere', 'outer', got 'cauchy'",
+        ),
         ({"k": 0}, "expected at least one direction and a positive sigma, got k = 0"),
         ({"sigma": 0.0}, "and sigma = 0$"),
     ],

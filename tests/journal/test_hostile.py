@@ -513,12 +513,18 @@ def test_a_run_of_many_directions_and_few_totals(run: Path) -> None:
         verify(run)
 
 
+@pytest.mark.parametrize("directions", [[], ["probe.distribution=outer", "probe.shapes=[[2, 2], [1]]"]])
 def test_a_journal_asks_for_no_thread_for_every_block(
-    tiny: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+    tiny: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, directions: list[str]
 ) -> None:
     threads: list[int] = []
-    monkeypatch.setattr("baffle.core.rebuild._in_pieces", lambda _work, _n, wanted, _most: threads.append(wanted))
-    trajectory = trajectory_of(tiny("ring.n_max=20", f"run.workers={10**9}"), 5)
+
+    def useful(wanted: int, _blocks: int) -> int:
+        threads.append(wanted)
+        return 1
+
+    monkeypatch.setattr("baffle.core.rebuild._useful", useful)
+    trajectory = trajectory_of(tiny("ring.n_max=20", f"run.workers={10**9}", *directions), 5)
     group = Group(0, bytes(4 * trajectory.length), 3)
     apply(trajectory.rule, trajectory.rule.start(np.ones(5, np.float32)), Outcome(0, "scalars", (group,)))
     assert threads

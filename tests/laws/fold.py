@@ -5,7 +5,7 @@ import sys
 import numpy as np
 
 from baffle.core.arrays import F32
-from baffle.core.directions import DISTRIBUTIONS, Directions, Distribution, Support, dense
+from baffle.core.directions import DISTRIBUTIONS, OUTER, Directions, Distribution, Support, dense, distribution_of
 from baffle.core.layer_moments import adam_by_layers
 from baffle.core.messages import Group, Outcome
 from baffle.core.rebuild import gradient_from_scalars
@@ -37,4 +37,5 @@ def fold(distribution: Distribution) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(" ".join(fold(distribution).hex() for distribution in DISTRIBUTIONS.values()))
+    outer = distribution_of(OUTER, ((300, 7, 4), (1,), (40, 15)))
+    sys.stdout.write(" ".join(fold(distribution).hex() for distribution in (*DISTRIBUTIONS.values(), outer)))

@@ -122,6 +122,24 @@ def rademacher(key: bytes, k: int, start: int, stop: int) -> list[int]:
     return [2 * (stream[i // 8 - first] >> i % 8 & 1) - 1 for i in range(start, stop)]
 
 
+def outer(key: bytes, k: int, shapes: list[list[int]], start: int, stop: int) -> list[int]:
+    """Weights `start` to `stop` of an outer direction. Its factors are numbers of the rademacher direction: for each
+    matrix one for every row and then one for every column, for any other tensor one for every weight."""
+    signs, weight, number = [], 0, 0
+    for shape in shapes:
+        size = math.prod(shape)
+        rows = shape[0] if len(shape) > 1 else size
+        columns = size // rows if len(shape) > 1 else 0
+        for i in range(max(start, weight) - weight, max(0, min(stop - weight, size))):
+            row, column = divmod(i, columns) if columns else (i, 0)
+            (z,) = rademacher(key, k, number + row, number + row + 1)
+            if columns:
+                z *= rademacher(key, k, number + rows + column, number + rows + column + 1)[0]
+            signs.append(z)
+        weight, number = weight + size, number + rows + columns
+    return signs
+
+
 def stretch(key: bytes, k: int, n: int) -> float:
     """On the sphere, the factor from a direction's integers, in units of 2⁻¹², to the direction of n weights."""
     square = sum(z * z for z in gaussian(key, k, 0, n))
@@ -154,6 +172,20 @@ DIGEST, SALT = hashlib.sha256(b"a plan").digest(), hashlib.sha256(b"a salt").dig
 
 SLICES = [(0, 12), (1, 9), (5, 29), (7, 8), (121, 139), (1000, 1017), (2**40 + 3, 2**40 + 20)]
 SIZES = [1, 2, 17, 1000]
+MODELS: list[list[list[int]]] = [
+    [[3, 4], [3]],
+    [[7]],
+    [[1, 5], [5, 1], [2], []],
+    [[8, 1, 5, 5], [8], [16, 8, 5, 5], [16], [10, 256], [10]],
+    [[2**20, 2**20], [2**20], [300, 200]],
+]
+PIECES: list[list[tuple[int, int]]] = [
+    [(0, 15), (2, 9)],
+    [(0, 7)],
+    [(0, 13), (4, 11)],
+    [(195, 215), (3400, 3430), (5980, 5994)],
+    [(2**20 - 5, 2**20 + 7), (2**40 - 3, 2**40 + 9), (2**40 + 2**20 + 195, 2**40 + 2**20 + 207)],
+]
 NUMBERS = [0, 1, 255, 65537, 2**40, 2**64 - 1]
 
 
@@ -205,6 +237,19 @@ def vectors() -> dict[str, list[dict[str, Any]]]:
             {"key": keys[i % 4].hex(), "k": str(k), "n": n, "stretch": stretch(keys[i % 4], k, n).hex()}
             for i, k in enumerate(NUMBERS)
             for n in SIZES
+        ],
+        "outer": [
+            {
+                "key": keys[(i + j) % 4].hex(),
+                "k": str(k),
+                "shapes": shapes,
+                "start": str(start),
+                "stop": str(stop),
+                "z": outer(keys[(i + j) % 4], k, shapes, start, stop),
+            }
+            for i, k in enumerate(NUMBERS)
+            for j, (shapes, pieces) in enumerate(zip(MODELS, PIECES, strict=True))
+            for start, stop in pieces
         ],
     }
 

@@ -1,6 +1,7 @@
 """Directions, version 1: two implementations that share no code give the published numbers."""
 
 import json
+import math
 import struct
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baffle.core.directions import DISTRIBUTIONS, SPHERE, Directions, gaussian_table
+from baffle.core.directions import DISTRIBUTIONS, OUTER, SPHERE, Directions, distribution_of, gaussian_table
 from baffle.core.seeds import OF_THE_TRAJECTORY, SALTED, Purpose, Seeds, keystream
 
 HERE = Path(__file__).parent
@@ -116,6 +117,37 @@ def test_stretches_onto_the_sphere_are_the_published_ones_to_the_last_bit() -> N
         key, k, n = bytes.fromhex(vector["key"]), int(vector["k"]), int(vector["n"])
         (stretch,) = Directions(key, SPHERE).stretch([k], n)
         assert float(stretch).hex() == second.stretch(key, k, n).hex() == vector["stretch"]
+
+
+def draw_first_outer(key: bytes, k: int, shapes: list[list[int]], start: int, stop: int) -> list[int]:
+    drawn = Directions(key, distribution_of(OUTER, tuple(map(tuple, shapes)))).draw([k], start, stop)
+    return [int(z) for z in drawn[0]]
+
+
+@pytest.mark.parametrize("draw", [draw_first_outer, second.outer])
+def test_outer_directions_are_the_published_ones(
+    draw: Callable[[bytes, int, list[list[int]], int, int], list[int]],
+) -> None:
+    for vector in VECTORS["outer"]:
+        key, k = bytes.fromhex(vector["key"]), int(vector["k"])
+        start, stop = int(vector["start"]), int(vector["stop"])
+        assert draw(key, k, vector["shapes"], start, stop) == vector["z"], vector
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    key=st.binary(min_size=32, max_size=32),
+    k=st.integers(0, 2**64 - 1),
+    shapes=st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_both_implementations_agree_on_outer_directions_of_any_model(
+    key: bytes, k: int, shapes: list[list[int]], data: st.DataObject
+) -> None:
+    n = sum(math.prod(shape) for shape in shapes)
+    start = data.draw(st.integers(0, n - 1))
+    stop = data.draw(st.integers(start + 1, min(n, start + 60)))
+    assert draw_first_outer(key, k, shapes, start, stop) == second.outer(key, k, shapes, start, stop)
 
 
 @settings(deadline=None, max_examples=100)

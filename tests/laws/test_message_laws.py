@@ -31,7 +31,7 @@ hashes = st.binary(min_size=32, max_size=32)
 groups = st.builds(Group, integers, payloads, integers)
 catch_ups = st.builds(
     CatchUp,
-    st.sampled_from(["outcomes", "delta", "weights", "snapshot"]),
+    st.sampled_from(["outcomes", "hashed", "delta", "weights", "snapshot"]),
     integers,
     st.lists(st.binary(max_size=40), max_size=4).map(tuple),
 )

@@ -120,10 +120,14 @@ def test_an_edge_client_has_the_samples_and_the_loss_of_its_torch_twin(exported:
     assert len(edge_worker(plan, exported, 1, 4).indices) == len(task.source.train)
 
 
+@pytest.mark.parametrize("distribution", ["gaussian", "outer"])
 @pytest.mark.parametrize("runtime", ["torch", "onnx"])
-def test_an_edge_client_moves_one_layer_at_a_time_like_its_twin(tmp_path: Path, runtime: str) -> None:
+def test_an_edge_client_moves_one_layer_at_a_time_like_its_twin(
+    tmp_path: Path, runtime: str, distribution: str
+) -> None:
     """Their scalars agree up to rounding."""
     settings = [f"run.runtime={runtime}", "probe.supports=layers", "probe.k=9", "federation.clients=3"]
+    settings += [f"probe.distribution={distribution}"]
     export_plan("digits", tmp_path / "model", settings)
     plan = load(str(tmp_path / "model" / PLAN))
     assert len(plan.probe.layout) == 3

@@ -73,6 +73,14 @@ PLANS = {
     "tiers of lists": "federation.tiers = [[1, 2]]",
     "tiers of nothing": "federation.tiers = [{}]",
     "many tiers": "federation.tiers = [" + "{k=1,share=1e-9}," * 1_900 + "]",
+    "shapes of another model": 'probe = {distribution = "outer", shapes = [[2, 3], [7]]}',
+    "huge shapes": 'probe = {distribution = "outer", shapes = [[9223372036854775807, 9223372036854775807, 2, 3, 4]]}',
+    "a shape of many dimensions": 'probe = {distribution = "outer", shapes = [['
+    + "9223372036854775807," * 60_000
+    + "]]}",
+    "many shapes": 'probe = {distribution = "outer", shapes = [' + "[3]," * (FULL // 4 - 20) + "]}",
+    "a layout that cuts a tensor": 'probe = {distribution = "outer", supports = "layers", k = 20000, '
+    "layout = [" + "[0,1,0,0,1]," * 20_000 + "]}",
     "a long layout": 'probe = {supports = "units", k = 20000, layout = [' + "[0,1,0,0,1]," * 20_000 + "]}",
     "a layout of nonsense": "probe.layout = [[1, 2], 3]",
     "a long row": "probe.layout = [[" + "1," * (FULL // 2) + "]]",
@@ -179,7 +187,7 @@ SETTINGS = st.sampled_from(
             "task": "data pixels augment model",
             "federation": "clients participation partition alpha floor_samples level seeds batch epochs steps "
             "weighting tiers dropout",
-            "probe": "k sigma scheme distribution micro_batch precision memory_mb supports layout",
+            "probe": "k sigma scheme distribution micro_batch precision memory_mb supports layout shapes",
             "update": "optimizer rate betas momentum weight_decay clip ema norm_max",
             "ring": "d_max update_max n_max",
             "secure": "mode floor threshold groups group_seeds combine",

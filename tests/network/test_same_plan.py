@@ -50,6 +50,14 @@ def test_a_plan_may_leave_the_layers_to_the_run() -> None:
     assert differences(given, settled) == ""
 
 
+def test_a_plan_may_leave_the_shapes_of_tensors_to_the_run() -> None:
+    given = change(load("digits"), ["probe.distribution=outer"])
+    settled = change(given, ["probe.shapes=[[5994]]", "ring.n_max=9", "probe.micro_batch=8"])
+    assert differences(given, settled) == ""
+    other = change(settled, ["probe.shapes=[[2, 2997]]"])
+    assert differences(other, settled) == "probe.shapes is [[5994]] there and [[2,2997]] here"
+
+
 def test_a_plan_may_leave_open_what_a_run_settles() -> None:
     assert differences(load("digits"), SETTLED) == ""
     assert differences(SETTLED, load("digits")).startswith("federation.tiers is [] there and [{")

@@ -65,6 +65,13 @@ def test_without_n_max_a_client_counts_for_so_many_samples_and_the_server_says_s
         assert said == (weighting == "samples" and n_max == 0)
 
 
+def test_clients_of_a_network_are_not_stacked(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    federation = Federation(new_keys(tmp_path, 3), tmp_path / "run", tiny('secure.mode="on"', "probe.stacked=true"))
+    with pytest.raises(PlanError, match=r"probe\.stacked: each client of a network has a machine of its own; leave it"):
+        federation.serve(federation.lines(3))
+    assert not (tmp_path / "run" / "plan.toml").exists()
+
+
 LYING = 'secure.mode="malicious-server"'
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from baffle.client.replica import Replica
 from baffle.core.messages import CatchUp, RoundRequest
+from baffle.journal.store import Journal
 from baffle.plan import Plan
 from baffle.server.downlink import Downlink
 from tests.support.statements import NetworkedRun
@@ -46,6 +47,35 @@ def test_every_client_comes_to_the_present(run: NetworkedRun, held: int) -> None
     asked = request(run, downlink.catch_ups([1], run.present)[1])
     assert replica.weights_for(asked).tobytes() == run.present.state.weights.tobytes()
     assert replica.chain == run.present.chain
+
+
+@pytest.mark.parametrize("held", range(7))
+def test_clients_with_a_large_model_are_told_the_hashes_between(
+    run: NetworkedRun, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baffle.server.downlink.LARGE", 1)
+    downlink = Downlink("scalars", run.journal, run.lineage)
+    downlink.holds(1, held)
+    catch_up = downlink.catch_ups([1], run.present)[1]
+    if held < 5 and catch_up.kind != "snapshot":
+        assert catch_up.kind == "hashed"
+        assert all(len(digest) == 32 for _, digest in catch_up.steps()[:-1])
+    replica = at(run, held)
+    assert replica.weights_for(request(run, catch_up)).tobytes() == run.present.state.weights.tobytes()
+    assert replica.chain == run.present.chain
+
+
+def test_a_server_that_was_started_again_leaves_hashes_to_its_clients(
+    run: NetworkedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baffle.server.downlink.LARGE", 1)
+    run.play(1)
+    with Journal.open(run.folder / "journal.sqlite") as reopened:
+        downlink = Downlink("scalars", reopened, run.lineage)
+        downlink.holds(1, 4)
+        catch_up = downlink.catch_ups([1], run.present)[1]
+    assert [digest for _, digest in catch_up.steps()] == [b""] * 3
+    assert at(run, 4).weights_for(request(run, catch_up)).tobytes() == run.present.state.weights.tobytes()
 
 
 def test_a_newcomer_begins_with_the_state_of_the_epoch(run: NetworkedRun) -> None:

@@ -34,6 +34,7 @@ def main() -> None:
         lambda: forward_difference(runtime.on(batch), weights, trajectory.directions(0), trajectory.supports, 1e-3)
     )
     report = {"micro_batch": size, "taken": taken, "bound": task.server.footprint().bytes(size)}
+    report["together"] = task.plan.probe.together
     sys.stdout.write(json.dumps(report))
 
 

@@ -18,14 +18,15 @@ LENET = 'task.model={name="lenet"}'
 PLAN = """
 task = {{data = "memory_client:images", model = {{name = "{model}"}}}}
 federation = {{clients = 1, batch = {batch}}}
-probe = {{k = 1, memory_mb = {limit}}}
+probe = {{k = {k}, memory_mb = {limit}, distribution = "{directions}"}}
 secure.mode = "off"
 """
 
 
-def _client(model: str, limit: int, batch: int = 64) -> dict[str, Any]:
+def _client(model: str, limit: int, batch: int = 64, k: int = 1, directions: str = "gaussian") -> dict[str, Any]:
     script = str(Path(__file__).with_name("memory_client.py"))
-    command = [sys.executable, script, PLAN.format(model=model, limit=limit, batch=batch)]
+    plan = PLAN.format(model=model, limit=limit, batch=batch, k=k, directions=directions)
+    command = [sys.executable, script, plan]
     report: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return report
 
@@ -39,6 +40,16 @@ def test_a_process_stays_below_its_limit_and_makes_use_of_it(model: str, limits:
         assert report["taken"] <= report["bound"] <= limit * MEGABYTE
         assert report["bound"] <= 4 * report["taken"] + 4 * MEGABYTE
     assert 1 <= small["micro_batch"] < large["micro_batch"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="high-water marks are read from /proc")
+def test_directions_that_share_a_pass_stay_below_the_limit_and_make_use_of_it() -> None:
+    small, large = (_client("lenet", limit, batch=2, k=200, directions="outer") for limit in (20, 60))
+    for report, limit in ((small, 20), (large, 60)):
+        assert report["taken"] <= report["bound"] <= limit * MEGABYTE
+        assert report["bound"] <= 4 * report["taken"] + 4 * MEGABYTE
+    assert 8 <= small["together"] < large["together"]
 
 
 def test_without_a_limit_nothing_changes_and_a_wide_one_changes_no_size(tiny: Callable[..., Plan]) -> None:

@@ -1,16 +1,23 @@
 """The half of a client that talks: a request in, a reply out. Its `Worker` computes what it sends."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.messages import Agree, Hello, MaskedRequest, Request, Turn, decode_request
 from baffle.client.abstaining import Tell, abstention
 from baffle.client.replica import Replica
-from baffle.client.worker import Worker
+from baffle.core.arrays import F32
 from baffle.core.messages import Contribution, Message, RoundRequest, encode
 from baffle.core.ring import ELEMENT, EXTRAS, RingVector
 from baffle.errors import BaffleError, RefusalError
 from baffle.trajectory import Trajectory
+
+
+class Computing(Protocol):
+    """What computes a client's contributions: a Worker, or its place in a stack of simulated ones."""
+
+    def vector(self, round_number: int, weights: F32, /) -> RingVector: ...
 
 
 @dataclass(frozen=True)
@@ -22,7 +29,7 @@ class Client:
     """
 
     replica: Replica
-    worker: Worker | None
+    worker: Computing | None
     session: ClientSession | None = None
     tell: Tell = lambda _words: None
 

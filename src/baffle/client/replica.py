@@ -121,7 +121,7 @@ class Replica:
         with self._lock:
             if self._round == request.round and self._hash == request.weights_hash and self._knows(request.chain):
                 return self._weights
-            replays = request.catch_up.kind in ("outcomes", "snapshot")
+            replays = request.catch_up.kind in ("outcomes", "hashed", "snapshot")
             self.astray = replays  # until the hashes below prove otherwise
             try:
                 self._move(request)
@@ -156,13 +156,17 @@ class Replica:
         self._hold(present)
 
     def _replayed(self, catch_up: CatchUp) -> Present:
-        present, items = self._present, catch_up.items
+        """The present that the outcomes lead to. The last state is hashed here, so the chain is right only if it and
+        all hashes that the server names are. Where the server may lie, none of its hashes count: one for a round that
+        no client saw could make a chain that clients sign and no auditor can follow."""
+        present = self._present
         if catch_up.kind == "snapshot":
-            present, items = self._proved(catch_up), items[3:]
+            present, catch_up = self._proved(catch_up), CatchUp("outcomes", catch_up.since, catch_up.items[3:])
         if present is None or present.round < catch_up.since:
             raise MessageError(f"rounds from {catch_up.since} on, but this client is at round {self._round}")
-        for item in items[present.round - catch_up.since :]:
-            present = self._lineage.advance(present, item)
+        may_lie = self.trajectory.plan.secure.mode == "malicious-server"
+        for outcome, digest in catch_up.steps()[present.round - catch_up.since :]:
+            present = self._lineage.advance(present, outcome, b"" if may_lie else digest)
         return present
 
     def _proved(self, catch_up: CatchUp) -> Present:

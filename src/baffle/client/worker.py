@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from baffle.core.arrays import F32, F64, I64
-from baffle.core.directions import DISTRIBUTIONS, Directions
+from baffle.core.directions import Directions
 from baffle.core.ports import Batch, GradientRuntime, Runtime
 from baffle.core.probe import SCHEMES
 from baffle.core.rebuild import gradient_from_scalars
@@ -22,7 +22,7 @@ from baffle.errors import RefusalError
 from baffle.plan import Plan
 from baffle.privacy.skellam import Randomness
 from baffle.schedule import key_number_of
-from baffle.trajectory import Trajectory, optimizer
+from baffle.trajectory import Trajectory, distribution, optimizer
 
 BorrowRuntime = Callable[[], AbstractContextManager[Runtime]]
 """Lends a runtime while a vector is computed, so that a process needs one per thread instead of one per client."""
@@ -59,6 +59,10 @@ class Worker:
         other noise, so whoever sends what it gives must call it once for a question."""
         with self.borrow() as runtime, np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             work = self._work(round_number, weights, runtime)
+        return self.encoded(work)
+
+    def encoded(self, work: Work) -> RingVector:
+        """What was computed, as integers, with this client's weight."""
         weight = self.trajectory.weight_of(len(self.indices))
         vector = self.trajectory.ring.encode(work.values, self.trajectory.length, weight, work.loss, work.clipped)
         private = self.trajectory.private
@@ -68,7 +72,7 @@ class Worker:
         plan = self.trajectory.plan
         if plan.federation.level == "epoch":
             return self._train_locally(number, weights, runtime)
-        batch = self._batch_of_round(number)
+        batch = self.batch_of_round(number)
         if plan.outcome_kind == "vector":
             key = self.trajectory.seeds(number).key("local", number, self.number, 0)
             work, gradient = self._estimate(weights, batch, key, runtime)
@@ -112,7 +116,7 @@ class Worker:
         if plan.estimator == "backprop":
             loss, gradient = _gradient(runtime, batch, weights, int.from_bytes(key[:8], "big") >> 1)
             return Work(np.empty(0), loss), gradient
-        directions = Directions(key, DISTRIBUTIONS[plan.probe.distribution])
+        directions = Directions(key, distribution(plan.probe))
         probed = SCHEMES[plan.probe.scheme](
             runtime.on(batch), weights, directions, trajectory.supports, plan.probe.sigma, trajectory.block
         )
@@ -125,7 +129,8 @@ class Worker:
         )
         return Work(scalars, loss if finite else math.nan, total.clipped), gradient
 
-    def _batch_of_round(self, round_number: int) -> Batch:
+    def batch_of_round(self, round_number: int) -> Batch:
+        """The samples that this client probes on in a round, at batch level."""
         n, size = len(self.indices), self.trajectory.plan.federation.batch
         if not 0 < size < n:
             return self._augmented(np.arange(n), round_number, 0)

@@ -27,7 +27,12 @@ def chain_start(trajectory_digest: bytes, state: ServerState) -> bytes:
 
 
 def chain_next(previous: bytes, outcome_bytes: bytes, state: ServerState) -> bytes:
-    return sha256(TAG + previous + outcome_bytes + state.digest()).digest()
+    return chain_over(previous, outcome_bytes, state.digest())
+
+
+def chain_over(previous: bytes, outcome_bytes: bytes, state_digest: bytes) -> bytes:
+    """The next hash, from the digest of a state."""
+    return sha256(TAG + previous + outcome_bytes + state_digest).digest()
 
 
 def chain_epoch(previous: bytes, run: bytes) -> bytes:

@@ -7,6 +7,10 @@ drawn alone. The paper's δ_k (eq. 4) is σ · unit · z_k.
 Directions on the sphere of radius √n, as FedZO has them, are Gaussian ones stretched to that length: u_k is
 s_k · unit · z_k with s_k = √n / ‖unit · z_k‖. A client moves along u_k and sends (u_k · ∇L) · s_k. The server still
 multiplies integers z_k by integer totals and gets Σ (u_k · ∇L) · u_k without computing a norm.
+
+Outer directions are the exception to the numbering: their numbers follow from factors of whole tensors, which have
+places of their own in the stream (`baffle.core.outer`). They know the shapes of the model's tensors, and a support of
+theirs consists of whole tensors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +18,15 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from math import sqrt
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baffle.core.arrays import F64, I64, U8, Integers
-from baffle.core.seeds import BLOCK, Scratch, keystream
+from baffle.core.outer import Shapes, flat
+from baffle.core.seeds import BLOCK, Scratch, keystream, look_up
+from baffle.core.signs import decode_signs
 
 NUMBERS_AT_ONCE = 1 << 17
 """A loop over directions draws this many numbers at a time: enough to be quick, few enough to stay in cache."""
@@ -64,6 +70,7 @@ class Distribution:
     bound: int  # the largest absolute value
     decode: Callable[[U8, Scratch], Integers]
     on_sphere: bool = False  # directions are stretched to the length √n
+    shapes: Shapes = ()  # of the model's tensors, if directions are outer products
 
     @property
     def unit(self) -> float:
@@ -81,33 +88,29 @@ def gaussian_table() -> NDArray[np.int16]:
 
 
 def _gaussian(stream: U8, scratch: Scratch) -> Integers:
-    return _look_up(gaussian_table(), stream.view("<u2"), scratch)
-
-
-@cache
-def rademacher_table() -> NDArray[np.uint64]:
-    """The eight numbers of each possible byte of the stream, as int8, packed into one uint64."""
-    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    table: NDArray[np.uint64] = (2 * bits.view(np.int8) - 1).view(np.uint64)[:, 0]
-    table.flags.writeable = False
-    return table
-
-
-def _rademacher(stream: U8, scratch: Scratch) -> Integers:
-    return _look_up(rademacher_table(), stream, scratch).view(np.int8)
-
-
-def _look_up(table: NDArray[Any], codes: NDArray[Any], scratch: Scratch) -> NDArray[Any]:
-    index = scratch.array("index", codes.shape, np.intp)
-    np.copyto(index, codes)  # `take` would do the same, but into fresh memory
-    numbers = scratch.array("numbers", codes.shape, table.dtype)
-    return table.take(index, out=numbers, mode="wrap")  # every code is in the table; "wrap" skips checking that
+    return look_up(gaussian_table(), stream.view("<u2"), scratch)
 
 
 GAUSSIAN = Distribution("gaussian", bits=16, unit_bits=12, bound=17715, decode=_gaussian)
-RADEMACHER = Distribution("rademacher", bits=1, unit_bits=0, bound=1, decode=_rademacher)
+RADEMACHER = Distribution("rademacher", bits=1, unit_bits=0, bound=1, decode=decode_signs)
 SPHERE = replace(GAUSSIAN, name="sphere", on_sphere=True)
 DISTRIBUTIONS = {d.name: d for d in (GAUSSIAN, RADEMACHER, SPHERE)}
+"""The distributions that are the same for every model."""
+
+OUTER = "outer"
+
+
+def distribution_names() -> tuple[str, ...]:
+    return (*DISTRIBUTIONS, OUTER)
+
+
+def distribution_of(name: str, shapes: Shapes = ()) -> Distribution:
+    """A distribution by its name. Only that of outer directions needs the shapes of the model's tensors."""
+    if name != OUTER:
+        return DISTRIBUTIONS[name]
+    if not shapes:
+        raise ValueError("outer directions need the shapes of the model's tensors, got none")
+    return replace(RADEMACHER, name=OUTER, shapes=shapes)
 
 
 @dataclass(frozen=True)
@@ -117,9 +120,30 @@ class Directions:
     key: bytes
     distribution: Distribution
 
+    def over(
+        self,
+        support: Support,
+        numbers: Sequence[int],
+        start: int = 0,
+        stop: int | None = None,
+        scratch: Scratch | None = None,
+    ) -> Integers:
+        """Numbers `start` to `stop` of each direction in `numbers`, a row each, if they touch this support. The result
+        may lie in `scratch`."""
+        stop = support.size if stop is None else stop
+        parts = support.parts(start, stop) if self.distribution.shapes else []
+        if not parts:
+            return self.draw(numbers, start, stop, scratch)
+        if len(parts) == 1:
+            return self.draw(numbers, parts[0][0].start, parts[0][0].stop, scratch)
+        return np.concatenate([self.draw(numbers, weights.start, weights.stop) for weights, _ in parts], axis=1)
+
     def draw(self, numbers: Sequence[int], start: int, stop: int, scratch: Scratch | None = None) -> Integers:
-        """Numbers `start` to `stop` of each direction in `numbers`, a row each. The result lies in `scratch`."""
+        """Numbers `start` to `stop` of each direction in `numbers`, a row each, if they touch all weights. The result
+        lies in `scratch`. Over a part of the weights only outer directions have other numbers: see `over`."""
         scratch = scratch or Scratch()
+        if self.distribution.shapes:
+            return flat(self.key, numbers, self.distribution.shapes, start, stop, scratch)
         per_block = 8 * BLOCK // self.distribution.bits
         first = start // per_block
         stream = keystream(self.key, numbers, first, -(-stop // per_block) - first, scratch)

@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from baffle.core.directions import DISTRIBUTIONS, Directions, blocks, dense
+from baffle.core.directions import Directions, blocks, dense, distribution_names, distribution_of
 from baffle.core.probe import SCHEMES
 from baffle.core.samples import Array
 from baffle.errors import PlanError
@@ -28,7 +28,8 @@ def estimate(
     `loss` is called with arrays of the shape of `weights` and must give a number; it need not have a derivative.
     `sigma` is how far to move along a direction. The key determines the directions: the same key gives the same
     estimate. `scheme` "forward" calls the function k + 1 times, "central" 2k times and with less bias. The estimate has
-    the shape of the weights; it is float64 if they are, and else float32.
+    the shape of the weights; it is float64 if they are, and else float32. Directions of the `distribution` "outer" are
+    products a bᵀ of ±1, for weights that are a matrix.
 
     >>> import numpy as np
     >>> import baffle
@@ -40,14 +41,14 @@ def estimate(
     >>> np.round(weights, 2)
     array([3., 3., 3., 3.])
     """
-    for name, value, known in (("scheme", scheme, SCHEMES), ("distribution", distribution, DISTRIBUTIONS)):
+    for name, value, known in (("scheme", scheme, SCHEMES), ("distribution", distribution, distribution_names())):
         if value not in known:
             raise PlanError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}")
     if k < 1 or not sigma > 0:
         raise PlanError(f"expected at least one direction and a positive sigma, got k = {k} and sigma = {sigma:g}")
     given = np.asarray(weights)
     flat: Array = given.astype(np.float64 if given.dtype == np.float64 else np.float32).reshape(-1)
-    directions = Directions(_key(key), DISTRIBUTIONS[distribution])
+    directions = Directions(_key(key), distribution_of(distribution, (given.shape,)))
     supports = dense(len(flat), k)
 
     def at(moved: Array) -> float:
@@ -56,7 +57,7 @@ def estimate(
     scalars = SCHEMES[scheme](at, flat, directions, supports, sigma).scalars
     total = np.zeros(len(flat))
     for numbers, support in blocks(supports):
-        total += scalars[list(numbers)] @ directions.draw(numbers, 0, support.size).astype(np.float64)
+        total += scalars[list(numbers)] @ directions.over(support, numbers).astype(np.float64)
     return np.asarray(total * (directions.distribution.unit / k), flat.dtype).reshape(given.shape)
 
 

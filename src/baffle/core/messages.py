@@ -46,13 +46,23 @@ class Outcome(Message, frozen=True, tag="outcome"):
 class CatchUp(Message, frozen=True, tag="catch-up"):
     """How a client that holds the weights before round `since` gets to the present ones.
 
-    `outcomes`: encoded outcomes to replay, in order. `delta`: the difference of the weights' bit patterns, modulo 2³²
-    (a difference of floats would not add up to the same bits). `weights`: all of them. `snapshot`: the whole state.
+    `outcomes`: encoded outcomes to replay, in order. `hashed`: the same, and between any two of them the hash of the
+    state there, or nothing where the server does not know it. `delta`: the difference of the weights' bit patterns,
+    modulo 2³² (a difference of floats would not add up to the same bits). `weights`: all of them. `snapshot`: the whole
+    state.
     """
 
-    kind: Literal["outcomes", "delta", "weights", "snapshot"]
+    kind: Literal["outcomes", "hashed", "delta", "weights", "snapshot"]
     since: Number
     items: tuple[bytes, ...]
+
+    def steps(self) -> list[tuple[bytes, bytes]]:
+        """The outcomes of a catch-up by outcomes, each with the hash that the server names, or nothing."""
+        if self.kind == "outcomes":
+            return [(item, b"") for item in self.items]
+        if len(self.items) % 2 == 0 or any(len(item) not in (0, 32) for item in self.items[1::2]):
+            raise MessageError("expected outcomes, and between any two the hash of a state")
+        return list(zip(self.items[0::2], (*self.items[1::2], b""), strict=True))
 
 
 class RoundRequest(Message, frozen=True, tag="request"):

@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
 from baffle.core import samples
 from baffle.core.arrays import F32
 from baffle.core.messages import RoundRequest
-from baffle.core.probe import Loss
+from baffle.core.probe import Loss, SampleLosses
 from baffle.core.ring import Sum
 from baffle.core.samples import Labels, Rows
 
@@ -36,6 +38,20 @@ class Runtime(Protocol):
 
     def outputs(self, weights: F32, batch: Batch) -> F32:
         """What the model says at these weights, a row for each sample."""
+        ...
+
+
+def joined(batches: "Sequence[Batch]") -> Batch:
+    """The samples of several batches as one."""
+    return Batch(samples.joined([batch.x for batch in batches]), np.concatenate([batch.y for batch in batches]))
+
+
+@runtime_checkable
+class SampleRuntime(Runtime, Protocol):
+    """A runtime that can also tell samples apart: simulated clients may share a batch of it."""
+
+    def samples_on(self, batch: Batch) -> SampleLosses:
+        """The loss of each sample of a batch, which is prepared once and then asked about many weights."""
         ...
 
 

@@ -9,7 +9,7 @@ would the time that it takes. What follows from such a loss is not finite either
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +19,12 @@ from baffle.core.directions import NUMBERS_AT_ONCE, Directions, Support, blocks,
 Loss = Callable[[F32], float]
 """Weights → loss on a fixed batch. This is all that an inference runtime must supply."""
 
+SampleLosses = Callable[[F32], F64]
+"""Weights → the loss of each sample of a fixed batch. Where clients are simulated, many of them share a batch."""
+
+Value = TypeVar("Value", float, F64)
+"""What is probed: a loss, or those of all samples, side by side."""
+
 
 @runtime_checkable
 class InPlaceLoss(Protocol):
@@ -27,25 +33,39 @@ class InPlaceLoss(Protocol):
     @property
     def scratch(self) -> F32: ...
 
-    def __call__(self, weights: F32) -> float: ...
+    def __call__(self, weights: F32) -> Any: ...
+
+
+class InPlace(Generic[Value]):
+    """A loss, or losses, at the weights that a runtime reads from `scratch`."""
+
+    def __init__(self, scratch: F32, value: Callable[[], Value]) -> None:
+        self.scratch = scratch
+        self._value: Callable[[], Value] = value
+
+    def __call__(self, weights: F32) -> Value:
+        if weights is not self.scratch:
+            self.scratch[:] = weights
+        return self._value()
 
 
 @runtime_checkable
 class StructuredLoss(Protocol):
     """A loss that reaches many points around one for less than a forward pass each."""
 
-    def __call__(self, weights: F32) -> float: ...
+    def __call__(self, weights: F32) -> Any: ...
 
     def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
-        """L(W + step · s_k · unit · z_k) for every k, where s_k is the direction's stretch."""
+        """L(W + step · s_k · unit · z_k) for every k, where s_k is the direction's stretch: numbers, or a row each."""
         ...
 
 
-class Probed(NamedTuple):
-    """What a client learns about its loss at one point."""
+class Probed(NamedTuple, Generic[Value]):
+    """What a client learns about its loss at one point. If the losses of samples are probed, it is what each of them
+    would learn."""
 
-    scalars: F64  # D_k ≈ s_k² · z_k · ∇L with the stretch s_k (1 except on the sphere), independent of σ
-    base: float  # the loss itself
+    scalars: F64  # D_k ≈ s_k² · z_k · ∇L with the stretch s_k (1 except on the sphere), independent of σ; or D_k's rows
+    base: Value  # the loss itself
     forwards: int
 
 
@@ -54,57 +74,57 @@ class Scheme(Protocol):
 
     def __call__(
         self,
-        loss: Loss,
+        loss: Callable[[F32], Value],
         weights: F32,
         directions: Directions,
         supports: Sequence[Support],
         sigma: float,
         block: int = NUMBERS_AT_ONCE,
-    ) -> Probed: ...
+    ) -> Probed[Value]: ...
 
 
 def forward_difference(
-    loss: Loss,
+    loss: Callable[[F32], Value],
     weights: F32,
     directions: Directions,
     supports: Sequence[Support],
     sigma: float,
     block: int = NUMBERS_AT_ONCE,
-) -> Probed:
+) -> Probed[Value]:
     """D_k = (L(W + σz_k) − L(W)) / σ with K + 1 forwards (eq. 1). With twice the K it is the paper's twice-FD."""
-    base = float(loss(weights))
+    base = loss(weights)
     moved = losses_along(loss, weights, directions, supports, sigma, block)
-    return Probed((moved - base) / sigma * _stretches(directions, supports), base, len(supports) + 1)
+    return Probed(_stretched((moved - base) / sigma, directions, supports), base, len(supports) + 1)
 
 
 def central_difference(
-    loss: Loss,
+    loss: Callable[[F32], Value],
     weights: F32,
     directions: Directions,
     supports: Sequence[Support],
     sigma: float,
     block: int = NUMBERS_AT_ONCE,
-) -> Probed:
+) -> Probed[Value]:
     """D_k = (L(W + σz_k) − L(W − σz_k)) / 2σ with 2K forwards (eq. 2)."""
     ahead = losses_along(loss, weights, directions, supports, sigma, block)
     behind = losses_along(loss, weights, directions, supports, -sigma, block)
-    base = float(np.mean(ahead) + np.mean(behind)) / 2
-    return Probed((ahead - behind) / (2 * sigma) * _stretches(directions, supports), base, 2 * len(supports))
+    base = (np.mean(ahead, axis=0) + np.mean(behind, axis=0)) / 2
+    return Probed(_stretched((ahead - behind) / (2 * sigma), directions, supports), base, 2 * len(supports))
 
 
 SCHEMES: Mapping[str, Scheme] = {"forward": forward_difference, "central": central_difference}
 
 
-def _stretches(directions: Directions, supports: Sequence[Support]) -> F64:
-    """s_k for every k. It enters twice, here and in the probe's step, because D_k multiplies z_k and not s_k · z_k."""
+def _stretched(scalars: F64, directions: Directions, supports: Sequence[Support]) -> F64:
+    """s_k times scalar k. It enters twice, here and in the probe's step: D_k multiplies z_k and not s_k · z_k."""
     stretches = np.empty(len(supports))
     for support, numbers in grouped(supports).items():
         stretches[numbers] = directions.stretch(numbers, support.size)
-    return stretches
+    return scalars * stretches.reshape(-1, *[1] * (scalars.ndim - 1))
 
 
 def losses_along(
-    loss: Loss,
+    loss: Callable[[F32], float] | Callable[[F32], F64],
     weights: F32,
     directions: Directions,
     supports: Sequence[Support],
@@ -114,13 +134,13 @@ def losses_along(
     """L(W + step · s_k · unit · z_k) for every k."""
     if isinstance(loss, StructuredLoss):
         return loss.along(weights, directions, supports, step)
-    losses, scratch = np.empty(len(supports)), _scratch(loss, weights)
+    losses, scratch = dict[int, float | F64](), _scratch(loss, weights)
     for k in moves(scratch, weights, directions, supports, step, block):
         losses[k] = loss(scratch)
-    return losses
+    return np.array([losses[k] for k in range(len(supports))], np.float64)
 
 
-def _scratch(loss: Loss, weights: F32) -> F32:
+def _scratch(loss: object, weights: F32) -> F32:
     """A copy of the weights to move: the loss's own scratch, where it has one of the same kind of numbers."""
     if isinstance(loss, InPlaceLoss) and loss.scratch.dtype == weights.dtype:
         loss.scratch[:] = weights
@@ -142,10 +162,10 @@ def moves(
         scales = (step * directions.distribution.unit * directions.stretch(numbers, support.size)).astype(np.float32)
         slices = [(at, min(at + block, support.size)) for at in range(0, support.size, block)]
         pieces = [(start, stop, support.parts(start, stop)) for start, stop in slices]
-        together = directions.draw(numbers, *slices[0]) if len(slices) == 1 else None
+        together = directions.over(support, numbers, *slices[0]) if len(slices) == 1 else None
         for row, (k, scale) in enumerate(zip(numbers, scales, strict=True)):
             for start, stop, parts in pieces:
-                z = directions.draw([k], start, stop)[0] if together is None else together[row]
+                z = directions.over(support, [k], start, stop)[0] if together is None else together[row]
                 for touched, here in parts:
                     np.multiply(z[here], scale, out=scratch[touched], dtype=scratch.dtype)
                     scratch[touched] += weights[touched]

@@ -4,7 +4,7 @@ A module is called with `module(x)`, `module(*x)` or `module(**x)`. Everything t
 them is here, so that nobody else needs to know which of the three they are.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -54,6 +54,16 @@ def count(x: Samples) -> int:
 def take(x: Samples, rows: Rows) -> Samples:
     """The samples of these rows."""
     return each(lambda array: array[rows], x)
+
+
+def joined(parts: Sequence[Samples]) -> Samples:
+    """Samples of the same form, one after the other."""
+    first = parts[0]
+    if isinstance(first, dict):
+        return {name: np.concatenate([part[name] for part in parts]) for name in first}  # type: ignore[call-overload]
+    if isinstance(first, tuple):
+        return tuple(np.concatenate(each) for each in zip(*parts, strict=True))
+    return np.concatenate(parts)  # type: ignore[arg-type]
 
 
 def pieces(length: int, size: int) -> Iterator[slice]:

@@ -89,6 +89,14 @@ def keystream(key: bytes, lanes: Sequence[int], first: int, blocks: int, scratch
     return stream[:written].reshape(len(lanes), blocks * BLOCK)
 
 
+def look_up(table: NDArray[Any], codes: NDArray[Any], scratch: Scratch) -> NDArray[Any]:
+    """The entry of a table for each code of a stream. Every code must be in the table. The result lies in `scratch`."""
+    index = scratch.array("index", codes.shape, np.intp)
+    np.copyto(index, codes)  # `take` would do the same, but into fresh memory
+    numbers = scratch.array("numbers", codes.shape, table.dtype)
+    return table.take(index, out=numbers, mode="wrap")  # "wrap" skips checking that codes are in the table
+
+
 def permutation(key: bytes, n: int) -> I64:
     """A random order of the numbers 0 to n − 1: each draws a random uint64, and they are sorted by it."""
     tickets = keystream(key, range(1), 0, -(-n // 2)).view("<u8")[0, :n]

@@ -5,7 +5,7 @@ maximum, which has no order), so that a replay on another machine gives the same
 powers. State is a flat tuple of float32 vectors, so that it can be hashed and stored without knowing what it means.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
@@ -47,21 +47,10 @@ def compose(*transforms: Transform) -> Transform:
     return Transform(init, update)
 
 
-def _in_pieces(update: Update) -> Update:
-    """The same update, a cache's worth of weights at a time; it must treat each weight independently."""
-
-    def pieced(state: State, gradient: F32, weights: F32) -> tuple[State, F32]:
-        n = len(weights)
-        after, step = tuple(map(np.empty_like, state)), np.empty_like(gradient)
-        for start in range(0, n, WEIGHTS_AT_ONCE):
-            here = slice(start, start + WEIGHTS_AT_ONCE)
-            parts = tuple(vector[here] if len(vector) == n else vector for vector in state)
-            parts, step[here] = update(parts, gradient[here], weights[here])
-            for vector, part in zip(after, parts, strict=True):
-                vector[here if len(vector) == n else ...] = part
-        return after, step
-
-    return pieced
+def _pieces(n: int) -> Iterator[slice]:
+    """The weights from 0 to n, a cache's worth at a time."""
+    for start in range(0, n, WEIGHTS_AT_ONCE):
+        yield slice(start, min(start + WEIGHTS_AT_ONCE, n))
 
 
 def _stateless(f: Callable[[F32, F32], F32]) -> Transform:
@@ -109,15 +98,31 @@ def adam(rate: float, beta1: float = 0.9, beta2: float = 0.99, epsilon: float = 
         return np.zeros_like(weights), np.zeros_like(weights), np.ones(1, np.float32), np.ones(1, np.float32)
 
     def update(state: State, gradient: F32, _: F32) -> tuple[State, F32]:
-        mean, square, power1, power2 = state
-        mean = b1 * mean + (one - b1) * gradient
-        square = b2 * square + (one - b2) * (gradient * gradient)
+        mean_before, square_before, power1, power2 = state
         power1, power2 = b1 * power1, b2 * power2
-        root: F32 = np.sqrt(square / (one - power2))
-        step: F32 = c * ((mean / (one - power1)) / (root + eps))
+        mean, square, step = (np.empty_like(gradient) for _ in range(3))
+        spare = np.empty(min(len(gradient), WEIGHTS_AT_ONCE), np.float32)
+        # m = b1·m + (1 − b1)·g, v = b2·v + (1 − b2)·g², step = −rate · (m / (1 − b1ᵗ)) / (√(v / (1 − b2ᵗ)) + ε), each
+        # operation written to where its result belongs: fresh memory would take longer than the arithmetic.
+        for here in _pieces(len(gradient)):
+            g, m, v, s = gradient[here], mean[here], square[here], step[here]
+            x = spare[: len(g)]
+            np.multiply(mean_before[here], b1, out=m)
+            np.multiply(g, one - b1, out=x)
+            m += x
+            np.multiply(g, g, out=x)
+            x *= one - b2
+            np.multiply(square_before[here], b2, out=v)
+            v += x
+            np.divide(v, one - power2, out=x)
+            np.sqrt(x, out=x)
+            x += eps
+            np.divide(m, one - power1, out=s)
+            s /= x
+            s *= c
         return (mean, square, power1, power2), step
 
-    return Transform(init, _in_pieces(update))
+    return Transform(init, update)
 
 
 Optimizer: TypeAlias = Callable[[float, tuple[float, float], float], Transform]
@@ -138,9 +143,12 @@ def average(decay: float) -> Transform:
     most, one, ten = np.float32(decay), np.float32(1), np.float32(10)
 
     def update(state: State, _: F32, weights: F32) -> tuple[State, F32]:
-        smooth, steps = state
+        before, steps = state
         d = np.minimum(most, (one + steps) / (ten + steps))
-        smooth = d * smooth + (one - d) * weights
+        smooth = np.empty_like(weights)
+        for here in _pieces(len(weights)):
+            np.multiply(before[here], d, out=smooth[here])
+            smooth[here] += (one - d) * weights[here]
         return (smooth, steps + one), smooth
 
     return Transform(lambda weights: (weights.copy(), np.zeros(1, np.float32)), update)

@@ -48,12 +48,12 @@ def follow(lineage: Lineage, present: Present, entry: Entry) -> Present:
     number = present.round
     if entry.round != number:
         raise ChainError(f"round {number} is missing from the journal; the next one is {entry.round}", number)
-    after = lineage.advance(present, entry.outcome_bytes)
-    if chain_next(present.chain, entry.outcome_bytes, after.state) != entry.chain:
+    after = lineage.step(present, entry.outcome_bytes)
+    if after.chain != entry.chain:
         raise ChainError(
             f"round {number} does not follow: its totals, key or hash were changed, or a state before it", number
         )
-    return after
+    return lineage.linked(after)
 
 
 def catch_up(journal: Journal, lineage: Lineage) -> Present:

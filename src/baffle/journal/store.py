@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from baffle.core.chain import chain_next
+from baffle.core.chain import chain_over
 from baffle.core.messages import Outcome, decode, encode
 from baffle.core.state import Rule, ServerState, pack, unpack
 from baffle.errors import ChainError, JournalError
@@ -39,6 +39,9 @@ from baffle.plan import Plan, parse
 from baffle.statement import EpochRecord, read_statement
 
 KEPT_SNAPSHOTS = 2
+
+KEPT_DIGESTS = 1 << 16
+"""Rounds whose state's hash is remembered, for clients that missed them."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class Journal:
         self._commit_seconds = commit_seconds
         self._committed = time.monotonic()
         self.append_seconds = 0.0
+        self._digests = dict[int, bytes]()
 
     @classmethod
     def create(
@@ -174,7 +178,8 @@ class Journal:
         """
         began = time.perf_counter()
         data = encode(outcome)
-        chain = chain_next(previous, data, state)
+        digest = state.digest()
+        chain = chain_over(previous, data, digest)
         record = json.dumps({"round": outcome.round, **(metrics or {})})
         rows = [(outcome.round, client, event) for client, event in (participation or {}).items()]
 
@@ -189,8 +194,15 @@ class Journal:
                 self.commit()
 
         self._attempt(write)
+        self._digests[outcome.round] = digest
+        if len(self._digests) > KEPT_DIGESTS:
+            del self._digests[next(iter(self._digests))]
         self.append_seconds += time.perf_counter() - began
         return chain
+
+    def digest_after(self, number: int) -> bytes:
+        """The hash of the state after a round, if this process has appended it not too long ago; else nothing."""
+        return self._digests.get(number, b"")
 
     def _write_snapshot(self, number: int, state: ServerState) -> None:
         self._db.execute("INSERT INTO snapshots VALUES (?, ?)", (number, pack(state)))

@@ -46,6 +46,8 @@ def _settled_like(given: Plan, settled: Plan) -> Plan:
             probe,
             micro_batch=probe.micro_batch or settled.probe.micro_batch,
             layout=probe.layout or settled.probe.layout,
+            shapes=probe.shapes or settled.probe.shapes,
+            together=probe.together or settled.probe.together,
         ),
         privacy=_noised_like(given.privacy, settled.privacy),
         update=msgspec.structs.replace(given.update, layers=given.update.layers or settled.update.layers),

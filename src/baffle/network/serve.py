@@ -30,7 +30,13 @@ from baffle.network.reception import Reception
 from baffle.network.resuming import Tell, resume
 from baffle.network.rosters import Reread, Roster
 from baffle.network.same_plan import with_places
-from baffle.network.settling import N_MAX, require_hidden_tiers, require_sound_terms, tiers_for
+from baffle.network.settling import (
+    N_MAX,
+    require_clients_of_their_own,
+    require_hidden_tiers,
+    require_sound_terms,
+    tiers_for,
+)
 from baffle.network.succession import Succession, places_of
 from baffle.network.waiting import Waiting
 from baffle.plan import Plan, parse
@@ -78,6 +84,7 @@ def serve(
     plan = _plan_for(plan, places_of(out, roster))
     require_sound_terms(plan)
     require_hidden_tiers(plan)
+    require_clients_of_their_own(plan)
     board = board or Board()
     board.begin(out.resolve().name, plan, len(roster.directory()))
     attempt = WaitForRoom(tell)
@@ -115,7 +122,7 @@ def _run(
         ) as running,
     ):
         board.open(plan, running.journal.metrics(), running.journal.participation.count(MISSING))
-        for advice in task.model.advice():
+        for advice in (*task.remarks, *task.model.advice()):
             tell(advice)
         if running.unevaluated:
             tell(f"{headline(running.trajectory.plan.task)} is not measured: {running.unevaluated}")

@@ -25,6 +25,12 @@ def tiers_for(plan: Plan, affords: Mapping[int, int]) -> tuple[int, ...]:
     return tuple(tiers)
 
 
+def require_clients_of_their_own(plan: Plan) -> None:
+    """Refuse what only a simulation can do."""
+    if plan.probe.stacked:
+        raise PlanError("probe.stacked: each client of a network has a machine of its own; leave it out")
+
+
 def require_hidden_tiers(plan: Plan) -> None:
     """Refuse a plan in which fewer clients than the floor evaluate the last directions: clients would refuse to unmask
     any sum of it."""

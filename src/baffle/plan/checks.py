@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterable, Sequence
 
 from baffle.aggregation.client_policy import ClientPolicy
-from baffle.core.directions import DISTRIBUTIONS
+from baffle.core.directions import OUTER, distribution_names
 from baffle.core.update import OPTIMIZERS
 from baffle.errors import PlanError
 from baffle.plan.models import MobileNet, Model, Onnx
 from baffle.plan.plan import Plan
 from baffle.plan.privacy import check_privacy
-from baffle.plan.sections import FederationSettings, TaskSettings, UpdateSettings
+from baffle.plan.sections import FederationSettings, ProbeSettings, TaskSettings, UpdateSettings
 from baffle.plan.tasks import LOSSES, METRICS, SUITABLE, is_own, metrics_of, short
 
 
@@ -25,6 +25,7 @@ def check(plan: Plan) -> None:
     _check_steps(plan.federation)
     _check_tiers(plan)
     _check_probe(plan)
+    _check_stacked(plan)
     _check_update(plan.update)
     _check_secure(plan)
     check_privacy(plan)
@@ -33,7 +34,7 @@ def check(plan: Plan) -> None:
 def _check_names(plan: Plan) -> None:
     """Names of what core has a registry of."""
     names: tuple[tuple[str, str, Iterable[str]], ...] = (
-        ("probe.distribution", plan.probe.distribution, DISTRIBUTIONS),
+        ("probe.distribution", plan.probe.distribution, distribution_names()),
         ("update.optimizer", plan.update.optimizer, OPTIMIZERS),
     )
     for key, name, known in names:
@@ -174,6 +175,7 @@ def _check_probe(plan: Plan) -> None:
             f"probe.precision: only whole forward passes can be computed in {probe.precision}; set probe.supports = "
             '"dense" or "layers", or probe.precision = "float32"'
         )
+    _check_outer(probe)
     if not probe.layout:
         return
     if probe.supports == "dense":
@@ -182,6 +184,41 @@ def _check_probe(plan: Plan) -> None:
         raise PlanError(f"probe.layout: its counts must add up to probe.k = {probe.k}")
     if not all(map(_is_support, probe.layout)):
         raise PlanError("probe.layout: every row must be [start, stop, start and stop of its tail or 0, 0, count]")
+
+
+def _check_outer(probe: ProbeSettings) -> None:
+    if probe.distribution != OUTER:
+        if probe.shapes:
+            raise PlanError(
+                'probe.shapes: only outer directions have them; leave it out, or set probe.distribution = "outer"'
+            )
+        if probe.together:
+            raise PlanError(
+                "probe.together: only outer directions share a forward pass; leave it out, or set probe.distribution = "
+                '"outer"'
+            )
+        return
+    if probe.supports == "units":
+        raise PlanError(
+            'probe.supports: outer directions touch whole tensors; expected "dense", "layers" or "stages", got "units"'
+        )
+
+
+def _check_stacked(plan: Plan) -> None:
+    """Clients whose samples are stacked probe the same directions, at the same weights, by whole forward passes."""
+    if not plan.probe.stacked:
+        return
+    remedy = "leave probe.stacked out"
+    if plan.outcome_kind != "scalars":
+        raise PlanError(
+            'probe.stacked needs clients at the same weights: expected estimator = "probe", level = "batch" and seeds '
+            f'= "shared", got {plan.estimator!r}, {plan.federation.level!r} and {plan.federation.seeds!r}; {remedy}'
+        )
+    if not plan.probe.moves_whole_models:
+        raise PlanError(
+            f'probe.stacked needs whole forward passes: expected probe.supports = "dense" or "layers", got '
+            f"{plan.probe.supports!r}; {remedy}"
+        )
 
 
 def _check_update(update: UpdateSettings) -> None:

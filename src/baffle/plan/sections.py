@@ -9,7 +9,17 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from baffle.plan.models import LeNet, Model
-from baffle.plan.setting import LARGEST, Count, Decay, NonNegative, OptionalCount, Positive, Proportion, Section
+from baffle.plan.setting import (
+    LARGEST,
+    Count,
+    Decay,
+    NonNegative,
+    OptionalCount,
+    Positive,
+    Proportion,
+    Section,
+    TensorShape,
+)
 
 
 class TaskSettings(Section, frozen=True):
@@ -93,7 +103,9 @@ class ProbeSettings(Section, frozen=True):
     """K + 1 forwards; `"central"`: 2K"""
     distribution: str = "gaussian"
     """`"rademacher"` draws faster, at the same quality; `"sphere"`: Gaussian directions stretched to the length √n, as
-    FedZO and DLZO have them (their step μ is σ·√n)"""
+    FedZO and DLZO have them (their step μ is σ·√n); `"outer"`: [products a bᵀ of
+    ±1](how-it-works.md#outer-directions) for each weight matrix, which a server rebuilds many times quicker; not with
+    `supports = "units"`"""
     micro_batch: OptionalCount = 0
     """samples that go through the model at once; `0`: chosen at the start, up to 64 by rule, for larger batches by a
     short measurement"""
@@ -103,14 +115,25 @@ class ProbeSettings(Section, frozen=True):
     on a CPU without instructions for it"""
     memory_mb: OptionalCount = 0
     """memory that probes may take beside the model and the batch: micro-batches are made small enough, or the plan is
-    refused with the least that it needs ([how](performance.md#memory)); `0`: no limit. For `supports = "dense"` and
-    `"layers"`, without a frozen backbone"""
+    refused with the least that it needs ([how](performance.md#memory)); `0`: no limit. Outer directions share a
+    pass as far as it goes. For `supports = "dense"` and `"layers"`, without a frozen backbone (unless directions are
+    outer)"""
     supports: Literal["dense", "layers", "stages", "units"] = "dense"
     """`"layers"`: a direction touches one layer, for models whose layers have [unlike
     gradients](performance.md#one-layer-at-a-time); `"stages"`, `"units"`: one stage, or one output unit of a layer, at
     a fraction of a forward pass each ([how](performance.md#directions-that-touch-a-part-of-the-weights))"""
     layout: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount, Count], ...] = ()
     """how many directions each support has; filled in when a run starts"""
+    shapes: tuple[TensorShape, ...] = ()
+    """the shapes of the model's trained tensors, for outer directions; filled in when a run starts"""
+    together: OptionalCount = 0
+    """how many outer directions [share a forward pass](performance.md#many-directions-in-one-pass); `1`: each takes one
+    of its own; `0`: chosen when a run starts, by what their tensors take, and `1` with a remark if the model does not
+    allow more. On PyTorch"""
+    stacked: bool = False
+    """in a simulation: the samples of all clients of a round [go through the model
+    together](performance.md#simulated-clients-together), which changes last bits. At batch level with shared seeds, for
+    `supports = "dense"` and `"layers"`; networks refuse it"""
 
     @property
     def moves_whole_models(self) -> bool:

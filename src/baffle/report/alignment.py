@@ -93,7 +93,7 @@ def squares(scalars: F64, directions: Directions, trajectory: Trajectory, scratc
         wide = max(1, trajectory.block // len(numbers))
         for start in range(0, support.size, wide):
             stop = min(start + wide, support.size)
-            rows = directions.draw(numbers, start, stop, scratch).astype(np.float64) * unit
+            rows = directions.over(support, numbers, start, stop, scratch).astype(np.float64) * unit
             summed, squared = scalars[numbers] @ rows, scalars[numbers] ** 2 @ rows**2
             for weights, here in support.parts(start, stop):
                 total[weights] += summed[here]

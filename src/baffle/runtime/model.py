@@ -1,15 +1,15 @@
 """A plan's model on one runtime. Tasks, clients and servers use this interface without knowing which runtime it is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Set
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Hashable, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
-
-from threadpoolctl import threadpool_limits
+from typing import NamedTuple, Protocol
 
 from baffle.core.arrays import F32
+from baffle.core.blas import one_blas_thread
 from baffle.core.directions import Support
+from baffle.core.outer import Shapes
 from baffle.core.ports import Batch, Runtime
 from baffle.core.samples import Samples
 from baffle.core.supports import Layout, lay_out
@@ -18,6 +18,8 @@ from baffle.plan import Model, ProbeSettings
 
 FLOAT32, FLOAT64 = "float32", "float64"
 """Precisions of forward passes: every runtime has float32; probes are checked against float64."""
+
+ONLY_A_MEAN = "probe.stacked: task.loss gives the mean of a batch, expected one loss for each sample; leave it out"
 
 
 class Front(Protocol):
@@ -35,6 +37,13 @@ class Split:
 
     front: Front
     head: "RunnableModel"
+
+
+class Together(NamedTuple):
+    """How many outer directions share a forward pass. If each takes one of its own, `remark` may say why."""
+
+    directions: int
+    remark: str = ""
 
 
 class RunnableModel(ABC):
@@ -74,6 +83,11 @@ class RunnableModel(ABC):
         weight once."""
         return None
 
+    def shapes(self) -> Shapes | None:
+        """The shapes of the trained tensors, in the order of the flat weight vector; None if unknown. Tensors without a
+        weight are left out."""
+        return None
+
     def layout(self, probe: ProbeSettings, _batch: Batch) -> Layout:
         """How many directions each part of the model gets, given what a direction costs there on this batch."""
         layers = self.layers() if probe.supports == "layers" else None
@@ -82,8 +96,12 @@ class RunnableModel(ABC):
             raise PlanError(f'probe.supports: this runtime runs whole models; expected {known}, got "{probe.supports}"')
         return lay_out(layers, probe.k)
 
+    def together(self, _probe: ProbeSettings, _batch: Batch, _room: int) -> Together:
+        """How many outer directions share a forward pass of this batch, if its tensors take at most `room` bytes."""
+        return Together(1)
+
     def pass_bytes(self, _probe: ProbeSettings, _batch: Batch) -> int | None:
-        """The peak memory of tensors during a whole forward pass; None if unknown."""
+        """The peak memory of tensors during a whole forward pass, of all directions that share it; None if unknown."""
         return None
 
     def activation_bytes(self, _batch: Batch) -> int | None:
@@ -93,10 +111,3 @@ class RunnableModel(ABC):
     def one_thread_each(self) -> AbstractContextManager[None]:
         """Run each operator on one thread, so that sums are always added in the same order. Clients run in parallel."""
         return one_blas_thread()
-
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """Run NumPy's BLAS on one thread. More threads wait for each other between small products: nine times slower."""
-    with threadpool_limits(limits=1, user_api="blas"):
-        yield

@@ -10,6 +10,9 @@ from baffle.journal.replay import chain_before
 from baffle.journal.store import Journal
 from baffle.lineage import Lineage
 
+LARGE = 1 << 16
+"""From this many weights on clients are told the hashes of states, which take them as long as the states do."""
+
 
 class Downlink:
     """Remembers which round's weights each client holds, and makes the catch-ups from there to the present."""
@@ -71,12 +74,22 @@ class Downlink:
             since = 0
         outcomes = None if since is None else self._outcomes(since)
         if since is not None and outcomes is not None and (first == 0 or since >= first):
-            return CatchUp("outcomes", since, outcomes)
+            return self._by_outcomes(since, outcomes)
         proof, after = self._proof(), self._outcomes(first)
         shorter = outcomes is not None and _size(outcomes) <= _size((*proof, *after))
         if outcomes is not None and since is not None and (shorter or not self.snapshots):
-            return CatchUp("outcomes", since, outcomes)
+            return self._by_outcomes(since, outcomes)
         return CatchUp("snapshot", first, (*proof, *after))
+
+    def _by_outcomes(self, since: int, outcomes: tuple[bytes, ...]) -> CatchUp:
+        """With the hashes of the states between them, where hashing takes a client longer than receiving them."""
+        trajectory = self._lineage.trajectory
+        unheeded = trajectory.n < LARGE or trajectory.plan.secure.mode == "malicious-server"
+        if len(outcomes) < 2 or unheeded:
+            return CatchUp("outcomes", since, outcomes)
+        digests = (self._journal.digest_after(number) for number in range(since, since + len(outcomes) - 1))
+        pairs = (item for pair in zip(outcomes[:-1], digests, strict=True) for item in pair)
+        return CatchUp("hashed", since, (*pairs, outcomes[-1]))
 
     def _outcomes(self, since: int) -> tuple[bytes, ...]:
         return tuple(entry.outcome_bytes for entry in self._journal.entries(since))

@@ -12,9 +12,10 @@ from hashlib import sha256
 import numpy as np
 
 from baffle.core.arrays import F64
-from baffle.core.directions import DISTRIBUTIONS, Directions, Support
+from baffle.core.directions import Directions, Support
 from baffle.core.probe import SCHEMES
 from baffle.task.load import Task
+from baffle.trajectory import distribution
 
 LEAST, MOST, SECONDS = 6, 16, 0.5
 """How many directions each layer is probed along: as many as take this many CPU seconds, within these bounds."""
@@ -71,7 +72,7 @@ def _scalars(task: Task, layers: Sequence[Support]) -> F64:
     began = time.process_time()
     while len(rows) < LEAST or (len(rows) < MOST and time.process_time() - began < SECONDS):
         key = sha256(b"contrast" + bytes([len(rows)])).digest()
-        directions = Directions(key, DISTRIBUTIONS[probe.distribution])
+        directions = Directions(key, distribution(probe))
         rows.append(SCHEMES[probe.scheme](loss, weights, directions, layers, probe.sigma).scalars)
     return np.array(rows)
 

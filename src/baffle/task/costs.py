@@ -97,6 +97,7 @@ def costs(task: Task) -> Costs:
             *(judge_privacy(plan, privacy) if privacy else []),
             *(judge_contrast(task, contrast) if contrast else []),
             *_on_merged_layers(task),
+            *task.server.remarks,
         ],
     )
 

@@ -12,7 +12,8 @@ from queue import SimpleQueue
 import msgspec
 
 from baffle.core.arrays import F32, I64
-from baffle.core.ports import Runtime
+from baffle.core.directions import DISTRIBUTIONS, OUTER
+from baffle.core.ports import Runtime, SampleRuntime
 from baffle.core.samples import describe
 from baffle.core.supports import row_of, rows_of
 from baffle.data.partition import share_out
@@ -26,9 +27,9 @@ from baffle.runtime.registry import load_model
 from baffle.schedule import tiers_of
 from baffle.task.agreement import explained, require_kind_of_labels, require_targets, try_out
 from baffle.task.features import Backbones, source_of_features
-from baffle.task.memory import Footprint
+from baffle.task.memory import LARGEST_PASS, SHARED_PASS, Footprint
 from baffle.task.metrics import Metric, metrics_of
-from baffle.task.micro_batch import RULE, SIZES, quickest
+from baffle.task.micro_batch import RULE, SIZES, quickest, samples_interact
 
 ShareOut = Callable[[Plan, Source], list[I64]]
 """A plan and its data → each client's samples, as indices into the training set."""
@@ -46,6 +47,8 @@ class ServerTask:
     source: Source
     metrics: tuple[Metric, ...] | None = None
     """What is measured on the test set; None for what the plan names."""
+    remarks: tuple[str, ...] = ()
+    """What the user should know about choices that were made for the plan."""
 
     def require_measurable(self) -> tuple[Metric, ...]:
         """The metrics, after a check that they and the test set, if there is one, can be used."""
@@ -186,12 +189,14 @@ def load_server_task(
     plan = msgspec.structs.replace(plan, task=msgspec.structs.replace(plan.task, model=model.settings))
     task = ServerTask(resolve(plan, largest), model, source)
     _require_fit(task)
-    task = _with_noise(_with_layers(_behind_backbone(task, folder, backbones or Backbones())))
+    task = _with_layers(_behind_backbone(task, folder, backbones or Backbones()))
+    task = _with_noise(_with_shapes(task))
     if plan.estimator != "probe":
         return task
+    _require_separate_samples(task)
     given = plan.probe.micro_batch > 0
-    size = plan.federation.batch or largest
-    return _laid_out(_within_memory(_measured(task, size, given=given), size, given=given), size)
+    size = samples_at_once(plan, largest)
+    return _shared(_laid_out(_within_memory(_measured(task, size, given=given), size, given=given), size), size)
 
 
 def inputs_of(source: Source, folder: Path | None) -> Inputs:
@@ -199,10 +204,15 @@ def inputs_of(source: Source, folder: Path | None) -> Inputs:
     return Inputs(source.shape, source.classes, source.pixel_scale, folder, source.width, source.label_shape)
 
 
+def samples_at_once(plan: Plan, largest: int) -> int:
+    """The samples of a probe: those of one client, or of all clients of a round if they are stacked."""
+    return (plan.federation.batch or largest) * (plan.per_round if plan.probe.stacked else 1)
+
+
 def resolve(plan: Plan, largest: int) -> Plan:
     """Replace settings that leave the choice to the program (0), so that the run's own plan states everything."""
     n_max = plan.ring.n_max or (1 if plan.federation.weighting == "uniform" else largest)
-    micro_batch = plan.probe.micro_batch or min(RULE, plan.federation.batch or largest)
+    micro_batch = plan.probe.micro_batch or min(RULE, samples_at_once(plan, largest))
     plan = msgspec.structs.replace(
         plan,
         ring=msgspec.structs.replace(plan.ring, n_max=n_max),
@@ -252,7 +262,8 @@ def _within_memory(task: ServerTask, size: int, *, given: bool) -> ServerTask:
             'leave it out, or set probe.supports = "dense" (with a frozen backbone, train all of the model)'
         )
     wanted = min(probe.micro_batch, size)
-    return task.with_probe(micro_batch=task.footprint().within(probe.memory_mb, wanted, given=given))
+    alone = task.with_probe(together=1).footprint()  # directions share what is left
+    return task.with_probe(micro_batch=alone.within(probe.memory_mb, wanted, given=given))
 
 
 def _laid_out(task: ServerTask, size: int) -> ServerTask:
@@ -262,6 +273,34 @@ def _laid_out(task: ServerTask, size: int) -> ServerTask:
         return task
     layout = task.model.layout(probe, task.source.example(size))
     return task.with_probe(layout=tuple(rows_of(layout)))
+
+
+def _shared(task: ServerTask, size: int) -> ServerTask:
+    """The task with the number of outer directions that share a forward pass. If the plan gives it, a model that does
+    not allow it is refused; else directions take a pass each, and the user is told why."""
+    probe = task.plan.probe
+    if probe.distribution != OUTER or not probe.moves_whole_models or probe.together == 1:
+        return task
+    batch = task.source.example(min(size, probe.micro_batch))
+    count, remark = task.model.together(probe, batch, _room(task))
+    if not probe.together:
+        alone = f"every outer direction takes a forward pass of its own: {remark}"
+        return replace(task.with_probe(together=count), remarks=(*task.remarks, *([alone] if remark else [])))
+    if remark or 1 < count < min(probe.together, probe.k):
+        reason = remark or f"more than {count} of them take too much memory"
+        raise PlanError(
+            f"probe.together: {probe.together} outer directions cannot share a forward pass: {reason}; set it to "
+            f"{count}, or leave it out"
+        )
+    return task
+
+
+def _room(task: ServerTask) -> int:
+    """Bytes for the tensors of a pass that directions share. Without a limit, it is what pays if the number of
+    directions is chosen here, and what no machine should mind if somebody else chose it."""
+    probe = task.plan.probe
+    rule = LARGEST_PASS if probe.together else SHARED_PASS
+    return min(rule, task.footprint().room(probe.memory_mb)) if probe.memory_mb else rule
 
 
 def _with_layers(task: ServerTask) -> ServerTask:
@@ -279,6 +318,37 @@ def _with_layers(task: ServerTask) -> ServerTask:
 def _with_noise(task: ServerTask) -> ServerTask:
     """The task with all that follows from the plan's [privacy]. Without a clipping norm nothing follows yet."""
     return task.with_noise_of(task.plan) if task.plan.privacy.clip else task
+
+
+def _with_shapes(task: ServerTask) -> ServerTask:
+    """The task with the shapes of the model's tensors in its plan, if its directions are outer products."""
+    probe = task.plan.probe
+    if probe.distribution != OUTER or probe.shapes or task.plan.estimator != "probe":
+        return task
+    shapes = task.model.shapes()
+    if shapes is None:
+        raise PlanError(
+            "probe.distribution: this runtime does not know the shapes of its models' tensors; expected one of "
+            f"{', '.join(map(repr, DISTRIBUTIONS))}, got {probe.distribution!r}"
+        )
+    return task.with_probe(shapes=shapes)
+
+
+def _require_separate_samples(task: ServerTask) -> None:
+    """Refuse to stack clients whose samples cannot be told apart afterwards."""
+    if not task.plan.probe.stacked:
+        return
+    batch, weights = task.source.example(8), task.initial_weights()
+    with task.model.one_thread_each():
+        runtime = task.with_probe(together=1).runtime()
+        if not isinstance(runtime, SampleRuntime):
+            raise PlanError("probe.stacked: this runtime gives the mean loss of a batch alone; leave it out")
+        runtime.samples_on(batch)(weights)
+        if samples_interact(lambda size: task.with_probe(micro_batch=size).runtime(), weights, batch):
+            raise PlanError(
+                "probe.stacked: what the model says about a sample depends on the others in its batch, so a client's "
+                "samples must be alone; leave it out"
+            )
 
 
 def _require_fit(task: ServerTask) -> None:

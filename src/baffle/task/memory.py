@@ -23,6 +23,12 @@ RESERVE = 4 << 20
 BYTES_A_NUMBER = 16
 """Bytes for each number of a direction while it is drawn: stream, index, number, and its product with σ."""
 
+SHARED_PASS = 32 << 20
+"""Bytes of tensors up to which outer directions share a forward pass: beyond it, more of them gain nothing."""
+
+LARGEST_PASS = 1 << 30
+"""Bytes of tensors that outer directions may take together at most, whoever wrote the plan."""
+
 
 @dataclass(frozen=True)
 class Footprint:
@@ -46,6 +52,10 @@ class Footprint:
             if size >= tried:
                 return size
         return 0
+
+    def room(self, limit_mb: int) -> int:
+        """How many bytes of a limit are left for tensors."""
+        return max(0, limit_mb * MEGABYTE - self._fixed)
 
     def within(self, limit_mb: int, size: int, *, given: bool) -> int:
         """The size of micro-batches that respects a limit: `size`, or the largest possible. A size that the plan itself

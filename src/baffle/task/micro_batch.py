@@ -31,7 +31,7 @@ def quickest(runtime: Runtimes, weights: F32, batch: Batch) -> int:
     If a sample's output depends on the other samples of its micro-batch, the size is part of the model, so the rule
     applies.
     """
-    if len(batch.y) <= RULE or _samples_interact(runtime, weights, batch):
+    if len(batch.y) <= RULE or samples_interact(runtime, weights, batch):
         return min(RULE, len(batch.y))
     seconds = _seconds_a_sample(runtime, weights, batch)
     best = min(seconds, key=seconds.__getitem__)
@@ -58,7 +58,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def _samples_interact(runtime: Runtimes, weights: F32, batch: Batch) -> bool:
+def samples_interact(runtime: Runtimes, weights: F32, batch: Batch) -> bool:
     """Whether outputs change, by more than rounding, with the size of micro-batches."""
     few = batch.take(slice(8))
     # A last layer whose weights are zero would hide it, so all weights are moved.

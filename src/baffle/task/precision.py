@@ -7,14 +7,14 @@ from typing import cast
 import numpy as np
 
 from baffle.core.arrays import F32, F64
-from baffle.core.directions import DISTRIBUTIONS, Directions, Support
+from baffle.core.directions import Directions, Support
 from baffle.core.ports import Batch
 from baffle.core.probe import SCHEMES
 from baffle.errors import PlanError
 from baffle.runtime.model import FLOAT64
 from baffle.task.load import Task
 from baffle.task.window import TOLERANCE, find_window, rms
-from baffle.trajectory import Trajectory, trajectory_of
+from baffle.trajectory import Trajectory, distribution, trajectory_of
 
 DIRECTIONS = 8
 """The number of directions that are tried."""
@@ -92,7 +92,7 @@ def _over_steps(task: Task, trajectory: Trajectory, weights: F32, batch: Batch) 
 def _few(trajectory: Trajectory, count: int) -> tuple[Directions, list[Support]]:
     """So many directions, spread over those of a round."""
     plan = trajectory.plan
-    directions = Directions(bytes(32), DISTRIBUTIONS[plan.probe.distribution])
+    directions = Directions(bytes(32), distribution(plan.probe))
     return directions, [trajectory.supports[i * plan.probe.k // count] for i in range(count)]
 
 

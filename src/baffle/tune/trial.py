@@ -18,7 +18,7 @@ import numpy as np
 from baffle.client.worker import Worker, forwards_of
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.chain import Present
-from baffle.core.directions import DISTRIBUTIONS, Directions
+from baffle.core.directions import Directions
 from baffle.core.messages import Outcome
 from baffle.core.ports import Batch
 from baffle.core.probe import SCHEMES
@@ -35,7 +35,7 @@ from baffle.task.features import Backbones
 from baffle.task.load import Runtimes, Task, load_task
 from baffle.task.privacy import with_clip
 from baffle.task.window import STEPS, Window, find_window, rms
-from baffle.trajectory import Trajectory, optimizer, trajectory_of
+from baffle.trajectory import Trajectory, distribution, optimizer, trajectory_of
 
 HELD_OUT, MOST_HELD_OUT = 0.2, 512
 """The share of the training samples that judge trials, and the most of them."""
@@ -195,7 +195,7 @@ class Ground:
         batch = self.task.source.train.batch(self.task.shares[0][: plan.federation.batch or None])
         k = plan.probe.k
         supports = [trial.trajectory.supports[i * k // DIRECTIONS] for i in range(DIRECTIONS)]
-        directions = Directions(bytes(32), DISTRIBUTIONS[plan.probe.distribution])
+        directions = Directions(bytes(32), distribution(plan.probe))
         scheme = SCHEMES[plan.probe.scheme]
         self._spent.forwards += len(STEPS) * (DIRECTIONS + 1 if plan.probe.scheme == "forward" else 2 * DIRECTIONS)
         with self._runtimes.borrow() as runtime:

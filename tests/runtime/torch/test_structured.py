@@ -1,6 +1,9 @@
 """Directions that touch a part of the weights: their losses are those of full forward passes."""
 
+import math
 from collections.abc import Sequence
+from copy import deepcopy
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -11,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from baffle.core.arrays import F32, F64
-from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, Directions, Support
+from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, OUTER, Directions, Support, distribution_of
 from baffle.core.ports import Batch
-from baffle.core.probe import SCHEMES, StructuredLoss, forward_difference
+from baffle.core.probe import SCHEMES, StructuredLoss, forward_difference, losses_along
 from baffle.errors import PlanError
 from baffle.runtime.torch import units
 from baffle.runtime.torch.criteria import TorchCriterion, cross_entropy
@@ -183,7 +186,7 @@ def full_forwards(
     losses = np.empty(len(supports))
     for k, support in enumerate(supports):
         moved = weights.astype(np.float64)
-        (z,) = directions.draw([k], 0, support.size) * directions.distribution.unit
+        (z,) = directions.over(support, [k]) * directions.distribution.unit
         z *= directions.stretch([k], support.size)
         for touched, here in support.parts():
             moved[touched] += step * z[here]
@@ -228,6 +231,21 @@ def test_losses_along_any_supports_are_those_of_full_forwards(
     np.testing.assert_allclose(moved - base, exact - exact_base, rtol=2e-2, atol=2e-5)
 
 
+@settings(deadline=None, max_examples=50)
+@given(data=st.data())
+def test_losses_along_outer_directions_over_any_tensors_are_those_of_full_forwards(data: st.DataObject) -> None:
+    module, shape = data.draw(models())
+    weights, shapes = weights_of(module), tuple(tuple(weight.shape) for weight in module.parameters())
+    edges = st.sampled_from([0, *accumulate(math.prod(shape) for shape in shapes)])
+    ends = st.lists(edges, min_size=4, max_size=4).map(sorted).filter(lambda ends: ends[0] < ends[1])
+    supports = [Support(a, b, (c, d)) for a, b, c, d in data.draw(st.lists(ends, min_size=1, max_size=6))]
+    batch, directions = batch_of(shape, 4), Directions(bytes(32), distribution_of(OUTER, shapes))
+    exact_base, exact = full_forwards(deepcopy(module), [batch], weights, directions, supports, SIGMA)
+    for loss in (structured(deepcopy(module), batch), TorchLoss(module).on(batch)):
+        assert loss(weights) == pytest.approx(exact_base, rel=2e-5)
+        np.testing.assert_allclose(losses_along(loss, weights, directions, supports, SIGMA), exact, rtol=2e-5)
+
+
 def lenet_like(norm: nn.Module | None = None) -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(
@@ -258,7 +276,7 @@ def test_scalars_are_closer_to_the_exact_ones_than_those_of_float32_forwards(
     ours = SCHEMES[scheme](loss, weights, directions, supports, sigma).scalars
 
     def plain(flat: F32) -> float:
-        return loss(flat)
+        return float(loss(flat))
 
     plainly = SCHEMES[scheme](plain, weights, directions, supports, sigma).scalars
     base, ahead = full_forwards(module, [batch], weights, directions, supports, sigma)

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +14,11 @@ from numpy.typing import NDArray
 
 from baffle.core.arrays import F32, F64
 from baffle.core.ports import Batch
-from baffle.core.probe import Loss
+from baffle.core.probe import InPlace, Loss, SampleLosses
 from baffle.core.samples import Array, Labels, arrays, describe, pieces, shape_of
-from baffle.errors import ModelError, first_line
-from baffle.runtime.onnx.criteria import NumpyCriterion
+from baffle.errors import ModelError, PlanError, first_line
+from baffle.runtime.model import ONLY_A_MEAN
+from baffle.runtime.onnx.criteria import NumpyCriterion, sample_losses
 from baffle.runtime.onnx.model_folder import (
     CROSS_ENTROPY,
     LOGITS,
@@ -91,7 +93,23 @@ class OnnxLoss:
         """The loss on one batch, to be called for many weights."""
         if self._criterion is None and self.manifest.loss == NO_LOSS:
             raise ModelError("the graph holds no loss; export it with one, or give task.loss as a function")
-        return BatchLoss(self, self._micro_batches(batch, LOGITS if self._criterion else LOSS))
+        micro_batches = self._micro_batches(batch, LOGITS if self._criterion else LOSS)
+        return InPlace(self._scratch, partial(self.mean_loss, micro_batches))
+
+    def samples_on(self, batch: Batch) -> SampleLosses:
+        """Each sample's loss on one batch, to be called for many weights. The graph itself gives only their mean."""
+        return InPlace(self._scratch, partial(self._sample_losses, self._micro_batches(batch, LOGITS)))
+
+    def _sample_losses(self, micro_batches: Sequence[BoundMicroBatch]) -> F64:
+        losses = list[F64]()
+        for micro_batch in micro_batches:
+            self._run(micro_batch)
+            (outputs,) = micro_batch.binding.copy_outputs_to_cpu()
+            criterion = self._criterion or partial(sample_losses, self.manifest.loss)
+            losses.append(criterion(outputs, micro_batch.labels))
+        if not all(part.ndim for part in losses):
+            raise PlanError(ONLY_A_MEAN)
+        return np.concatenate(losses)
 
     def mean_loss(self, micro_batches: Sequence[BoundMicroBatch]) -> float:
         """The loss at the weights in `scratch`."""
@@ -101,7 +119,7 @@ class OnnxLoss:
             loss = float(self._loss)
             if self._criterion:
                 (outputs,) = micro_batch.binding.copy_outputs_to_cpu()
-                loss = self._criterion(outputs, micro_batch.labels)
+                loss = float(np.mean(self._criterion(outputs, micro_batch.labels)))
             total += loss * len(micro_batch.labels)
         return total / sum(len(micro_batch.labels) for micro_batch in micro_batches)
 
@@ -170,23 +188,6 @@ def _samples(wanted: Input, x: Array) -> Array:
             return converted
     what = f"{kind} {wanted.name}" if wanted.name else f"{kind} samples"
     raise ModelError(f"the model takes {what}, got {x.dtype}; was it exported for other data?")
-
-
-class BatchLoss:
-    """A graph's loss on one batch. Probes change the graph's weights in place, in `scratch`, so nothing is copied."""
-
-    def __init__(self, runtime: OnnxLoss, micro_batches: Sequence[BoundMicroBatch]) -> None:
-        self._runtime = runtime
-        self._micro_batches = micro_batches
-
-    @property
-    def scratch(self) -> F32:
-        return self._runtime.scratch
-
-    def __call__(self, weights: F32) -> float:
-        if weights is not self.scratch:
-            self.scratch[:] = weights
-        return self._runtime.mean_loss(self._micro_batches)
 
 
 def _open(model: Path | bytes) -> Any:

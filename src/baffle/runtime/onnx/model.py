@@ -6,6 +6,7 @@ from pathlib import Path
 
 from baffle.core.arrays import F32
 from baffle.core.directions import Support
+from baffle.core.outer import Shapes
 from baffle.errors import ModelError, PlanError
 from baffle.models.inputs import Inputs
 from baffle.plan import Model, Onnx, Plan, ProbeSettings
@@ -73,6 +74,9 @@ class OnnxModel(RunnableModel):
 
     def layers(self) -> tuple[Support, ...]:
         return layers_of((tensor.layer or layer_of(tensor.name), tensor.size) for tensor in self._manifest.weights)
+
+    def shapes(self) -> Shapes:
+        return tuple(tensor.shape for tensor in self._manifest.weights if tensor.size)
 
     def runtime(self, probe: ProbeSettings, _precision: str) -> OnnxLoss:
         return OnnxLoss(self._manifest, self._graph, micro_batch=probe.micro_batch, criterion=self._criterion)

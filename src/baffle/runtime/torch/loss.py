@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from baffle.core.arrays import F32
+from baffle.core.arrays import F32, F64
+from baffle.core.blas import one_blas_thread
 from baffle.core.ports import Batch, Runtime
-from baffle.core.probe import Loss
+from baffle.core.probe import InPlace, Loss, SampleLosses, Value
 from baffle.core.ranks import ranks
 from baffle.errors import PlanError
-from baffle.runtime.model import one_blas_thread
+from baffle.runtime.model import ONLY_A_MEAN
 from baffle.runtime.torch.criteria import TorchCriterion, cross_entropy
 from baffle.runtime.torch.fast_forward import FastForward
 from baffle.runtime.torch.modes import TrainingMode
+from baffle.runtime.torch.outer import OuterLoss, OuterLosses
 from baffle.runtime.torch.stages import Pipeline, pipeline_of
 from baffle.runtime.torch.structured import Structured
 from baffle.runtime.torch.tensors import Inputs, MicroBatch, as_tensors, call, split, trained_parameters
@@ -38,7 +41,8 @@ class TorchLoss:
     The module's trainable parameters become views into one scratch buffer that this object owns, so setting all weights
     is one copy. Frozen parameters and buffers do not change; the module runs in evaluation mode. Samples are run in
     micro-batches, and their losses are summed in float64; losses of half-precision outputs are computed in float32.
-    `structured` makes directions cheaper that touch only a part of the weights. Use one object per thread.
+    `structured` makes directions cheaper that touch only a part of the weights; so many outer directions go through the
+    module `together`. Use one object per thread.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class TorchLoss:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         structured: bool = False,
+        together: int = 1,
     ) -> None:
         self._module = module.to(device=device, dtype=dtype).eval()
         self._training = TrainingMode(self._module)
@@ -61,6 +66,7 @@ class TorchLoss:
         self.n_weights = sum(p.numel() for p in self._parameters)
         self._scratch = torch.empty(self.n_weights, dtype=dtype, device=device)
         self._structured = structured
+        self._together = together
         self._pipelines = dict[torch.Size, Pipeline | None]()
         self._forward = FastForward(self._module, plain=self._device.type != "cpu" or dtype != torch.float32)
         start = 0
@@ -75,33 +81,53 @@ class TorchLoss:
         micro_batches = self._micro_batches(batch)
         # A single micro-batch is arranged once for all directions. Several are arranged one by one as they run, because
         # copies of all of them would take more memory than one.
-        single = len(micro_batches) == 1
+        single = len(micro_batches) == 1 and self._together <= 1
         arranged = [(self._forward.arranged(x), y) for x, y in micro_batches] if single else micro_batches
-        plain = self._plain_loss(arranged)
+        plain = self._in_place(partial(self.mean_loss, arranged))
+        if self._together > 1:
+            return OuterLoss(self._outer(micro_batches), plain)
         pipeline = self._pipeline_for(micro_batches[0][0]) if self._structured else None
         return Structured(pipeline, self._scratch, micro_batches, self._loss, plain) if pipeline else plain
+
+    def samples_on(self, batch: Batch) -> SampleLosses:
+        """Each sample's loss on one batch, to be called for many weights."""
+        micro_batches = self._micro_batches(batch)
+        if self._together > 1:
+            return self._outer(micro_batches)
+        return self._in_place(partial(self.sample_losses, micro_batches))
+
+    def _outer(self, micro_batches: Sequence[MicroBatch]) -> OuterLosses:
+        return OuterLosses(self._module, self._scratch, micro_batches, self._loss, self._together)
 
     @torch.inference_mode()
     def set_weights(self, weights: F32) -> None:
         self._scratch.copy_(torch.from_numpy(weights))
 
-    def _plain_loss(self, micro_batches: Sequence[MicroBatch]) -> Loss:
-        """The loss by whole forward passes. On a CPU, probes write into the module's own weights. NumPy cannot view
-        weights on another device or in half precision, so these are copied."""
+    def _in_place(self, value: Callable[[], Value]) -> Callable[[F32], Value]:
+        """A value of whole forward passes, as a function of the weights. On a CPU, probes write into the module's own
+        weights. NumPy cannot view weights on another device or in half precision, so these are copied."""
         if self._device.type == "cpu" and self._dtype.itemsize >= 4:
-            return BatchLoss(self, self._scratch.numpy(), micro_batches)
+            return InPlace(self._scratch.numpy(), value)
 
-        def loss(weights: F32) -> float:
+        def copying(weights: F32) -> Value:
             self.set_weights(weights)
-            return self.mean_loss(micro_batches)
+            return value()
 
-        return loss
+        return copying
 
     @torch.inference_mode()
     def mean_loss(self, micro_batches: Sequence[MicroBatch]) -> float:
         """The loss at the weights that the module has now."""
         total = sum(self._summed(self._forward(x), y) for x, y in micro_batches)
         return float(total) / sum(len(y) for _, y in micro_batches)
+
+    @torch.inference_mode()
+    def sample_losses(self, micro_batches: Sequence[MicroBatch]) -> F64:
+        """Each sample's loss at the weights that the module has now."""
+        losses = [self._losses(self._forward(x), y) for x, y in micro_batches]
+        if not all(part.ndim for part in losses):
+            raise PlanError(ONLY_A_MEAN)
+        return torch.cat(losses).cpu().numpy()
 
     def gradient_on(self, batch: Batch, seed: int = 0) -> Callable[[F32], tuple[float, F32]]:
         """Loss and gradient by backpropagation, for the baseline. The module is in training mode, as usual, and the
@@ -133,8 +159,11 @@ class TorchLoss:
         return torch.cat(rows).numpy()
 
     def _summed(self, output: Tensor, y: Tensor) -> Tensor:
-        losses = self._loss(output if output.dtype.itemsize >= 4 else output.float(), y).double()
+        losses = self._losses(output, y)
         return losses.sum() if losses.ndim else losses * len(y)
+
+    def _losses(self, output: Tensor, y: Tensor) -> Tensor:
+        return self._loss(output if output.dtype.itemsize >= 4 else output.float(), y).double()
 
     def _pipeline_for(self, x: Inputs) -> Pipeline | None:
         """The module as a pipeline of stages, or None. It is determined once for each shape of samples."""
@@ -149,20 +178,6 @@ class TorchLoss:
         y = torch.from_numpy(batch.y).to(self._device)
         size = self._micro_batch_size or len(y)
         return list(zip(split(x, size), torch.split(y, size), strict=True))
-
-
-class BatchLoss:
-    """A module's loss on one batch. Probes change the module's weights in place, in `scratch`, so nothing is copied."""
-
-    def __init__(self, runtime: TorchLoss, scratch: F32, micro_batches: Sequence[MicroBatch]) -> None:
-        self.scratch = scratch
-        self._runtime = runtime
-        self._micro_batches = micro_batches
-
-    def __call__(self, weights: F32) -> float:
-        if weights is not self.scratch:
-            self._runtime.set_weights(weights)
-        return self._runtime.mean_loss(self._micro_batches)
 
 
 @contextmanager

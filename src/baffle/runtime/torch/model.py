@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from baffle.core.arrays import F32
-from baffle.core.directions import Support
+from baffle.core.directions import OUTER, Support
+from baffle.core.outer import Shapes
 from baffle.core.ports import Batch
 from baffle.core.seeds import Seeds
 from baffle.core.supports import Layout
@@ -20,7 +21,7 @@ from baffle.models.drawing import draw_weights
 from baffle.models.inputs import Inputs
 from baffle.plan import MobileNet, Model, Plan, ProbeSettings, Softmax
 from baffle.runtime.layers import layer_of, layers_of
-from baffle.runtime.model import RunnableModel, Split
+from baffle.runtime.model import RunnableModel, Split, Together
 from baffle.runtime.torch.criteria import TorchCriterion, criterion_of
 from baffle.runtime.torch.fast_forward import give_back_freed_memory
 from baffle.runtime.torch.footprint import tensor_bytes
@@ -28,7 +29,8 @@ from baffle.runtime.torch.frozen_front import TorchFront, halves
 from baffle.runtime.torch.layouts import propose
 from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
 from baffle.runtime.torch.modes import GENERATOR, advice_on_modes
-from baffle.runtime.torch.tensors import as_tensors, call
+from baffle.runtime.torch.tensors import as_tensors, call, trained_parameters
+from baffle.runtime.torch.together import LEAST, bytes_each, how_many, why_not_together
 
 DTYPES = {
     "float64": torch.float64,
@@ -36,6 +38,9 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+SAMPLES_TRIED = 3
+"""Samples on which a pass for many directions is compared with one for each."""
 
 
 def load(plan: Plan, inputs: Inputs) -> "TorchModel":
@@ -101,6 +106,7 @@ class TorchModel(RunnableModel):
             dtype=DTYPES[precision],
             device=self._device,
             structured=not self.runs_whole(probe, precision),
+            together=probe.together if _can_share(probe, precision) else 1,
         )
 
     def advice(self) -> list[str]:
@@ -108,8 +114,9 @@ class TorchModel(RunnableModel):
 
     def runs_whole(self, probe: ProbeSettings, precision: str) -> bool:
         """A linear model in half precision runs whole, because a matrix product would use weights that are not
-        rounded."""
-        return probe.moves_whole_models and not (self._linear and DTYPES[precision].itemsize >= 4)
+        rounded. Outer directions have a quicker way of their own."""
+        linear = self._linear and DTYPES[precision].itemsize >= 4 and probe.distribution != OUTER
+        return probe.moves_whole_models and not linear
 
     def split(self, sample: Batch) -> Split | None:
         parts = halves(self.module(), sample.x)
@@ -123,13 +130,33 @@ class TorchModel(RunnableModel):
         trained = ((name, weight) for name, weight in self.module().named_parameters() if weight.requires_grad)
         return layers_of((layer_of(name), weight.numel()) for name, weight in trained)
 
+    def shapes(self) -> Shapes:
+        return tuple(tuple(weight.shape) for weight in trained_parameters(self.module()) if weight.numel())
+
     def layout(self, probe: ProbeSettings, batch: Batch) -> Layout:
         if probe.supports == "dense" or probe.supports == "layers":
             return super().layout(probe, batch)
         with self.one_thread_each():
             return propose(self.module(), batch, probe.supports, probe.k, self._criterion)
 
+    def together(self, probe: ProbeSettings, batch: Batch, room: int) -> Together:
+        if not _can_share(probe, probe.precision):
+            return Together(1, f"{probe.precision} would round what they add to a layer's output")
+        if probe.shapes not in ((), self.shapes()):
+            return Together(1, "probe.shapes are not those of the model's own tensors")
+        module = self.module()
+        with self.one_thread_each():
+            if reason := why_not_together(module, self._criterion, batch.take(slice(SAMPLES_TRIED))):
+                return Together(1, reason)
+            each = bytes_each(module, self._criterion, batch)
+        if room // each < LEAST:
+            return Together(1, f"the tensors of {len(batch.y)} samples are so large that it would not pay")
+        return Together(how_many(probe.k, each, room))
+
     def pass_bytes(self, probe: ProbeSettings, batch: Batch) -> int:
+        if probe.together > 1 and _can_share(probe, probe.precision):
+            with self.one_thread_each():
+                return min(probe.together, probe.k) * bytes_each(self.module(), self._criterion, batch)
         runtime = self.runtime(probe, probe.precision)
         weights = self.initial_weights()
         with self.one_thread_each():
@@ -153,6 +180,12 @@ class TorchModel(RunnableModel):
 
     def one_thread_each(self) -> AbstractContextManager[None]:
         return one_thread_each()
+
+
+def _can_share(probe: ProbeSettings, precision: str) -> bool:
+    """Whether outer directions may share a forward pass: rounded to half precision, what a direction adds to a layer's
+    output would be lost."""
+    return probe.distribution == OUTER and probe.moves_whole_models and DTYPES[precision].itemsize >= 4
 
 
 def _require_device(name: str) -> None:

@@ -83,7 +83,7 @@ class Structured:
                 continue
             ranges = self.pipeline.ranges(units)
             key = (units.layer.filters, units.biased, *(stop - start for start, stop in ranges))
-            bundle = bundles.setdefault(key, Bundle(units.layer, units.biased, [], []))
+            bundle = bundles.setdefault(key, Bundle(units.layer, units.biased, support, [], []))
             bundle.ranges.extend([ranges] * len(numbers))
             bundle.numbers.extend(numbers)
         return list(bundles.values()), rest
@@ -131,7 +131,7 @@ class Structured:
         at_once = max(1, NUMBERS_AT_ONCE // max(1, support.size))
         for start in range(0, len(numbers), at_once):
             drawn = numbers[start : start + at_once]
-            rows = self._drawn(directions, drawn, support.size).mul_(scale)
+            rows = self._drawn(directions, drawn, support).mul_(scale)
             for k, row in zip(drawn, rows, strict=True):
                 for touched, part in parts:
                     torch.add(base[touched], row[part], out=self._scratch[touched])
@@ -140,11 +140,11 @@ class Structured:
         for touched, _ in parts:
             self._scratch[touched] = base[touched]
 
-    def _drawn(self, directions: Directions, numbers: Sequence[int], size: int) -> Tensor:
+    def _drawn(self, directions: Directions, numbers: Sequence[int], support: Support) -> Tensor:
         """Directions, one row each, before scaling."""
-        rows = torch.from_numpy(directions.draw(numbers, 0, size)).to(self._scratch)
+        rows = torch.from_numpy(directions.over(support, numbers)).to(self._scratch)
         if directions.distribution.on_sphere:
-            rows *= torch.from_numpy(directions.stretch(numbers, size)).to(rows)[:, None]
+            rows *= torch.from_numpy(directions.stretch(numbers, support.size)).to(rows)[:, None]
         return rows
 
     def _run(self, numbers: range, x: Tensor, *, owned: bool = True) -> Tensor:
@@ -177,7 +177,7 @@ class Structured:
         at_once = max(1, min(OUTPUTS_AT_ONCE // outputs_each, 8 * NUMBERS_AT_ONCE // bundle.size))
         for start in range(0, len(bundle.numbers), at_once):
             numbers = bundle.numbers[start : start + at_once]
-            z = self._drawn(directions, numbers, bundle.size)
+            z = self._drawn(directions, numbers, bundle.support)
             part = bundle._replace(numbers=numbers, ranges=bundle.ranges[start : start + at_once])
             moved = MovedUnits(self.pipeline, unmoved, part, z, scale, self._run, self._space)
             totals[numbers] += self._sums(moved.outputs(), unmoved.micro_batch[1]).cpu().numpy()

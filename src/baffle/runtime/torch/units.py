@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from baffle.core.directions import Support
 from baffle.runtime.torch.stages import Layer, Pipeline
 from baffle.runtime.torch.tensors import MicroBatch
 
@@ -39,6 +40,7 @@ class Bundle(NamedTuple):
 
     layer: Layer
     biased: bool
+    support: Support  # of the first of them; the others' are as large, and those of outer directions the same
     numbers: list[int]
     ranges: list[list[tuple[int, int]]]
     """For each direction, the channels that it moves: in the layer's output, and after each stage of its tail."""

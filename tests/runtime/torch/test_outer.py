@@ -1,0 +1,332 @@
+"""Outer directions in one pass: the losses of a full forward pass each, whatever a module is built of."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from baffle.core.arrays import F32
+from baffle.core.directions import OUTER, RADEMACHER, Directions, Support, dense, distribution_of
+from baffle.core.ports import Batch
+from baffle.core.probe import SCHEMES, losses_along
+from baffle.errors import ModelError
+from baffle.models.inputs import Inputs
+from baffle.models.lenet import build_lenet
+from baffle.models.wrn import build_wrn
+from baffle.plan import WRN, LeNet
+from baffle.runtime.torch.criteria import cross_entropy
+from baffle.runtime.torch.loss import TorchLoss, weights_of
+from baffle.runtime.torch.together import why_not_together
+
+STEP = 1e-2
+CLASSES = 5
+
+
+class Attention(nn.Module):
+    """Attention over tokens, of which 0 is padding, with parameters that no layer owns."""
+
+    def __init__(self, *, batch_first: bool = True, need_weights: bool = False, causal: bool = False) -> None:
+        super().__init__()
+        self._batch_first, self._need_weights, self._causal = batch_first, need_weights, causal
+        self.tokens = nn.Embedding(20, 8, padding_idx=0)
+        self.positions = nn.Parameter(torch.randn(6, 8) * 0.3)
+        self.first = nn.Parameter(torch.randn(1, 1, 8))
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first, norm_first=causal)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        padded = F.pad(tokens == 0, (1, 0))
+        x = torch.cat([self.first.expand(len(tokens), -1, -1), self.tokens(tokens) + self.positions], 1)
+        mask = nn.Transformer.generate_square_subsequent_mask(7, dtype=x.dtype) if self._causal else None
+        x = x if self._batch_first else x.transpose(0, 1)
+        attended, _ = self.attention(
+            x, x, x, key_padding_mask=padded.to(x.dtype) * -1e9, need_weights=self._need_weights, attn_mask=mask
+        )
+        x = self.encoder(x + attended, src_key_padding_mask=padded)
+        x = x if self._batch_first else x.transpose(0, 1)
+        logits: Tensor = self.scale * x.mean(1) @ self.tokens.weight.T
+        return logits[:, :CLASSES]
+
+
+class Loose(nn.Module):
+    """Parameters in functions of many kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.right = nn.Parameter(torch.randn(6, 7))
+        self.left = nn.Parameter(torch.randn(4, 6))
+        self.filters = nn.Parameter(torch.randn(3, 2, 2))
+        self.table = nn.Parameter(torch.randn(7, CLASSES))
+        self.bends = nn.PReLU(7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.right.shape == (6, 7)
+        assert self.right.size(0) == len(self.right) == 6
+        y = self.bends((x + torch.einsum("ij,bj->bi", self.left[:, :6], x) @ self.left) @ self.right)
+        z = F.conv1d(y.view(len(y), 1, 7).expand(-1, 2, -1), self.filters).flatten(1)
+        w = torch.stack([y.flip(0)[:, :3], z[:, :3]]).sum(0)
+        return torch.mm(y.square(), self.table).sub(w.sum(1, keepdim=True)) / (1 + self.table.abs().sum(0))
+
+
+def images(*shape: int) -> Callable[[int], Any]:
+    return lambda count: np.random.default_rng(0).normal(size=(count, *shape)).astype(np.float32)
+
+
+def tokens(count: int) -> Any:
+    return np.random.default_rng(0).integers(0, 20, (count, 6))
+
+
+def small_lenet(norm: str) -> nn.Module:
+    return build_lenet(LeNet(channels=(3, 4), head="flatten", norm=norm), Inputs((1, 8, 8), CLASSES))  # type: ignore[arg-type]
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
+    "linear": (lambda: nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, CLASSES, bias=False)), images(6)),
+    "convolutions": (
+        lambda: nn.Sequential(
+            nn.Conv2d(4, 6, 3, padding=1, groups=2),
+            nn.GroupNorm(3, 6),
+            nn.Conv2d(6, 6, 3, stride=2, groups=6, bias=False),
+            nn.BatchNorm2d(6),
+            nn.Conv2d(6, 4, (1, 3), padding="same", padding_mode="circular"),
+            nn.Flatten(2),
+            nn.Conv1d(4, 4, 3, dilation=2),
+            nn.LayerNorm(5),
+            nn.ConvTranspose1d(4, 3, 2),
+            nn.Flatten(),
+            nn.Linear(18, CLASSES),
+        ),
+        images(4, 8, 8),
+    ),
+    "batch statistics": (
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, CLASSES)),
+        images(6),
+    ),
+    "loose parameters": (Loose, images(6)),
+    "attention": (Attention, tokens),
+    "attention, tokens first": (lambda: Attention(batch_first=False), tokens),
+    "attention with weights": (lambda: Attention(need_weights=True), tokens),
+    "causal attention": (lambda: Attention(causal=True), tokens),
+    "LeNet": (lambda: small_lenet("none"), images(1, 8, 8)),
+    "LeNet with GroupNorm": (lambda: small_lenet("group"), images(1, 8, 8)),
+    "WRN": (lambda: build_wrn(WRN(widen=1), Inputs((3, 8, 8), CLASSES)), images(3, 8, 8)),
+}
+
+
+def losses_of(
+    module: nn.Module, batch: Batch, together: int, supports: tuple[Support, ...] | int = 7, **settings: Any
+) -> Any:
+    """Losses along the directions of one key, in float64 unless the settings say otherwise."""
+    settings = {"dtype": torch.float64} | settings
+    weights = weights_of(module)
+    if settings["dtype"] == torch.float64:
+        weights = weights.astype(np.float64)
+    shapes = tuple(tuple(parameter.shape) for parameter in module.parameters() if parameter.requires_grad)
+    directions = Directions(bytes(range(32)), distribution_of(OUTER, shapes))
+    supports = dense(len(weights), supports) if isinstance(supports, int) else supports
+    loss = TorchLoss(module, together=together, **settings).on(batch)
+    return loss(weights), losses_along(loss, weights, directions, supports, STEP)
+
+
+def batch_of(samples: Callable[[int], Any], count: int = 5) -> Batch:
+    return Batch(samples(count), np.random.default_rng(1).integers(0, CLASSES, count))
+
+
+def built(net: str) -> tuple[nn.Module, Batch]:
+    torch.manual_seed(3)
+    make, samples = NETS[net]
+    return make(), batch_of(samples)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_losses_are_those_of_one_pass_a_direction(net: str) -> None:
+    base, alone = losses_of(*built(net), together=1)
+    same, shared = losses_of(*built(net), together=3)
+    np.testing.assert_allclose(shared, alone, rtol=1e-11, atol=1e-12)
+    assert same == pytest.approx(base, rel=1e-12)
+    assert np.ptp(alone) > 1e-4  # directions matter
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_losses_in_float32_are_close(net: str) -> None:
+    _, alone = losses_of(*built(net), together=1)
+    _, shared = losses_of(*built(net), together=7, dtype=torch.float32)
+    np.testing.assert_allclose(shared, alone, rtol=3e-6)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_every_net_here_passes_the_check_before_a_run(net: str) -> None:
+    module, batch = built(net)
+    assert why_not_together(module, cross_entropy, batch) == ""
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_random_networks(data: st.DataObject) -> None:
+    """Chains of layers in any order, with samples and blocks of any number."""
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    channels = data.draw(st.sampled_from([2, 4, 6]))
+    layers: list[nn.Module] = []
+    here = channels
+    for _ in range(data.draw(st.integers(1, 4))):
+        out, groups = data.draw(st.sampled_from([(2, 1), (4, 2), (6, 2), (here, here)]))
+        biased = data.draw(st.booleans())
+        layers += data.draw(
+            st.sampled_from(
+                [
+                    [nn.Conv2d(here, out, 3, padding=1, groups=math.gcd(groups, here), bias=biased)],
+                    [nn.Conv2d(here, out, 1, bias=biased), nn.GroupNorm(2 if out % 2 == 0 else 1, out)],
+                    [nn.Conv2d(here, out, (3, 2), padding=(1, 1)), nn.AdaptiveAvgPool2d(4), nn.LayerNorm(4)],
+                    [nn.Linear(4, 4, bias=biased), nn.Conv2d(here, out, 1)],
+                ]
+            )
+        )
+        layers.append(data.draw(st.sampled_from([nn.Tanh(), nn.ReLU(), nn.Hardswish(), nn.Identity()])))
+        here = out
+    module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * here, CLASSES))
+    batch = batch_of(images(channels, 4, 4), data.draw(st.integers(1, 5)))
+    micro_batch = data.draw(st.integers(0, 3))
+    _, alone = losses_of(module, batch, 1, micro_batch=micro_batch)
+    _, shared = losses_of(module, batch, data.draw(st.integers(2, 9)), micro_batch=micro_batch)
+    np.testing.assert_allclose(shared, alone, rtol=1e-10, atol=1e-11)
+
+
+def test_directions_of_one_layer_each_move_that_layer_alone() -> None:
+    module, _ = built("LeNet")
+    n = len(weights_of(module))
+    cut = module.state_dict()["0.weight"].numel() + 3  # the first convolution with its bias
+    supports = (Support(0, cut), Support(cut, n), Support(0, n), Support(0, cut))
+    _, alone = losses_of(*built("LeNet"), 1, supports)
+    _, shared = losses_of(*built("LeNet"), 4, supports)
+    np.testing.assert_allclose(shared, alone, rtol=1e-11)
+
+
+def test_a_module_is_what_it_was() -> None:
+    module, batch = built("attention")
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    losses_of(module, batch, together=4, dtype=torch.float32)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+def test_frozen_parameters_stay() -> None:
+    def half_frozen() -> nn.Module:
+        module, _ = built("linear")
+        next(module.parameters()).requires_grad_(False)
+        return module
+
+    batch = batch_of(images(6))
+    _, alone = losses_of(half_frozen(), batch, 1)
+    _, shared = losses_of(half_frozen(), batch, 7)
+    np.testing.assert_allclose(shared, alone, rtol=1e-11)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_loss_that_gives_only_a_mean(scheme: str) -> None:
+    def mean(outputs: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(outputs, labels).mean()
+
+    module, batch = built("linear")
+    weights: Any = weights_of(module).astype(np.float64)
+    directions = Directions(bytes(32), distribution_of(OUTER, tuple(tuple(p.shape) for p in module.parameters())))
+    scalars = [
+        SCHEMES[scheme](
+            TorchLoss(built("linear")[0], loss, dtype=torch.float64, together=together, micro_batch=2).on(batch),
+            weights,
+            directions,
+            dense(len(weights), 5),
+            STEP,
+        ).scalars
+        for loss, together in ((cross_entropy, 1), (cross_entropy, 4), (mean, 4))
+    ]
+    np.testing.assert_allclose(scalars[1], scalars[0], rtol=1e-9)
+    np.testing.assert_allclose(scalars[2], scalars[0], rtol=1e-9)
+
+
+def test_other_directions_go_the_usual_way() -> None:
+    module, batch = built("linear")
+    weights = weights_of(module)
+    directions, supports = Directions(bytes(32), RADEMACHER), dense(len(weights), 3)
+    alone, shared = (
+        SCHEMES["forward"](TorchLoss(built("linear")[0], together=t).on(batch), weights, directions, supports, STEP)
+        for t in (1, 8)
+    )
+    np.testing.assert_allclose(shared.scalars, alone.scalars, atol=1e-4)
+
+
+def test_shapes_of_another_model_are_refused() -> None:
+    module, batch = built("linear")
+    weights: F32 = weights_of(module)
+    directions = Directions(bytes(32), distribution_of(OUTER, ((len(weights),),)))
+    with pytest.raises(ModelError, match=r"probe\.shapes are not those of task\.model"):
+        losses_along(TorchLoss(module, together=2).on(batch), weights, directions, dense(len(weights), 2), STEP)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(6, 4)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.cells(x[None])[0][0])
+        return logits
+
+
+class Hidden(nn.Module):
+    """Its functions are out of sight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            logits: Tensor = self.head(x)
+        return logits
+
+
+class Asking(nn.Module):
+    """What it computes depends on the value of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(1))
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(x)
+        return logits * 2 if self.gate > 0 else logits
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = F.dropout(self.head(x), 0.5, training=True)
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Recurrent, "cannot compute lstm of cells.weight_ih_l0, cells.weight_hh_l0"),
+        (Asking, "data-dependent control flow"),
+        (Noisy, "random"),
+        (Hidden, "gives other losses than one for each"),
+        (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, CLASSES))), "weight_norm"),
+    ],
+)
+def test_what_cannot_be_shared_is_found_before_a_run(module: Callable[[], nn.Module], reason: str) -> None:
+    torch.manual_seed(0)
+    assert reason in why_not_together(module(), cross_entropy, batch_of(images(6)))
