@@ -237,6 +237,21 @@ MISTAKES = {
         ["return source()", 'task.loss="NAME:of_outputs"'],
         "task.loss: NAME:of_outputs must return one loss per sample, or their mean, got shape (2, 3) for 2 samples",
     ),
+    "vectors for a model of images": (
+        ["return source()", 'task.model={name="lenet"}', "task.init="],
+        'task.model: a "lenet" takes images of (channels, height, width), 2 pixels each way at least, got samples of '
+        'shape (5,); use "softmax", which takes any, or a "custom" model',
+    ),
+    "vectors for a model of images on ONNX Runtime": (
+        ["return source()", 'task.model={name="wrn"}', "task.init=numpy"],
+        'task.model: a "wrn" takes images of (channels, height, width), 2 pixels each way at least, got samples of '
+        'shape (5,); use "softmax", which takes any, or a "custom" model',
+    ),
+    "images of one pixel": (
+        ["return source(x=x[:, :1, None, None])", 'task.model={name="lenet"}', "task.init=numpy"],
+        'task.model: a "lenet" takes images of (channels, height, width), 2 pixels each way at least, got samples of '
+        'shape (1, 1, 1); use "softmax", which takes any, or a "custom" model',
+    ),
     "shares by class without classes": (
         ["return source(y=x[:, 0], classes=0)", 'task.loss="mse"', "federation.partition=dirichlet"],
         'federation.partition: "dirichlet" divides classes, but NAME:data has no class for each sample; expected "iid"',

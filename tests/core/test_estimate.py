@@ -93,3 +93,11 @@ def test_a_function_without_a_derivative_has_an_estimate() -> None:
 def test_what_makes_no_sense_is_refused(settings: dict[str, object], says: str) -> None:
     with pytest.raises(baffle.BaffleError, match=says):
         baffle.estimate(lambda _: 0.0, np.zeros(2), 0, **({"k": 1, "sigma": 1.0} | settings))  # type: ignore[arg-type]
+
+
+def test_a_key_or_a_loss_of_another_kind_is_refused() -> None:
+    with pytest.raises(baffle.BaffleError, match="key: expected bytes or a whole number, got 'abc'"):
+        baffle.estimate(lambda _: 0.0, np.zeros(2), "abc", 1, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(baffle.BaffleError, match="loss: expected a function that returns one number, got ndarray"):
+        baffle.estimate(lambda w: w, np.zeros(2), 0, 1, 1.0)  # type: ignore[arg-type, return-value]
+    assert baffle.estimate(lambda w: w[:1].sum(), np.zeros(2), 0, 1, 1.0).shape == (2,)

@@ -13,8 +13,12 @@ from onnx import ModelProto, TensorProto, helper, load, numpy_helper, save
 from onnx.checker import check_model
 
 import baffle
+from baffle.client.worker import Worker
 from baffle.core.samples import Array, each
 from baffle.export import export_onnx
+from baffle.network.edge import edge_worker
+from baffle.runtime.onnx.model_folder import read_manifest
+from baffle.task.load import Runtimes, load_task
 from tests.fitting.test_fit import fit, shared
 
 WORDS, WIDTH, CLASSES = 12, 4, 3
@@ -221,6 +225,33 @@ def test_the_order_and_the_names_of_several_inputs_matter(tmp_path: Path) -> Non
             fit(tmp_path / str(number), theirs, [(wrong, y)], None, rounds=2)
 
 
+def test_a_manifest_whose_inputs_contradict_it_is_refused(tmp_path: Path) -> None:
+    """The liar: a folder from somebody else, with arrays that are named twice, not at all, or under the old format."""
+    shapes: dict[str, tuple[int, ...]] = {"ids": (6,), "mask": (6,)}
+    folder = tmp_path / "folder"
+    export_onnx(masked_bag(tmp_path / "theirs.onnx"), folder, shape=shapes)
+    sound = json.loads((folder / "manifest.json").read_text())
+    ids, mask, scale = sound["inputs"]
+    assert read_manifest(folder).shape == {**shapes, "scale": ()}
+    lies: list[dict[str, Any]] = [
+        {"format": "baffle/model/1"},
+        {"inputs": []},
+        {"inputs": [ids, mask, {**scale, "name": "ids"}]},
+        {"inputs": [ids, mask, {**scale, "name": ""}]},
+    ]
+    for lie in lies:
+        (folder / "manifest.json").write_text(json.dumps(sound | lie))
+        with pytest.raises(baffle.BaffleError, match="its inputs do not suit the format"):
+            read_manifest(folder)
+    (folder / "manifest.json").write_text(json.dumps(sound | {"inputs": [mask, ids, scale]}))
+    x, y = masked_sentences(20)
+    with pytest.raises(baffle.BaffleError, match=r"inputs|takes|refuses"):
+        fit(tmp_path, folder, [((x["ids"], x["mask"], x["scale"]), y)], None, rounds=1)
+    (folder / "manifest.json").write_text(json.dumps(sound | {"inputs": [ids, mask, {**scale, "shape": [2**62]}]}))
+    with pytest.raises(baffle.BaffleError, match="takes samples of"):
+        fit(tmp_path, folder, [((x["ids"], x["mask"], x["scale"]), y)], None, rounds=1)
+
+
 def test_an_export_of_several_inputs_serves_a_plan(
     tmp_path: Path, cli: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +283,13 @@ def test_an_export_of_several_inputs_serves_a_plan(
     assert done.returncode == 0, done.stderr
     run = baffle.open("run")
     assert run["rounds"] == 3
+    device = edge_worker(run.plan, folder, 1, run.plan.probe.k, part=True)
+    task = load_task(run.plan)
+    here = Worker(1, run.plan.probe.k, device.trajectory, task.source.train, task.shares[1], Runtimes(task, 1).borrow)
+    weights = task.initial_weights()
+    ours, theirs_too = (worker.vector(0, weights).view(np.int32).astype(np.int64) for worker in (device, here))
+    np.testing.assert_allclose(ours, theirs_too, rtol=1e-2, atol=1e-3 * np.abs(ours).max())  # in other micro-batches
+    assert np.abs(ours).max() > 1000
     ids = np.random.default_rng(0).integers(0, 12, (80, 6))
     samples = {"ids": ids, "mask": ids != 0, "scale": np.ones(80, np.float32)}
     said = answers(run.restore(theirs), ids=ids, mask=(ids != 0).astype(np.float32), scale=samples["scale"])

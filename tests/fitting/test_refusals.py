@@ -28,6 +28,7 @@ NAN[7, 3] = np.nan
 
 BAD_DATA = {
     "no clients": ([], "clients: expected the data of at least one client, got an empty list"),
+    "no samples": ((X[:0], Y[:0]), "clients: expected samples, got none"),
     "no pair": (
         with_one(lambda x, _: x),
         "clients[1]: expected a pair (x, y) of samples and targets, or a map-style data set of such pairs, got ndarray",
@@ -99,6 +100,20 @@ def test_an_unusable_test_set(tmp_path: Path) -> None:
             fit(tmp_path, small(), shared(X, Y), test)
     with pytest.raises(baffle.BaffleError, match=r"test has samples of float32 of shape \(5,\), but clients of"):
         fit(tmp_path, small(), (X, Y), (X[:, :5], Y))
+
+
+def test_targets_of_another_width(tmp_path: Path) -> None:
+    with pytest.raises(baffle.BaffleError) as refused:
+        fit(tmp_path, small(), shared(X, X[:, :2]), None, loss="mse")
+    assert str(refused.value) == (
+        "clients: y has shape (2,) for each sample, but the model's outputs have (3,): expected as many numbers"
+    )
+    assert fit(tmp_path, small(), shared(X, X[:, :3]), None, loss="mse", rounds=1)["rounds"] == 1
+
+
+def test_a_device_that_is_not_here(tmp_path: Path) -> None:
+    with pytest.raises(baffle.BaffleError, match=r"run\.device: 'cuda:99' cannot be used"):
+        baffle.fit(small(), shared(X, Y), plan={"run.device": "cuda:99"}, out=tmp_path / "run")
 
 
 def test_a_model_that_does_not_take_the_samples(tmp_path: Path) -> None:

@@ -52,7 +52,11 @@ def estimate(
     supports = dense(len(flat), k)
 
     def at(moved: Array) -> float:
-        return float(loss(moved.reshape(given.shape).copy()))  # whoever keeps it must not see it change
+        found = loss(moved.reshape(given.shape).copy())  # whoever keeps it must not see it change
+        try:
+            return float(found)
+        except (TypeError, ValueError):
+            raise PlanError(f"loss: expected a function that returns one number, got {type(found).__name__}") from None
 
     scalars = SCHEMES[scheme](at, flat, directions, supports, sigma).scalars
     total = np.zeros(len(flat))
@@ -65,5 +69,7 @@ def _key(key: bytes | int) -> bytes:
     """32 bytes as they are; anything else by its hash."""
     if isinstance(key, bytes) and len(key) == KEY_BYTES:
         return key
+    if not isinstance(key, (bytes, int, np.integer)):
+        raise PlanError(f"key: expected bytes or a whole number, got {key!r}")
     text = key if isinstance(key, bytes) else str(int(key)).encode()
     return sha256(b"baffle/estimate/1" + text).digest()

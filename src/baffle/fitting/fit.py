@@ -4,12 +4,14 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from baffle.core.arrays import I64
+from baffle.core.samples import Labels
 from baffle.data.dataset import Source
 from baffle.data.partition import share_out
 from baffle.errors import PlanError, RunFolderError, UnusableDataError
@@ -152,27 +154,36 @@ class _Objects:
 
     def _require_labels(self, plan: Plan) -> None:
         """Refuse labels that are no classes of the model, in the words of a fit: it has no source to correct."""
-        if plan.task.loss != "cross_entropy":
+        if plan.task.loss not in ("cross_entropy", "mse", "mae", "bce"):
             return
         shape = self.model.says(self.data.few().x).shape[1:]
-        wanted = f"shape {shape[:-1]}, one for each position" if shape[:-1] else "one class number for each sample"
         sets = {"clients": self.data.train, **({"test": self.data.test} if self.data.test else {})}
-        for whose, labels in ((whose, data.labels) for whose, data in sets.items()):
-            if labels.dtype.kind not in "iu":
+        for whose, data in sets.items():
+            if plan.task.loss == "cross_entropy":
+                self._require_classes(plan, whose, data.labels, shape)
+            elif prod(data.labels.shape[1:]) != prod(shape):
                 raise UnusableDataError(
-                    f"{whose}: y is {labels.dtype}, but the loss is cross_entropy: expected class numbers from 0, as "
-                    'integers; of rows with a one for the class, y.argmax(1); for numbers to predict give loss="mse"'
+                    f"{whose}: y has shape {data.labels.shape[1:]} for each sample, but the model's outputs have "
+                    f"{shape}: expected as many numbers"
                 )
-            if labels.shape[1:] not in (shape[:-1], shape[1:]):
-                raise UnusableDataError(
-                    f"{whose}: y has shape {labels.shape[1:]} for each sample, but the model's outputs have {shape}: "
-                    f"expected {wanted}"
-                )
-            if labels.size and labels.max() >= (classes := self._classes(plan)):
-                raise UnusableDataError(
-                    f"{whose}: y has class {labels.max()}, but the model has outputs for {classes}: expected class "
-                    f"numbers from 0 to {classes - 1}; give the model more outputs, or correct the labels"
-                )
+
+    def _require_classes(self, plan: Plan, whose: str, labels: Labels, shape: tuple[int, ...]) -> None:
+        wanted = f"shape {shape[:-1]}, one for each position" if shape[:-1] else "one class number for each sample"
+        if labels.dtype.kind not in "iu":
+            raise UnusableDataError(
+                f"{whose}: y is {labels.dtype}, but the loss is cross_entropy: expected class numbers from 0, as "
+                'integers; of rows with a one for the class, y.argmax(1); for numbers to predict give loss="mse"'
+            )
+        if labels.shape[1:] not in (shape[:-1], shape[1:]):
+            raise UnusableDataError(
+                f"{whose}: y has shape {labels.shape[1:]} for each sample, but the model's outputs have {shape}: "
+                f"expected {wanted}"
+            )
+        if labels.size and labels.max() >= (classes := self._classes(plan)):
+            raise UnusableDataError(
+                f"{whose}: y has class {labels.max()}, but the model has outputs for {classes}: expected class "
+                f"numbers from 0 to {classes - 1}; give the model more outputs, or correct the labels"
+            )
 
     def _source(self, plan: Plan) -> Source:
         return Source(self.data.train, self.data.test, self._classes(plan))

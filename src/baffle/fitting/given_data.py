@@ -46,6 +46,13 @@ class GivenData:
 
 def given_data(clients: Any, test: Any = None) -> GivenData:
     """Data that was given to `baffle.fit`. A list is one of clients; anything else is one set for all of them."""
+    data = _given_data(clients, test)
+    if not len(data.train):
+        raise UnusableDataError("clients: expected samples, got none")
+    return data
+
+
+def _given_data(clients: Any, test: Any) -> GivenData:
     held_out = None if test is None else Dataset(*_pair(test, "test"))
     if not isinstance(clients, list):
         data = GivenData(Dataset(*_pair(clients, "clients")), held_out, None)

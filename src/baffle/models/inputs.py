@@ -10,6 +10,9 @@ from baffle.errors import PlanError
 UNIT = PixelScale()
 """Pixels in [0, 1]."""
 
+LEAST_PIXELS = 2
+"""The side of an image that can still be halved."""
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -38,3 +41,13 @@ class Inputs:
                 '"custom" model that takes them'
             )
         return tuple(size for size in self.shape if isinstance(size, int))
+
+    def image_shape(self, model: str) -> tuple[int, ...]:
+        """The shape of one sample, for a model that convolves images."""
+        shape = self.one_shape()
+        if len(shape) != 3 or min(shape) < 1 or min(shape[1:]) < LEAST_PIXELS:
+            raise PlanError(
+                f'task.model: a "{model}" takes images of (channels, height, width), {LEAST_PIXELS} pixels each way at '
+                f'least, got samples of shape {shape}; use "softmax", which takes any, or a "custom" model'
+            )
+        return shape

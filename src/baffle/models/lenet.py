@@ -9,7 +9,7 @@ from baffle.plan import LeNet
 
 
 def build_lenet(model: LeNet, inputs: Inputs) -> nn.Module:
-    return lenet(inputs.one_shape(), inputs.outputs, model.channels, model.head, model.activation, model.norm)
+    return lenet(inputs.image_shape("lenet"), inputs.outputs, model.channels, model.head, model.activation, model.norm)
 
 
 def lenet(

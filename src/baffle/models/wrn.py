@@ -8,7 +8,7 @@ from baffle.plan import WRN
 
 
 def build_wrn(model: WRN, inputs: Inputs) -> nn.Module:
-    return wrn(inputs.one_shape(), inputs.outputs, model.widen, model.activation, model.norm)
+    return wrn(inputs.image_shape("wrn"), inputs.outputs, model.widen, model.activation, model.norm)
 
 
 class Block(nn.Module):

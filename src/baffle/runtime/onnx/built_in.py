@@ -169,7 +169,8 @@ BUILDERS: dict[type[Model], Callable[[Any, Chain, int], None]] = {LeNet: lenet, 
 
 def built_in(settings: Model, inputs: Inputs, seed: int, loss: GraphLoss = CROSS_ENTROPY) -> OnnxGraph:
     """The graph of a plan's model, with the initial weights of `task.init = "numpy"`."""
-    chain = Chain(inputs.one_shape())
+    images = isinstance(settings, (LeNet, WRN))
+    chain = Chain(inputs.image_shape(str(settings.__struct_config__.tag)) if images else inputs.one_shape())
     BUILDERS[type(settings)](settings, chain, inputs.outputs)
     flat, start = draw_weights(chain.weights, seed), 0
     weights: dict[str, F32] = {}

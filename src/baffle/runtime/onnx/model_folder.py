@@ -155,6 +155,9 @@ def read_manifest(folder: Path) -> Manifest:
         ) from None
     if model_sha256 != manifest.model_sha256:
         raise ModelError(f"{folder / MODEL} is not the graph that {MANIFEST} describes; export or copy both again")
+    names = [wanted.name for wanted in manifest.inputs]
+    if (manifest.format == SEVERAL_ARRAYS) != (len(names) > 1) or len(set(names)) != len(names) or "" in names:
+        raise ModelError(f"{folder / MANIFEST}: its inputs do not suit the format {manifest.format}; export it again")
     if sum(tensor.size for tensor in manifest.weights) != manifest.n_weights:
         raise ModelError(f"{folder / MANIFEST}: shapes do not add up to {manifest.n_weights} weights; export it again")
     return manifest

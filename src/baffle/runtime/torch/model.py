@@ -44,7 +44,6 @@ SAMPLES_TRIED = 3
 
 
 def load(plan: Plan, inputs: Inputs) -> "TorchModel":
-    _require_device(plan.run.device)
     model = plan.task.model
     if isinstance(model, MobileNet):
         model = msgspec.structs.replace(model, scaling="once")
@@ -89,6 +88,7 @@ class TorchModel(RunnableModel):
         self.settings = settings
         self.module = module
         self._plan = plan
+        _require_device(plan.run.device)
         self._device = plan.run.device
         self._criterion = criterion or criterion_of(plan)
         self._linear = linear or isinstance(plan.task.model, Softmax)
