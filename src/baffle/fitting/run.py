@@ -82,6 +82,8 @@ class Run(Mapping[str, Any]):
         is as it was."""
         weights = self.weights(last=last)
         if isinstance(model, (str, Path)):
+            if not isinstance(self.plan.task.model, Onnx):
+                raise ModelError(f"model: the run's model is a module; expected one of its kind, got the path {model}")
             from baffle.fitting.given_onnx import GivenOnnx
 
             return GivenOnnx.again(Path(model), self.plan.task.loss, self.plan).with_weights(weights)
@@ -129,6 +131,8 @@ class Run(Mapping[str, Any]):
         raise ModelError(f"{self.path} keeps weights, but no module to put them in; give one: run.restore(module)")
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.summary:
+            raise KeyError(f"{name}; the summary has {', '.join(self.summary)}")
         return self.summary[name]
 
     def __iter__(self) -> Iterator[str]:
