@@ -18,14 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from exact_contrast import exact_contrast
 
 from baffle.export import export_plan
 from baffle.plan import Custom, Plan, change, load
-from baffle.runtime.torch.loss import TorchLoss
 from baffle.simulation import simulate
 from baffle.task.contrast import measure_contrast
-from baffle.task.load import Task, load_task
+from baffle.task.load import load_task
 
 SEEDS, TUNING_SEED = (0, 1, 2), 100
 RATES = (0.01, 0.02)
@@ -89,24 +88,9 @@ def contrast_of(net: str) -> dict[str, Any]:
         "layers": probed[0].layers,
         "factor": [round(contrast.factor, 2) for contrast in probed],
         "noise": [round(contrast.noise, 2) for contrast in probed],
-        "exact_factor": [round(factor, 2) for factor, _ in exact],
-        "exact_noise": [round(noise, 2) for _, noise in exact],
+        "exact_factor": [round(contrast.factor, 2) for contrast in exact],
+        "exact_noise": [round(contrast.noise, 2) for contrast in exact],
     }
-
-
-def exact_contrast(task: Task) -> tuple[float, float]:
-    """The same two numbers from the gradient itself, on the same batch."""
-    runtime = task.runtime()
-    assert isinstance(runtime, TorchLoss)
-    batch = task.source.train.batch(task.shares[0][: task.plan.federation.batch])
-    _, gradient = runtime.gradient_on(batch)(task.initial_weights())
-    layers = task.model.layers() or ()
-    squares = np.array([np.sum(gradient[layer.start : layer.stop] ** 2) for layer in layers])
-    sizes = np.array([layer.size for layer in layers])
-    squares, sizes = squares[squares > 0], sizes[squares > 0]
-    roots = np.sqrt(squares / sizes)
-    excess = squares.sum() / squares * np.sqrt(sizes) / np.sqrt(sizes).sum()
-    return float(roots.max() / roots.min()), float(np.sqrt(np.average(excess, weights=sizes)))
 
 
 def main() -> None:
