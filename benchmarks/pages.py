@@ -249,12 +249,13 @@ def any_net() -> str:
     for key, curve in read("any_net")["test"].items():
         net, way, rate, _ = key.split(" | ")
         runs.setdefault((net, way, rate), []).append(curve)
+    nets, ways = list(dict.fromkeys(net for net, _, _ in runs)), list(dict.fromkeys(way for _, way, _ in runs))
     lines = []
-    for (net, way, rate), curves in runs.items():
+    for net, way, rate in sorted(runs, key=lambda row: (nets.index(row[0]), ways.index(row[1]), row[2])):
+        curves = runs[net, way, rate]
         medians = " | ".join(f"{100 * median(points):.0f}" for points in zip(*curves, strict=True))
         ends = ", ".join(f"{100 * curve[-1]:.0f}" for curve in curves)
         lines.append(f"| {net} | {way} | {rate} | {medians} | {ends} |")
-    lines.sort(key=lambda line: list(dict.fromkeys(net for net, _, _ in runs)).index(line.split(" | ")[0][2:]))
     return rows("| net | directions | rate | after 75 | 150 | 225 | 300 rounds | each seed, after 300 |", lines)
 
 
