@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import matplotlib as mpl
@@ -259,6 +259,20 @@ def any_net() -> str:
     return rows("| net | directions | rate | after 75 | 150 | 225 | 300 rounds | each seed, after 300 |", lines)
 
 
+def layer_shares() -> str:
+    """The mean accuracy on held-out samples, at the better rate of each net and way."""
+    ends = dict[tuple[str, str, str], list[float]]()
+    for key, curve in read("layer_shares").items():
+        net, way, rate, _ = key.split(" | ")
+        ends.setdefault((way, net, rate), []).append(curve[-1])
+    best = dict[tuple[str, str], float]()
+    for (way, net, _), accuracies in ends.items():
+        best[way, net] = max(fmean(accuracies), best.get((way, net), 0.0))
+    nets, ways = list(dict.fromkeys(net for _, net in best)), list(dict.fromkeys(way for way, _ in best))
+    lines = [f"| {way} | " + " | ".join(f"{100 * best[way, net]:.0f}" for net in nets) + " |" for way in ways]
+    return rows(f"| directions | {' | '.join(nets)} |", lines)
+
+
 def contrast() -> str:
     parts = ("exact_factor", "exact_noise", "noise")
     lines = [
@@ -473,6 +487,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "any net": any_net,
     "contrast": contrast,
+    "layer shares": layer_shares,
     "memory": memory,
     "edge": edge,
     "network": network,
