@@ -37,6 +37,14 @@ def squeezenet(classes: int) -> nn.Module:
     )
 
 
+def three_fires(classes: int) -> nn.Module:
+    """The same with one block more."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), Fire(8, 4, 8), nn.MaxPool2d(2), Fire(16, 4, 8), Fire(16, 4, 8)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, classes)),
+    )
+
+
 def six_layers(classes: int) -> nn.Module:
     """Four convolutions and two linear layers, without normalisation."""
     return nn.Sequential(

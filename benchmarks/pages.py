@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import matplotlib as mpl
@@ -300,13 +300,28 @@ def any_net() -> str:
     for key, curve in read("any_net")["test"].items():
         net, way, rate, _ = key.split(" | ")
         runs.setdefault((net, way, rate), []).append(curve)
+    nets, ways = list(dict.fromkeys(net for net, _, _ in runs)), list(dict.fromkeys(way for _, way, _ in runs))
     lines = []
-    for (net, way, rate), curves in runs.items():
+    for net, way, rate in sorted(runs, key=lambda row: (nets.index(row[0]), ways.index(row[1]), row[2])):
+        curves = runs[net, way, rate]
         medians = " | ".join(f"{100 * median(points):.0f}" for points in zip(*curves, strict=True))
         ends = ", ".join(f"{100 * curve[-1]:.0f}" for curve in curves)
         lines.append(f"| {net} | {way} | {rate} | {medians} | {ends} |")
-    lines.sort(key=lambda line: list(dict.fromkeys(net for net, _, _ in runs)).index(line.split(" | ")[0][2:]))
     return rows("| net | directions | rate | after 75 | 150 | 225 | 300 rounds | each seed, after 300 |", lines)
+
+
+def layer_shares() -> str:
+    """The mean accuracy on held-out samples, at the better rate of each net and way."""
+    ends = dict[tuple[str, str, str], list[float]]()
+    for key, curve in read("layer_shares").items():
+        net, way, rate, _ = key.split(" | ")
+        ends.setdefault((way, net, rate), []).append(curve[-1])
+    best = dict[tuple[str, str], float]()
+    for (way, net, _), accuracies in ends.items():
+        best[way, net] = max(fmean(accuracies), best.get((way, net), 0.0))
+    nets, ways = list(dict.fromkeys(net for _, net in best)), list(dict.fromkeys(way for way, _ in best))
+    lines = [f"| {way} | " + " | ".join(f"{100 * best[way, net]:.0f}" for net in nets) + " |" for way in ways]
+    return rows(f"| directions | {' | '.join(nets)} |", lines)
 
 
 def contrast() -> str:
@@ -537,6 +552,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "any net": any_net,
     "contrast": contrast,
     "duration": duration,
+    "layer shares": layer_shares,
     "memory": memory,
     "edge": edge,
     "network": network,

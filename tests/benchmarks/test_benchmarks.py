@@ -120,6 +120,13 @@ def test_predicted_durations_are_compared_with_runs(tmp_path: Path) -> None:
     assert row["predicted"] > 0 < row["taken"]
 
 
+@pytest.mark.slow
+def test_directions_are_shared_out_among_layers_in_every_way() -> None:
+    found = run("layer_shares", "--net", "eight layers", "--seeds", "1", "--rounds", "2", "--json")
+    assert len(found) == 2 * 9
+    assert all(len(curve) == 1 for curve in found.values())
+
+
 def test_the_tables_in_the_docs_match_the_results() -> None:
     command = [sys.executable, str(BENCHMARKS / "pages.py"), "--check"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
+from exact_contrast import exact_contrast
 from torch import nn
 
 from baffle.plan import Plan
-from baffle.runtime.torch.loss import TorchLoss
-from baffle.task.contrast import Contrast, judge_contrast, measure_contrast
+from baffle.task.contrast import judge_contrast, measure_contrast
 from baffle.task.costs import costs
 from baffle.task.load import Task, load_task
 
@@ -39,26 +38,11 @@ def _task(tiny: MakePlan, factory: str, *settings: str) -> Task:
     return load_task(tiny(OWN.format(__name__, factory), *settings))
 
 
-def _exact(task: Task) -> Contrast:
-    """By backpropagation, on the same batch."""
-    runtime = task.runtime()
-    assert isinstance(runtime, TorchLoss)
-    batch = task.source.train.batch(task.shares[0][: task.plan.federation.batch])
-    _, gradient = runtime.gradient_on(batch)(task.initial_weights())
-    layers = task.model.layers() or ()
-    squares = np.array([np.sum(gradient[layer.start : layer.stop] ** 2) for layer in layers])
-    sizes = np.array([layer.size for layer in layers])
-    roots = np.sqrt(squares / sizes)
-    excess = squares.sum() / squares * np.sqrt(sizes) / np.sqrt(sizes).sum()
-    noise = np.sqrt(np.average(excess, weights=sizes))
-    return Contrast(len(layers), float(roots.max() / roots.min()), float(noise))
-
-
 @pytest.mark.parametrize("factory", ["deep", "alike"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_probes_find_what_backpropagation_finds(tiny: MakePlan, factory: str, seed: int) -> None:
     task = _task(tiny, factory, f"seed={seed}", "probe.scheme=central")
-    found, exact = measure_contrast(task), _exact(task)
+    found, exact = measure_contrast(task), exact_contrast(task)
     assert found is not None
     assert found.layers == exact.layers
     assert exact.factor / 2 < found.factor < 2 * exact.factor

@@ -15,8 +15,9 @@ DEFAULTS: Mapping[str, Any] = {
     "update": {"rate": 0.01, "ema": 0.99},
     "secure": {"mode": "off"},
 }
-"""Directions of one layer each train nets that dense ones do not. The sums are plain, because in one process there is
-nobody to hide values from; masked, they are the same to the last bit."""
+"""At this rate, directions of one layer each were nowhere behind dense ones at the end, and well ahead on some nets
+(docs/performance.md, "One layer at a time"). The sums are plain, because in one process there is nobody to hide values
+from; masked, they are the same to the last bit."""
 
 GivenPlan = str | Plan | Mapping[str, Any] | None
 """A preset's name or a TOML file, a plan, or settings such as {"rounds": 300, "probe.k": 50}."""

@@ -26,7 +26,7 @@ MOST_LAYERS = 24
 TOO_NOISY = 2.0
 """Beyond this ratio, dense directions are advised against: they would need four times as many for the same estimate. By
 exact gradients (benchmarks/any_net.py), a LeNet and a plain net of four layers have 1.0 to 1.5; nets of six and eight
-layers, a transformer and a SqueezeNet-like net 2 to 34."""
+layers, a transformer and SqueezeNet-like nets 2 to 71."""
 
 
 @dataclass(frozen=True)
