@@ -177,7 +177,7 @@ class ProbeSettings(Section, frozen=True):
     micro_batch: OptionalCount = 0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     memory_mb: OptionalCount = 0
-    supports: Literal["dense", "layers", "stages", "units"] = "dense"
+    supports: Literal["dense", "layers", "stages", "units", "auto"] = "dense"
     layout: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount, Count], ...] = ()
     shapes: tuple[TensorShape, ...] = ()
     together: OptionalCount = 0
@@ -186,7 +186,7 @@ class ProbeSettings(Section, frozen=True):
     @property
     def moves_whole_models(self) -> bool:
         """Whether a probe is a forward pass of the whole model, which any runtime can run."""
-        return self.supports in ("dense", "layers")
+        return self.supports in ("dense", "layers", "auto")
 
 
 class UpdateSettings(Section, frozen=True):
