@@ -29,7 +29,7 @@ from baffle.plan import LeNet
 from baffle.runtime.torch.criteria import cross_entropy
 from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
 from baffle.runtime.torch.together import bytes_each, how_many
-from baffle.task.memory import SHARED_PASS
+from baffle.task.sharing import SHARED_PASS
 
 CLASSES, TOKENS, WORDS, WIDTH = 10, 16, 100, 128
 SIGMA = 1e-3

@@ -237,21 +237,22 @@ def replay() -> str:
 
 def catching_up() -> str:
     ways = {"catch_up": "catching up", "catch_up_by_outcomes": "catching up, every state hashed", "audit": "`verify`"}
-    lines = [
-        f"| {row['plan']} | {words} | {row['cpu_seconds'][way]['rademacher']:.1f} s | "
-        f"{row['cpu_seconds'][way]['outer']:.1f} s | {row['times'][way]:.1f} |"
-        for row in read("replay")["replays"]
-        for way, words in ways.items()
-    ]
-    return rows("| update | | rademacher | outer | times quicker |", lines)
+    lines = list[str]()
+    for row in read("replay")["replays"]:
+        for way, words in ways.items():
+            cpu, times = row["cpu_ms_a_round"][way], row["times"][way]
+            dense = " | ".join(f"{cpu[kind]:.1f} ms, {times[kind]:.1f} ×" for kind in ("gaussian", "rademacher"))
+            lines.append(f"| {row['plan']} | {words} | {row['rounds'][way]:,} | {cpu['outer']:.1f} ms | {dense} |")
+    return rows("| update | | rounds | outer, CPU a round | gaussian | rademacher |", lines)
 
 
 def outer_server() -> str:
     row = read("replay")["server"]
-    cpu = row["cpu_ns_per_number"]
+    cpu, times = row["cpu_ns_per_number"], row["times"]
     return (
-        f"A matrix of {row['shape'][0]} × {row['shape'][1]} at K = {row['k']} takes {cpu['outer']:.3f} ns a number and "
-        f"{cpu['rademacher']:.2f} ns with `rademacher` in the same run: {row['times']:.0f} times as much."
+        f"The gradient of a matrix of {row['shape'][0]} × {row['shape'][1]} at K = {row['k']} takes the server "
+        f"{cpu['outer']:.3f} ns a number; in the same run {cpu['rademacher']:.2f} ns with `rademacher`, "
+        f"{times['rademacher']:.0f} times as much, and {cpu['gaussian']:.2f} ns with `gaussian`."
     )
 
 

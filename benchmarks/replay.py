@@ -1,15 +1,15 @@
 """What outer directions save where rounds are replayed: at the server, at a client that catches up, in an audit.
 
-    python benchmarks/replay.py                 # about five minutes
+    python benchmarks/replay.py                 # about seven minutes
     python benchmarks/replay.py --json          # the same, as JSON
     python benchmarks/replay.py --rounds 50     # a shorter catch-up
 
-CPU time, BLAS on one thread; dense (rademacher) and outer directions take turns in one run.
+CPU time, BLAS on one thread; dense (gaussian and rademacher) and outer directions take turns in one run.
 
 Server: the gradient of one matrix, in nanoseconds for each of the n · K numbers of the directions; the quickest turn.
 Catching up: a client's replica gets the outcomes of all missed rounds in one request and replays them: by the hashes
 between them that the server names, and by outcomes alone. An audit checks the hash of every round. Both end with the
-run's own hash. The parts of a round are measured one by one.
+run's own hash. The last two are measured over fewer rounds. The parts of a round are measured one by one.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 
 from baffle.client.replica import Replica
 from baffle.core.chain import Present
-from baffle.core.directions import NUMBERS_AT_ONCE, RADEMACHER, Directions, dense, distribution_of
+from baffle.core.directions import NUMBERS_AT_ONCE, Directions, dense, distribution_of
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.outer import Shapes, factors, size_of
 from baffle.core.rebuild import gradient_from_scalars, rebuild
@@ -36,22 +36,23 @@ from baffle.lineage import Lineage
 from baffle.plan import Plan, change
 from baffle.trajectory import Trajectory, trajectory_of
 
-KEY, KINDS = bytes(range(32)), ("rademacher", "outer")
+KEY, KINDS = bytes(range(32)), ("gaussian", "rademacher", "outer")
 MATRIX: Shapes = ((384, 1536),)
 MODEL: Shapes = ((1024, 784), (1024,), (192, 1024), (192,), (10, 192), (10,))
 PLANS = {
     "adam, average": (),
-    "adam": ("update.ema=0",),
     "sgd": ("update.optimizer=sgd", "update.ema=0"),
 }
 ROUNDS_A_TURN = 50
+EVERY = 5
+"""Every how many turns the ways beside the usual one are measured."""
 
 
 def server(k: int, turns: int) -> dict[str, Any]:
     """One matrix, both kinds of directions in turns."""
     n, ring = size_of(MATRIX), Ring(clients=10, n_max=100, clip=50.0)
     totals = np.random.default_rng(0).integers(-(2**31), 2**31, k).astype(np.int32)
-    kinds = {"rademacher": Directions(KEY, RADEMACHER), "outer": Directions(KEY, distribution_of("outer", MATRIX))}
+    kinds = {kind: Directions(KEY, distribution_of(kind, MATRIX)) for kind in KINDS}
     best, supports = dict.fromkeys(kinds, float("inf")), dense(n, k)
     for _ in range(turns):
         for kind, directions in kinds.items():
@@ -64,9 +65,14 @@ def server(k: int, turns: int) -> dict[str, Any]:
         "shape": MATRIX[0],
         "k": k,
         "cpu_ns_per_number": nanoseconds,
-        "times": round(nanoseconds["rademacher"] / nanoseconds["outer"], 1),
+        "times": _times(nanoseconds),
         "exact": found.tobytes() == exact.tobytes(),
     }
+
+
+def _times(spent: dict[str, float]) -> dict[str, float]:
+    """How many times as long dense directions take."""
+    return {kind: round(spent[kind] / spent["outer"], 1) for kind in KINDS if kind != "outer"}
 
 
 class Run:
@@ -154,28 +160,30 @@ def replays(name: str, settings: tuple[str, ...], k: int, rounds: int, turns: in
     stretch = min(rounds, ROUNDS_A_TURN)
     base = change(Plan(), [f"probe.k={k}", "ring.n_max=20", "run.workers=1", *settings])
     shapes = [list(shape) for shape in MODEL]
-    plans = {
-        "rademacher": change(base, ["probe.distribution=rademacher"]),
-        "outer": change(base, ["probe.distribution=outer", f"probe.shapes={shapes}"]),
-    }
+    plans = {kind: change(base, [f"probe.distribution={kind}"]) for kind in KINDS if kind != "outer"}
+    plans["outer"] = change(base, ["probe.distribution=outer", f"probe.shapes={shapes}"])
     runs = {kind: Run(plan, stretch) for kind, plan in plans.items()}
     ways: dict[str, Callable[[Run], float]] = {
         "catch_up": lambda run: run.catch_up(hashed=True),
         "catch_up_by_outcomes": lambda run: run.catch_up(hashed=False),
         "audit": Run.audit,
     }
-    seconds = {way: dict.fromkeys(KINDS, 0.0) for way in ways}
-    for _ in range(max(1, rounds // stretch)):
+    seconds, measured = {way: dict.fromkeys(KINDS, 0.0) for way in ways}, dict.fromkeys(ways, 0)
+    for turn in range(max(1, rounds // stretch)):
         for way, work in ways.items():
+            if way != "catch_up" and turn % EVERY:
+                continue
+            measured[way] += stretch
             for kind in KINDS:
                 seconds[way][kind] += work(runs[kind])
+    a_round = {way: {kind: spent / measured[way] * 1e3 for kind, spent in by.items()} for way, by in seconds.items()}
     return {
         "plan": name,
         "weights": size_of(MODEL),
         "k": k,
-        "rounds": max(1, rounds // stretch) * stretch,
-        "cpu_seconds": {way: {kind: round(spent, 2) for kind, spent in by.items()} for way, by in seconds.items()},
-        "times": {way: round(by["rademacher"] / by["outer"], 1) for way, by in seconds.items()},
+        "rounds": measured,
+        "cpu_ms_a_round": {way: {kind: round(ms, 2) for kind, ms in by.items()} for way, by in a_round.items()},
+        "times": {way: _times(by) for way, by in a_round.items()},
         "parts_ms": {kind: parts_of(run.trajectory, run.end, turns) for kind, run in runs.items()},
     }
 

@@ -124,6 +124,8 @@ def _supports(plan: Plan, n: int) -> tuple[Support, ...]:
     """The support of each direction."""
     if plan.probe.supports == "dense" or plan.estimator == "backprop":
         return dense(n, plan.probe.k)
+    if plan.probe.supports == "auto":
+        raise PlanError('probe.supports is "auto": expected what a run writes into its own plan.toml when it starts')
     if not plan.probe.layout:
         raise PlanError(
             "probe.layout is empty: expected the one that a run writes into its own plan.toml when it starts"

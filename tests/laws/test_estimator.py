@@ -42,7 +42,7 @@ def double(values: object) -> F32:
     return cast(F32, np.array(values, dtype=np.float64))
 
 
-def estimate(probed: Probed, directions: Directions, n: int) -> F32:
+def estimate(probed: Probed[float], directions: Directions, n: int) -> F32:
     """The gradient as a server rebuilds it from one client's scalars."""
     k = len(probed.scalars)
     total = ALONE.decode(ALONE.encode(probed.scalars, k, 1, probed.base), 1)

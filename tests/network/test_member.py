@@ -13,6 +13,7 @@ import pytest
 
 from baffle.aggregation.messages import Advertisement, Hello, Turn, Turned, Unmask
 from baffle.client.abstaining import abstention
+from baffle.client.worker import Worker
 from baffle.core.messages import Abstention, CatchUp, Message, RoundRequest, decode, encode, tag_of
 from baffle.core.state import pack
 from baffle.errors import RunFolderError
@@ -243,7 +244,7 @@ def test_it_evaluates_no_more_directions_than_it_affords(federation: Federation,
     assert "affords 2" in refusal(member, begin)
     server.enter(member, server.begin(member, tiers=(2, 4, 4)))
     assert member._client is not None
-    assert member._client.worker is not None
+    assert isinstance(member._client.worker, Worker)
     assert member._client.worker.k == 2
 
 

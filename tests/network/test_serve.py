@@ -8,7 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baffle.core.messages import first_number, tag_of
+from baffle.client.replica import Replica
+from baffle.core.chain import Present
+from baffle.core.messages import CatchUp, first_number, tag_of
 from baffle.errors import PlanError, RunFolderError
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
@@ -111,6 +113,38 @@ def test_a_client_that_was_away_keeps_its_keys(federation: Federation) -> None:
     assert federation.told.count("client 2 takes part") == federation.told.count("client 2 is back") == 1
     assert summary["skipped_rounds"] == 0
     assert hellos == {0: 1, 1: 1, 2: 1, 3: 1}
+    federation.require_agreement(range(4))
+
+
+@pytest.mark.parametrize("mode", ["on", "malicious-server"])
+@pytest.mark.parametrize("distribution", ["rademacher", "outer"])
+def test_a_client_with_a_large_model_that_was_away_catches_up(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, mode: str, distribution: str
+) -> None:
+    """It is told the hashes of the states that it missed, unless the server may lie."""
+    monkeypatch.setattr("baffle.server.downlink.LARGE", 1)
+    sent, replayed = list[str](), Replica._replayed
+
+    def watched(replica: Replica, catch_up: CatchUp) -> Present:
+        sent.append(catch_up.kind)
+        return replayed(replica, catch_up)
+
+    monkeypatch.setattr(Replica, "_replayed", watched)
+    federation.plan = change(
+        federation.plan, ["rounds=12", f"secure.mode={mode}", f"probe.distribution={distribution}"]
+    )
+    lines = federation.lines(4)
+    away: dict[int, Answer] = {}
+
+    def break_line(exchange: int) -> None:
+        if exchange == 12:
+            away[2] = lines.clients.pop(2)
+        if exchange == 22:
+            lines.clients.update(away)
+
+    lines.before = break_line
+    federation.serve(lines)
+    assert ("hashed" in sent) == (mode == "on")
     federation.require_agreement(range(4))
 
 

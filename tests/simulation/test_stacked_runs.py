@@ -60,7 +60,8 @@ def test_samples_that_cannot_be_told_apart_are_refused(
         load_task(tiny(STACKED, 'task.model={name="lenet", channels=[2, 3], norm="batch"}'))
     (tmp_path / "average.py").write_text("def loss(outputs, labels):\n    return (outputs ** 2).mean()\n")
     monkeypatch.chdir(tmp_path)
-    for runtime in (["run.runtime=torch"], ["run.runtime=onnx", "task.init=numpy"]):
+    shared = ["run.runtime=torch", "probe.distribution=outer", "probe.k=9", "probe.together=9"]
+    for runtime in (["run.runtime=torch"], ["run.runtime=onnx", "task.init=numpy"], shared):
         with pytest.raises(PlanError, match=r"task\.loss gives the mean of a batch, expected one loss for each sample"):
             load_task(tiny(STACKED, "task.loss=average:loss", *runtime))
 

@@ -9,7 +9,7 @@ from baffle.errors import PlanError
 from baffle.plan import Plan, change, load
 from baffle.runtime.torch.together import LEAST
 from baffle.simulation import simulate
-from baffle.task import load as loading
+from baffle.task import sharing
 from baffle.task.costs import costs
 from baffle.task.load import load_task
 
@@ -100,7 +100,7 @@ def test_fewer_directions_share_a_pass_where_memory_is_short(tiny: MakePlan, mon
     with pytest.raises(PlanError, match=rf"take too much memory; set it to {short}"):
         load_task(tiny(*many, "probe.memory_mb=10", f"probe.together={short + 1}"))
     assert load_task(tiny(*many, "probe.memory_mb=10", f"probe.together={short}")).plan.probe.together == short
-    monkeypatch.setattr(loading, "SHARED_PASS", 1 << 10)
+    monkeypatch.setattr(sharing, "SHARED_PASS", 1 << 10)
     alone = load_task(tiny(*many))
     assert alone.plan.probe.together == 1
     assert "so large that it would not pay" in alone.server.remarks[0]

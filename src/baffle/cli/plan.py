@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.option("--list", "list_presets", is_flag=True, help="List the plans that come with BAFFLE.")
 @click.option("--toml", is_flag=True, help="Print the whole resolved plan, as a start for your own.")
 @click.option("--show-partition", is_flag=True, help="Only draw how much of which class each client holds.")
+@click.option("--prices", is_flag=True, help="Also measure what a scalar costs along each kind of directions.")
 @json_option
 def plan(
     plan: str | None,
@@ -29,6 +30,7 @@ def plan(
     list_presets: bool,
     toml: bool,
     show_partition: bool,
+    prices: bool,
     as_json: bool,
 ) -> None:
     """Show what a run will cost. Bytes, forward passes, memory, expected alignment, ε, and advice on σ. PLAN is a TOML
@@ -44,7 +46,7 @@ def plan(
     elif toml:
         _print_toml(chosen, data)
     else:
-        _print_costs(chosen, data, as_json)
+        _print_costs(chosen, data, prices, as_json)
 
 
 def _print_partition(chosen: "Plan", data: Path | None, as_json: bool) -> None:
@@ -71,23 +73,32 @@ def _print_toml(chosen: "Plan", data: Path | None) -> None:
     click.echo(task.plan.to_toml(), nl=False)
 
 
-def _print_costs(chosen: "Plan", data: Path | None, as_json: bool) -> None:
+def _print_costs(chosen: "Plan", data: Path | None, with_prices: bool, as_json: bool) -> None:
     from baffle.cli import show
     from baffle.duration import measure_duration
+    from baffle.task.choice import advice_on_prices, told
     from baffle.task.costs import costs
     from baffle.task.load import load_task
     from baffle.task.privacy import with_clip
+    from baffle.task.settling import prices_of
 
     task, proposed = with_clip(load_task(chosen, data))
     estimate = costs(task)
     duration = measure_duration(task)
+    priced = with_prices and task.plan.estimator == "probe"
+    prices = prices_of(task.server, max(map(len, task.shares)), given=True) if priced else {}
     if as_json:
-        click.echo(json.dumps(asdict(estimate) | {"seconds": round(duration.total, 2)}))
+        each = {way: price.seconds for way, price in prices.items()}
+        found = asdict(estimate) | {"seconds": round(duration.total, 2)} | ({"prices": each} if with_prices else {})
+        click.echo(json.dumps(found))
         return
     console, remarks = show.consoles()
     rows = show.costs_rows(estimate) | {"time": _shown_duration(chosen, duration)}
+    if prices:
+        rows["CPU a scalar"] = told(prices)
     console.print(show.aligned(rows), soft_wrap=True)
-    for advice in (*([proposed] if proposed else []), *estimate.advice):
+    priced_advice = advice_on_prices(task.plan.probe, prices) if prices else []
+    for advice in (*([proposed] if proposed else []), *estimate.advice, *priced_advice):
         show.note(remarks, advice)
 
 

@@ -100,8 +100,8 @@ def flat(
             a, b = _split(drawn[:, here : here + place.rows + place.columns], place)
             _multiply(a, b, z[:, place.start - start : place.stop - start])
     for place in touched:
-        if place not in whole:
-            low, high = max(start, place.start), min(stop, place.stop)
+        low, high = max(start, place.start), min(stop, place.stop)
+        if (low, high) != (place.start, place.stop):
             part = _slice(key, numbers, place, low - place.start, high - place.start)
             z[:, low - start : high - start] = part
     return z

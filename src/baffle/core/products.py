@@ -132,7 +132,7 @@ class OuterSum:
         """One factor's numbers between two ends, as float64, a row for each direction."""
         if self._all is not None:
             columns = self._all[:, first + ends[0] : first + ends[1]]
-            return columns if len(numbers) == len(columns) else columns[numbers]
+            return columns if len(numbers) == len(columns) else columns[numbers]  # in order, all are all
         drawn = signs(self._key, numbers.tolist(), first + ends[0], first + ends[1], scratch)
         rows = scratch.array(name, drawn.shape, np.float64)
         np.copyto(rows, drawn)
@@ -140,14 +140,14 @@ class OuterSum:
 
 
 def touching(every: Sequence[Place], supports: Sequence[Support]) -> dict[Place, I64]:
-    """The numbers of the directions that touch each tensor. A support that cuts one is refused."""
+    """The numbers of the directions that touch each tensor, in order. A support that cuts one is refused."""
     require_whole_tensors(every, supports)
     found, starts = {place: list[int]() for place in every}, [place.start for place in every]
     for support, numbers in grouped(supports).items():
         for part, _ in support.parts():
             for place in every[bisect_left(starts, part.start) : bisect_left(starts, part.stop)]:
                 found[place] += numbers
-    return {place: np.array(numbers, np.int64) for place, numbers in found.items()}
+    return {place: np.array(sorted(numbers), np.int64) for place, numbers in found.items()}
 
 
 def require_whole_tensors(every: Sequence[Place], supports: Sequence[Support]) -> None:

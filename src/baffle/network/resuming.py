@@ -10,7 +10,8 @@ from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
 from baffle.network.same_plan import differences
 from baffle.plan import Plan, load
-from baffle.task.load import ServerTask, load_server_task
+from baffle.task.load import load_server_task
+from baffle.task.server_task import ServerTask
 
 Tell = Callable[[str], None]
 """Takes one line about the run's progress, to show to a person."""

@@ -38,6 +38,9 @@ def differences(given: Plan, settled: Plan) -> str:
 def _settled_like(given: Plan, settled: Plan) -> Plan:
     """The given plan, with what it leaves open taken from the settled one."""
     task, ring, probe, federation = given.task, given.ring, given.probe, given.federation
+    if probe.supports == "auto":
+        chosen = {name: getattr(settled.probe, name) for name in ("supports", "distribution")}
+        probe = msgspec.structs.replace(probe, **chosen)
     return msgspec.structs.replace(
         given,
         task=msgspec.structs.replace(task, model=_filled_in(task.model, settled.task.model)),

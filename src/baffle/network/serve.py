@@ -45,7 +45,8 @@ from baffle.schedule import policy_of
 from baffle.server.recorder import Summary, Watch
 from baffle.server.run import Running, opened
 from baffle.statement import least_salt, require_certified
-from baffle.task.load import Runtimes, ServerTask, load_server_task
+from baffle.task.load import Runtimes, load_server_task
+from baffle.task.server_task import ServerTask
 from baffle.trajectory import trajectory_of
 
 LOOK = 0.25

@@ -178,8 +178,10 @@ def _check_probe(plan: Plan) -> None:
     _check_outer(probe)
     if not probe.layout:
         return
-    if probe.supports == "dense":
-        raise PlanError('probe.layout: dense directions have none; leave it out, or set probe.supports = "layers"')
+    if probe.supports in ("dense", "auto"):
+        raise PlanError(
+            f'probe.layout: {probe.supports} directions have none; leave it out, or set probe.supports = "layers"'
+        )
     if sum(row[-1] for row in probe.layout) != probe.k:
         raise PlanError(f"probe.layout: its counts must add up to probe.k = {probe.k}")
     if not all(map(_is_support, probe.layout)):

@@ -118,10 +118,12 @@ class ProbeSettings(Section, frozen=True):
     refused with the least that it needs ([how](performance.md#memory)); `0`: no limit. Outer directions share a
     pass as far as it goes. For `supports = "dense"` and `"layers"`, without a frozen backbone (unless directions are
     outer)"""
-    supports: Literal["dense", "layers", "stages", "units"] = "dense"
+    supports: Literal["dense", "layers", "stages", "units", "auto"] = "dense"
     """`"layers"`: a direction touches one layer, for models whose layers have [unlike
     gradients](performance.md#one-layer-at-a-time); `"stages"`, `"units"`: one stage, or one output unit of a layer, at
-    a fraction of a forward pass each ([how](performance.md#directions-that-touch-a-part-of-the-weights))"""
+    a fraction of a forward pass each ([how](performance.md#directions-that-touch-a-part-of-the-weights)); `"auto"`:
+    whichever of dense, outer, stages and units is [the quickest to a
+    scalar](performance.md#which-directions-are-the-quickest-here) when a run starts, which also sets `distribution`"""
     layout: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount, Count], ...] = ()
     """how many directions each support has; filled in when a run starts"""
     shapes: tuple[TensorShape, ...] = ()
@@ -138,7 +140,7 @@ class ProbeSettings(Section, frozen=True):
     @property
     def moves_whole_models(self) -> bool:
         """Whether a probe is a forward pass of the whole model, which any runtime can run."""
-        return self.supports in ("dense", "layers")
+        return self.supports in ("dense", "layers", "auto")
 
 
 class UpdateSettings(Section, frozen=True):

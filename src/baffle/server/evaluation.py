@@ -9,8 +9,9 @@ from baffle.core.arrays import F32
 from baffle.core.ports import Batch
 from baffle.core.state import Rule, ServerState
 from baffle.errors import DataError, UnusableDataError
-from baffle.task.load import Runtimes, ServerTask
+from baffle.task.load import Runtimes
 from baffle.task.metrics import measured
+from baffle.task.server_task import ServerTask
 
 
 class Evaluation:

@@ -18,7 +18,8 @@ from baffle.server.evaluation import Evaluation
 from baffle.server.recorder import Recorder, Summary, Watch
 from baffle.server.round import Played, play_round
 from baffle.statement import EpochRecord, read_statement, salt_of
-from baffle.task.load import Runtimes, ServerTask, versions
+from baffle.task.load import Runtimes, versions
+from baffle.task.server_task import ServerTask
 from baffle.trajectory import Trajectory
 
 

@@ -23,12 +23,6 @@ RESERVE = 4 << 20
 BYTES_A_NUMBER = 16
 """Bytes for each number of a direction while it is drawn: stream, index, number, and its product with σ."""
 
-SHARED_PASS = 32 << 20
-"""Bytes of tensors up to which outer directions share a forward pass: beyond it, more of them gain nothing."""
-
-LARGEST_PASS = 1 << 30
-"""Bytes of tensors that outer directions may take together at most, whoever wrote the plan."""
-
 
 @dataclass(frozen=True)
 class Footprint:

@@ -7,7 +7,8 @@ from functools import partial
 import numpy as np
 
 from baffle.core.arrays import F32
-from baffle.core.ports import Batch, Runtime
+from baffle.core.ports import Batch, Runtime, SampleRuntime
+from baffle.errors import PlanError
 
 RULE = 64
 """The default size: few enough samples for most models to stay in cache."""
@@ -56,6 +57,19 @@ def _seconds(work: Callable[[], object]) -> float:
     began = time.process_time()
     work()
     return time.process_time() - began
+
+
+def require_separate_samples(runtime: Runtimes, weights: F32, batch: Batch) -> None:
+    """Refuse to stack clients whose samples could not be told apart afterwards. The batch has eight samples."""
+    whole = runtime(len(batch.y))
+    if not isinstance(whole, SampleRuntime):
+        raise PlanError("probe.stacked: this runtime gives the mean loss of a batch alone; leave it out")
+    whole.samples_on(batch)(weights)
+    if samples_interact(runtime, weights, batch):
+        raise PlanError(
+            "probe.stacked: what the model says about a sample depends on the others in its batch, so a client's "
+            "samples must be alone; leave it out"
+        )
 
 
 def samples_interact(runtime: Runtimes, weights: F32, batch: Batch) -> bool:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from baffle.core.arrays import F64
 from baffle.core.ports import Batch
 from baffle.core.samples import PADDING, Array
 from baffle.errors import ModelError
@@ -135,9 +136,9 @@ def test_a_graph_without_a_loss_gives_outputs_alone() -> None:
         OnnxLoss(manifest, data).on(batch)
     seen = list[tuple[type, type]]()
 
-    def loss(outputs: Array, labels: Array) -> float:
+    def loss(outputs: Array, labels: Array) -> F64:
         seen.append((type(outputs), type(labels)))
-        return float((outputs.argmax(1) != labels).sum())
+        return np.array((outputs.argmax(1) != labels).sum(), np.float64)
 
     runtime = OnnxLoss(manifest, data, micro_batch=3, criterion=loss)
     outputs = runtime.outputs(graph.flat(), batch)

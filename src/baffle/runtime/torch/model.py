@@ -134,7 +134,7 @@ class TorchModel(RunnableModel):
         return tuple(tuple(weight.shape) for weight in trained_parameters(self.module()) if weight.numel())
 
     def layout(self, probe: ProbeSettings, batch: Batch) -> Layout:
-        if probe.supports == "dense" or probe.supports == "layers":
+        if probe.supports not in ("stages", "units"):
             return super().layout(probe, batch)
         with self.one_thread_each():
             return propose(self.module(), batch, probe.supports, probe.k, self._criterion)

@@ -6,7 +6,7 @@ parameter itself. The pass is written for one direction, and `torch.func.vmap` m
 samples of one direction, and may arrange them as it likes.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -64,7 +64,7 @@ class MovedParameters(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return attend(*args, **kwargs)
-        if not self._shares.keys() & _ids(args, kwargs) or func in DESCRIPTIONS:
+        if not (self._moves(args) or self._moves(kwargs.values())) or func in DESCRIPTIONS:
             return func(*args, **kwargs)
         if func in TRANSPOSING and (view := self._transposed(func, args, kwargs)) is not None:
             return view
@@ -77,10 +77,17 @@ class MovedParameters(TorchFunctionMode):
         try:
             return func(*self._all_moved(args), **self._all_moved(kwargs))
         except Exception as fault:  # whatever PyTorch raises: it was asked for something that only it knows
-            used = [name for parameter, name in self._names.items() if parameter in _ids(args, kwargs)]
+            used = [self._names[leaf] for leaf in _ids((args, tuple(kwargs.values()))) if leaf in self._names]
             raise ModelError(
                 f"PyTorch cannot compute {_name(func)} of {', '.join(used)} for many directions at once"
             ) from fault
+
+    def _moves(self, arguments: Iterable[Any]) -> bool:
+        """Whether a parameter is among these arguments, or in a list of theirs. Every function asks, so it is quick."""
+        for value in arguments:
+            if id(value) in self._shares or (isinstance(value, (list, tuple)) and self._moves(value)):
+                return True
+        return False
 
     def share(self, parameter: object) -> Share | None:
         return self._shares.get(id(parameter))
@@ -213,12 +220,13 @@ def _no(*_: object) -> bool:
     return False
 
 
-def _ids(args: Iterable[Any], kwargs: Mapping[str, Any]) -> set[int]:
-    """The ids of a function's arguments, and of what lists of arguments hold."""
-    found = set[int]()
-    for value in (*args, *kwargs.values()):
-        found |= _ids(value, {}) if isinstance(value, (list, tuple)) else {id(value)}
-    return found
+def _ids(tree: Any) -> Iterator[int]:
+    """The ids of arguments, and of what lists of arguments hold."""
+    for value in tree:
+        if isinstance(value, (list, tuple)):
+            yield from _ids(value)
+        else:
+            yield id(value)
 
 
 def run_moved(run: Callable[[], Tensor], parameters: Mapping[str, nn.Parameter], shares: Sequence[Share]) -> Tensor:
