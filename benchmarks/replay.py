@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_limits
 from baffle.client.replica import Replica
 from baffle.core.chain import Present
 from baffle.core.directions import NUMBERS_AT_ONCE, Directions, dense, distribution_of
+from baffle.core.freed_memory import keep_freed_memory
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.outer import Shapes, factors, size_of
 from baffle.core.rebuild import gradient_from_scalars, rebuild
@@ -195,6 +196,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15, help="turns of which the quickest counts")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    keep_freed_memory()  # as clients and `baffle verify` do
     with threadpool_limits(limits=1, user_api="blas"):
         result: dict[str, Any] = {"server": server(100, args.turns), "replays": []}
         if not args.json:

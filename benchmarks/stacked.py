@@ -90,8 +90,7 @@ def measured(case: Case, clients: int, rounds: int, turns: int) -> dict[str, Any
     least = dict[int, float]()
     if case.secure == "on" or not case.stacked:
         rounds, turns = 1, 1
-    else:
-        cpu_seconds(plan_of(case, clients, 1))  # libraries are loaded and warm
+    cpu_seconds(plan_of(case, 10, 1))  # libraries are loaded and warm
     for _ in range(turns):
         for length in (1, 1 + rounds):
             took = cpu_seconds(plan_of(case, clients, length))

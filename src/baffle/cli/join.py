@@ -92,12 +92,15 @@ def join(
         raise click.UsageError("--model runs on ONNX Runtime; give no --runtime with it")
     if model and not SMALL.keys() <= os.environ.keys():
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**SMALL, **os.environ})
+    from baffle.core.freed_memory import keep_freed_memory
     from baffle.network.equipment import count_samples, with_onnx, with_plan
     from baffle.network.keys import ClientKeys
     from baffle.network.member import Member
     from baffle.network.policy import load_policy
     from baffle.plan import load
 
+    if not model:  # a device has little memory to keep
+        keep_freed_memory()
     own = ClientKeys.load(keys_folder)
     log = Log(log_style, f"client {own.number}", state / "join.log")
     equip = (

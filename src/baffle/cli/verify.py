@@ -17,10 +17,12 @@ def verify(folder: Path, as_json: bool, quiet: bool) -> None:
     """Replay a run's journal and check every hash. Of the libraries, it needs only NumPy."""
     from baffle.cli import show
     from baffle.cli.progress import counting
+    from baffle.core.freed_memory import keep_freed_memory
     from baffle.journal.audit import verify as replay
 
     console, _ = show.consoles()
     console.quiet = quiet or as_json
+    keep_freed_memory()
     with counting(console, "replaying") as progress:
         verified = replay(folder, progress)
     if as_json:

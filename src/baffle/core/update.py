@@ -13,8 +13,9 @@ import numpy as np
 
 from baffle.core.arrays import F32
 
-WEIGHTS_AT_ONCE = 1 << 14
-"""An update of several operations handles this many weights at a time, so that they stay in cache."""
+WEIGHTS_AT_ONCE = 1 << 16
+"""An update of several operations handles this many weights at a time: few enough to stay in cache, and enough that
+calls into NumPy take no time."""
 
 State: TypeAlias = tuple[F32, ...]
 

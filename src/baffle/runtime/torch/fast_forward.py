@@ -5,13 +5,14 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial, reduce
+from functools import partial, reduce
 from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from baffle.core.freed_memory import keep_freed_memory
 from baffle.runtime.torch import winograd
 from baffle.runtime.torch.tensors import Inputs, call, only_tensor
 
@@ -197,17 +198,6 @@ def _pool(size: int, x: Tensor) -> Tensor:
         return reduce(torch.maximum, [x[..., start:columns:size] for start in range(size)])
 
     return _in_pieces(pool, x, x[0].nbytes // size**2)
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Keep freed memory in the process, because every forward pass allocates the same few megabytes.
-
-    By default glibc returns large blocks to the system, and each page of the next block then costs a page fault: a
-    sixth of the time of a forward pass of WRN-10-2. After freeing one large block, glibc keeps blocks up to that size,
-    and twice as much in total. It does so for blocks of up to 32 MB.
-    """
-    torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def give_back_freed_memory() -> None:
