@@ -93,7 +93,13 @@ def attacks() -> str:
             bound = f"{row['bound']:.2f}" if row["noise"] else "1"
             lines.append(f"| {model} | {budget if epsilon else 'none'} | {' | '.join(views)} | {bound} |")
     what = "membership / labels / input (by chance)"
-    return rows(f"| model | ε | sum of 16: {what} | difference of two runs: {what} | bound |", lines)
+    table = rows(f"| model | ε | sum of 16: {what} | difference of two runs: {what} | bound |", lines)
+    errors = [_largest_error(found, view) for view in ("sum", "difference")]
+    return f"{table}\n\nStandard errors are at most {errors[0]:.2f} for the sum and {errors[1]:.2f} for the difference."
+
+
+def _largest_error(found: dict[str, Any], view: str) -> float:
+    return max(float(error) for row in found.values() for error in row[f"{view}, standard errors"].values())
 
 
 def _view(scores: dict[str, float]) -> str:
