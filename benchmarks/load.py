@@ -297,13 +297,14 @@ def server_cpu(rows: Sequence[Row]) -> Row:
 class Scenarios:
     """Begins scenarios, each in the middle of a round. Whatever another one changed is as before."""
 
-    def __init__(self, federation: Federation, round_seconds: float) -> None:
+    def __init__(self, federation: Federation, round_seconds: float, least_deadline: float) -> None:
         self._federation, self._clients = federation, federation.clients
-        self._round_seconds = round_seconds
+        self._round_seconds, self._least_deadline = round_seconds, least_deadline
         self.deadline: float | None = None
 
     def begin(self, scenario: str, number: int) -> Row:
-        self.deadline = max(1.0, 2 * self._round_seconds) if scenario in ("silent", "stall") else None
+        short = max(self._least_deadline, 2 * self._round_seconds)
+        self.deadline = short if scenario in ("silent", "stall") else None
         how, share = (scenario, DROPOUT) if scenario in ("break", "silent") else ("silent", 0.0)
         self._clients.tell({"do": "behave", "how": how, "share": share})
         self._federation.order(number, self.deadline)
@@ -351,7 +352,7 @@ def measure(args: argparse.Namespace) -> Row:
         Federation(Path(name), args.clients, args.processes, args.k, rounds, args.deadline) as federation,
     ):
         joined, warm = join(federation), warm_up(federation, args.warm_up)
-        told, played = Scenarios(federation, warm["last_round_seconds"]), []
+        told, played = Scenarios(federation, warm["last_round_seconds"], args.least_deadline), []
         for scenario in scenarios:
             played.append(costs(federation, scenario, args.rounds, told))
             if not args.json:
@@ -384,6 +385,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=100)
     parser.add_argument("--processes", type=int, default=2, help="processes that share the clients")
     parser.add_argument("--deadline", type=float, default=300.0, help="seconds that a client has to answer")
+    parser.add_argument("--least-deadline", type=float, default=1.0, help="of silent and stall, where rounds are quick")
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, metavar="SCENARIO", help=", ".join(SCENARIOS))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -275,6 +275,14 @@ def contrast() -> str:
     )
 
 
+def duration() -> str:
+    lines = [
+        f"| {name} | {row['rounds']} | {row['predicted']:.1f} s | {row['taken']:.1f} s | {row['off']:+.0%} |"
+        for name, row in read("duration")["rows"].items()
+    ]
+    return rows("| plan | rounds | predicted | taken | off by |", lines)
+
+
 def memory() -> str:
     peak = read("scale")["peak_mb"]
     lines = [
@@ -473,6 +481,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "any net": any_net,
     "contrast": contrast,
+    "duration": duration,
     "memory": memory,
     "edge": edge,
     "network": network,

@@ -100,12 +100,14 @@ def measure(settings: Sequence[str], rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         federation = Federation(settings, Path(folder))
         trajectory, cosines = federation.trajectory, dict[str, list[float]]()
+        ring = trajectory.ring
+        assert isinstance(ring, Ring)  # the plan is not private
         for number in range(rounds):
             present, groups = Present(number, federation.state, b""), federation.vectors(number)
             honest = [{client: v for client, v in group.items() if client != ATTACKER} for group in groups]
             undisturbed = gradient(trajectory, present, honest)
             for bound in ("own range", "sum's range"):
-                attacked = gradient(trajectory, present, poisoned(groups, trajectory.ring, bound))
+                attacked = gradient(trajectory, present, poisoned(groups, ring, bound))
                 cosines.setdefault(bound, []).append(cosine(attacked, undisturbed))
         federation.journal.close()
     return {bound: round(float(np.mean(values)), 3) for bound, values in cosines.items()}

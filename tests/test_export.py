@@ -19,7 +19,8 @@ from baffle.export import export_module, export_onnx, export_plan, export_run
 from baffle.plan import Plan
 from baffle.runtime.onnx.graph import graph_from_folder
 from baffle.runtime.onnx.loss import OnnxLoss
-from baffle.runtime.onnx.model_folder import AVERAGE, MODEL, WEIGHTS, read_manifest, read_tensors, read_weights
+from baffle.runtime.onnx.model_folder import AVERAGE, MODEL, WEIGHTS, read_manifest, read_weights
+from baffle.runtime.onnx.tensor_file import read_tensors
 from baffle.runtime.torch.loss import TorchLoss, weights_of
 from baffle.simulation import simulate
 from tests.support import tokens

@@ -158,7 +158,7 @@ def test_what_is_no_outcome_of_the_round_is_refused(
 
 
 def most_total(trajectory: Trajectory) -> int:
-    return GUARD * CLIENTS // trajectory.ring.clients
+    return GUARD * CLIENTS // trajectory.plan.per_round
 
 
 IMPOSSIBLE: dict[str, tuple[Callable[[Trajectory], bytes], Callable[[Trajectory], bytes], str]] = {
@@ -194,6 +194,26 @@ def test_in_a_network_what_the_clients_cannot_have_sent_is_refused(trajectory: T
     assert lineage.advance(present, last_good(trajectory)).round == 1
     with pytest.raises(ChainError, match=why):
         lineage.advance(present, bad(trajectory))
+
+
+def test_in_a_private_network_a_total_has_room_for_noise_and_a_sum_enough_clients(tiny: Callable[..., Plan]) -> None:
+    settings = ("federation.weighting=uniform", "secure.floor=3", "privacy.noise=2.0", "privacy.clip=1.0")
+    plan = tiny("ring.n_max=1", f"federation.clients={CLIENTS}", "privacy.sharers=3", *settings)
+    trajectory = trajectory_of(plan, N)
+    lineage = networked(trajectory, Link(0, A, None))
+    present, most = start(lineage), trajectory.ring.most(CLIENTS)
+    private = trajectory.private
+    assert private is not None
+    assert CLIENTS * private.delta_2 + 5 * (CLIENTS * float(private.share)) ** 0.5 < most < GUARD
+    for good in (outcome_of(0, total=most, weight=CLIENTS), outcome_of(0, total=-most, weight=3)):
+        assert lineage.advance(present, good).round == 1
+    for bad, why in (
+        (outcome_of(0, total=most + 1, weight=CLIENTS), "more than 4 clients can send"),
+        (outcome_of(0, weight=CLIENTS + 1), "a weight of 5, but 4 clients have at most 4"),
+        (outcome_of(0, weight=2), "a sum over 2 clients, but a private one has at least 3"),
+    ):
+        with pytest.raises(ChainError, match=why):
+            lineage.advance(present, bad)
 
 
 def test_journals_of_simulations_are_replayed_as_they_are(trajectory: Trajectory) -> None:

@@ -18,6 +18,8 @@ from baffle.lineage import Lineage
 from baffle.network.authority import ServerKeys, make_keys
 from baffle.network.keys import ClientKeys, OperatorKeys
 from baffle.plan import parse
+from baffle.privacy.accounting import Release
+from baffle.privacy.ledger import Charge
 from baffle.statement import commitment_to
 from baffle.trajectory import trajectory_of
 from fuzzing.checks import Tried, tried
@@ -74,12 +76,14 @@ class Files:
             memory.commit(commitment_to(nonce), nonce)
             memory.open(commitment_to(nonce), run)
             memory.enter(run)
+            memory.charge(Charge(Release(1000, 4472, 2.5e7)))
             memory.remember(run, memory.marks(run), bytes(32))
         memory.leave()
 
         def read() -> bool:
             known = MarksFile(path)
             known.unopened()
+            known.ledger.epsilon(1e-5)
             if known.lines() != MarksFile(path).lines():
                 raise AssertionError("marks that read otherwise the second time")
             return False

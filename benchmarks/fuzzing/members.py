@@ -29,7 +29,13 @@ from fuzzing.damage import Mutations
 from tests.support.lines_in_memory import Federation, LinesInMemory, new_keys
 
 CLIENTS, VICTIM, LATE = 4, 0, 12
-MODES = ("off", "on", "malicious-server")
+PRIVATE = ('federation.weighting="uniform"', "privacy.noise=1.0", "privacy.clip=2.0")
+MODES = {
+    "off": ('secure.mode="off"',),
+    "on": ('secure.mode="on"',),
+    "malicious-server": ('secure.mode="malicious-server"',),
+    "private": ('secure.mode="on"', *PRIVATE),
+}
 MISTAKE = "a mistake in BAFFLE"
 
 PLAN = """
@@ -79,7 +85,7 @@ class Recorded:
         self.before: dict[str, tuple[Member, bytes]] = {}
         self.requests: list[bytes] = []
         self._seen: dict[str, int] = {}
-        plan: Plan = parse(PLAN, [f'secure.mode="{mode}"'])
+        plan: Plan = parse(PLAN, MODES[mode])
         policy = Policy(mode="off" if mode == "off" else "on", floor=2)
         federation = Federation(new_keys(folder, CLIENTS), folder, plan, policy=policy)
         lines = federation.lines(CLIENTS - 1)
@@ -129,7 +135,7 @@ def _is_nothing_turned(reply: bytes) -> bool:
 
 def may_change(data: bytes, name: str) -> bool:
     """What a client that abstains may have changed: whoever asked it to compute has used up a slot."""
-    return tag_of(data) == "masked-request" and name.endswith(("memory._marks", "memory._size"))
+    return tag_of(data) == "masked-request" and name.endswith(("memory._marks", "memory._size", "ledger._counts"))
 
 
 def targets_of(run: Recorded, mode: str) -> list[Target]:

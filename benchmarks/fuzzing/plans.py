@@ -36,7 +36,11 @@ sigma = [1e-6, 0.1]
 d_max = [0.01, 1e4]
 most_rounds = 1000
 data = ["digits", "mnist"]
+most_epsilon = 10.0
+delta = 1e-6
 """
+
+PRIVATE = ("federation.weighting=uniform", "privacy.epsilon=8.0", "privacy.clip=2.0")
 
 Reader = Callable[[str], bool]
 """A text → whether it was refused."""
@@ -48,7 +52,7 @@ def plans(count: int, seed: int) -> Iterator[Tried]:
     texts = [load(name).to_toml() for name in presets()]
     with tempfile.TemporaryDirectory() as folder, impatient():
         readers = [*_of_files(Path(folder)), *_of_members(Path(folder))]
-        own = [PLAN, parse(PLAN).to_toml()]
+        own = [PLAN, parse(PLAN).to_toml(), parse(PLAN, PRIVATE).to_toml()]
         for _ in range(count):
             name, read = draw.choice(readers)
             sound = POLICY if name.startswith("policy") else draw.choice(texts if draw.random() < 0.3 else own)

@@ -18,7 +18,7 @@ VALUES = (
 SETTINGS = tuple(
     f"{table}.{name}" if table else name
     for table, names in {
-        "": "name seed rounds estimator task federation probe update ring secure run nothing",
+        "": "name seed rounds estimator task federation probe update ring secure privacy run nothing",
         "task": "data pixels augment model model.name model.channels model.depth",
         "federation": "clients participation partition alpha floor_samples level seeds batch epochs steps weighting "
         "tiers dropout",
@@ -26,6 +26,7 @@ SETTINGS = tuple(
         "update": "optimizer rate betas momentum weight_decay clip ema norm_max stages",
         "ring": "d_max update_max n_max",
         "secure": "mode floor threshold groups group_seeds combine",
+        "privacy": "noise epsilon delta clip sharers",
         "run": "model downlink workers device evaluate_every snapshot_every commit_seconds features_mb "
         "deadline_seconds",
     }.items()

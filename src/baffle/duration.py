@@ -7,6 +7,7 @@ which clients compute nothing. Both take a second or two at most, however large 
 
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
@@ -63,16 +64,20 @@ class Idle(Worker):
         return trajectory.ring.encode(nothing, trajectory.length, trajectory.weight_of(len(self.indices)), 0.0)
 
 
-def measure_duration(task: Task) -> Duration:
-    """Predict how long a simulation of a task takes."""
+Clock = Callable[[], float]
+"""Seconds since some moment."""
+
+
+def measure_duration(task: Task, clock: Clock = time.perf_counter) -> Duration:
+    """Predict how long a simulation of a task takes, by a clock on the wall or by one that counts CPU time."""
     plan = task.plan
     with task.model.one_thread_each():
         trajectory = trajectory_of(plan, len(task.initial_weights()))
         runtimes = Runtimes(task, trajectory.threads)
         bare = trajectory_of(msgspec.structs.replace(plan, privacy=PrivacySettings()), trajectory.n)
-        forward = _seconds_a_forward(task, bare, runtimes)  # noise takes no time worth counting
-        overhead = _seconds_a_round(task, trajectory, runtimes)
-        evaluation = _seconds_an_evaluation(task, trajectory, runtimes)
+        forward = _seconds_a_forward(task, bare, runtimes, clock)  # noise takes no time worth counting
+        overhead = _seconds_a_round(task, trajectory, runtimes, clock)
+        evaluation = _seconds_an_evaluation(task, trajectory, runtimes, clock)
     sizes = zip(task.tiers, task.shares, strict=True)
     forwards = float(np.mean([forwards_of(trajectory, k, len(share)) for k, share in sizes]))
     # The clients of a round are shared out among the threads; the last ones may leave threads without work.
@@ -82,21 +87,21 @@ def measure_duration(task: Task) -> Duration:
     return Duration(forward, overhead, evaluation, total)
 
 
-def _seconds_a_forward(task: Task, trajectory: Trajectory, runtimes: Runtimes) -> float:
+def _seconds_a_forward(task: Task, trajectory: Trajectory, runtimes: Runtimes, clock: Clock) -> float:
     """A client on every thread probes a few directions, then twice as many, up to all of a round while time allows.
     What does not grow with the directions is spread over as many of them as in a round, or nearly."""
     weights, most = task.initial_weights(), trajectory.plan.probe.k
     k, spent, passes = min(FEW, most), 0.0, 0
-    began = time.perf_counter()
+    began = clock()
     with ThreadPoolExecutor(trajectory.threads) as pool:
         for number in count():
             few = _with_directions(trajectory, k)
             workers = [_worker(task, few, client, runtimes) for client in range(trajectory.threads)]
-            start = time.perf_counter()
+            start = clock()
             list(pool.map(lambda worker, number=number: worker.vector(number, weights), workers))
-            spent += time.perf_counter() - start
+            spent += clock() - start
             passes += forwards_of(few, k, len(workers[0].indices))
-            if number and time.perf_counter() - began > WORK_SECONDS:
+            if number and clock() - began > WORK_SECONDS:
                 break
             if k < most or not number:
                 k, spent, passes = min(2 * k, most), 0.0, 0
@@ -120,7 +125,7 @@ def _with_directions(trajectory: Trajectory, k: int) -> Trajectory:
     return replace(trajectory, plan=msgspec.structs.replace(plan, probe=probe), supports=supports, length=length)
 
 
-def _seconds_a_round(task: Task, trajectory: Trajectory, runtimes: Runtimes) -> float:
+def _seconds_a_round(task: Task, trajectory: Trajectory, runtimes: Runtimes, clock: Clock) -> float:
     """Rounds in which clients compute nothing. The first sets up the secure sum; if there are more, it is left out."""
     plan = trajectory.plan
     lineage = Lineage(trajectory)
@@ -132,7 +137,7 @@ def _seconds_a_round(task: Task, trajectory: Trajectory, runtimes: Runtimes) -> 
         for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
     ]
     seconds = list[float]()
-    began = time.perf_counter()
+    began = clock()
     with (
         tempfile.TemporaryDirectory() as folder,
         Journal.create(Path(folder) / "journal.sqlite", plan, present.state, versions(task.model)) as journal,
@@ -141,21 +146,21 @@ def _seconds_a_round(task: Task, trajectory: Trajectory, runtimes: Runtimes) -> 
         downlink = Downlink(plan.run.downlink, journal, lineage)
         for number in range(len(clients)):
             downlink.holds(number, 0)
-        while len(seconds) < MOST_ROUNDS and (not seconds or time.perf_counter() - began < ROUND_SECONDS):
-            start = time.perf_counter()
+        while len(seconds) < MOST_ROUNDS and (not seconds or clock() - began < ROUND_SECONDS):
+            start = clock()
             present = play_round(trajectory, present, transport, sums, journal, downlink).present
-            seconds.append(time.perf_counter() - start)
+            seconds.append(clock() - start)
     return float(np.mean(seconds[1:] or seconds))
 
 
-def _seconds_an_evaluation(task: Task, trajectory: Trajectory, runtimes: Runtimes) -> float:
+def _seconds_an_evaluation(task: Task, trajectory: Trajectory, runtimes: Runtimes, clock: Clock) -> float:
     """The test set at the averaged and at the last weights, by a few samples of it."""
     if not task.source.has_test:
         return 0.0
     test, weights = task.source.test, task.initial_weights()
     few = test.batch(np.arange(min(TESTED, len(test))))
     with runtimes.borrow() as runtime:
-        start = time.perf_counter()
+        start = clock()
         runtime.outputs(weights, few)
-        seconds = (time.perf_counter() - start) * len(test) / len(few.y)
+        seconds = (clock() - start) * len(test) / len(few.y)
     return seconds if trajectory.threads > 1 or not trajectory.plan.update.ema else 2 * seconds

@@ -11,6 +11,7 @@ import numpy as np
 
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch
+from baffle.core.samples import Shape
 from baffle.data.sources import data_folder
 from baffle.data.sources import load as load_data
 from baffle.errors import ModelError
@@ -33,11 +34,10 @@ from baffle.runtime.onnx.model_folder import (
     GraphLoss,
     InputType,
     Manifest,
-    Stored,
     graph_loss,
     write_manifest,
-    write_tensors,
 )
+from baffle.runtime.onnx.tensor_file import Stored, write_tensors
 from baffle.task.load import inputs_of, load_task
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def export_onnx(
     model: Path,
     out: Path,
     freeze: Sequence[str] = (),
-    shape: Sequence[int] = (),
+    shape: Shape = (),
     loss: GraphLoss = CROSS_ENTROPY,
 ) -> Manifest:
     """Export the model in an ONNX file, with the weights in that file and this loss. If the file leaves sizes of its
@@ -195,7 +195,8 @@ def _try_out(folder: Path, manifest: Manifest, weights: F32) -> None:
     """Run the graph on one sample and on three, so that an export that cannot run fails here, not on a device."""
     runtime = OnnxLoss.in_folder(folder)
     for count in (1, 3):
-        samples = np.zeros((count, *manifest.input_shape), np.dtype(manifest.input_dtype))
+        zeros = tuple(np.zeros((count, *wanted.shape), np.dtype(wanted.dtype)) for wanted in manifest.arrays)
+        samples = zeros if len(zeros) > 1 else zeros[0]
         labels = np.zeros((count, *manifest.label_shape), np.int64)
         runtime.outputs(weights, Batch(samples, labels))
         if manifest.loss != NO_LOSS:

@@ -14,6 +14,7 @@ from baffle.core.chain import Present, chain_epoch, chain_next, chain_start
 from baffle.core.messages import Outcome, decode
 from baffle.core.state import ServerState, apply, within
 from baffle.errors import BaffleError, ChainError, MessageError
+from baffle.plan.privacy import least_survivors
 from baffle.trajectory import Epoch, Trajectory
 
 
@@ -84,8 +85,9 @@ class Lineage:
 
 
 def _require_possible(trajectory: Trajectory, outcome: Outcome, before: ServerState, after: ServerState) -> None:
-    """Refuse an outcome with another key than the round's, totals or a weight beyond what its clients could send, or a
-    step that is not finite or longer than the plan allows."""
+    """Refuse an outcome with another key than the round's, totals or a weight beyond what its clients could send, a
+    private sum over fewer clients than its noise counts on, or a step that is not finite or longer than the plan
+    allows."""
     plan, ring = trajectory.plan, trajectory.ring
     most = plan.group_sizes[1]
     keys = [trajectory.key_number(outcome.round, group) for group in range(plan.secure.groups)]
@@ -94,6 +96,10 @@ def _require_possible(trajectory: Trajectory, outcome: Outcome, before: ServerSt
             raise MessageError(f"a key with the number {group.key}, expected that of round {outcome.round}")
         if group.weight > most * ring.n_max:
             raise MessageError(f"a weight of {group.weight}, but {most} clients have at most {most * ring.n_max}")
+        if trajectory.private and group.weight < least_survivors(plan):
+            raise MessageError(
+                f"a sum over {group.weight} clients, but a private one has at least {least_survivors(plan)}"
+            )
         largest = int(np.max(np.abs(group.numbers().astype(np.int64)), initial=0))
         if largest > ring.most(most):
             raise MessageError(f"a total of {largest} is more than {most} clients can send within their bounds")

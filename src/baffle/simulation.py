@@ -103,8 +103,8 @@ def exposure(plan: Plan) -> list[str]:
     """What the server can learn about a single client under this plan."""
     if plan.secure.mode == "off" and plan.privacy.on:
         return [
-            "secure.mode is off: the sums are private, single vectors are not, since each has only its client's part of "
-            "the noise. In a network such a plan is refused"
+            "secure.mode is off: the sums are private, single vectors are not, since each has only its client's part "
+            "of the noise. In a network such a plan is refused"
         ]
     if plan.secure.mode == "off":
         return [
@@ -130,12 +130,7 @@ def resume(
     `load_again` gives the task of a run whose model and data no plan can name."""
     with RunFolder.existing(Path(path)) as folder:
         old = load(str(folder.plan))
-        new = change(old, settings)
-        if new.trajectory_digest() != old.trajectory_digest():
-            raise PlanError(
-                "a resumed run may change rounds, run.* and secure.* (but not the groups), and nothing else; "
-                "start a new run with --out"
-            )
+        new = _changed(old, settings)
         task = load_again(new) if load_again else load_task(new, data)
         if task.plan != new:
             raise JournalError(f"{folder.plan} is not a resolved plan; expected the file that the run itself wrote")
@@ -144,6 +139,25 @@ def resume(
         folder.write_plan(new.to_toml())
         with task.model.one_thread_each():
             return _run(folder, task, watch, warn, stop)
+
+
+def _changed(old: Plan, settings: Iterable[str]) -> Plan:
+    """The plan of a run that goes on with other settings, none of which may determine weights."""
+    settings = list(settings)
+    refusal = (
+        "a resumed run may change rounds, run.* and secure.* (but not the groups), and nothing else; start a new run "
+        "with --out"
+    )
+    try:
+        new = change(old, settings)
+    except PlanError:
+        # What a run fills in, as its layout, does not fit a changed section, and would be named as the fault.
+        if any(setting.strip().startswith(DETERMINING) for setting in settings):
+            raise PlanError(refusal) from None
+        raise
+    if new.trajectory_digest() != old.trajectory_digest():
+        raise PlanError(refusal)
+    return new
 
 
 def _require_simulation(folder: RunFolder) -> None:
@@ -156,6 +170,10 @@ def _require_simulation(folder: RunFolder) -> None:
                 f"{folder.path} holds a networked run; continue it with `baffle serve`, or repeat it with "
                 f"`baffle run --as {shlex.quote(str(folder.path))}`"
             )
+
+
+DETERMINING = ("task.", "federation.", "probe.", "update.", "ring.")
+"""Sections that determine weights."""
 
 
 def baseline_of(plan: Plan) -> Plan:

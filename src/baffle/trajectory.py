@@ -193,13 +193,13 @@ def _ring(plan: Plan, n: int) -> Encoding:
         raise PlanError("ring.n_max is 0: expected the number that a run writes into its own plan.toml when it starts")
     if plan.privacy.on:
         private = private_ring(plan, n)
-        _require_usual_scale(private.exponent, f"a bound of {private.norm:g}", "set privacy.clip nearer to 1")
+        _require_usual_scale(private.exponent, f"a bound of {private.norm:g} leads", "set privacy.clip nearer to 1")
         return private
     ring = _public_ring(plan)
     for used in (ring, Ring(1, 1, plan.ring.d_max)):  # a client that estimates a gradient has a ring of its own
         _require_usual_scale(
             used.exponent,
-            f"bounds of {used.clip:g} and {used.n_max} samples",
+            f"bounds of {used.clip:g} and {used.n_max} samples lead",
             "leave ring.d_max, ring.update_max and ring.n_max out",
         )
     return ring
@@ -207,9 +207,7 @@ def _ring(plan: Plan, n: int) -> Encoding:
 
 def _require_usual_scale(exponent: int, bounds: str, remedy: str) -> None:
     if abs(exponent) > LARGEST_EXPONENT:
-        raise PlanError(
-            f"ring: {bounds} lead to a scale of 2^{exponent}, expected at most 2^±{LARGEST_EXPONENT}; {remedy}"
-        )
+        raise PlanError(f"ring: {bounds} to a scale of 2^{exponent}, expected at most 2^±{LARGEST_EXPONENT}; {remedy}")
 
 
 def _public_ring(plan: Plan) -> Ring:

@@ -126,3 +126,11 @@ def test_a_slot_with_a_planned_threshold_that_its_members_cannot_reach_is_not_op
     rounds = Rounds(6, threshold=5)
     rounds.network.deaf = lambda client, phase: client > 3 and phase == "hello"
     assert rounds.play(0)[0] is None
+
+
+def test_a_threshold_that_the_plan_names_is_the_least_that_clients_take() -> None:
+    """The noise of private sums counts on it."""
+    policy = ClientPolicy(threshold=5)
+    assert checked_slot(opening(0, (0, 1, 2, 3, 4), threshold=5), policy).opening.threshold == 5
+    with pytest.raises(RefusalError, match="a threshold of 4 with 4 neighbours, expected 5 to 5"):
+        checked_slot(opening(0, (0, 1, 2, 3, 4), threshold=4), policy)

@@ -3,6 +3,7 @@ same answer under two noises. Clients count by themselves, on their own disks.""
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,15 @@ from baffle.client.worker import Worker
 from baffle.core.messages import CatchUp, Contribution, Outcome, decode, encode
 from baffle.core.ring import RingVector
 from baffle.errors import PlanError, RunFolderError
+from baffle.network.consent import Equipment
+from baffle.network.equipment import count_samples, with_plan
 from baffle.network.joining import Begin
+from baffle.network.member import Member
 from baffle.network.policy import Policy
 from baffle.network.settling import require_sound_terms
 from baffle.plan import Plan, change
 from baffle.privacy.accounting import spent
+from baffle.trajectory import trajectory_of
 from tests.attacks.hostile_server import HostileServer, RefusedError, Victims, View, keys_of, refused
 
 CLIENTS, VICTIM, DELTA = 5, 2, 1e-5
@@ -240,6 +245,23 @@ def test_parts_of_the_noise_too_small_for_the_survivors_are_refused(attack: Atta
 def test_a_target_that_the_noise_does_not_reach_is_refused(attack: Attack) -> None:
     """The client counts by itself: six rounds with this noise cost more than the ε that the plan claims."""
     server = attack("privacy.noise=0", "privacy.epsilon=4")
+    server.introductions([0])
+    noise = server.plan.privacy.noise
+    with refused(lying(server, f"noise={noise / 2}"), 0, "come to ε ="):
+        server.introductions([0])
+
+
+def test_a_client_counts_by_itself_whatever_equips_it(attack: Attack) -> None:
+    """On the edge nothing else looks at what a plan promises."""
+    server = attack("privacy.noise=0", "privacy.epsilon=4")
+    victims, equipped = server.victims, with_plan(0, None, part=True)(server.plan)
+
+    def equip(plan: Plan) -> Equipment:
+        trajectory = trajectory_of(plan, equipped.worker.trajectory.n)
+        return equipped._replace(worker=replace(equipped.worker, trajectory=trajectory))
+
+    count, tell = count_samples(0, None, part=True), victims.logs[0].append
+    victims.members[0] = Member(victims.keys[0], None, count, equip, pinned=victims.plan, tell=tell)
     server.introductions([0])
     noise = server.plan.privacy.noise
     with refused(lying(server, f"noise={noise / 2}"), 0, "come to ε ="):

@@ -78,6 +78,24 @@ def test_nets_are_trained_in_every_way() -> None:
     assert found["contrast"]["SqueezeNet-like"]["layers"] == 8
 
 
+@pytest.mark.slow
+def test_predicted_durations_are_compared_with_runs(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "duration.py"),
+        "digits, the default",
+        "--set",
+        "rounds=4",
+        "--out",
+        str(out),
+    ]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    row = json.loads(out.read_text())["rows"]["digits, the default"]
+    assert row["rounds"] == 4
+    assert row["predicted"] > 0 < row["taken"]
+
+
 def test_the_tables_in_the_docs_match_the_results() -> None:
     command = [sys.executable, str(BENCHMARKS / "pages.py"), "--check"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
@@ -86,13 +104,19 @@ def test_the_tables_in_the_docs_match_the_results() -> None:
 
 @pytest.mark.slow
 def test_a_server_under_load_goes_on_in_every_scenario() -> None:
-    measured = run("load", "--clients", "12", "--rounds", "3", "--warm-up", "2", "--deadline", "20", "--json")
+    """How many clients a round has is luck where 30 % drop out of each, and depends on the machine where a deadline is
+    short. So there are enough of them, and time, that some round of each scenario has a sum."""
+    size = 24
+    settings = ("--rounds", "3", "--warm-up", "2", "--deadline", "30", "--least-deadline", "5", "--json")
+    measured = run("load", "--clients", str(size), *settings)
     rows = {row["scenario"]: row for row in measured["scenarios"]}
     assert list(rows) == ["none", "break", "silent", "stall", "cut", "restart"]
     assert measured["run"]["rounds"] == 2 + 6 * 4 + 1
-    assert rows["none"]["contributors"]["median"] == 12
-    assert all(row["contributors"]["median"] > 3 for row in rows.values())
-    assert rows["silent"]["contributors"]["median"] < 12
+    assert rows["none"]["contributors"]["median"] == size
+    for row in rows.values():
+        assert row["contributors"]["most"] > 3, row
+        assert row["skipped"] < row["rounds"], row
+    assert all(rows[scenario]["contributors"]["least"] < size for scenario in ("break", "silent"))
     assert rows["none"]["client_exchanges"] == 2
     sizes = rows["none"]["client_bytes"]
     assert all(sizes["messages"][way] < sizes["frames"][way] for way in ("up", "down"))

@@ -52,7 +52,7 @@ def test_it_shows_a_table(cli: Cli, link: Link, keys: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     shown = {line[:18].strip(): line[18:] for line in done.stdout.splitlines()}
     assert shown["now"] == "starting"
-    assert shown["epsilon"] == "not counted"
+    assert shown["epsilon"] == "not counted: the run is not private"
     assert shown["connected"] == "0"
     assert shown["seconds a round"] == shown["loss"] == shown["test accuracy"] == "–"
 

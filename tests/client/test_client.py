@@ -20,7 +20,7 @@ from baffle.core.messages import (
     decode_reply,
     encode,
 )
-from baffle.core.ring import EXTRAS
+from baffle.core.ring import EXTRAS, Ring
 from baffle.core.state import pack
 from baffle.plan import Plan
 from tests.support.federation import Federation
@@ -44,7 +44,7 @@ def test_a_client_whose_loss_is_not_finite_answers_like_any_other(
     reply = decode_reply(replace(setting.client, tell=told.append).answer(setting.request(3)))
     assert isinstance(reply, Contribution)
     length = setting.trajectory.length
-    assert reply == Contribution(3, setting.trajectory.ring.nothing(length).tobytes())
+    assert reply == Contribution(3, Ring.nothing(length).tobytes())
     assert len(encode(reply)) == size
     assert (spoilt.forwards, spoilt.batches) == (sound.forwards, sound.batches)
     assert told == []

@@ -326,3 +326,18 @@ print(run.predict(x).shape, run.plan.task.loss)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "(40, 2) given:function"
     assert "round   20/20  loss" in done.stdout
+
+
+def test_a_private_fit_tells_epsilon_and_no_loss(tmp_path: Path) -> None:
+    x, y = vectors(400)
+    plan = {
+        "federation.weighting": "uniform",
+        "secure.floor": CLIENTS,
+        "privacy.epsilon": 40.0,
+        "privacy.clip": 1.0,
+    }
+    run = fit(tmp_path, nn.Linear(8, 3), shared(x, y), vectors(60, 1), plan=plan)
+    assert 39 < run["epsilon"] == run.metrics["epsilon"][-1] <= 40
+    assert np.isnan(run.metrics["loss"]).all()
+    assert len(run.plot().data) == 2
+    assert verify(tmp_path / "run").weights_sha256 == run["weights_sha256"]

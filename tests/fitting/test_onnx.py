@@ -1,6 +1,10 @@
 """Models that come as ONNX through `baffle.fit`: without PyTorch, whole or in part, with any loss."""
 
+import json
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -9,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper, load, numpy_helper, save
 from onnx.checker import check_model
 
 import baffle
-from baffle.core.samples import Array
+from baffle.core.samples import Array, each
 from baffle.export import export_onnx
 from tests.fitting.test_fit import fit, shared
 
@@ -130,6 +134,132 @@ def test_another_file_gets_none_of_a_runs_weights(tmp_path: Path) -> None:
         baffle.resume(run.path, ["rounds=4"], model=object(), clients=shared(x, y))  # type: ignore[arg-type]
 
 
+def masked_bag(path: Path) -> Path:
+    """The same with a mask over the tokens and a number for each sentence as further inputs, and open sizes."""
+    random = np.random.default_rng(0)
+    tensors = {
+        "table.weight": random.standard_normal((WORDS, WIDTH)) / 2,
+        "head.weight": random.standard_normal((WIDTH, CLASSES)) / 2,
+        "head.bias": np.zeros(CLASSES),
+    }
+    axis = numpy_helper.from_array(np.array([2]), "axis")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table.weight", "ids"], ["found"]),
+            helper.make_node("Unsqueeze", ["mask", "axis"], ["column"]),
+            helper.make_node("Mul", ["found", "column"], ["kept"]),
+            helper.make_node("ReduceMean", ["kept"], ["mean"], axes=[1], keepdims=0),
+            helper.make_node("Unsqueeze", ["scale", "one"], ["factor"]),
+            helper.make_node("Mul", ["mean", "factor"], ["scaled"]),
+            helper.make_node("Gemm", ["scaled", "head.weight", "head.bias"], ["out"]),
+        ],
+        "theirs",
+        [
+            helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "tokens"]),
+            helper.make_tensor_value_info("mask", TensorProto.FLOAT, ["batch", "tokens"]),
+            helper.make_tensor_value_info("scale", TensorProto.FLOAT, ["batch"]),
+        ],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["batch", CLASSES])],
+        [
+            axis,
+            numpy_helper.from_array(np.array([1]), "one"),
+            *(numpy_helper.from_array(values.astype(np.float32), name) for name, values in tensors.items()),
+        ],
+    )
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def masked_sentences(count: int) -> tuple[dict[str, Array], Array]:
+    ids, y = sentences(count)
+    random = np.random.default_rng(1)
+    mask, scale = random.integers(0, 2, ids.shape).astype(np.float32), random.random(count).astype(np.float32) + 0.5
+    return {"mask": mask, "ids": ids, "scale": scale}, y
+
+
+def rows_of(x: Any, rows: slice) -> Any:
+    return each(lambda array: array[rows], x)
+
+
+@pytest.mark.parametrize("form", ["dict", "tuple"])
+def test_a_graph_with_several_inputs_trains(tmp_path: Path, form: str) -> None:
+    by_name, y = masked_sentences(80)
+    x: Any = by_name if form == "dict" else (by_name["ids"], by_name["mask"], by_name["scale"])
+    theirs = masked_bag(tmp_path / "theirs.onnx")
+    parts = [slice(start, start + 20) for start in range(0, 80, 20)]
+    clients: list[Any] = [(rows_of(x, rows), y[rows]) for rows in parts]
+    run = fit(tmp_path, theirs, clients, (x, y))
+    assert run["n_weights"] == 63
+    said = answers(run.model, **by_name)
+    assert np.mean(said.argmax(1) == y) == pytest.approx(run["test_accuracy"], abs=1e-6)
+    np.testing.assert_allclose(said, run.predict(x), rtol=1e-4, atol=1e-6)
+    assert run.metrics["loss"][-1] < run.metrics["loss"][0]
+    again = baffle.resume(run.path, ["rounds=22"], model=theirs, clients=clients, test=(x, y))
+    assert again["rounds"] == 22
+    opened = baffle.open(run.path)
+    in_folder = {f"x/{name}": array for name, array in by_name.items()}
+    np.testing.assert_allclose(answers(opened.model, **in_folder), opened.predict(x), rtol=1e-4, atol=1e-6)
+
+
+def test_the_order_and_the_names_of_several_inputs_matter(tmp_path: Path) -> None:
+    x, y = masked_sentences(80)
+    theirs = masked_bag(tmp_path / "theirs.onnx")
+    renamed = {"tokens": x["ids"], "mask": x["mask"], "scale": x["scale"]}
+    for number, (wrong, words) in enumerate(
+        [
+            (renamed, "the model has no input tokens; its inputs are ids, mask, scale"),
+            (
+                {"ids": x["ids"], "mask": x["mask"]},
+                r"takes samples of ids of shape \(6,\), mask .* scale of shape \(\)",
+            ),
+            ((x["ids"], x["mask"]), "an array for each of the inputs ids, mask, scale, got 2"),
+            (x["ids"], "an array for each of the inputs ids, mask, scale, got 1"),
+            ((x["mask"], x["ids"], x["scale"]), "the model takes int64 ids, got float32"),
+        ]
+    ):
+        with pytest.raises(baffle.BaffleError, match=words):
+            fit(tmp_path / str(number), theirs, [(wrong, y)], None, rounds=2)
+
+
+def test_an_export_of_several_inputs_serves_a_plan(
+    tmp_path: Path, cli: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, folder = masked_bag(tmp_path / "theirs.onnx"), tmp_path / "folder"
+    refused = cli("export", "--onnx", str(theirs), "--out", str(folder))
+    assert "the input ids leaves the size of a sample open" in refused.stderr
+    assert cli("export", "--onnx", str(theirs), "--out", str(folder), "--shape", "6", "--shape", "6").returncode == 2
+    sizes = ["--shape", "ids=6", "--shape", "mask=6"]
+    refused = cli("export", "--onnx", str(theirs), "--out", str(folder), "--shape", "tokens=6")
+    assert "the model has no input tokens; its inputs are ids, mask, scale" in refused.stderr
+    made = cli("export", "--onnx", str(theirs), "--out", str(folder), *sizes)
+    assert made.returncode == 0, made.stderr
+    assert json.loads((folder / "manifest.json").read_text())["format"] == "baffle/model/2"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "masked.py").write_text(
+        "import numpy as np\n"
+        "from baffle.data.sources import Dataset, Source\n"
+        "def source():\n"
+        "    ids = np.random.default_rng(0).integers(0, 12, (80, 6))\n"
+        "    x = {'ids': ids, 'mask': ids != 0, 'scale': np.ones(80, np.float32)}\n"
+        "    y = ids.sum(1) // 12 % 3\n"
+        "    return Source(Dataset(x, y), Dataset(x, y), 3)\n"
+    )
+    done = cli(
+        *("run", "digits", "--set", "task.data=masked:source", "--set", 'task.model={name="onnx"}'),
+        *("--set", f"run.model={folder}", "--set", "rounds=3", "--set", "federation.clients=3", "--out", "run"),
+    )
+    assert done.returncode == 0, done.stderr
+    run = baffle.open("run")
+    assert run["rounds"] == 3
+    ids = np.random.default_rng(0).integers(0, 12, (80, 6))
+    samples = {"ids": ids, "mask": ids != 0, "scale": np.ones(80, np.float32)}
+    said = answers(run.restore(theirs), ids=ids, mask=(ids != 0).astype(np.float32), scale=samples["scale"])
+    np.testing.assert_allclose(
+        run.predict({**samples, "mask": (ids != 0).astype(np.float32)}), said, rtol=1e-4, atol=1e-6
+    )
+
+
 def test_a_loss_of_the_users_own_gets_arrays(tmp_path: Path) -> None:
     def share_wrong(outputs: Array, labels: Array) -> Array:
         assert isinstance(outputs, np.ndarray)
@@ -148,3 +278,14 @@ def test_another_graph_does_not_continue_a_run(tmp_path: Path) -> None:
     other = fit(tmp_path / "b", bag_of_words(tmp_path / "b.onnx"), shared(x, y), None, rounds=2, train="last")
     with pytest.raises(baffle.BaffleError, match="this is not the run's model, but another graph"):
         baffle.resume(run.path, ["rounds=4"], model=other.plan.run.model, clients=shared(x, y))
+
+
+def test_a_refused_fit_leaves_nothing_in_the_way_of_the_next(tmp_path: Path) -> None:
+    x, y = sentences(80)
+    theirs = bag_of_words(tmp_path / "theirs.onnx")
+    with pytest.raises(baffle.BaffleError, match="y has class 9, but the model has outputs for 3"):
+        fit(tmp_path, theirs, shared(x, np.where(y == 1, 9, y)), None, rounds=2)
+    assert fit(tmp_path, theirs, shared(x, y), None, rounds=2)["rounds"] == 2
+    (tmp_path / "words.onnx").write_text("hi")
+    with pytest.raises(baffle.BaffleError, match=r"words\.onnx cannot be read as an ONNX model: it has no graph"):
+        fit(tmp_path / "b", tmp_path / "words.onnx", shared(x, y), None)

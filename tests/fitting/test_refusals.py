@@ -54,8 +54,23 @@ BAD_DATA = {
     ),
     "a label too large": (
         with_one(lambda x, y: (x, np.where(np.arange(len(y)) == 9, 3, y))),
-        "the data set's training labels: expected class numbers from 0 to 2, got 3 in sample 24; correct the labels, "
+        "clients: y has class 3, but the model has outputs for 3: expected class numbers from 0 to 2; give the model "
+        "more outputs, or correct the labels",
+    ),
+    "a label below": (
+        with_one(lambda x, y: (x, np.where(np.arange(len(y)) == 9, -1, y))),
+        "the data set's training labels: expected class numbers from 0 to 2, got -1 in sample 24; correct the labels, "
         "or the source's classes",
+    ),
+    "rows of ones": (
+        shared(X, np.eye(3, dtype=np.float32)[Y]),
+        "clients: y is float32, but the loss is cross_entropy: expected class numbers from 0, as integers; of rows "
+        'with a one for the class, y.argmax(1); for numbers to predict give loss="mse"',
+    ),
+    "a column of labels": (
+        shared(X, Y[:, None]),
+        "clients: y has shape (1,) for each sample, but the model's outputs have (3,): expected one class number for "
+        "each sample",
     ),
     "not a number": (
         shared(NAN, Y),
@@ -71,6 +86,47 @@ def test_unusable_data(tmp_path: Path, name: str) -> None:
         fit(tmp_path, small(), clients, None)
     assert str(refused.value) == words
     assert not (tmp_path / "run").exists()
+
+
+def test_an_unusable_test_set(tmp_path: Path) -> None:
+    for test, words in (
+        ((X[:, :5], Y), r"test has samples of float32 of shape \(5,\), but clients\[0\] of float32 of shape \(8,\)"),
+        ((X, Y + 3), "test: y has class 5, but the model has outputs for 3"),
+        ((X, Y.astype(np.float32)), "test: y is float32, but the loss is cross_entropy"),
+        ((X[:0], Y[:0]), "test set is empty"),
+    ):
+        with pytest.raises(baffle.BaffleError, match=words):
+            fit(tmp_path, small(), shared(X, Y), test)
+    with pytest.raises(baffle.BaffleError, match=r"test has samples of float32 of shape \(5,\), but clients of"):
+        fit(tmp_path, small(), (X, Y), (X[:, :5], Y))
+
+
+def test_a_model_that_does_not_take_the_samples(tmp_path: Path) -> None:
+    begins = "model: on samples of float32 of shape (8,), Linear raised RuntimeError: mat1 and mat2 shapes cannot be"
+    with pytest.raises(baffle.BaffleError, match=re.escape(begins)) as refused:
+        fit(tmp_path, nn.Linear(7, 3), shared(X, Y), None)
+    assert isinstance(refused.value.__cause__, RuntimeError)  # with its own traceback
+    run = fit(tmp_path, small(), shared(X, Y), None, rounds=1)
+    with pytest.raises(baffle.BaffleError, match=r"model: on samples of float32 of shape \(3,\), Sequential raised"):
+        run.predict(X[:, :3])
+
+
+def test_what_a_person_mistypes_around_a_fit(tmp_path: Path, begun: Path) -> None:
+    with pytest.raises(baffle.BaffleError, match="callbacks: expected a list of functions, got function"):
+        fit(tmp_path, small(), shared(X, Y), None, callbacks=lambda _: True)
+    with pytest.raises(baffle.BaffleError, match=r"out: .*run holds a run; go on with it by baffle\.resume\("):
+        fit(begun.parent, small(), shared(X, Y), None)
+    with pytest.raises(baffle.BaffleError, match=r"settings: expected a list of them, as \['rounds=5'\], got one text"):
+        baffle.resume(begun, "rounds=5", model=small(), clients=shared(X, Y), test=(X, Y))
+    with pytest.raises(baffle.BaffleError, match=r"a resumed run may change rounds, run\.\* and secure"):
+        baffle.resume(begun, ["probe.k=5"], model=small(), clients=shared(X, Y), test=(X, Y))
+    with pytest.raises(baffle.BaffleError, match=r"rounds: expected int >= 1, got 0"):
+        baffle.resume(begun, ["rounds=0"], model=small(), clients=shared(X, Y), test=(X, Y))
+    with pytest.raises(baffle.BaffleError, match=r"the run's model is a module; .* got the path theirs\.onnx"):
+        baffle.open(begun).restore("theirs.onnx")
+    with pytest.raises(KeyError, match=r"accuracy; the summary has .*test_accuracy"):
+        baffle.open(begun)["accuracy"]
+    assert baffle.open(begun).get("accuracy") is None
 
 
 def test_an_unusable_model(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """[privacy] in plans: what it comes to, and what would void it."""
 
+import math
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baffle.errors import PlanError
 from baffle.plan import Plan, change, parse
@@ -21,10 +24,12 @@ MakePlan = Callable[..., Plan]
         (("federation.weighting=samples",), 'federation.weighting: a private run needs "uniform"'),
         (("federation.level=epoch",), 'federation.level: a private run needs "batch"'),
         (("federation.seeds=own",), 'federation.seeds: a private run needs "shared"'),
+        (("secure.mode=off", "secure.floor=4"), "secure.floor: a private sum needs 4 clients for its noise, but has 3"),
         (("privacy.sharers=4",), "privacy.sharers: expected at most 3"),
         (("privacy.noise=0",), "privacy.clip without noise is no privacy"),
         (("privacy.noise=0", "privacy.clip=0", "privacy.sharers=2"), "privacy.sharers without noise is no privacy"),
         (("privacy.noise=-1",), "privacy.noise: expected float >= 0"),
+        (("privacy.noise=1e-300",), "privacy.noise: expected at least 0.0001"),
         (("privacy.delta=0",), "privacy.delta: expected float > 0"),
         (("privacy.delta=1",), "privacy.delta: expected float < 1"),
         (("privacy.noize=1",), "unknown key privacy.noize"),
@@ -61,6 +66,25 @@ def test_noise_is_counted_on_from_the_fewest_survivors_without_the_liars(
     plan = tiny(*PRIVATE, *HUNDRED, "privacy.noise=1.0", *settings)
     assert (least_survivors(plan), certain_sharers(plan)) == (survivors, sharers)
     assert with_noise(plan, N).privacy.sharers == sharers
+
+
+@given(st.integers(2, 60), st.integers(1, 10), st.integers(2, 60), st.sampled_from(["on", "malicious-server", "off"]))
+def test_somebody_is_always_certain_to_add_noise(clients: int, groups: int, floor: int, mode: str) -> None:
+    settings = (
+        f"federation.clients={clients}",
+        f"secure.groups={groups}",
+        f"secure.floor={floor}",
+        f"secure.mode={mode}",
+    )
+    try:
+        plan = parse("", [*PRIVATE, "privacy.noise=1.0", *settings])
+    except PlanError:
+        return
+    smallest, largest = plan.group_sizes
+    assert 1 <= certain_sharers(plan) <= least_survivors(plan) <= smallest
+    if mode == "malicious-server":  # whatever the group, its survivors without the most liars are no fewer
+        for m in (smallest, largest):
+            assert certain_sharers(plan) <= max(floor, 2 * m // 3 + 1) - (math.ceil(m / 3) - 1)
 
 
 def test_a_group_of_three_against_a_liar_still_has_three_who_add_noise(tiny: MakePlan) -> None:

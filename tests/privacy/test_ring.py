@@ -80,6 +80,23 @@ def test_the_sum_of_noised_vectors_is_read_without_a_loss() -> None:
         RING.check(vector, 1)
 
 
+def test_every_value_has_noise_also_where_a_client_has_measured_nothing() -> None:
+    random = np.random.default_rng(2)
+    noised = integers(RING.noised(RING.encode(np.ones(5), 30, 1, 0.1), random.bytes))
+    assert (noised != integers(RING.encode(np.ones(5), 30, 1, 0.1))).all()
+
+
+def test_everybody_may_send_the_longest_vector_in_the_same_direction() -> None:
+    ring = PrivateRing(clients=1000, norm=1.0, noise=0.01, sharers=1000, length=2)
+    longest = ring.encode(np.array([50.0, 0.0]), 2, 1, 0.0)
+    for count in (1, 400, 1000):
+        assert ring.decode(add([longest] * count), count).totals[0] == count * ring.delta_2 < GUARD
+    too_much = add([longest] * 1000)
+    too_much[-4:] = 500, 500, 0, 0
+    with pytest.raises(MessageError, match="more than 500 clients can send"):
+        ring.check(too_much, 500)
+
+
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [

@@ -21,7 +21,11 @@ from baffle.cli.options import data_option, json_option, path, set_option
     help="With --onnx: the loss that the graph holds (default: cross_entropy); none for a function of your own.",
 )
 @click.option(
-    "--shape", metavar="SIZES", help="With --onnx: the sizes of one sample, as 1,28,28, if the file leaves them open."
+    "--shape",
+    multiple=True,
+    metavar="SIZES",
+    help="With --onnx: the sizes of one sample, as 1,28,28, if the file leaves them open; NAME=SIZES for each of "
+    "several inputs.",
 )
 @set_option
 @data_option
@@ -32,7 +36,7 @@ def export(
     onnx: Path | None,
     freeze: tuple[str, ...],
     loss: str | None,
-    shape: str | None,
+    shape: tuple[str, ...],
     settings: tuple[str, ...],
     data: Path | None,
     as_json: bool,
@@ -49,8 +53,7 @@ def export(
     from baffle.runtime.onnx.model_folder import graph_loss
 
     if onnx:
-        sizes = _sizes(shape) if shape else ()
-        manifest = export_onnx(onnx, out, freeze, sizes, graph_loss(loss or "cross_entropy"))
+        manifest = export_onnx(onnx, out, freeze, _shape(shape), graph_loss(loss or "cross_entropy"))
     else:
         manifest = export_run(run, out, data=data) if run else export_plan(str(source), out, settings, data=data)
     if as_json:
@@ -65,6 +68,16 @@ def export(
         f"{manifest.n_weights:,} weights after {manifest.rounds:,} rounds, sha256 {manifest.weights_sha256}, in {out}",
         soft_wrap=True,
     )
+
+
+def _shape(given: tuple[str, ...]) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+    """The shape of a sample: of its only array, or of each array by name."""
+    if len(given) < 2 and not any("=" in text for text in given):
+        return _sizes(given[0]) if given else ()
+    named = [text.rpartition("=") for text in given]
+    if not all(name for name, _, _ in named):
+        raise click.UsageError(f"--shape: expected NAME=SIZES for each of several inputs, got {' '.join(given)!r}")
+    return {name: _sizes(sizes) for name, _, sizes in named}
 
 
 def _sizes(text: str) -> tuple[int, ...]:

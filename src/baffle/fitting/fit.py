@@ -12,7 +12,7 @@ import msgspec
 from baffle.core.arrays import I64
 from baffle.data.dataset import Source
 from baffle.data.partition import share_out
-from baffle.errors import PlanError, UnusableDataError
+from baffle.errors import PlanError, RunFolderError, UnusableDataError
 from baffle.fitting.given_data import GivenData, given_data
 from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_metrics, with_names
 from baffle.fitting.plans import GivenPlan, plan_of
@@ -66,10 +66,16 @@ def fit(
     >>> run["test_accuracy"], run.metrics["loss"], run.model, run.predict(x)
     """
     wanted, data = plan_of(plan), given_data(clients, test)
-    folder = RunFolder.new(Path(out) if out else new_folder(wanted.name))
+    stop = _stop(callbacks)
+    folder = _new_folder(Path(out) if out else new_folder(wanted.name))
     objects = _Objects(_given(model, train, loss, data, folder.path), data, tuple(metrics))
-    task = objects.task(objects.settled(wanted))
-    begin(folder, task, _progress(shown=progress), _warn(tested=data.test is not None), _stop(callbacks))
+    try:
+        task = objects.task(objects.settled(wanted))
+        begin(folder, task, _progress(shown=progress), _warn(tested=data.test is not None), stop)
+    except BaseException:
+        if not folder.plan.exists():  # nothing has begun, so the next attempt finds everything as this one did
+            objects.model.forget()
+        raise
     return Run(folder.path, objects.model)
 
 
@@ -95,6 +101,8 @@ def resume(
 
     >>> run = baffle.resume("runs/mine", ["rounds=400"], model=model, clients=clients, test=test)
     """
+    if isinstance(settings, str):
+        raise PlanError(f"settings: expected a list of them, as [{settings!r}], got one text")
     report, stop = watch or _progress(shown=False), _stop(callbacks)
     plan = load(str(RunFolder.existing(Path(path)).plan))
     if not plan.task.data.startswith(f"{GIVEN}:"):
@@ -125,6 +133,7 @@ class _Objects:
             federation = msgspec.structs.replace(plan.federation, clients=len(self.data.shares))
             plan = msgspec.structs.replace(plan, federation=federation)
         check(plan)
+        self._require_labels(plan)
         self._source(plan).train  # noqa: B018  refuses unusable data before the model is tried on them
         return self.model.settled(plan, self.data.few())
 
@@ -140,6 +149,30 @@ class _Objects:
         if plan.task.data != f"{GIVEN}:{self.data.fingerprint()}":
             raise UnusableDataError("clients: these are not the run's data; give what the run was begun with")
         self.model.require_known(plan, self.data.few())
+
+    def _require_labels(self, plan: Plan) -> None:
+        """Refuse labels that are no classes of the model, in the words of a fit: it has no source to correct."""
+        if plan.task.loss != "cross_entropy":
+            return
+        shape = self.model.says(self.data.few().x).shape[1:]
+        wanted = f"shape {shape[:-1]}, one for each position" if shape[:-1] else "one class number for each sample"
+        sets = {"clients": self.data.train, **({"test": self.data.test} if self.data.test else {})}
+        for whose, labels in ((whose, data.labels) for whose, data in sets.items()):
+            if labels.dtype.kind not in "iu":
+                raise UnusableDataError(
+                    f"{whose}: y is {labels.dtype}, but the loss is cross_entropy: expected class numbers from 0, as "
+                    'integers; of rows with a one for the class, y.argmax(1); for numbers to predict give loss="mse"'
+                )
+            if labels.shape[1:] not in (shape[:-1], shape[1:]):
+                raise UnusableDataError(
+                    f"{whose}: y has shape {labels.shape[1:]} for each sample, but the model's outputs have {shape}: "
+                    f"expected {wanted}"
+                )
+            if labels.size and labels.max() >= (classes := self._classes(plan)):
+                raise UnusableDataError(
+                    f"{whose}: y has class {labels.max()}, but the model has outputs for {classes}: expected class "
+                    f"numbers from 0 to {classes - 1}; give the model more outputs, or correct the labels"
+                )
 
     def _source(self, plan: Plan) -> Source:
         return Source(self.data.train, self.data.test, self._classes(plan))
@@ -179,7 +212,21 @@ def _given_again(model: Any, loss: str | Function, plan: Plan, run: Path) -> Giv
     return GivenModule.of(model, plan.task.model.train, loss).starting_at(weights)
 
 
+def _new_folder(path: Path) -> RunFolder:
+    try:
+        return RunFolder.new(path)
+    except RunFolderError:
+        if not (path / "plan.toml").exists():
+            raise
+        raise RunFolderError(
+            f'out: {path} holds a run; go on with it by baffle.resume("{path}", …), or give another folder'
+        ) from None
+
+
 def _stop(callbacks: Sequence[Callback]) -> Stop:
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise PlanError(f"callbacks: expected a list of functions, got {type(callbacks).__name__}")
+
     def stop(played: Played) -> bool:
         now = {**played.metrics, "round": played.present.round}
         answers = [callback(now) for callback in callbacks]
@@ -200,8 +247,9 @@ def _progress(*, shown: bool) -> Watch:
         if value == last and now.rounds_done != now.rounds:
             return
         last = value
-        loss = "–" if now.loss is None else f"{now.loss:.4g}"
-        sys.stdout.write(f"round {int(now.rounds_done):4}/{now.rounds}  loss {loss}  test {now.metric} {value}\n")
+        loss = "loss –" if now.loss is None else f"loss {now.loss:.4g}"
+        course = loss if now.epsilon is None else f"ε {now.epsilon:.3g}"
+        sys.stdout.write(f"round {int(now.rounds_done):4}/{now.rounds}  {course}  test {now.metric} {value}\n")
         sys.stdout.flush()
 
     return watch

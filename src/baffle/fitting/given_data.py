@@ -4,7 +4,7 @@ All of it becomes arrays in memory. A client's data is a pair of samples and tar
 with a length and items by number) whose items are such pairs. A list holds the data of several clients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -48,11 +48,13 @@ def given_data(clients: Any, test: Any = None) -> GivenData:
     """Data that was given to `baffle.fit`. A list is one of clients; anything else is one set for all of them."""
     held_out = None if test is None else Dataset(*_pair(test, "test"))
     if not isinstance(clients, list):
-        return GivenData(Dataset(*_pair(clients, "clients")), held_out, None)
+        data = GivenData(Dataset(*_pair(clients, "clients")), held_out, None)
+        _require_alike({"clients": data.train.samples}, held_out)
+        return data
     if not clients:
         raise UnusableDataError("clients: expected the data of at least one client, got an empty list")
     pairs = [_pair(data, f"clients[{number}]") for number, data in enumerate(clients)]
-    _require_alike([x for x, _ in pairs])
+    _require_alike({f"clients[{number}]": x for number, (x, _) in enumerate(pairs)}, held_out)
     for number, (x, y) in enumerate(pairs):
         if count(x) != len(y):
             raise UnusableDataError(
@@ -136,11 +138,11 @@ def _from_tensor(value: Any) -> Any:
     return (value.float() if value.is_floating_point() else value).numpy()
 
 
-def _require_alike(parts: Sequence[Samples]) -> None:
-    """Refuse clients whose samples differ in form, type or shape."""
-    expected = describe(parts[0])
-    for number, part in enumerate(parts):
-        if type(part) is not type(parts[0]) or describe(part) != expected:
+def _require_alike(clients: Mapping[str, Samples], test: Dataset | None) -> None:
+    """Refuse samples of several clients, or of the test set, that differ in form, type or shape."""
+    (first, x), *others = clients.items()
+    for whose, other in (*others, *([("test", test.samples)] if test else [])):
+        if type(other) is not type(x) or describe(other) != describe(x):
             raise UnusableDataError(
-                f"clients[{number}] has samples of {describe(part)}, but clients[0] of {expected}; make them alike"
+                f"{whose} has samples of {describe(other)}, but {first} of {describe(x)}; make them alike"
             )

@@ -56,6 +56,10 @@ class GivenModel(Protocol):
         """A copy of what was given, with these weights in what is trained: a module, or an ONNX model."""
         ...
 
+    def forget(self) -> None:
+        """Remove what was written to give the model to a run."""
+        ...
+
     def settled(self, plan: Plan, few: Batch) -> Plan:
         """The plan, with that by which the model is known again."""
         ...
@@ -91,6 +95,9 @@ class GivenModule:
         from baffle.runtime.torch.given import restored
 
         return replace(self, module=restored(self.module, self.trained(), weights))
+
+    def forget(self) -> None:
+        """Nothing was written."""
 
     def with_weights(self, weights: F32) -> "nn.Module":
         return self.starting_at(weights).module

@@ -1,5 +1,6 @@
 """An ONNX file, or a folder that `baffle export` made, as the model of a fit. It needs no PyTorch."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -53,14 +54,10 @@ class GivenOnnx:
             if train != "all":
                 raise PlanError('train: an exported model says itself what is trained; expected "all"')
             return cls(path, loss)
-        shape = shape_of(few.x)
-        if not isinstance(few.x, np.ndarray) or not isinstance(shape, tuple):
-            raise PlanError("clients: a model that comes as ONNX takes one array as x, not several")
-        holds = NO_LOSS if callable(loss) else graph_loss(loss)
-        sizes = [int(size) for size in shape]  # type: ignore[arg-type]
+        shape, holds = shape_of(few.x), NO_LOSS if callable(loss) else graph_loss(loss)
         with TemporaryDirectory() as scratch:
-            names = [tensor.name for tensor in export_onnx(path, Path(scratch) / "all", (), sizes, holds).weights]
-        export_onnx(path, folder, _frozen(names, train), sizes, holds)
+            names = [tensor.name for tensor in export_onnx(path, Path(scratch) / "all", (), shape, holds).weights]
+        export_onnx(path, folder, _frozen(names, train), shape, holds)
         return cls(folder, loss, path)
 
     @classmethod
@@ -90,6 +87,10 @@ class GivenOnnx:
         kind = np.int64 if manifest.loss == CROSS_ENTROPY else np.float32
         unknown = np.zeros((count(x), *manifest.label_shape), kind)
         return runtime.outputs(weights, Batch(x, unknown))
+
+    def forget(self) -> None:
+        if self.file:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def with_weights(self, weights: F32) -> "ModelProto":
         """The file that was given with these weights, or else the graph in the folder."""

@@ -43,12 +43,12 @@ class Run(Mapping[str, Any]):
 
     @cached_property
     def metrics(self) -> dict[str, F64]:
-        """What every round measured, an array for each name; not a number where a round did not measure it. `round`
-        counts rounds from 1."""
+        """What every round measured, an array for each name; not a number where a round did not measure it, as the loss
+        of a private run. `round` counts rounds from 1."""
         with Journal.open(self._folder.journal) as journal:
             records = list(journal.metrics())
         rounds = {"round": np.array([record["round"] + 1.0 for record in records])}
-        names = {
+        names = {"loss": None} | {
             name: None
             for record in records
             for name, value in record.items()
@@ -82,6 +82,8 @@ class Run(Mapping[str, Any]):
         is as it was."""
         weights = self.weights(last=last)
         if isinstance(model, (str, Path)):
+            if not isinstance(self.plan.task.model, Onnx):
+                raise ModelError(f"model: the run's model is a module; expected one of its kind, got the path {model}")
             from baffle.fitting.given_onnx import GivenOnnx
 
             return GivenOnnx.again(Path(model), self.plan.task.loss, self.plan).with_weights(weights)
@@ -100,10 +102,14 @@ class Run(Mapping[str, Any]):
         return write_report([self.path], Path(out) if out else None, standalone=standalone)
 
     def plot(self) -> Any:
-        """The loss and the first metric against rounds, as a figure of plotly, which a notebook shows."""
+        """The loss, or the ε of a private run, and the first metric against rounds, as a figure of plotly, which a
+        notebook shows."""
         from plotly.subplots import make_subplots
 
-        names = ["loss", *(f"test_{name}" for name in self.summary.get("metrics", []))][:2]
+        names = [
+            "epsilon" if self.plan.privacy.on else "loss",
+            *(f"test_{name}" for name in self.summary.get("metrics", [])),
+        ][:2]
         figure = make_subplots(rows=1, cols=len(names), subplot_titles=[metric_name(name) for name in names])
         for column, name in enumerate(names, 1):
             values = self.metrics.get(name, np.full(len(self.metrics["round"]), np.nan))
@@ -125,6 +131,8 @@ class Run(Mapping[str, Any]):
         raise ModelError(f"{self.path} keeps weights, but no module to put them in; give one: run.restore(module)")
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.summary:
+            raise KeyError(f"{name}; the summary has {', '.join(self.summary)}")
         return self.summary[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -3,7 +3,7 @@ its own log."""
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from baffle.aggregation.client.marks import Memory
@@ -154,6 +154,21 @@ class Consent:
         """What this client pays for a vector, by its own account, and the budget that it keeps to."""
         private = trajectory.private
         return Charge(private.release, self._rules.budget) if private else None
+
+    def told_cost(self, trajectory: Trajectory) -> str:
+        """What a private run may cost this client, for its own log; empty if the run is not private."""
+        charge, plan = self.charge(trajectory), trajectory.plan
+        if charge is None:
+            return ""
+        delta = charge.budget.delta if charge.budget else plan.privacy.delta
+        before = self.memory.ledger.epsilon(delta)
+        after = self.memory.ledger.epsilon(delta, replace(charge.release, count=plan.rounds))
+        ends = charge.budget is not None and after > charge.budget.epsilon
+        sooner = ", and the budget ends this client's part sooner" if ends else ""
+        return (
+            f"the run is private: ε = {before:.3g} at δ = {delta:g} was spent before it in all runs, and {after:.3g} "
+            f"would be after {plan.rounds:,} rounds{sooner}"
+        )
 
     def _require_budget(self, plan: Plan) -> None:
         """Refuse a private plan that keeps less than it says, or of which this client cannot afford another vector."""

@@ -93,9 +93,9 @@ def _require_model(plan: Plan, manifest: Manifest, folder: Path) -> None:
 def _samples(plan: Plan, runtime: OnnxLoss, number: int, folder: Path | None, *, part: bool) -> Dataset:
     """This client's samples alone, so that those of the others are freed."""
     source, manifest = load(plan.task.data, folder, plan.task.pixels), runtime.manifest
-    if (source.shape, source.width) != (manifest.input_shape, manifest.classes):
+    if not manifest.takes(source.shape) or source.width != manifest.classes:
         raise ModelError(
-            f"the model takes samples of shape {manifest.input_shape} and has {manifest.classes} outputs, but "
+            f"the model takes samples of {manifest.sample} and has {manifest.classes} outputs, but "
             f"{plan.task.data} has {source.shape} and needs {source.width}; export it from this plan"
         )
     if not part:

@@ -231,6 +231,8 @@ class Member:
             self.tell(
                 f"takes part in {one_line(entry.plan.name, 80)!r} as client {number} of {len(roster.clients)}{at}"
             )
+            if cost := self.consent.told_cost(replica.trajectory):
+                self.tell(cost)
         return Salted(salt)
 
     def _sign_state(self, last: RoundRequest) -> Message:

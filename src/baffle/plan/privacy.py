@@ -18,6 +18,9 @@ COARSEST = 4
 """A client's vector is refused as too coarse if it has fewer steps of the ring than this for each of its values, in the
 root mean square."""
 
+LEAST_NOISE = 1e-4
+"""A run with less noise would cost an ε of millions."""
+
 USUAL_FINENESS = 1 << 20
 """The bound on a vector's length in steps of the ring, before it is known."""
 
@@ -32,8 +35,8 @@ def least_survivors(plan: Plan) -> int:
 
 
 def certain_sharers(plan: Plan) -> int:
-    """u − f: how many clients of a sum are certain to add noise. In "malicious-server" less than a third of those that
-    may be in a sum are liars, as for the sum itself."""
+    """u − f: how many clients of a sum are certain to add noise, at least one. In "malicious-server" less than a third
+    of those that may be in a sum are liars, as for the sum itself."""
     secure = plan.secure
     if secure.mode != "malicious-server":
         return least_survivors(plan)
@@ -49,6 +52,8 @@ def check_privacy(plan: Plan) -> None:
             if getattr(privacy, name):
                 raise PlanError(f"privacy.{name} without noise is no privacy: expected privacy.noise or .epsilon, too")
         return
+    if 0 < privacy.noise < LEAST_NOISE:
+        raise PlanError(f"privacy.noise: expected at least {LEAST_NOISE:g}, got {privacy.noise:g}, which hides nothing")
     if federation.weighting != "uniform":
         raise PlanError(
             'federation.weighting: a private run needs "uniform", got "samples", which lets a client count by how '
@@ -64,11 +69,12 @@ def check_privacy(plan: Plan) -> None:
             'federation.seeds: a private run needs "shared", got "own", with which clients send a number for every '
             "weight instead of K, and noise on each"
         )
-    certain = certain_sharers(plan)
-    if certain < 1:
+    if (least := least_survivors(plan)) > plan.group_sizes[0]:
         raise PlanError(
-            f"secure.floor: with {plan.secure.floor} survivors all might be liars who add no noise; expected more"
+            f"secure.floor: a private sum needs {least} clients for its noise, but has {plan.group_sizes[0]} at most; "
+            "use fewer secure.groups or more federation.participation, or a lower floor"
         )
+    certain = certain_sharers(plan)
     if privacy.sharers > certain:
         raise PlanError(
             f"privacy.sharers: expected at most {certain}, the clients of a sum that are certain to add noise with "

@@ -5,9 +5,8 @@ of clipped values. No honest sum is refused, but for one chance in 2⁴⁰ that 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
 
 import numpy as np
 
@@ -41,13 +40,14 @@ class PrivateRing:
     n_max = 1
     """Everybody counts the same."""
 
-    @cached_property
-    def exponent(self) -> int:
-        """log₂ of the scale S: the largest with which a sum stays below the guard."""
+    exponent: int = field(init=False, compare=False)
+    """log₂ of the scale S: the largest with which a sum stays below the guard."""
+
+    def __post_init__(self) -> None:
         exponent = math.frexp(GUARD / (self.norm * self.clients))[1]
         while self._most(self.clients, math.ldexp(self.norm, exponent)) >= GUARD:
             exponent -= 1
-        return exponent
+        object.__setattr__(self, "exponent", exponent)
 
     @property
     def scale(self) -> float:
@@ -63,12 +63,12 @@ class PrivateRing:
         """μ: the variance of the noise in a value of the sum, if no more than `sharers` clients have added theirs."""
         return sum_variance(self.noise, self.delta_2)
 
-    @cached_property
+    @property
     def share(self) -> Fraction:
         """The variance of one client's part of the noise."""
         return share_variance(self.variance, self.sharers)
 
-    @cached_property
+    @property
     def release(self) -> Release:
         """What everybody who sees a sum learns at most about one client."""
         return Release(self.delta_2, bound_l1(self.delta_2, self.length), float(self.variance))

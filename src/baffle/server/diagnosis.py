@@ -4,7 +4,7 @@ All of it follows from what a server knows anyway: the loss, the scalars' sum, h
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,9 +39,14 @@ CLIPPED, CLIPPED_ROUNDS = 0.2, 5
 ROUNDING = 0.3
 """σ is below the noise floor if a float32 step of the loss, divided by σ, is at least this share of a scalar."""
 
-ONE_SIDED = 0.5
+ONE_SIDED, LUCK = 0.5, 4.0
 """σ measures curvature if the scalars' mean is at least this share of their root mean square: derivatives along random
-directions have as many signs of one kind as of the other."""
+directions have as many signs of one kind as of the other. Few of them lean to one side by luck, but to another one in
+the next round, so the scalars of recent rounds are taken together, and their mean must be above this many standard
+errors of it ..."""
+
+POOLED = round((LUCK / ONE_SIDED) ** 2)
+"""... of which so many scalars are enough. Rounds with few scalars are remembered until there are as many."""
 
 REACH = 0.02
 """A rate is too small if all steps of a run, in a straight line, would change weights by less than this share."""
@@ -54,8 +59,10 @@ class Signs(NamedTuple):
 
     typical: float | None
     """The root mean square of a scalar, in the mean over clients."""
-    one_sided: float | None
-    """The scalars' mean as a share of it."""
+    lean: float
+    """The scalars' mean as a share of it, with its sign."""
+    directions: int
+    """How many directions these are along."""
     step: float
     """How far the weights moved, as a share of their size."""
 
@@ -72,7 +79,8 @@ class Diagnosis:
         self._weights: F32 | None = None
 
     def look(self, round_number: int, metrics: Mapping[str, Any], outcome: Outcome, weights: F32) -> None:
-        """Take in a round that is over: its metrics, its outcome, and the weights after it."""
+        """Take in a round that is over: its metrics, its outcome, and the weights after it. People are told the rounds
+        that are over, so `round_number`, which counts from 0, and one more."""
         before, self._weights = self._weights, weights
         if metrics["loss"] is None:
             return
@@ -80,7 +88,8 @@ class Diagnosis:
         values = metrics["contributors"] * self._trajectory.length
         self._clipped.append(metrics["clipped"] / values if values else 0.0)
         if outcome.groups:
-            self._signs = [*self._signs[1 - BLOCK :], signs_of(self._trajectory, outcome, before, weights)]
+            self._signs.append(signs_of(self._trajectory, outcome, before, weights))
+            self._signs = self._signs[-max(BLOCK, math.ceil(POOLED / self._trajectory.length)) :]
         self._look_for_clipping(metrics["contributors"])
         if len(self._losses) % BLOCK == 0:
             self._look_for_climbing(round_number)
@@ -123,7 +132,7 @@ class Diagnosis:
             self._say(
                 "climbs",
                 f"the loss climbs: {shown(first)} in the first round, {shown(last)} in the last {BLOCK} up to "
-                f"round {round_number}; {self._rounding() or self._curvature() or self._too_large()}",
+                f"round {round_number + 1}; {self._rounding() or self._curvature() or self._too_large()}",
             )
 
     def _look_for_flatness(self, round_number: int) -> None:
@@ -136,7 +145,7 @@ class Diagnosis:
             self._say(
                 "flat",
                 f"the loss is flat: {shown(early)} in the first {2 * BLOCK} rounds, {shown(late)} in the last up to "
-                f"round {round_number}; {self._why_flat()}",
+                f"round {round_number + 1}; {self._why_flat()}",
             )
 
     def _why_flat(self) -> str:
@@ -148,7 +157,7 @@ class Diagnosis:
         )
 
     def _recent(self, name: str) -> float | None:
-        values = [value for value in (getattr(signs, name) for signs in self._signs) if value is not None]
+        values = [value for value in (getattr(signs, name) for signs in self._signs[-BLOCK:]) if value is not None]
         return float(np.median(values)) if values else None
 
     def _rounding(self, scalar: float = 0.0) -> str:
@@ -163,8 +172,8 @@ class Diagnosis:
         )
 
     def _curvature(self) -> str:
-        probe, one_sided = self._trajectory.plan.probe, self._recent("one_sided")
-        if probe.scheme != "forward" or one_sided is None or one_sided < ONE_SIDED:
+        probe = self._trajectory.plan.probe
+        if probe.scheme != "forward" or not one_sided(self._signs):
             return ""
         return (
             f"probe.sigma = {probe.sigma:g} is too large: scalars measure curvature, since most have one sign; "
@@ -193,13 +202,21 @@ def signs_of(trajectory: Trajectory, outcome: Outcome, before: F32 | None, after
     size = max(_rms(after), 1e-30)
     step = _rms(after - before) / size if before is not None else math.nan
     if outcome.kind != "scalars":
-        return Signs(None, None, step)
-    scalars = np.concatenate(
-        [group.numbers() / (group.weight * trajectory.ring.scale) for group in outcome.groups]
-    ).astype(np.float64)
+        return Signs(None, 0.0, 0, step)
+    groups = [group.numbers() / (group.weight * trajectory.ring.scale) for group in outcome.groups]
+    own = trajectory.plan.own_seeds  # else the groups' scalars are along the same directions, and lean together
+    scalars = (np.concatenate(groups) if own else np.mean(groups, axis=0)).astype(np.float64)
     typical = _rms(scalars)
-    one_sided = abs(float(np.mean(scalars))) / typical if typical > 0 else 0.0
-    return Signs(typical, one_sided, step)
+    return Signs(typical, float(np.mean(scalars)) / typical if typical > 0 else 0.0, len(scalars), step)
+
+
+def one_sided(recent: Sequence[Signs]) -> bool:
+    """Whether the scalars of recent rounds lean to one side, further than luck would take them."""
+    count = sum(signs.directions for signs in recent)
+    if not count:
+        return False
+    lean = abs(sum(signs.lean * signs.directions for signs in recent)) / count
+    return lean >= max(ONE_SIDED, LUCK / math.sqrt(count))
 
 
 def blocks_of(losses: list[float]) -> list[float]:
@@ -215,7 +232,17 @@ def error_of(losses: list[float]) -> float:
 def climbs(losses: list[float]) -> bool:
     """Whether the last block, or the last two, are clearly above the first loss or the best block before them."""
     first, means, error = losses[0], blocks_of(losses), error_of(losses)
-    return _rises(first, means, error, 1, abs(first)) or _rises(first, means, error, 2, CLIMB * abs(first))
+    rises = _rises(first, means, error, 1, abs(first)) or _rises(first, means, error, 2, CLIMB * abs(first))
+    return rises or leaves_first(losses)
+
+
+def leaves_first(losses: list[float]) -> bool:
+    """Whether the last block is at least twice the first loss. Compared by logarithms, since a loss that has jumped
+    scatters far more than the first one did."""
+    if not 0 < min(losses) <= max(losses) < math.inf:
+        return False
+    logs: list[float] = np.log(losses).tolist()
+    return blocks_of(logs)[-1] - logs[0] > max(math.log(2), SURE * error_of(logs) * math.sqrt(BLOCK))
 
 
 def _rises(first: float, means: list[float], error: float, count: int, least: float) -> bool:

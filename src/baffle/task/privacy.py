@@ -111,6 +111,6 @@ def judge_privacy(plan: Plan, privacy: Privacy) -> list[str]:
     if privacy.noise_on_value > privacy.value:
         advice.append(
             f"noise outweighs what a round measures: {privacy.noise_on_value:.2g} on values of about "
-            f"{privacy.value:.2g}; more clients, a larger ε, or fewer directions or rounds give it less weight"
+            f"{privacy.value:.2g}; more clients, a larger ε or a smaller model give it less weight"
         )
     return advice

@@ -15,11 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baffle.aggregation.client.mark_lines import Committed, Entered, Left, Line, Marked, Marks, Opened
+from baffle.aggregation.client.mark_lines import Charged, Committed, Entered, Left, Line, Marked, Marks, Opened
 from baffle.aggregation.client.marks import DAY, MOST_FRUITLESS, MarksFile, Memory, make_marks
 from baffle.aggregation.client.refusals import MOST_QUERIES
 from baffle.aggregation.client.session import ClientSession
 from baffle.errors import BaffleError, RefusalError, RunFolderError
+from baffle.privacy.accounting import Release
+from baffle.privacy.ledger import Charge
 from tests.support.federation import Federation, about, random_vector
 from tests.support.memory import at_most
 from tests.support.slots import never
@@ -29,6 +31,7 @@ LINES: list[Line] = [
     Committed("c0" * 32, "aa" * 32),
     Opened("c0" * 32, RUN.hex(), 1000.5),
     Entered(RUN.hex()),
+    Charged(1000, 4472, 2.5e7),
     Marked(RUN.hex(), Marks(sealed=0)),
     Marked(RUN.hex(), Marks(sealed=0, slot=0)),
     Marked(RUN.hex(), Marks(0, 0, 0, 0, 0), "ab" * 32),
@@ -107,6 +110,7 @@ def test_every_line_is_durable_before_it_counts(path: Path, monkeypatch: pytest.
         lambda: memory.commit(b"\xc0" * 32, b"\xaa" * 32),
         lambda: memory.open(b"\xc0" * 32, RUN),
         lambda: memory.enter(RUN),
+        lambda: memory.charge(Charge(Release(1000, 4472, 2.5e7))),
         lambda: memory.remember(RUN, Marks(sealed=0)),
         lambda: memory.remember(RUN, Marks(sealed=0, slot=0)),
         lambda: memory.remember(RUN, Marks(0, 0, 0, 0, 0), b"\xab" * 32),

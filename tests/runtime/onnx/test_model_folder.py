@@ -12,17 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from baffle.errors import ModelError
-from baffle.runtime.onnx.model_folder import (
-    KINDS,
-    MANIFEST,
-    MODEL,
-    MOST_HEADER_BYTES,
-    Stored,
-    read_manifest,
-    read_stored,
-    read_tensors,
-    write_tensors,
-)
+from baffle.runtime.onnx.model_folder import MANIFEST, MODEL, read_manifest
+from baffle.runtime.onnx.tensor_file import KINDS, MOST_HEADER_BYTES, Stored, read_stored, read_tensors, write_tensors
 from tests.support.memory import at_most
 
 BODY = bytes(range(24))

@@ -62,10 +62,10 @@ class Opened(_Line, frozen=True, tag="opened"):
 class Charged(_Line, frozen=True, tag="charged"):
     """It is about to send so many vectors, with noise in their sum, that tell at most this much about it."""
 
-    delta_2: Annotated[int, Meta(ge=0)]
-    delta_1: Annotated[int, Meta(ge=0)]
-    mu: Annotated[float, Meta(gt=0)]
-    count: Annotated[int, Meta(ge=1)] = 1
+    delta_2: Annotated[int, Meta(ge=0, le=2**31)]
+    delta_1: Annotated[int, Meta(ge=0, le=2**62)]
+    mu: Annotated[float, Meta(ge=1e-30, le=2.0**60)]
+    count: Annotated[int, Meta(ge=1, le=2**62)] = 1
 
 
 Line = Charged | Marked | Entered | Left | Committed | Opened

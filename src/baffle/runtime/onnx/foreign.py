@@ -5,12 +5,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from baffle.core.samples import Shape, is_plain
 from baffle.errors import ModelError
-from baffle.runtime.onnx.graph import OnnxGraph, by_commas, few, finished, only
+from baffle.runtime.onnx.graph import OnnxGraph, by_commas, few, finished, inputs_of
 from baffle.runtime.onnx.graph_layers import layers_by_nodes
 from baffle.runtime.onnx.model_file import nodes_of, read_model, translated
 from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, GraphLoss
@@ -31,7 +33,7 @@ SETTINGS: Mapping[str, Collection[int]] = {
 
 
 def graph_from_file(
-    path: Path, freeze: Sequence[str] = (), shape: Sequence[int] = (), loss: GraphLoss = CROSS_ENTROPY
+    path: Path, freeze: Sequence[str] = (), shape: Shape = (), loss: GraphLoss = CROSS_ENTROPY
 ) -> OnnxGraph:
     """The graph of a model in an ONNX file. Weights whose names match a pattern in `freeze` are not trained. A
     graph that leaves sizes of its samples open is made for samples of `shape`."""
@@ -42,10 +44,25 @@ def graph_from_file(
         return _trainable(model, path, freeze, loss)
 
 
-def _close_sizes(graph: GraphProto, shape: Sequence[int]) -> None:
+def _close_sizes(graph: GraphProto, shape: Shape) -> None:
     """Set the open sizes of the graph's samples, all but that of the batch."""
-    initializers = {tensor.name for tensor in graph.initializer}
-    samples = only([value for value in graph.input if value.name not in initializers], "input")
+    values = inputs_of(graph, {tensor.name for tensor in graph.initializer})
+    names = [value.name for value in values]
+    if isinstance(shape, dict):
+        if unknown := [name for name in shape if name not in names]:
+            raise ModelError(f"the model has no input {unknown[0]}; its inputs are {few(names)}")
+        by_name = shape
+    else:
+        several: list[Any] = [shape] if is_plain(shape) else list(shape)
+        if len(several) != len(names):
+            raise ModelError(f"expected samples of an array for each of the inputs {few(names)}, got {len(several)}")
+        by_name = dict(zip(names, several, strict=True))
+    for value in values:
+        if value.name in by_name:
+            _close(value, by_name[value.name])
+
+
+def _close(samples: ValueInfoProto, shape: Sequence[int]) -> None:
     dims = samples.type.tensor_type.shape.dim
     if len(dims) != len(shape) + 1 or any(
         d.dim_value not in (0, size) for d, size in zip(dims[1:], shape, strict=True)

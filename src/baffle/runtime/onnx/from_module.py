@@ -14,7 +14,8 @@ from torch.func import functional_call
 
 from baffle.errors import ModelError, first_line
 from baffle.runtime.onnx.graph import OnnxGraph, finished
-from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, GraphLoss, Stored
+from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, GraphLoss
+from baffle.runtime.onnx.tensor_file import Stored
 
 SAMPLES = 2
 """Samples that a module is traced with. With only one, the exporter could take the batch size for a constant."""

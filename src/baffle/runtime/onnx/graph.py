@@ -1,6 +1,6 @@
 """ONNX graphs as clients run them: weights are inputs, the mean loss is an output if the graph holds a loss."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -23,19 +23,20 @@ from baffle.runtime.onnx.model_folder import (
     LOSS,
     MODEL,
     NO_LOSS,
+    ONE_ARRAY,
+    SEVERAL_ARRAYS,
     WEIGHT,
     WEIGHTS,
     GraphLoss,
+    Input,
     InputType,
     Manifest,
-    Stored,
     Tensor,
-    X,
     Y,
     read_manifest,
-    read_stored,
     read_weights,
 )
+from baffle.runtime.onnx.tensor_file import Stored, read_stored
 
 PREFIX = "inner/"
 """Prefix of every name in the original model, so that none clashes with a name that is added here."""
@@ -63,8 +64,7 @@ class OnnxGraph:
 
     model: ModelProto
     weights: Mapping[str, F32]
-    input_shape: tuple[int, ...]
-    input_dtype: InputType
+    inputs: tuple[Input, ...]
     classes: int
     frozen: Mapping[str, Stored] = field(default_factory=dict)
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -85,14 +85,17 @@ class OnnxGraph:
 
     def manifest(self, model: bytes, weights: F32, rounds: int = 0, plan: Plan | None = None) -> Manifest:
         """Describes this graph, whose bytes are `model`, with these weights."""
+        several = len(self.inputs) > 1
         return Manifest(
+            format=SEVERAL_ARRAYS if several else ONE_ARRAY,
             weights=tuple(
                 Tensor(name, values.shape, self.tied.get(name, ()), self.layers.get(name, ""))
                 for name, values in self.weights.items()
             ),
             n_weights=sum(values.size for values in self.weights.values()),
-            input_shape=self.input_shape,
-            input_dtype=self.input_dtype,
+            input_shape=() if several else self.inputs[0].shape,
+            input_dtype="float32" if several else self.inputs[0].dtype,
+            inputs=self.inputs if several else (),
             classes=self.classes,
             label_shape=self.label_shape,
             loss=self.loss,
@@ -113,8 +116,7 @@ def graph_from_folder(folder: Path) -> OnnxGraph:
     return OnnxGraph(
         read_model(folder / MODEL),
         manifest.split(read_weights(folder / WEIGHTS, manifest)),
-        manifest.input_shape,
-        manifest.input_dtype,
+        manifest.arrays,
         manifest.classes,
         frozen={name: tensor for name, tensor in stored.items() if name not in trained},
         tied={tensor.name: tensor.also for tensor in manifest.weights if tensor.also},
@@ -144,9 +146,8 @@ def finished(
     graph = model.graph
     inside = {PREFIX + tag + name: name for name in weights}
     initializers = {tensor.name: tensor for tensor in graph.initializer}
-    samples = only([value for value in graph.input if value.name not in {*inside, *initializers}], "input")
-    shape = _input_shape(samples)
-    input_dtype, input_type = INPUT_TYPES[samples.type.tensor_type.elem_type]
+    samples = inputs_of(graph, {*inside, *initializers})
+    taken = tuple(_input(value, alone=len(samples) == 1) for value in samples)
     halves = {
         name: f"{PREFIX}{WEIGHT}{name}"
         for inner, name in inside.items()
@@ -159,7 +160,10 @@ def finished(
     replace_all(
         graph.node,
         [
-            helper.make_node("Cast", [X], [samples.name], to=samples.type.tensor_type.elem_type),
+            *(
+                helper.make_node("Cast", [each.in_graph], [value.name], to=value.type.tensor_type.elem_type)
+                for each, value in zip(taken, samples, strict=True)
+            ),
             *(
                 helper.make_node("Cast", [WEIGHT + name], [half], to=TensorProto.FLOAT16)
                 for name, half in halves.items()
@@ -168,7 +172,10 @@ def finished(
             helper.make_node("Cast", [logits], [LOGITS], to=TensorProto.FLOAT),
         ],
     )
-    inputs: list[tuple[str, int, Sequence[str | int | None]]] = [(X, input_type, ("batch", *shape))]
+    inputs: list[tuple[str, int, Sequence[str | int | None]]] = [
+        (each.in_graph, INPUT_TYPES[value.type.tensor_type.elem_type][1], ("batch", *each.shape))
+        for each, value in zip(taken, samples, strict=True)
+    ]
     trained = [(WEIGHT + name, TensorProto.FLOAT, values.shape) for name, values in weights.items()]
     replace_all(graph.input, [helper.make_tensor_value_info(*description) for description in (*inputs, *trained)])
     replace_all(graph.output, [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, None)])
@@ -181,7 +188,7 @@ def finished(
         outputs.insert(0, helper.make_tensor_value_info(LOSS, TensorProto.DOUBLE, ()))
     replace_all(graph.input, [helper.make_tensor_value_info(*description) for description in (*inputs, *trained)])
     replace_all(graph.output, outputs)
-    return OnnxGraph(model, weights, shape, input_dtype, end.classes, loss=loss, label_shape=end.label_shape)
+    return OnnxGraph(model, weights, taken, end.classes, loss=loss, label_shape=end.label_shape)
 
 
 def _without_remarks(model: ModelProto) -> ModelProto:
@@ -221,10 +228,19 @@ def only(values: Sequence[ValueInfoProto], what: str) -> ValueInfoProto:
     return values[0]
 
 
-def _input_shape(samples: ValueInfoProto) -> tuple[int, ...]:
-    sizes = [dim.dim_value for dim in samples.type.tensor_type.shape.dim][1:]
+def inputs_of(graph: GraphProto, others: Collection[str]) -> list[ValueInfoProto]:
+    """What a graph takes as samples: its inputs besides these others."""
+    if values := [value for value in graph.input if value.name not in others]:
+        return values
+    raise ModelError("expected a model with an input for samples, got none")
+
+
+def _input(samples: ValueInfoProto, *, alone: bool) -> Input:
+    """What one input takes. A single number for each sample is possible beside other inputs."""
+    tensor = samples.type.tensor_type
+    sizes = [dim.dim_value for dim in tensor.shape.dim][1:]
     name = samples.name.removeprefix(PREFIX)
-    if samples.type.tensor_type.elem_type not in INPUT_TYPES or not sizes:
+    if tensor.elem_type not in INPUT_TYPES or not tensor.shape.dim or (alone and not sizes):
         raise ModelError(
             f"the input {name} must be floats, int64 or int32 of shape (batch, …), got "
             f"{helper.printable_type(samples.type)}; export the model like that"
@@ -234,7 +250,7 @@ def _input_shape(samples: ValueInfoProto) -> tuple[int, ...]:
             f"the input {name} leaves the size of a sample open, got {helper.printable_type(samples.type)}; say how "
             f"large one is: --shape {by_commas([size if size > 0 else 8 for size in sizes])}, for example"
         )
-    return tuple(sizes)
+    return Input("" if alone else name, tuple(sizes), INPUT_TYPES[tensor.elem_type][0])
 
 
 def _output_sizes(model: ModelProto) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from baffle.core.arrays import F32, F64
 from baffle.core.ports import Batch
 from baffle.core.probe import Loss
-from baffle.core.samples import Array, Labels, describe, pieces
+from baffle.core.samples import Array, Labels, arrays, describe, pieces, shape_of
 from baffle.errors import ModelError, first_line
 from baffle.runtime.onnx.criteria import NumpyCriterion
 from baffle.runtime.onnx.model_folder import (
@@ -24,8 +24,8 @@ from baffle.runtime.onnx.model_folder import (
     MODEL,
     NO_LOSS,
     WEIGHT,
+    Input,
     Manifest,
-    X,
     Y,
     read_manifest,
 )
@@ -45,7 +45,7 @@ class BoundMicroBatch(NamedTuple):
     `given` as the graph takes them."""
 
     binding: Any
-    samples: Array
+    samples: tuple[Array, ...]
     labels: Labels
     given: Labels
 
@@ -72,6 +72,7 @@ class OnnxLoss:
         self._micro_batch_size = micro_batch
         self._scratch: F32 = np.zeros(self.n_weights, np.float32)
         self._views = self.manifest.split(self._scratch)
+        self._names = [wanted.name for wanted in manifest.arrays]
         self._loss: F64 = np.zeros((), np.float64)
         with _translated("the model" if isinstance(model, bytes) else str(model)):
             self._session = _open(model)
@@ -118,17 +119,13 @@ class OnnxLoss:
             self._session.run_with_iobinding(micro_batch.binding)
 
     def _micro_batches(self, batch: Batch, output: str) -> list[BoundMicroBatch]:
-        if not isinstance(batch.x, np.ndarray):
+        if not self.manifest.takes(shape_of(batch.x)):
             raise ModelError(
-                f"a graph on ONNX Runtime takes one array for each sample, got {describe(batch.x)}; use PyTorch "
-                '(run.runtime = "torch") for a model that takes several'
+                f"the model takes samples of {self.manifest.sample}, got {describe(batch.x)}; was it exported for "
+                "other data?"
             )
-        if batch.x.shape[1:] != self.manifest.input_shape:
-            raise ModelError(
-                f"the model takes samples of shape {self.manifest.input_shape}, got {batch.x.shape[1:]}; "
-                "was it exported for other data?"
-            )
-        whole = Batch(self._samples(batch.x), batch.y)
+        x = batch.x if isinstance(batch.x, dict) else dict(zip(self._names, arrays(batch.x), strict=True))
+        whole = Batch(tuple(_samples(wanted, x[wanted.name]) for wanted in self.manifest.arrays), batch.y)
         given = self._labels(batch.y)
         rows = pieces(len(given), self._micro_batch_size)
         return [self._bound(whole.take(piece), given[piece], output) for piece in rows]
@@ -146,27 +143,33 @@ class OnnxLoss:
         dtype = np.int64 if self.manifest.loss == CROSS_ENTROPY else np.float32
         return np.ascontiguousarray(y.reshape(shape), dtype)
 
-    def _samples(self, x: Array) -> Array:
-        """Samples in the type of the graph's input. Integers may be token ids, so a conversion must not change any."""
-        wanted = np.dtype(self.manifest.input_dtype)
-        integers = np.issubdtype(x.dtype, np.integer)
-        if integers == (wanted.kind == "i"):
-            converted: Array = np.ascontiguousarray(x, wanted)
-            if not integers or np.array_equal(converted, x):
-                return converted
-        raise ModelError(f"the model takes {wanted} samples, got {x.dtype}; was it exported for other data?")
-
     def _bound(self, batch: Batch, given: Labels, output: str) -> BoundMicroBatch:
         binding = self._session.io_binding()
         inputs: dict[str, NDArray[Any]] = {WEIGHT + name: view for name, view in self._views.items()}
-        inputs |= {X: batch.x} if self.manifest.loss == NO_LOSS else {X: batch.x, Y: given}
+        samples = arrays(batch.x)
+        inputs |= {wanted.in_graph: x for wanted, x in zip(self.manifest.arrays, samples, strict=True)}
+        inputs |= {} if self.manifest.loss == NO_LOSS else {Y: given}
         for name, array in inputs.items():
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         if output == LOSS:
             binding.bind_output(LOSS, "cpu", 0, np.float64, (), self._loss.ctypes.data)
         else:
             binding.bind_output(LOGITS)
-        return BoundMicroBatch(binding, batch.x, batch.y, given)
+        return BoundMicroBatch(binding, samples, batch.y, given)
+
+
+def _samples(wanted: Input, x: Array) -> Array:
+    """Samples in the type of the graph's input. Integers may be token ids, so a conversion must not change any; what is
+    true or false, as a mask is, becomes 1 or 0."""
+    kind = np.dtype(wanted.dtype)
+    x = x.astype(kind) if x.dtype.kind == "b" else x
+    integers = np.issubdtype(x.dtype, np.integer)
+    if integers == (kind.kind == "i"):
+        converted: Array = np.ascontiguousarray(x, kind)
+        if not integers or np.array_equal(converted, x):
+            return converted
+    what = f"{kind} {wanted.name}" if wanted.name else f"{kind} samples"
+    raise ModelError(f"the model takes {what}, got {x.dtype}; was it exported for other data?")
 
 
 class BatchLoss:

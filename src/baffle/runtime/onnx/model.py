@@ -38,9 +38,9 @@ def _in_folder(plan: Plan, settings: Onnx, inputs: Inputs) -> "OnnxModel":
     if settings.graph not in ("", manifest.model_sha256):
         raise ModelError(f"the graph in {folder} is not the plan's; set run.model to the right folder")
     require_loss(plan, manifest, folder)
-    if (manifest.input_shape, manifest.classes) != (inputs.shape, inputs.outputs):
+    if not manifest.takes(inputs.shape) or manifest.classes != inputs.outputs:
         raise ModelError(
-            f"the model in {folder} takes samples of shape {manifest.input_shape} and has {manifest.classes} outputs, "
+            f"the model in {folder} takes samples of {manifest.sample} and has {manifest.classes} outputs, "
             f"but {plan.task.data} has samples of {inputs.shape} and {_wanted(inputs)}"
         )
     weights = partial(read_weights, folder / WEIGHTS, manifest)

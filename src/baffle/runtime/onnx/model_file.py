@@ -18,6 +18,8 @@ def read_model(path: Path) -> ModelProto:
     """The model in an ONNX file, with the numbers that it keeps in files beside it."""
     with translated(path):
         model = onnx.load_model_from_string(read_file(path, MOST_BYTES))
+        if not model.graph.node:
+            raise ValueError("it has no graph")
         if any(size < 0 for tensor in _tensors(model.graph) for size in tensor.dims):
             raise ValueError("it has a tensor of negative size")
         beside = sum(_external_bytes(tensor, path.parent) for tensor in _tensors(model.graph))

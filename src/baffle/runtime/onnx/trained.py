@@ -12,7 +12,7 @@ from baffle.errors import ModelError
 from baffle.runtime.onnx.foreign import graph_from_file
 from baffle.runtime.onnx.graph import replace_all
 from baffle.runtime.onnx.model_file import nodes_of, read_model
-from baffle.runtime.onnx.model_folder import LOGITS, MODEL, WEIGHT, Manifest, X, read_manifest
+from baffle.runtime.onnx.model_folder import LOGITS, MODEL, WEIGHT, Manifest, read_manifest
 
 
 def require_file(path: Path, manifest: Manifest) -> None:
@@ -20,7 +20,7 @@ def require_file(path: Path, manifest: Manifest) -> None:
     trained = {tensor.name for tensor in manifest.weights}
     frozen = [escape(tensor.name) for tensor in read_model(path).graph.initializer if tensor.name not in trained]
     try:
-        made = graph_from_file(path, frozen, manifest.input_shape, manifest.loss).to_bytes()
+        made = graph_from_file(path, frozen, manifest.shape, manifest.loss).to_bytes()
     except ModelError:
         made = b""
     if sha256(made).hexdigest() != manifest.model_sha256:
@@ -41,18 +41,20 @@ def file_with_weights(path: Path, manifest: Manifest, weights: F32) -> ModelProt
 
 
 def graph_with_weights(folder: Path, weights: F32) -> ModelProto:
-    """The graph in an exported folder with weights inside: from samples, `x`, to outputs, `logits`."""
+    """The graph in an exported folder with weights inside: from samples, `x` (or `x/…` for each of several
+    arrays), to outputs, `logits`."""
     manifest, model = read_manifest(folder), read_model(folder / MODEL)
     graph = model.graph
     trained = manifest.split(weights)
     graph.initializer.extend(numpy_helper.from_array(values, WEIGHT + name) for name, values in trained.items())
+    samples = {wanted.in_graph for wanted in manifest.arrays}
     needed, kept = {LOGITS}, list[NodeProto]()
     for node in reversed(graph.node):  # the nodes are in order, so the loss stands behind what it needs
         if needed.intersection(node.output):
             kept.append(node)
             needed.update(_inputs(node))
     replace_all(graph.node, kept[::-1])
-    replace_all(graph.input, [value for value in graph.input if value.name == X])
+    replace_all(graph.input, [value for value in graph.input if value.name in samples])
     replace_all(graph.output, [value for value in graph.output if value.name == LOGITS])
     return model
 

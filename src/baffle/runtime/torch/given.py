@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from baffle.core.arrays import F32
-from baffle.core.samples import Array, Samples, count, pieces, take
+from baffle.core.samples import Array, Samples, count, describe, pieces, take
 from baffle.errors import ModelError, PlanError
+from baffle.plan.functions import calling
 from baffle.runtime.torch.tensors import as_tensors, call
 
 ROWS_AT_ONCE = 256
@@ -46,7 +47,8 @@ def outputs(module: nn.Module, x: Samples) -> Array:
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
-        rows = [call(module, as_tensors(take(x, here))).float().numpy() for here in pieces(count(x), ROWS_AT_ONCE)]
+        with calling(f"model: on samples of {describe(x)}, {type(module).__name__}"):
+            rows = [call(module, as_tensors(take(x, here))).float().numpy() for here in pieces(count(x), ROWS_AT_ONCE)]
     finally:
         for part, mode in modes.items():
             part.training = mode
