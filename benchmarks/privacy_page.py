@@ -112,7 +112,7 @@ def _view(scores: dict[str, float]) -> str:
 def draw_accuracy() -> Any:
     """Accuracy against ε, a panel for each task; the dashed lines are runs without noise."""
     found = summary(read("privacy"))
-    tasks = [task for task in EXPERIMENTS if any(row["task"] == task for row in found)]
+    tasks = [task for task in EXPERIMENTS if any(row["task"] == task and row["target"] for row in found)]
     figure, panels = plt.subplots(1, len(tasks), figsize=(3.6 * len(tasks), 3.2), squeeze=False)
     for axes, task in zip(panels[0], tasks, strict=True):
         for estimator, name in NAMES.items():
