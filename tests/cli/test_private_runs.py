@@ -80,6 +80,7 @@ def test_a_run_shows_epsilon_instead_of_a_loss_from_its_start_to_its_report(
     assert "privacy: ε" in page
     assert "at δ = 1e-05; so losses are not measured" in page
     assert "training loss" not in page
+    assert "NEW_FOLDER" not in page  # nobody can repeat the noise
 
 
 def test_status_of_another_run_says_that_epsilon_is_not_counted(cli: Cli, finished_run: Path) -> None:

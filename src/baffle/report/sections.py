@@ -271,6 +271,8 @@ def commands(run: RunRecord) -> dict[str, str]:
         told["go on"] = f"baffle run --resume {folder}"
     if run.state != "finished" and run.networked:
         told["go on"] = f"baffle serve {plan} --keys SERVER_KEYS --out {folder}"
+    if run.plan.privacy.on:  # its noise cannot be repeated
+        return told
     if run.networked:
         told["repeat in one process"] = f"baffle run --as {folder}"
     else:
