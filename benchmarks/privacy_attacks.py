@@ -16,6 +16,7 @@ Gaussians 2·Δ₂ apart. A row that is in the file is not computed again.
 """
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,8 +62,8 @@ MODELS = {"softmax": ("task.model={name='softmax'}", "probe.k=256"), "LeNet, tra
 @dataclass(frozen=True)
 class Size:
     scale: Scale = "short"
-    rounds: int = 4
-    targets: int = 6  # clients that are missing from a second run, in a round
+    rounds: int = 10
+    targets: int = 2  # clients that are missing from a second run, in a round
     public: int = 300
 
 
@@ -87,12 +88,18 @@ class Server:
         return measured_task(self._size.scale, None, *fixed, *settings)
 
     def attack(self) -> dict[str, Any]:
-        """The mean of each attack's score over rounds, for both views."""
+        """The mean of each attack's score over rounds, for both views, and its standard error."""
         with one_thread_each():
             rounds = [self._round(number) for number in range(self._size.rounds)]
-        views = {view: {name: _mean([r[view][name] for r in rounds]) for name in rounds[0][view]} for view in rounds[0]}
-        bound = NormalDist().cdf(np.sqrt(2) / self._noise) if self._noise else 1.0
-        return {"noise": self._noise, "bound": round(float(bound), 3), **views}
+        found: dict[str, Any] = {"noise": self._noise, "bound": 1.0}
+        if self._noise:
+            found["bound"] = round(NormalDist().cdf(math.sqrt(2) / self._noise), 3)
+        for view, scores in rounds[0].items():
+            by_name = {name: [one[view][name] for one in rounds] for name in scores}
+            found[view] = {name: _mean(values) for name, values in by_name.items()}
+            errors = {name: float(np.std(values)) / math.sqrt(len(values)) for name, values in by_name.items()}
+            found[f"{view}, standard errors"] = {name: round(error, 3) for name, error in errors.items()}
+        return found
 
     def _round(self, number: int) -> dict[str, dict[str, float]]:
         order = np.random.default_rng(number).permutation(len(self._task.source.train))

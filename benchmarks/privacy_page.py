@@ -93,7 +93,13 @@ def attacks() -> str:
             bound = f"{row['bound']:.2f}" if row["noise"] else "1"
             lines.append(f"| {model} | {budget if epsilon else 'none'} | {' | '.join(views)} | {bound} |")
     what = "membership / labels / input (by chance)"
-    return rows(f"| model | ε | sum of 16: {what} | difference of two runs: {what} | bound |", lines)
+    table = rows(f"| model | ε | sum of 16: {what} | difference of two runs: {what} | bound |", lines)
+    errors = [_largest_error(found, view) for view in ("sum", "difference")]
+    return f"{table}\n\nStandard errors are at most {errors[0]:.2f} for the sum and {errors[1]:.2f} for the difference."
+
+
+def _largest_error(found: dict[str, Any], view: str) -> float:
+    return max(float(error) for row in found.values() for error in row[f"{view}, standard errors"].values())
 
 
 def _view(scores: dict[str, float]) -> str:
@@ -106,7 +112,7 @@ def _view(scores: dict[str, float]) -> str:
 def draw_accuracy() -> Any:
     """Accuracy against ε, a panel for each task; the dashed lines are runs without noise."""
     found = summary(read("privacy"))
-    tasks = [task for task in EXPERIMENTS if any(row["task"] == task for row in found)]
+    tasks = [task for task in EXPERIMENTS if any(row["task"] == task and row["target"] for row in found)]
     figure, panels = plt.subplots(1, len(tasks), figsize=(3.6 * len(tasks), 3.2), squeeze=False)
     for axes, task in zip(panels[0], tasks, strict=True):
         for estimator, name in NAMES.items():
