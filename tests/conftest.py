@@ -177,3 +177,11 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers look for clients, begin epochs and ask again without pauses."""
+    monkeypatch.setattr("baffle.network.serve.LOOK", 0.001)
+    monkeypatch.setattr("baffle.network.serve.EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr("baffle.network.connected.AGAIN", 0.0)

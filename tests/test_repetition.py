@@ -12,7 +12,6 @@ from baffle.core.messages import first_number, tag_of
 from baffle.errors import ChainError, JournalError, PlanError, RunFolderError
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
-from baffle.network import connected, serve
 from baffle.network.consent import Equipment
 from baffle.network.equipment import count_samples, with_plan
 from baffle.network.member import Member
@@ -22,12 +21,7 @@ from baffle.repetition import repeat
 from baffle.simulation import resume
 from tests.support.lines_in_memory import Federation, LinesInMemory, new_keys
 
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "LOOK", 0.001)
-    monkeypatch.setattr(serve, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(connected, "AGAIN", 0.0)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture

@@ -19,12 +19,7 @@ from baffle.repetition import repeat
 from baffle.statement import NOTHING, Statement, read_statement
 from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, StoppedError, new_keys
 
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "LOOK", 0.001)
-    monkeypatch.setattr(serve, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(connected, "AGAIN", 0.0)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture

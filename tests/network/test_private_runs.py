@@ -8,7 +8,7 @@ import pytest
 from baffle.aggregation.client.marks import MarksFile
 from baffle.errors import BaffleError, PlanError
 from baffle.journal.audit import verify
-from baffle.network import connected, serve
+from baffle.network import serve
 from baffle.network.board import Board
 from baffle.network.policy import Policy
 from baffle.network.status import LinkCounts
@@ -24,11 +24,7 @@ PRIVATE = (
 USUAL = Policy(scalars_only=False)
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "LOOK", 0.001)
-    monkeypatch.setattr(serve, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(connected, "AGAIN", 0.0)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from baffle.core.messages import CatchUp, first_number, tag_of
 from baffle.errors import PlanError, RunFolderError
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
-from baffle.network import connected, serve
+from baffle.network import serve
 from baffle.network.keys import ClientKeys
 from baffle.network.policy import Policy
 from baffle.plan import Plan, change, load
@@ -24,11 +24,7 @@ from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, Sto
 ON = ('secure.mode="on"',)
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "LOOK", 0.001)
-    monkeypatch.setattr(serve, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(connected, "AGAIN", 0.0)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from baffle.client.abstaining import abstention
 from baffle.core.messages import encode, tag_of
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
-from baffle.network import connected, rosters, serve
+from baffle.network import rosters, serve
 from baffle.network.joining import BEHIND
 from baffle.network.keys import ClientKeys
 from baffle.network.rosters import Roster, load_roster
@@ -25,11 +25,7 @@ from tests.support.successions import Authority, at
 MODES = ("on", "malicious-server")
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "LOOK", 0.001)
-    monkeypatch.setattr(serve, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(connected, "AGAIN", 0.0)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture
