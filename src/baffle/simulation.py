@@ -23,7 +23,7 @@ from baffle.core.ports import Aggregation
 from baffle.errors import JournalError, PlanError
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
-from baffle.plan import Plan, PrivacySettings, change, load
+from baffle.plan import Plan, PrivacySettings, change, check, load, override
 from baffle.plan.privacy import least_survivors
 from baffle.plan.tasks import headline, is_own
 from baffle.privacy.skellam import Randomness
@@ -143,21 +143,15 @@ def resume(
 
 
 def _changed(old: Plan, settings: Iterable[str]) -> Plan:
-    """The plan of a run that goes on with other settings, none of which may determine weights."""
-    settings = list(settings)
-    refusal = (
-        "a resumed run may change rounds, run.* and secure.* (but not the groups), and nothing else; start a new run "
-        "with --out"
-    )
-    try:
-        new = change(old, settings)
-    except PlanError:
-        # What a run fills in, as its layout, does not fit a changed section, and would be named as the fault.
-        if any(setting.strip().startswith(DETERMINING) for setting in settings):
-            raise PlanError(refusal) from None
-        raise
+    """The plan of a run that goes on with other settings, none of which may determine weights. That comes first: what a
+    run has filled in, as its layout, would not fit a section that was changed, and would be named as the fault."""
+    new = override(old, settings)
     if new.trajectory_digest() != old.trajectory_digest():
-        raise PlanError(refusal)
+        raise PlanError(
+            "a resumed run may change rounds, run.* and secure.* (but not the groups), and nothing else; start a new "
+            "run with --out"
+        )
+    check(new)
     return new
 
 
@@ -171,10 +165,6 @@ def _require_simulation(folder: RunFolder) -> None:
                 f"{folder.path} holds a networked run; continue it with `baffle serve`, or repeat it with "
                 f"`baffle run --as {shlex.quote(str(folder.path))}`"
             )
-
-
-DETERMINING = ("task.", "federation.", "probe.", "update.", "ring.")
-"""Sections that determine weights."""
 
 
 def baseline_of(plan: Plan) -> Plan:

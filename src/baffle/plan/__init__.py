@@ -3,7 +3,7 @@
 from baffle.plan.checks import check
 from baffle.plan.models import WRN, Custom, LeNet, MobileNet, Model, ModelSettings, Onnx, Softmax
 from baffle.plan.plan import Plan
-from baffle.plan.reading import build, change, load, parse, presets, read_toml, settings_of
+from baffle.plan.reading import build, change, load, override, parse, presets, read_toml, settings_of
 from baffle.plan.sections import (
     FederationSettings,
     PrivacySettings,
@@ -41,6 +41,7 @@ __all__ = [
     "change",
     "check",
     "load",
+    "override",
     "parse",
     "presets",
     "read_toml",

@@ -52,10 +52,9 @@ def load(source: str = "digits", settings: Iterable[str] = ()) -> Plan:
 
 
 def parse(text: str, settings: Iterable[str] = (), source: str = "plan") -> Plan:
-    raw = read_toml(text, source)
-    for setting in settings:
-        _lay_over(raw, setting)
-    return build(raw)
+    plan = _overridden(text, settings, source)
+    check(plan)
+    return plan
 
 
 def read_toml(text: str, source: str) -> dict[str, Any]:
@@ -73,6 +72,18 @@ def read_toml(text: str, source: str) -> dict[str, Any]:
 def change(plan: Plan, settings: Iterable[str]) -> Plan:
     """The plan with some settings overridden."""
     return parse(plan.to_toml(), settings)
+
+
+def override(plan: Plan, settings: Iterable[str]) -> Plan:
+    """The same, before it is known whether the settings fit together."""
+    return _overridden(plan.to_toml(), settings, "plan")
+
+
+def _overridden(text: str, settings: Iterable[str], source: str) -> Plan:
+    raw = read_toml(text, source)
+    for setting in settings:
+        _lay_over(raw, setting)
+    return settings_of(raw, Plan)
 
 
 def build(raw: Mapping[str, Any]) -> Plan:

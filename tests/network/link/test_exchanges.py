@@ -251,7 +251,7 @@ def test_who_misbehaves_is_disconnected_and_not_waited_for(keys: Keys, misbehave
         at.until_present(1)
         begun = time.monotonic()
         asking = pool.submit(at.ask, 0, 1)
-        with suppress(ConnectionClosed):
+        with suppress(ConnectionClosed, OSError):  # the link may close the line while its peer still sends
             misbehave(peer, peer.request())
         assert set(asking.result()) == {1}
         assert time.monotonic() - begun < SOON
