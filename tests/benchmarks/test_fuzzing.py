@@ -35,8 +35,8 @@ def fuzz(*arguments: str) -> dict[str, Any]:
     return result
 
 
-def test_some_thousand_malformed_messages_do_no_harm_anywhere() -> None:
-    result = fuzz("--count", "3000", "--seed", "1")
+def test_more_than_a_thousand_malformed_messages_do_no_harm_anywhere() -> None:
+    result = fuzz("--count", "1500", "--seed", "1")
     assert result["violations"] == {}
     assert tuple(result["areas"]) == ALL
     assert all(area["messages"] >= area["planned"] for area in result["areas"].values())

@@ -64,6 +64,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights(
     _check(tmp_path / "run", expected, 200)
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_starts_ends_with_the_same_weights(
     tiny: Callable[..., Plan], tmp_path: Path, kill: Kill
 ) -> None:
@@ -78,7 +79,9 @@ def test_a_run_killed_while_it_starts_ends_with_the_same_weights(
     assert killed >= 6
 
 
-@pytest.mark.parametrize("number", range(1, 13))
+@pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=[pytest.mark.slow] * (number % 4 != 1)) for number in range(1, 13)]
+)
 def test_a_run_killed_just_before_a_write_ends_with_the_same_weights(
     tiny: Callable[..., Plan], tmp_path: Path, kill: Kill, number: int
 ) -> None:

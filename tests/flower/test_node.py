@@ -266,6 +266,7 @@ def test_the_client_needs_neither_flwr_nor_torch() -> None:
     assert not {"flwr", "torch", "httpx", "grpc"} & set(modules)
 
 
+@pytest.mark.slow
 def test_a_killed_client_that_forgot_its_node_is_back_when_its_window_has_ended(
     guarded: Superlink, crashed: list[Crashed], forgetful: Echo
 ) -> None:
