@@ -38,6 +38,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "federation.tiers=[{k=2, share=0.2}]",
     ),
     "gradients": ('estimator="backprop"',),
+    "outer": ("probe.distribution=outer",),
+    "stacked": ("probe.stacked=true",),
 }
 
 
@@ -65,6 +67,17 @@ def test_with_the_same_noise_a_run_ends_alike_with_and_without_the_secure_sum(
     assert on["skipped_rounds"] == 0
     assert (on["dropouts"] > 0) == name.startswith("dropout")
     assert verify(tmp_path / "on").chain == verify(tmp_path / "off").chain
+
+
+@pytest.mark.parametrize("name", ["scalars", "outer", "stacked", "gradients"])
+def test_other_noise_leads_elsewhere(plan: MakePlan, tmp_path: Path, name: str) -> None:
+    def shifted(number: int) -> Randomness:
+        return fixed(100 + number)
+
+    one = simulate(plan(*VARIANTS[name]), tmp_path / "one", randomness=fixed)
+    other = simulate(plan(*VARIANTS[name]), tmp_path / "other", randomness=shifted)
+    assert one["trajectory_digest"] == other["trajectory_digest"]
+    assert one["weights_sha256"] != other["weights_sha256"]
 
 
 def test_noise_comes_from_the_system_and_two_runs_differ(plan: MakePlan, tmp_path: Path) -> None:
