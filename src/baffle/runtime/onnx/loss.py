@@ -1,22 +1,19 @@
 """The loss of a graph, computed by ONNX Runtime: no PyTorch is needed."""
 
 import math
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from baffle.core.arrays import F32, F64
 from baffle.core.ports import Batch
 from baffle.core.probe import InPlace, Loss, SampleLosses
 from baffle.core.samples import Array, Labels, arrays, describe, pieces, shape_of
-from baffle.errors import ModelError, PlanError, first_line
+from baffle.errors import ModelError, PlanError
 from baffle.runtime.model import ONLY_A_MEAN
 from baffle.runtime.onnx.criteria import NumpyCriterion, sample_losses
 from baffle.runtime.onnx.model_folder import (
@@ -31,15 +28,7 @@ from baffle.runtime.onnx.model_folder import (
     Y,
     read_manifest,
 )
-
-FATAL = 4
-"""Of ONNX Runtime's log levels, the one that leaves out all that it also raises."""
-
-NODE = re.compile(r"Non-zero status code returned while running (\w+) node\..*? Status Message: (.*)", re.DOTALL)
-"""How ONNX Runtime says that a node failed, and why."""
-
-SOURCE = re.compile(r"^/\S+:\d+ .*?\] ?", re.DOTALL)
-"""A place in ONNX Runtime's own source, in front of a reason."""
+from baffle.runtime.onnx.session import open_session, translated
 
 
 class BoundMicroBatch(NamedTuple):
@@ -76,8 +65,7 @@ class OnnxLoss:
         self._views = self.manifest.split(self._scratch)
         self._names = [wanted.name for wanted in manifest.arrays]
         self._loss: F64 = np.zeros((), np.float64)
-        with _translated("the model" if isinstance(model, bytes) else str(model)):
-            self._session = _open(model)
+        self._session = open_session(model)
 
     @classmethod
     def in_folder(cls, folder: Path, *, micro_batch: int = 0, criterion: NumpyCriterion | None = None) -> "OnnxLoss":
@@ -133,7 +121,7 @@ class OnnxLoss:
         return np.concatenate(rows)
 
     def _run(self, micro_batch: BoundMicroBatch) -> None:
-        with _translated("a forward pass"):
+        with translated("a forward pass"):
             self._session.run_with_iobinding(micro_batch.binding)
 
     def _micro_batches(self, batch: Batch, output: str) -> list[BoundMicroBatch]:
@@ -188,31 +176,3 @@ def _samples(wanted: Input, x: Array) -> Array:
             return converted
     what = f"{kind} {wanted.name}" if wanted.name else f"{kind} samples"
     raise ModelError(f"the model takes {what}, got {x.dtype}; was it exported for other data?")
-
-
-def _open(model: Path | bytes) -> Any:
-    """Open a session with one thread, so that sums are always added in the same order.
-
-    The memory arena stays on. All passes are alike, so with small micro-batches the arena is small; without it, every
-    pass would ask the system for the same pages again.
-    """
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = FATAL  # ONNX Runtime prints a failure to stderr, beside raising it
-    onnxruntime.disable_telemetry_events()
-    source = model if isinstance(model, bytes) else str(model)
-    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-
-
-@contextmanager
-def _translated(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as fault:  # ONNX Runtime's errors have no narrower common ancestor
-        raise ModelError(f"ONNX Runtime {onnxruntime.__version__} refuses {what}: {_reason(fault)}") from None
-
-
-def _reason(fault: Exception) -> str:
-    """ONNX Runtime's reason in one line, without places in its source."""
-    node = NODE.search(str(fault))
-    return first_line(ValueError(f"{node[1]}: {SOURCE.sub('', node[2])}")) if node else first_line(fault)
