@@ -1,6 +1,5 @@
 """The loss of a graph, computed by ONNX Runtime: no PyTorch is needed."""
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,18 +11,17 @@ from numpy.typing import NDArray
 from baffle.core.arrays import F32, F64
 from baffle.core.ports import Batch
 from baffle.core.probe import InPlace, Loss, SampleLosses
-from baffle.core.samples import Array, Labels, arrays, describe, pieces, shape_of
+from baffle.core.samples import Array, Labels, arrays, pieces
 from baffle.errors import ModelError, PlanError
 from baffle.runtime.model import ONLY_A_MEAN
 from baffle.runtime.onnx.criteria import NumpyCriterion, sample_losses
+from baffle.runtime.onnx.feeding import fitting_labels, fitting_samples
 from baffle.runtime.onnx.model_folder import (
-    CROSS_ENTROPY,
     LOGITS,
     LOSS,
     MODEL,
     NO_LOSS,
     WEIGHT,
-    Input,
     Manifest,
     Y,
     read_manifest,
@@ -63,7 +61,6 @@ class OnnxLoss:
         self._micro_batch_size = micro_batch
         self._scratch: F32 = np.zeros(self.n_weights, np.float32)
         self._views = self.manifest.split(self._scratch)
-        self._names = [wanted.name for wanted in manifest.arrays]
         self._loss: F64 = np.zeros((), np.float64)
         self._session = open_session(model)
 
@@ -125,29 +122,10 @@ class OnnxLoss:
             self._session.run_with_iobinding(micro_batch.binding)
 
     def _micro_batches(self, batch: Batch, output: str) -> list[BoundMicroBatch]:
-        if not self.manifest.takes(shape_of(batch.x)):
-            raise ModelError(
-                f"the model takes samples of {self.manifest.sample}, got {describe(batch.x)}; was it exported for "
-                "other data?"
-            )
-        x = batch.x if isinstance(batch.x, dict) else dict(zip(self._names, arrays(batch.x), strict=True))
-        whole = Batch(tuple(_samples(wanted, x[wanted.name]) for wanted in self.manifest.arrays), batch.y)
-        given = self._labels(batch.y)
+        whole = Batch(fitting_samples(self.manifest, batch.x), batch.y)
+        given = fitting_labels(self.manifest, batch.y)
         rows = pieces(len(given), self._micro_batch_size)
         return [self._bound(whole.take(piece), given[piece], output) for piece in rows]
-
-    def _labels(self, y: Labels) -> Labels:
-        """Labels in the type and shape of the graph's input. A target of shape (n,) fits an output of (n, 1)."""
-        shape = (len(y), *self.manifest.label_shape)
-        if self.manifest.loss == NO_LOSS:
-            return y
-        if y.size != math.prod(shape):
-            raise ModelError(
-                f"the model takes labels of shape {self.manifest.label_shape} for each sample, got {y.shape[1:]}; was "
-                "it exported for other data?"
-            )
-        dtype = np.int64 if self.manifest.loss == CROSS_ENTROPY else np.float32
-        return np.ascontiguousarray(y.reshape(shape), dtype)
 
     def _bound(self, batch: Batch, given: Labels, output: str) -> BoundMicroBatch:
         binding = self._session.io_binding()
@@ -162,17 +140,3 @@ class OnnxLoss:
         else:
             binding.bind_output(LOGITS)
         return BoundMicroBatch(binding, samples, batch.y, given)
-
-
-def _samples(wanted: Input, x: Array) -> Array:
-    """Samples in the type of the graph's input. Integers may be token ids, so a conversion must not change any; what is
-    true or false, as a mask is, becomes 1 or 0."""
-    kind = np.dtype(wanted.dtype)
-    x = x.astype(kind) if x.dtype.kind == "b" else x
-    integers = np.issubdtype(x.dtype, np.integer)
-    if integers == (kind.kind == "i"):
-        converted: Array = np.ascontiguousarray(x, kind)
-        if not integers or np.array_equal(converted, x):
-            return converted
-    what = f"{kind} {wanted.name}" if wanted.name else f"{kind} samples"
-    raise ModelError(f"the model takes {what}, got {x.dtype}; was it exported for other data?")

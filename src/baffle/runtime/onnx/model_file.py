@@ -1,11 +1,11 @@
 """An ONNX file, whoever wrote it: bounded, and a ModelError if it cannot be read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from baffle.errors import ModelError, first_line
 from baffle.files import read_file
@@ -61,3 +61,35 @@ def nodes_of(graph: GraphProto) -> Iterator[NodeProto]:
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
                 yield from nodes_of(inner)
+
+
+def reads(node: NodeProto) -> Iterator[str]:
+    """What a node reads, with what its branches and loops read from outside of them."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in (attribute.g, *attribute.graphs):
+            for nested in nodes_of(inner):
+                yield from nested.input
+            yield from (value.name for value in inner.output)
+
+
+def computing(model: ModelProto, outputs: Sequence[str]) -> ModelProto:
+    """A copy of a model with these outputs alone, and only what they are computed from."""
+    needed, kept = set(outputs), list[NodeProto]()
+    for node in reversed(model.graph.node):  # nodes are in order, so what needs others stands behind them
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(reads(node))
+    graph = model.graph
+    return helper.make_model(
+        helper.make_graph(
+            kept[::-1],
+            graph.name,
+            [value for value in graph.input if value.name in needed],
+            [value for value in graph.output if value.name in outputs],
+            [tensor for tensor in graph.initializer if tensor.name in needed],
+        ),
+        opset_imports=model.opset_import,
+        ir_version=model.ir_version,
+        functions=model.functions,
+    )

@@ -1,14 +1,13 @@
 """The door to ONNX Runtime: sessions on one thread, and its errors in plain words."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import onnxruntime
 
-from baffle.core.arrays import F32
 from baffle.errors import ModelError, first_line
 
 FATAL = 4
@@ -21,9 +20,8 @@ SOURCE = re.compile(r"^/\S+:\d+ .*?\] ?", re.DOTALL)
 """A place in ONNX Runtime's own source, in front of a reason."""
 
 
-def open_session(model: Path | bytes, constants: Mapping[str, F32] | None = None) -> Any:
-    """Open a session with one thread, so that sums are always added in the same order. The constants are tensors that
-    the graph leaves out; keep their memory as long as the session.
+def open_session(model: Path | bytes) -> Any:
+    """Open a session with one thread, so that sums are always added in the same order.
 
     The memory arena stays on. All passes are alike, so with small micro-batches the arena is small; without it, every
     pass would ask the system for the same pages again.
@@ -32,9 +30,6 @@ def open_session(model: Path | bytes, constants: Mapping[str, F32] | None = None
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = FATAL  # ONNX Runtime prints a failure to stderr, beside raising it
     onnxruntime.disable_telemetry_events()
-    if constants:
-        values = [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in constants.values()]
-        options.add_external_initializers(list(constants), values)
     with translated("the model" if isinstance(model, bytes) else str(model)):
         source = model if isinstance(model, bytes) else str(model)
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])

@@ -1,17 +1,16 @@
 """Models that came as ONNX, with trained weights inside: ordinary ONNX, which any runtime takes."""
 
-from collections.abc import Iterator
 from glob import escape
 from hashlib import sha256
 from pathlib import Path
 
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, numpy_helper
 
 from baffle.core.arrays import F32
 from baffle.errors import ModelError
 from baffle.runtime.onnx.foreign import graph_from_file
 from baffle.runtime.onnx.graph import replace_all
-from baffle.runtime.onnx.model_file import nodes_of, read_model
+from baffle.runtime.onnx.model_file import computing, read_model
 from baffle.runtime.onnx.model_folder import LOGITS, MODEL, WEIGHT, Manifest, read_manifest
 
 
@@ -43,27 +42,9 @@ def file_with_weights(path: Path, manifest: Manifest, weights: F32) -> ModelProt
 def graph_with_weights(folder: Path, weights: F32) -> ModelProto:
     """The graph in an exported folder with weights inside: from samples, `x` (or `x/…` for each of several
     arrays), to outputs, `logits`."""
-    manifest, model = read_manifest(folder), read_model(folder / MODEL)
-    graph = model.graph
+    manifest, model = read_manifest(folder), computing(read_model(folder / MODEL), [LOGITS])
     trained = manifest.split(weights)
-    graph.initializer.extend(numpy_helper.from_array(values, WEIGHT + name) for name, values in trained.items())
+    model.graph.initializer.extend(numpy_helper.from_array(values, WEIGHT + name) for name, values in trained.items())
     samples = {wanted.in_graph for wanted in manifest.arrays}
-    needed, kept = {LOGITS}, list[NodeProto]()
-    for node in reversed(graph.node):  # the nodes are in order, so the loss stands behind what it needs
-        if needed.intersection(node.output):
-            kept.append(node)
-            needed.update(_inputs(node))
-    replace_all(graph.node, kept[::-1])
-    replace_all(graph.input, [value for value in graph.input if value.name in samples])
-    replace_all(graph.output, [value for value in graph.output if value.name == LOGITS])
+    replace_all(model.graph.input, [value for value in model.graph.input if value.name in samples])
     return model
-
-
-def _inputs(node: NodeProto) -> Iterator[str]:
-    """What a node reads, with what its branches and loops read from outside of them."""
-    yield from node.input
-    for attribute in node.attribute:
-        for inner in (attribute.g, *attribute.graphs):
-            for nested in nodes_of(inner):
-                yield from nested.input
-            yield from (value.name for value in inner.output)
