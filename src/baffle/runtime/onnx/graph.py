@@ -36,6 +36,7 @@ from baffle.runtime.onnx.model_folder import (
     read_manifest,
     read_weights,
 )
+from baffle.runtime.onnx.session import open_session, translated
 from baffle.runtime.onnx.tensor_file import Stored, read_stored
 
 PREFIX = "inner/"
@@ -179,7 +180,7 @@ def finished(
     trained = [(WEIGHT + name, TensorProto.FLOAT, values.shape) for name, values in weights.items()]
     replace_all(graph.input, [helper.make_tensor_value_info(*description) for description in (*inputs, *trained)])
     replace_all(graph.output, [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, None)])
-    sizes = _output_sizes(model)
+    sizes = _output_sizes(model, taken, weights)
     end = ending(loss, sizes, label_shape)
     graph.node.extend(end.nodes)
     outputs = [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", *[None] * len(sizes)))]
@@ -253,14 +254,20 @@ def _input(samples: ValueInfoProto, *, alone: bool) -> Input:
     return Input("" if alone else name, tuple(sizes), INPUT_TYPES[tensor.elem_type][0])
 
 
-def _output_sizes(model: ModelProto) -> tuple[int, ...]:
-    """The sizes of a model's output for one sample."""
+def _output_sizes(model: ModelProto, taken: Sequence[Input], weights: Mapping[str, F32]) -> tuple[int, ...]:
+    """The sizes of a model's output for one sample: those that follow from its operators, or else those that it has."""
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     dims = next(value for value in inferred.graph.output if value.name == LOGITS).type.tensor_type.shape.dim
-    if not dims or any(dim.dim_value < 1 for dim in dims[1:]):
-        sizes = [dim.dim_value or "?" for dim in dims]
-        raise ModelError(f"the output must be of shape (batch, outputs), got {sizes}; export it like that")
-    return tuple(int(dim.dim_value) for dim in dims[1:])
+    if dims and all(dim.dim_value > 0 for dim in dims[1:]):
+        return tuple(int(dim.dim_value) for dim in dims[1:])
+    samples = 2
+    inputs = {each.in_graph: np.zeros((samples, *each.shape), each.dtype) for each in taken}
+    inputs |= {WEIGHT + name: values for name, values in weights.items()}
+    with translated("a forward pass"):
+        shape = open_session(model.SerializeToString()).run([LOGITS], inputs)[0].shape
+    if shape[:1] != (samples,):
+        raise ModelError(f"the output must be of shape (batch, outputs), got {list(shape)}; export it like that")
+    return tuple(shape[1:])
 
 
 def _opset(model: ModelProto) -> int:
