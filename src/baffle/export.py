@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 import numpy as np
+from msgspec.structs import replace
 
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch
@@ -29,6 +30,7 @@ from baffle.runtime.onnx.model_folder import (
     MANIFEST,
     MODEL,
     NO_LOSS,
+    OUTER_MODEL,
     PLAN,
     WEIGHTS,
     GraphLoss,
@@ -37,6 +39,9 @@ from baffle.runtime.onnx.model_folder import (
     graph_loss,
     write_manifest,
 )
+from baffle.runtime.onnx.outer import SAMPLES_TRIED, TRIED, OnnxOuter, disagreement
+from baffle.runtime.onnx.outer_graph import OuterModel, outer_model
+from baffle.runtime.onnx.probing import made_up
 from baffle.runtime.onnx.tensor_file import Stored, write_tensors
 from baffle.task.load import inputs_of, load_task
 
@@ -52,15 +57,18 @@ class Progress(NamedTuple):
     average: F32 | None
 
 
-def export_plan(source: str, out: Path, settings: Iterable[str] = (), *, data: Path | None = None) -> Manifest:
-    """Export the model of a plan with its initial weights, together with the resolved plan."""
+def export_plan(
+    source: str, out: Path, settings: Iterable[str] = (), *, data: Path | None = None, outer: bool = False
+) -> Manifest:
+    """Export the model of a plan with its initial weights, together with the resolved plan. With `outer` there is also
+    a graph for many outer directions; if the plan's directions share passes, it is written wherever possible."""
     _require_free(out)
     plan = load_task(load(source, settings), data).plan
     graph = _graph(plan, data)
-    return _write(out, graph, Progress(0, graph.flat(), None), plan)
+    return _write(out, graph, Progress(0, graph.flat(), None), plan, outer=outer)
 
 
-def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
+def export_run(run: Path, out: Path, *, data: Path | None = None, outer: bool = False) -> Manifest:
     """Export the model of a run with its present weights, and their average if the run keeps one."""
     _require_free(out)
     folder = RunFolder.existing(run)
@@ -69,7 +77,8 @@ def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
         _require_settled(plan, run)
         present = catch_up(journal, lineage_of(journal, plan))
     average = present.state.average[0] if present.state.average else None
-    return _write(out, _graph(plan, data), Progress(present.round, present.state.weights, average), plan)
+    progress = Progress(present.round, present.state.weights, average)
+    return _write(out, _graph(plan, data), progress, plan, outer=outer)
 
 
 def export_module(
@@ -79,13 +88,14 @@ def export_module(
     *,
     input_dtype: InputType = "float32",
     loss: GraphLoss = CROSS_ENTROPY,
+    outer: bool = False,
 ) -> Manifest:
     """Export any module with its present weights, for samples of this shape and type."""
     from baffle.runtime.onnx.from_module import graph_of
 
     _require_free(out)
     graph = graph_of(module, shape, np.dtype(input_dtype), loss)
-    return _write(out, graph, Progress(0, graph.flat(), None), None)
+    return _write(out, graph, Progress(0, graph.flat(), None), None, outer=outer)
 
 
 def export_onnx(
@@ -94,12 +104,14 @@ def export_onnx(
     freeze: Sequence[str] = (),
     shape: Shape = (),
     loss: GraphLoss = CROSS_ENTROPY,
+    *,
+    outer: bool = False,
 ) -> Manifest:
     """Export the model in an ONNX file, with the weights in that file and this loss. If the file leaves sizes of its
     samples open, `shape` is that of one sample."""
     _require_free(out)
     graph = graph_from_file(model, freeze, shape, loss)
-    return _write(out, graph, Progress(0, graph.flat(), None), None)
+    return _write(out, graph, Progress(0, graph.flat(), None), None, outer=outer)
 
 
 def _require_settled(plan: Plan, run: Path) -> None:
@@ -127,11 +139,16 @@ def _graph(plan: Plan, data: Path | None) -> OnnxGraph:
     return graph_of(initial_module(plan, inputs), shape, source.example(1).x.dtype, loss, source.label_shape)
 
 
-def _write(out: Path, graph: OnnxGraph, progress: Progress, plan: Plan | None) -> Manifest:
+def _write(out: Path, graph: OnnxGraph, progress: Progress, plan: Plan | None, *, outer: bool = False) -> Manifest:
     model = graph.to_bytes()
     manifest = graph.manifest(model, progress.weights, progress.rounds, plan)
+    shares = plan is not None and plan.probe.shares_passes
+    many = _for_many(graph, manifest, progress.weights, required=outer) if outer or shares else None
+    manifest = replace(manifest, outer=many and many.file())
     with _all_or_nothing(out) as folder:
         (folder / MODEL).write_bytes(model)
+        if many:
+            (folder / OUTER_MODEL).write_bytes(many.graph)
         write_tensors(folder / WEIGHTS, _state(graph, manifest, progress.weights))
         if progress.average is not None:
             write_tensors(folder / AVERAGE, _state(graph, manifest, progress.average))
@@ -140,6 +157,21 @@ def _write(out: Path, graph: OnnxGraph, progress: Progress, plan: Plan | None) -
         write_manifest(folder, manifest)
         _try_out(folder, manifest, progress.weights)
     return manifest
+
+
+def _for_many(graph: OnnxGraph, manifest: Manifest, weights: F32, *, required: bool) -> OuterModel | None:
+    """The graph for many outer directions, tried out; None if there is none and none is required."""
+    try:
+        many = outer_model(graph)
+        plain = OnnxLoss(manifest, graph.to_bytes())
+        runtime = OnnxOuter(manifest, many.graph, lambda: plain, together=TRIED)
+        if reason := disagreement(runtime, plain, weights, _example(manifest, SAMPLES_TRIED)):
+            raise ModelError(reason)
+    except ModelError as fault:
+        if required:
+            raise ModelError(f"--outer: directions of this model cannot share a pass: {fault}") from None
+        return None
+    return many
 
 
 def _state(graph: OnnxGraph, manifest: Manifest, weights: F32) -> dict[str, Stored]:
@@ -195,9 +227,12 @@ def _try_out(folder: Path, manifest: Manifest, weights: F32) -> None:
     """Run the graph on one sample and on three, so that an export that cannot run fails here, not on a device."""
     runtime = OnnxLoss.in_folder(folder)
     for count in (1, 3):
-        zeros = tuple(np.zeros((count, *wanted.shape), np.dtype(wanted.dtype)) for wanted in manifest.arrays)
-        samples = zeros if len(zeros) > 1 else zeros[0]
-        labels = np.zeros((count, *manifest.label_shape), np.int64)
-        runtime.outputs(weights, Batch(samples, labels))
+        batch = _example(manifest, count)
+        runtime.outputs(weights, batch)
         if manifest.loss != NO_LOSS:
-            runtime.on(Batch(samples, labels))(weights)
+            runtime.on(batch)(weights)
+
+
+def _example(manifest: Manifest, count: int) -> Batch:
+    made = tuple(made_up(wanted, count) for wanted in manifest.arrays)
+    return Batch(made if len(made) > 1 else made[0], np.zeros((count, *manifest.label_shape), np.int64))

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,9 +15,9 @@ from baffle.models.inputs import Inputs
 from baffle.plan import Plan, load
 from baffle.runtime.layers import layer_of, layers_of
 from baffle.runtime.onnx.loss import OnnxLoss
-from baffle.runtime.onnx.model import OnnxModel
 from baffle.runtime.onnx.model import load as load_onnx
-from baffle.runtime.onnx.model_folder import MODEL, read_manifest
+from baffle.runtime.onnx.model import model_in
+from baffle.runtime.onnx.model_folder import read_manifest
 from baffle.runtime.torch.model import TorchModel
 from baffle.runtime.torch.model import load as load_torch
 from tests.support.numpy_runtime import NumpyModel, NumpySoftmax
@@ -60,8 +59,7 @@ def test_a_layer_is_what_one_module_owns_itself(tmp_path: Path) -> None:
     assert sizes == [30, 6, 54, 3 * 36 + 18, 36 + 6, 12, 9]
     export_module(module, (5,), tmp_path / "model", input_dtype="int64")
     manifest = read_manifest(tmp_path / "model")
-    exported = OnnxModel(_torch(module).settings, manifest, tmp_path / "model" / MODEL, lambda: np.empty(0, np.float32))
-    assert exported.layers() == layers
+    assert model_in(tmp_path / "model", manifest).layers() == layers
     assert OnnxLoss.in_folder(tmp_path / "model").n_weights == layers[-1].stop
 
 

@@ -41,7 +41,7 @@ def test_every_way_is_measured_that_the_model_allows(tiny: MakePlan) -> None:
     few = load_task(tiny(*AUTO, "probe.supports=dense", "probe.k=2"))  # fewer than stages, and than share a pass
     assert prices_of(few.server, largest).keys() == {"dense"}
     onnx = load_task(tiny(*AUTO, "probe.supports=dense", "run.runtime=onnx", "task.init=numpy"))
-    assert prices_of(onnx.server, largest).keys() == {"dense"}
+    assert prices_of(onnx.server, largest).keys() == {"dense", "outer"}
 
 
 @pytest.mark.parametrize("way", ["dense", "outer", "stages", "units"])

@@ -112,10 +112,25 @@ def test_a_plan_that_would_fill_the_memory_is_refused(tiny: MakePlan) -> None:
         load_task(tiny(*OUTER, "probe.k=1000000", "probe.together=1000000", "federation.batch=64"))
 
 
-def test_a_runtime_without_such_a_pass_goes_one_by_one(tiny: MakePlan) -> None:
-    settings = [*OUTER, "task.init=numpy", "run.runtime=onnx"]
-    assert load_task(tiny(*settings)).plan.probe.together == 1
-    assert load_task(tiny(*settings, "probe.together=8")).plan.probe.together == 8
+ONNX = [*OUTER, "task.init=numpy", "run.runtime=onnx"]
+
+
+def test_onnx_runtime_shares_passes_too(tiny: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_task(tiny(*ONNX)).plan.probe.together == 20
+    assert load_task(tiny(*ONNX, "probe.together=9")).plan.probe.together == 9
+    monkeypatch.setattr(sharing, "SHARED_PASS", 1 << 10)
+    alone = load_task(tiny(*ONNX))
+    assert alone.plan.probe.together == 1
+    assert "so large that it would not pay" in alone.server.remarks[0]
+
+
+def test_on_onnx_runtime_samples_that_depend_on_one_another_take_a_pass_each(tiny: MakePlan) -> None:
+    batches = [*ONNX, 'task.model={name="lenet", channels=[2, 3], norm="batch"}']
+    task = load_task(tiny(*batches))
+    assert task.plan.probe.together == 1
+    assert "gives other outputs than one for each" in task.server.remarks[0]
+    with pytest.raises(PlanError, match=r"probe\.together: 8 outer directions cannot share .* set it to 1"):
+        load_task(tiny(*batches, "probe.together=8"))
 
 
 def test_half_precision_takes_a_pass_each(tiny: MakePlan) -> None:

@@ -27,6 +27,7 @@ from baffle.cli.options import data_option, json_option, path, set_option
     help="With --onnx: the sizes of one sample, as 1,28,28, if the file leaves them open; NAME=SIZES for each of "
     "several inputs.",
 )
+@click.option("--outer", is_flag=True, help="Also write outer.onnx, in which many outer directions share a pass.")
 @set_option
 @data_option
 @json_option
@@ -37,6 +38,7 @@ def export(
     freeze: tuple[str, ...],
     loss: str | None,
     shape: tuple[str, ...],
+    outer: bool,
     settings: tuple[str, ...],
     data: Path | None,
     as_json: bool,
@@ -53,9 +55,11 @@ def export(
     from baffle.runtime.onnx.model_folder import graph_loss
 
     if onnx:
-        manifest = export_onnx(onnx, out, freeze, _shape(shape), graph_loss(loss or "cross_entropy"))
+        manifest = export_onnx(onnx, out, freeze, _shape(shape), graph_loss(loss or "cross_entropy"), outer=outer)
+    elif run:
+        manifest = export_run(run, out, data=data, outer=outer)
     else:
-        manifest = export_run(run, out, data=data) if run else export_plan(str(source), out, settings, data=data)
+        manifest = export_plan(str(source), out, settings, data=data, outer=outer)
     if as_json:
         click.echo(json.dumps(to_builtins(manifest)))
         return

@@ -22,10 +22,9 @@ from baffle.plan import Onnx, Plan
 from baffle.runtime.model import RunnableModel
 from baffle.runtime.onnx.criteria import own_criterion
 from baffle.runtime.onnx.loss import OnnxLoss
-from baffle.runtime.onnx.model import OnnxModel
+from baffle.runtime.onnx.model import model_in
 from baffle.runtime.onnx.model_folder import (
     CROSS_ENTROPY,
-    MODEL,
     NO_LOSS,
     WEIGHTS,
     graph_loss,
@@ -75,9 +74,7 @@ class GivenOnnx:
     def on(self, _plan: Plan) -> RunnableModel:
         manifest = read_manifest(self.folder)
         criterion = own_criterion(name_of(self.loss), self.loss) if callable(self.loss) else None
-        weights = read_weights(self.folder / WEIGHTS, manifest)
-        settings = Onnx(graph=manifest.model_sha256)
-        return OnnxModel(settings, manifest, self.folder / MODEL, lambda: weights, criterion)
+        return model_in(self.folder, manifest, criterion)
 
     def says(self, x: Samples, weights: F32 | None = None) -> Array:
         runtime = OnnxLoss.in_folder(self.folder)

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,8 @@ from baffle.errors import ModelError, PlanError
 from baffle.plan import Onnx, Plan
 from baffle.runtime.onnx.criteria import criterion_of, require_loss
 from baffle.runtime.onnx.loss import OnnxLoss
-from baffle.runtime.onnx.model_folder import WEIGHTS, Manifest, read_manifest, read_weights
+from baffle.runtime.onnx.model_folder import MODEL, OUTER_MODEL, WEIGHTS, Manifest, read_manifest, read_weights
+from baffle.runtime.onnx.outer import SAMPLES_TRIED, OnnxOuter, disagreement
 from baffle.trajectory import trajectory_of
 
 MICRO_BATCH = 4
@@ -26,6 +28,9 @@ more time."""
 
 NUMBERS_AT_ONCE = 1 << 15
 """How many numbers of directions are drawn at a time: a quarter of the usual, which takes a quarter of the memory."""
+
+SHARED_PASS = 4 << 20
+"""Bytes of tensors up to which outer directions share a pass."""
 
 MMAP_THRESHOLD, LARGE = -3, 1 << 17
 """glibc's setting M_MMAP_THRESHOLD, and a value for it in bytes: larger blocks get a separate mapping, which goes
@@ -43,20 +48,37 @@ def edge_worker(
     """
     _require_fit(plan, number)
     give_memory_back()
-    micro_batch = min(plan.probe.micro_batch, MICRO_BATCH)
-    runtime = OnnxLoss.in_folder(model, micro_batch=micro_batch, criterion=criterion_of(plan))
-    _require_model(plan, runtime.manifest, model)
-    require_loss(plan, runtime.manifest, model)
+    manifest = read_manifest(model)
+    _require_model(plan, manifest, model)
+    require_loss(plan, manifest, model)
+    samples = _samples(plan, manifest, number, data, part=part)
+    runtime = _runtime(plan, manifest, model, samples)
     # Each thread would need memory. The number of threads changes no bit of a run.
     one_thread = msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1))
-    trajectory = trajectory_of(one_thread, runtime.n_weights, NUMBERS_AT_ONCE)
+    trajectory = trajectory_of(one_thread, manifest.n_weights, NUMBERS_AT_ONCE)
 
     @contextmanager
     def borrow() -> Iterator[Runtime]:
         yield runtime
 
-    samples = _samples(plan, runtime, number, data, part=part)
     return Worker(number, k, trajectory, samples, np.arange(len(samples)), borrow)
+
+
+def _runtime(plan: Plan, manifest: Manifest, folder: Path, samples: Dataset) -> Runtime:
+    """The model. Outer directions share passes if the plan says so and the folder has a graph for that; as many as do
+    not take more memory than a pass for one direction would."""
+    probe, criterion = plan.probe, criterion_of(plan)
+    micro_batch = min(probe.micro_batch, MICRO_BATCH)
+    plain = partial(OnnxLoss, manifest, folder / MODEL, micro_batch=micro_batch, criterion=criterion)
+    if not probe.shares_passes or manifest.outer is None:
+        return plain()
+    together = max(1, min(probe.together, SHARED_PASS // (manifest.outer.row_bytes * micro_batch)))
+    graph = folder / OUTER_MODEL
+    outer = OnnxOuter(manifest, graph, plain, together=together, micro_batch=micro_batch, criterion=criterion)
+    few, weights = samples.batch(np.arange(min(len(samples), SAMPLES_TRIED))), initial_weights(folder)
+    if len(few.y) and (reason := disagreement(outer, plain(), weights, few)):
+        raise ModelError(f"{graph} does not fit {MODEL}: {reason}; export the model again, or copy both files")
+    return outer
 
 
 def initial_weights(model: Path) -> F32:
@@ -90,9 +112,9 @@ def _require_model(plan: Plan, manifest: Manifest, folder: Path) -> None:
         raise ModelError(f"the model in {folder} was exported for another plan; export it from this plan")
 
 
-def _samples(plan: Plan, runtime: OnnxLoss, number: int, folder: Path | None, *, part: bool) -> Dataset:
+def _samples(plan: Plan, manifest: Manifest, number: int, folder: Path | None, *, part: bool) -> Dataset:
     """This client's samples alone, so that those of the others are freed."""
-    source, manifest = load(plan.task.data, folder, plan.task.pixels), runtime.manifest
+    source = load(plan.task.data, folder, plan.task.pixels)
     if not manifest.takes(source.shape) or source.width != manifest.classes:
         raise ModelError(
             f"the model takes samples of {manifest.sample} and has {manifest.classes} outputs, but "

@@ -142,6 +142,11 @@ class ProbeSettings(Section, frozen=True):
         """Whether a probe is a forward pass of the whole model, which any runtime can run."""
         return self.supports in ("dense", "layers", "auto")
 
+    @property
+    def shares_passes(self) -> bool:
+        """Whether outer directions share forward passes."""
+        return self.distribution == "outer" and self.moves_whole_models and self.together > 1
+
 
 class UpdateSettings(Section, frozen=True):
     """The optimizer's settings. A row of `layers`: start, stop, start and stop of the tail of a layer."""

@@ -15,8 +15,9 @@ from baffle.errors import ModelError
 from baffle.files import read_file
 from baffle.runtime.onnx.tensor_file import MOST_HEADER_BYTES, Size, parse_tensors
 
-MODEL, WEIGHTS, AVERAGE, MANIFEST, PLAN = (
+MODEL, OUTER_MODEL, WEIGHTS, AVERAGE, MANIFEST, PLAN = (
     "model.onnx",
+    "outer.onnx",
     "weights.safetensors",
     "average.safetensors",
     "manifest.json",
@@ -28,6 +29,10 @@ X, Y, LOSS, LOGITS = "x", "y", "loss", "logits"
 
 WEIGHT = "weight/"
 """Prefix of a weight tensor's name as an input of the graph."""
+
+A, B = "a/", "b/"
+"""Prefixes of a weight tensor's name as inputs of the graph for many outer directions: the factors of what each
+direction adds to it."""
 
 InputType = Literal["float32", "int64", "int32"]
 GraphLoss = Literal["cross-entropy", "mse", "mae", "bce", "none"]
@@ -72,12 +77,19 @@ SEVERAL_ARRAYS: Format = "baffle/model/2"
 """Formats of a manifest. Versions that know the first alone refuse a graph whose samples are several arrays."""
 
 
+class OuterFile(msgspec.Struct, frozen=True):
+    """The graph for many outer directions, and about how many bytes its tensors take for each direction of a sample."""
+
+    sha256: Digest
+    row_bytes: Annotated[int, Meta(ge=1)]
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a graph: its trained weights in the order of the flat vector, its samples and its files. `inputs` are
     the arrays of a sample if there are several; `input_shape` and `input_dtype` describe the only one. `classes` is
     the number of its outputs (for each position, if there are several), `label_shape` the shape of one sample's label.
     `trajectory` is the digest of the plan that the weights belong to, `architecture` the digest of the plan's model.
-    Without a plan both are empty."""
+    Without a plan both are empty. `outer` is there if the folder has a graph for many outer directions."""
 
     format: Format = ONE_ARRAY
     weights: tuple[Tensor, ...]
@@ -95,6 +107,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     weights_sha256: Digest
     trajectory: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
     architecture: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    outer: OuterFile | None = None
 
     @property
     def arrays(self) -> tuple[Input, ...]:
@@ -142,25 +155,31 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an exported model, after checking that the graph beside it has the SHA-256 that it states."""
+    """The manifest of an exported model, after checking that the graphs beside it have the SHA-256 that it states."""
     try:
         manifest = msgspec.json.decode(read_file(folder / MANIFEST, MOST_HEADER_BYTES), type=Manifest)
-        if not (folder / MODEL).is_file():
-            raise OSError(f"{MODEL} is not a file")
-        with (folder / MODEL).open("rb") as file:
-            model_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        stated = {MODEL: manifest.model_sha256} | ({OUTER_MODEL: manifest.outer.sha256} if manifest.outer else {})
+        found = {name: _sha256(folder / name) for name in stated}
     except (OSError, ValueError, RecursionError, MemoryError) as fault:
         raise ModelError(
             f"{folder} holds no exported model ({fault}); expected a folder that `baffle export` made"
         ) from None
-    if model_sha256 != manifest.model_sha256:
-        raise ModelError(f"{folder / MODEL} is not the graph that {MANIFEST} describes; export or copy both again")
+    for name in stated:
+        if found[name] != stated[name]:
+            raise ModelError(f"{folder / name} is not the graph that {MANIFEST} describes; export or copy both again")
     names = [wanted.name for wanted in manifest.inputs]
     if (manifest.format == SEVERAL_ARRAYS) != (len(names) > 1) or len(set(names)) != len(names) or "" in names:
         raise ModelError(f"{folder / MANIFEST}: its inputs do not suit the format {manifest.format}; export it again")
     if sum(tensor.size for tensor in manifest.weights) != manifest.n_weights:
         raise ModelError(f"{folder / MANIFEST}: shapes do not add up to {manifest.n_weights} weights; export it again")
     return manifest
+
+
+def _sha256(path: Path) -> str:
+    if not path.is_file():
+        raise OSError(f"{path.name} is not a file")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_weights(path: Path, manifest: Manifest) -> F32:
