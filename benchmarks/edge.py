@@ -4,7 +4,8 @@ python benchmarks/edge.py           # the paper's LeNet on batches of 32, K = 10
 python benchmarks/edge.py --json    # for results/edge.json
 
 Every client is a separate process with an exported model and a folder with its own samples. It reports its resident
-memory, as the kernel counts it: after the imports, with model and data loaded, and at its peak.
+memory, as the kernel counts it: after the imports, with model and data loaded, and at its peak. Directions take a pass
+each, or are outer directions that share passes.
 """
 
 import argparse
@@ -168,6 +169,8 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
         "model": plan.task.model.__struct_config__.tag,
         "n_weights": trajectory.n,
         "k": plan.probe.k,
+        "distribution": plan.probe.distribution,
+        "together": plan.probe.together,
         "batch": plan.federation.batch,
         "clients": plan.federation.clients,
         "rounds": rounds,
@@ -177,12 +180,14 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
     }
 
 
-def measure(rounds: int, k: int, samples: int) -> dict[str, Any]:
+def measure(distribution: str, rounds: int, k: int, samples: int) -> dict[str, Any]:
     from baffle.export import export_plan
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        settings = [f"probe.k={k}", "federation.clients=3", 'federation.level="batch"', f"rounds={rounds}"]
+        settings = [f"probe.k={k}", f"probe.distribution={distribution}"]
+        settings += [f"probe.together={k}"] if distribution == "outer" else []
+        settings += ["federation.clients=3", 'federation.level="batch"', f"rounds={rounds}"]
         for number in range(3):
             write_samples(folder / f"client-{number}", samples, number)
         export_plan("paper-mnist-lenet", folder / "model", settings, data=folder / "client-0")
@@ -200,12 +205,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.folder:
         return take_part(args.folder, args.client)
-    measured = measure(args.rounds, args.k, args.samples)
+    rows = [measure(distribution, args.rounds, args.k, args.samples) for distribution in ("gaussian", "outer")]
     if args.json:
-        print(json.dumps(measured, indent=2))
+        print(json.dumps({"rows": rows}, indent=2))
     else:
-        for stage, mb in measured["memory_mb"].items():
-            print(f"{stage:10}{mb:8.1f} MB")
+        for row in rows:
+            print(row["distribution"], *(f"{stage} {mb:.1f} MB" for stage, mb in row["memory_mb"].items()), sep="  ")
     return None
 
 

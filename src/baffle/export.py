@@ -39,7 +39,7 @@ from baffle.runtime.onnx.model_folder import (
     graph_loss,
     write_manifest,
 )
-from baffle.runtime.onnx.outer import SAMPLES_TRIED, TRIED, OnnxOuter, disagreement
+from baffle.runtime.onnx.outer import SAMPLES_TRIED, TRIED, OnnxOuter, disagreement, tried_outputs
 from baffle.runtime.onnx.outer_graph import OuterModel, outer_model
 from baffle.runtime.onnx.probing import made_up
 from baffle.runtime.onnx.tensor_file import Stored, write_tensors
@@ -163,9 +163,9 @@ def _for_many(graph: OnnxGraph, manifest: Manifest, weights: F32, *, required: b
     """The graph for many outer directions, tried out; None if there is none and none is required."""
     try:
         many = outer_model(graph)
-        plain = OnnxLoss(manifest, graph.to_bytes())
+        plain, batch = OnnxLoss(manifest, graph.to_bytes()), _example(manifest, SAMPLES_TRIED)
         runtime = OnnxOuter(manifest, many.graph, lambda: plain, together=TRIED)
-        if reason := disagreement(runtime, plain, weights, _example(manifest, SAMPLES_TRIED)):
+        if reason := disagreement(runtime, weights, batch, tried_outputs(plain, weights, batch)):
             raise ModelError(reason)
     except ModelError as fault:
         if required:

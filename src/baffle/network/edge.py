@@ -19,7 +19,7 @@ from baffle.plan import Onnx, Plan
 from baffle.runtime.onnx.criteria import criterion_of, require_loss
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import MODEL, OUTER_MODEL, WEIGHTS, Manifest, read_manifest, read_weights
-from baffle.runtime.onnx.outer import SAMPLES_TRIED, OnnxOuter, disagreement
+from baffle.runtime.onnx.outer import SAMPLES_TRIED, OnnxOuter, disagreement, tried_outputs
 from baffle.trajectory import trajectory_of
 
 MICRO_BATCH = 4
@@ -29,7 +29,7 @@ more time."""
 NUMBERS_AT_ONCE = 1 << 15
 """How many numbers of directions are drawn at a time: a quarter of the usual, which takes a quarter of the memory."""
 
-SHARED_PASS = 4 << 20
+SHARED_PASS = 2 << 20
 """Bytes of tensors up to which outer directions share a pass."""
 
 MMAP_THRESHOLD, LARGE = -3, 1 << 17
@@ -70,13 +70,14 @@ def _runtime(plan: Plan, manifest: Manifest, folder: Path, samples: Dataset) -> 
     probe, criterion = plan.probe, criterion_of(plan)
     micro_batch = min(probe.micro_batch, MICRO_BATCH)
     plain = partial(OnnxLoss, manifest, folder / MODEL, micro_batch=micro_batch, criterion=criterion)
-    if not probe.shares_passes or manifest.outer is None:
+    if not probe.shares_passes or manifest.outer is None or not len(samples):
         return plain()
+    few, weights = samples.batch(np.arange(min(len(samples), SAMPLES_TRIED))), initial_weights(folder)
+    expected = tried_outputs(plain(), weights, few)  # before the other session takes its memory
     together = max(1, min(probe.together, SHARED_PASS // (manifest.outer.row_bytes * micro_batch)))
     graph = folder / OUTER_MODEL
     outer = OnnxOuter(manifest, graph, plain, together=together, micro_batch=micro_batch, criterion=criterion)
-    few, weights = samples.batch(np.arange(min(len(samples), SAMPLES_TRIED))), initial_weights(folder)
-    if len(few.y) and (reason := disagreement(outer, plain(), weights, few)):
+    if reason := disagreement(outer, weights, few, expected):
         raise ModelError(f"{graph} does not fit {MODEL}: {reason}; export the model again, or copy both files")
     return outer
 

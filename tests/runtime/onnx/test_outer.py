@@ -22,7 +22,7 @@ from baffle.runtime.onnx.built_in import built_in
 from baffle.runtime.onnx.foreign import graph_from_file
 from baffle.runtime.onnx.graph import OnnxGraph
 from baffle.runtime.onnx.loss import OnnxLoss
-from baffle.runtime.onnx.outer import OnnxOuter, disagreement
+from baffle.runtime.onnx.outer import OnnxOuter, disagreement, tried_outputs
 from baffle.runtime.onnx.outer_graph import outer_model
 from tests.support.onnx_nets import Net
 
@@ -142,6 +142,10 @@ class Both(NamedTuple):
         manifest = self.graph.manifest(self.graph.to_bytes(), self.graph.flat())
         return OnnxOuter(manifest, self.outer, self.plain, together=together, micro_batch=micro_batch)
 
+    def disagreement(self, batch: Batch) -> str:
+        weights = self.graph.flat()
+        return disagreement(self.many(4), weights, batch, tried_outputs(self.plain(), weights, batch))
+
     def directions(self, seed: int = 0) -> Directions:
         shapes = tuple(values.shape for values in self.graph.weights.values())
         return Directions(seed.to_bytes(32, "big"), distribution_of(OUTER, shapes))
@@ -188,7 +192,7 @@ def test_losses_are_those_of_one_pass_a_direction(name: str) -> None:
     moved = losses_along(pair.plain().samples_on(batch), pair.graph.flat(), pair.directions(), supports, STEP)
     assert np.abs(moved - base).max() > 1e-3  # the directions lead somewhere
     require_equal(pair, batch, supports, 5, 0)
-    assert not disagreement(pair.many(5), pair.plain(), pair.graph.flat(), batch)
+    assert not pair.disagreement(batch)
 
 
 @settings(max_examples=25, deadline=None)
@@ -304,7 +308,7 @@ def test_a_weight_that_is_used_in_another_way_is_named(make: Callable[[], tuple[
 def test_samples_that_depend_on_one_another_are_noticed() -> None:
     graph = built_in(LeNet(channels=(3, 4), norm="batch"), Inputs((1, 8, 8), CLASSES), 0)
     pair = Both(graph, outer_model(graph).graph)
-    assert "other outputs" in disagreement(pair.many(4), pair.plain(), graph.flat(), pair.batch(3))
+    assert "other outputs" in pair.disagreement(pair.batch(3))
 
 
 def test_the_memory_of_a_row_grows_with_its_tensors() -> None:

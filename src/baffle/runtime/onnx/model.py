@@ -25,7 +25,7 @@ from baffle.runtime.onnx.model_folder import (
     read_manifest,
     read_weights,
 )
-from baffle.runtime.onnx.outer import OnnxOuter, disagreement
+from baffle.runtime.onnx.outer import OnnxOuter, disagreement, tried_outputs
 from baffle.runtime.outer import LEAST, how_many
 
 if TYPE_CHECKING:
@@ -136,7 +136,9 @@ class OnnxModel(RunnableModel):
             each = self._outer().row_bytes * len(batch.y)
         except ModelError as fault:
             return Together(1, str(fault))
-        if reason := disagreement(self._for_many(probe), self._for_one(probe), self.initial_weights(), batch):
+        weights = self.initial_weights()
+        expected = tried_outputs(self._for_one(probe), weights, batch)
+        if reason := disagreement(self._for_many(probe), weights, batch, expected):
             return Together(1, reason)
         if room // each < LEAST:
             return Together(1, f"the tensors of {len(batch.y)} samples are so large that it would not pay")

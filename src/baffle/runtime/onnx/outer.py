@@ -51,7 +51,7 @@ class OnnxOuter:
         self.shapes = tuple(tensor.shape for tensor in self._tensors)
         self._plain = cache(plain)
         self._session = open_session(graph)
-        self._inputs = frozenset(value.name for value in self._session.get_inputs())
+        self._taken = [value.name for value in self._session.get_inputs()]
 
     def on(self, batch: Batch) -> OuterLoss:
         """The loss on one batch, to be called for many weights."""
@@ -67,31 +67,45 @@ class OnnxOuter:
 
     def run(self, weights: F32, x: tuple[Array, ...], shares: Sequence[Added]) -> F32:
         """The outputs of samples at weights that directions move, those of one direction side by side."""
+        inputs = self.inputs_of(weights, x, shares)
+        with translated("a forward pass"):
+            outputs: F32 = self._session.run([LOGITS], {name: inputs[name] for name in self._taken})[0]
+        return outputs
+
+    def inputs_of(self, weights: F32, x: tuple[Array, ...], shares: Sequence[Added]) -> dict[str, Array]:
+        """What the graph may read."""
         inputs: dict[str, Array] = {WEIGHT + name: view for name, view in self.manifest.split(weights).items()}
         inputs |= {wanted.in_graph: samples for wanted, samples in zip(self.manifest.arrays, x, strict=True)}
         for tensor, share in zip(self._tensors, shares, strict=True):
             inputs |= {A + tensor.name: share.a} | ({} if share.b is None else {B + tensor.name: share.b})
-        with translated("a forward pass"):
-            taken = {name: array for name, array in inputs.items() if name in self._inputs}
-            outputs: F32 = self._session.run([LOGITS], taken)[0]
-        return outputs
+        return inputs
 
 
-def disagreement(outer: OnnxOuter, plain: OnnxLoss, weights: F32, batch: Batch) -> str:
-    """Why a graph for many directions cannot stand for the one that it was made of; empty if it can. It is tried on a
-    few samples, because graphs compute in ways that no rule foresees."""
-    directions = Directions(bytes(32), distribution_of(OUTER, outer.shapes))
-    supports, scratch = dense(len(weights), TRIED), weights.copy()
-    few = batch.take(slice(SAMPLES_TRIED))
-    expected = dict[int, F32]()
+def tried_outputs(plain: OnnxLoss, weights: F32, batch: Batch) -> F32:
+    """The outputs of a few samples along a few directions, each in a pass of its own."""
+    directions, supports = _tried(plain.manifest)
+    scratch, outputs = weights.copy(), dict[int, F32]()
     for k in moves(scratch, weights, directions, supports, STEP):
-        expected[k] = plain.outputs(scratch, few)
+        outputs[k] = plain.outputs(scratch, batch.take(slice(SAMPLES_TRIED)))
+    return np.concatenate([outputs[k] for k in range(TRIED)])
+
+
+def disagreement(outer: OnnxOuter, weights: F32, batch: Batch, expected: F32) -> str:
+    """Why a graph for many directions cannot stand for the one that it was made of and that gave the expected outputs;
+    empty if it can. It is tried, because graphs compute in ways that no rule foresees."""
+    directions, supports = _tried(outer.manifest)
     shares = added(directions, range(TRIED), supports, STEP, outer.shapes)
-    got = outer.run(weights, fitting_samples(outer.manifest, few.x), shares)
-    rows = np.concatenate([expected[k] for k in range(TRIED)])
-    if got.shape == rows.shape and np.allclose(got, rows, TOLERANCE, TOLERANCE * _largest(rows), equal_nan=True):
+    got = outer.run(weights, fitting_samples(outer.manifest, batch.take(slice(SAMPLES_TRIED)).x), shares)
+    if got.shape == expected.shape and np.allclose(
+        got, expected, TOLERANCE, TOLERANCE * _largest(expected), equal_nan=True
+    ):
         return ""
     return "a pass for many directions gives other outputs than one for each"
+
+
+def _tried(manifest: Manifest) -> tuple[Directions, Sequence[Support]]:
+    shapes = tuple(tensor.shape for tensor in manifest.weights if tensor.size)
+    return Directions(bytes(32), distribution_of(OUTER, shapes)), dense(manifest.n_weights, TRIED)
 
 
 def _largest(numbers: F32) -> float:

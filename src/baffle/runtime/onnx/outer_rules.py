@@ -70,7 +70,14 @@ def _times(
         product = graph.reshape(multiply(once), before, 1, -1, outputs)
     else:
         grouped = graph.reshape(graph.rows(x), before, DIRECTIONS, -1, inputs)
-        numbers = graph.add("MatMul", grouped, graph.unsqueeze(matrix.a, 2))
+        if before > 1:  # few products of many rows are quicker than many of few
+            together = graph.reshape(graph.add("Transpose", grouped, perm=[1, 0, 2, 3]), DIRECTIONS, -1, inputs)
+            numbers = graph.reshape(
+                graph.add("MatMul", together, graph.unsqueeze(matrix.a, 2)), DIRECTIONS, before, -1, 1
+            )
+            numbers = graph.add("Transpose", numbers, perm=[1, 0, 2, 3])
+        else:
+            numbers = graph.add("MatMul", grouped, graph.unsqueeze(matrix.a, 2))
         product = graph.reshape(multiply(graph.rows(x)), before, DIRECTIONS, -1, outputs)
     if alpha != 1:
         numbers = graph.add("Mul", numbers, graph.constant(np.array(alpha, np.float32)))
