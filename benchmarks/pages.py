@@ -265,6 +265,21 @@ def outer() -> str:
     return rows("| model | samples | a pass each | outer | share a pass | times cheaper |", lines)
 
 
+def outer_onnx() -> str:
+    found = read("outer_onnx")
+    lines = [
+        f"| {row['model']} | {row['samples']} | {row['alone_ms']:.3f} ms | {row['together_ms']:.3f} ms | "
+        f"{row['together'] if row['together'] > 1 else 'none'} | {row['times']:.1f} | {row['constants_times']:.2f} | "
+        f"{row['open_ms']:.0f} of {row['probe_ms']:.0f} ms |"
+        for row in found["rows"]
+    ]
+    head = (
+        "| model | samples | a pass each | outer | share a pass | times cheaper | constants, times quicker | "
+        f"opening a session, against K = {found['k']} directions |"
+    )
+    return rows(head, lines)
+
+
 def stacked() -> str:
     runtimes, sums = {"torch": "PyTorch", "onnx": "ONNX Runtime"}, {"off": "plain", "on": "secure"}
     lines = [
@@ -546,6 +561,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "slowdown": slowdown,
     "server": server,
     "outer": outer,
+    "outer onnx": outer_onnx,
     "stacked": stacked,
     "outer server": outer_server,
     "replay": replay,

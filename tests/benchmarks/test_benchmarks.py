@@ -47,6 +47,13 @@ def test_outer_directions_share_passes_and_agree_with_a_pass_each() -> None:
 
 
 @pytest.mark.slow
+def test_outer_directions_share_passes_on_onnx_runtime_too() -> None:
+    rows = run("outer_onnx", "--k", "12", "--turns", "1", "--samples", "2", "--json")["rows"]
+    assert [row["together"] for row in rows] == [12] * len(rows)
+    assert all(row["losses_apart"] < 1e-5 and row["times"] > 0 and row["open_ms"] > 0 for row in rows)
+
+
+@pytest.mark.slow
 def test_stacked_clients_are_measured_on_both_runtimes() -> None:
     rows = run("stacked", "--clients", "20", "--rounds", "1", "--turns", "1", "--json")["rows"]
     assert {(row["runtime"], row["stacked"]) for row in rows} == {

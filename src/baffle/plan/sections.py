@@ -131,7 +131,7 @@ class ProbeSettings(Section, frozen=True):
     together: OptionalCount = 0
     """how many outer directions [share a forward pass](performance.md#many-directions-in-one-pass); `1`: each takes one
     of its own; `0`: chosen when a run starts, by what their tensors take, and `1` with a remark if the model does not
-    allow more. On PyTorch"""
+    allow more"""
     stacked: bool = False
     """in a simulation: the samples of all clients of a round [go through the model
     together](performance.md#simulated-clients-together), which changes last bits. At batch level with shared seeds, for
