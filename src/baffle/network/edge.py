@@ -15,6 +15,7 @@ from baffle.data.partition import share_out
 from baffle.data.sources import Dataset, load
 from baffle.errors import ModelError, PlanError
 from baffle.plan import Onnx, Plan
+from baffle.runtime.model import require_own_shapes
 from baffle.runtime.onnx.criteria import criterion_of, require_loss
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import WEIGHTS, Manifest, read_manifest, read_weights
@@ -47,6 +48,7 @@ def edge_worker(
     runtime = OnnxLoss.in_folder(model, micro_batch=micro_batch, criterion=criterion_of(plan))
     _require_model(plan, runtime.manifest, model)
     require_loss(plan, runtime.manifest, model)
+    require_own_shapes(plan.probe, tuple(tensor.shape for tensor in runtime.manifest.weights if tensor.size))
     # Each thread would need memory. The number of threads changes no bit of a run.
     one_thread = msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1))
     trajectory = trajectory_of(one_thread, runtime.n_weights, NUMBERS_AT_ONCE)

@@ -9,6 +9,7 @@ from baffle.core.ports import Runtime
 from baffle.core.supports import rows_of
 from baffle.errors import PlanError
 from baffle.plan import Plan
+from baffle.runtime.model import require_own_shapes
 from baffle.task.choice import OPEN, Price, Settled, measure_prices, quickest_way, seconds_of, told
 from baffle.task.micro_batch import RULE, SIZES, quickest, require_separate_samples
 from baffle.task.server_task import ServerTask
@@ -112,7 +113,7 @@ def _shared(task: ServerTask, size: int) -> ServerTask:
 def _with_shapes(task: ServerTask) -> ServerTask:
     """The task with the shapes of the model's tensors in its plan, if its directions are outer products."""
     probe = task.plan.probe
-    if probe.distribution != OUTER or probe.shapes or task.plan.estimator != "probe":
+    if probe.distribution != OUTER or task.plan.estimator != "probe":
         return task
     shapes = task.model.shapes()
     if shapes is None:
@@ -120,4 +121,5 @@ def _with_shapes(task: ServerTask) -> ServerTask:
             "probe.distribution: this runtime does not know the shapes of its models' tensors; expected one of "
             f"{', '.join(map(repr, DISTRIBUTIONS))}, got {probe.distribution!r}"
         )
+    require_own_shapes(probe, shapes)
     return task.with_probe(shapes=shapes)
