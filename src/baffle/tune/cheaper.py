@@ -7,15 +7,21 @@ from typing import Any
 import msgspec
 
 from baffle.plan import Plan
-from baffle.task.choice import OPEN, Prices, cheaper_way
+from baffle.task.choice import OPEN, Prices, cheaper_way, way_of
 from baffle.task.features import Backbones
-from baffle.tune.race import Race, Runner
+from baffle.tune.race import Race, Runner, Tell
 from baffle.tune.split import is_clearly_less
 from baffle.tune.trial import Ground, Spent
 
 
 def judge_prices(
-    ground: Ground, sigma: float, reference: Race, prices: Prices, data: str | Path | None, backbones: Backbones
+    ground: Ground,
+    sigma: float,
+    reference: Race,
+    prices: Prices,
+    data: str | Path | None,
+    backbones: Backbones,
+    tell: Tell,
 ) -> list[str]:
     """What to make of directions that cost half of the plan's or less: as many of them, at the rate of the race's
     winner and for as many rounds. The trial is not counted with the others, because whether it is made depends on how
@@ -26,6 +32,7 @@ def judge_prices(
         return []
     if plan.privacy.on:
         return [f"{cheaper.saving}; no trial, because the clipping norm is for the plan's own ({cheaper.remedy})"]
+    tell(f"{cheaper.way} instead of {way_of(plan.probe)}, rate {reference.winner.rate:g}")
     other = Ground(along(plan, prices[cheaper.way].settings), data, Spent(), backbones)
     trial = other.advance(other.begin(sigma, reference.winner.rate), reference.rounds)
     runner = Runner(reference.winner.rate, trial, other.losses(trial))

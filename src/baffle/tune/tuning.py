@@ -164,7 +164,8 @@ class _Tuning:
         """What a scalar costs along each kind of directions, and what to make of cheaper ones."""
         self._say("what a scalar costs")
         prices = prices_of(ground.task.server, max(map(len, ground.task.shares)), given=True)
-        return seconds_of(prices), tuple(judge_prices(ground, sigma, raced, prices, self.data, self.backbones))
+        advice = judge_prices(ground, sigma, raced, prices, self.data, self.backbones, self._say)
+        return seconds_of(prices), tuple(advice)
 
     def _first_sigma(self) -> tuple[Window, float, str]:
         """A σ for the race, from the window at the initial weights."""
