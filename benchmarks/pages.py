@@ -21,6 +21,7 @@ from tuning import PLANS as TUNED_PLANS
 from tuning import summary as tuning_summary
 
 from baffle.paper.page import made_by, table
+from baffle.plan import load as load_plan
 
 HERE = Path(__file__).resolve().parent.parent
 NAMES = ("security", "performance", "edge", "deploy", "flower", "paper", "privacy", "tuning")
@@ -77,6 +78,21 @@ def default_plan() -> str:
             f"{setting['update.rate']} | {row['median']:.2%} | {row['least']:.2%} | {row['cpu_seconds']:.0f} s |"
         )
     return rows("| K | samples a client | rounds | rate | median accuracy | least | CPU of a run |", lines)
+
+
+def digits_crowd() -> str:
+    clients = load_plan("digits-crowd").federation.clients
+    lines = []
+    for row in read("digits_crowd")["rows"]:
+        setting = dict(pair.split("=") for pair in row["settings"].split(","))
+        count = round(clients * float(setting["federation.participation"]))
+        samples = "all" if setting["federation.batch"] == "0" else setting["federation.batch"]
+        lines.append(
+            f"| {setting['probe.k']} | {count} | {samples} | {setting['rounds']} | {setting['update.rate']} | "
+            f"{row['median']:.2%} | {row['least']:.2%} | {row['cpu_seconds']:.0f} s |"
+        )
+    head = "| K | clients a round | their samples | rounds | rate | median accuracy | least | CPU of a run |"
+    return rows(head, lines)
 
 
 def tuning() -> str:
@@ -547,6 +563,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "digits": digits,
     "runtimes": runtimes,
     "default plan": default_plan,
+    "digits crowd": digits_crowd,
     "sentences": sentences,
     "tuning": tuning,
     "rates and rounds": horizons,

@@ -65,6 +65,17 @@ def test_a_folder_without_keys_is_named(cli: Cli, tmp_path: Path, command: str) 
     )
 
 
+def test_a_plan_whose_clients_are_stacked_is_for_simulations_alone(cli: Cli, keys: Path, tmp_path: Path) -> None:
+    serve = ("serve", "digits-crowd", "--keys", keys / "server", "--host", "127.0.0.1", "--port", 0)
+    join = ("join", "127.0.0.1:1", "--keys", keys / "client-0", "--state", tmp_path / "state", "--plan", "digits-crowd")
+    for command in ((*serve, "--out", tmp_path / "run"), join):
+        done = cli(*command)
+        assert done.returncode == 2
+        assert "error: probe.stacked: each client of a network has a machine of its own; leave it out" in done.stderr
+        assert "--set probe.stacked=false" in done.stderr
+    assert not (tmp_path / "run" / "plan.toml").exists()
+
+
 def test_a_clients_folder_is_for_one_process(cli: Cli, keys: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()

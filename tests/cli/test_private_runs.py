@@ -48,6 +48,24 @@ def test_plan_warns_of_a_loose_norm_a_low_floor_and_much_noise(cli: Cli, private
     assert "note: noise outweighs what a round measures" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("clip", "says"),
+    [
+        (
+            "1e-308",
+            "privacy.clip: expected 1e-40 to 1e+40, the length of a usual client's vector, got 1e-308; leave it",
+        ),
+        ("1e300", "privacy.clip: expected 1e-40 to 1e+40, the length of a usual client's vector, got 1e+300; leave it"),
+        ("1e12", "privacy.clip: 1e+12 leaves the ring too coarse: "),
+    ],
+)
+def test_a_clipping_norm_of_no_vector_is_refused_as_such(cli: Cli, private: list[str], clip: str, says: str) -> None:
+    done = cli("plan", *private, "--set", f"privacy.clip={clip}")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {says}")
+    assert "ring.d_max" not in done.stderr
+
+
 def test_a_run_without_a_clipping_norm_is_refused_and_leaves_nothing(
     cli: Cli, private: list[str], tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ def test_tune_writes_a_file_that_runs(cli: Cli, tiny_toml: Path, tmp_path: Path)
     done = cli("tune", tiny_toml, "--out", tmp_path / "tuned.toml")
     assert f"go on with: baffle run {tmp_path / 'tuned.toml'}" in done.stdout
     assert "of the run's" in done.stdout
+    assert "CPU time of a scalar: " in done.stdout
     assert cli("run", tmp_path / "tuned.toml", "--out", tmp_path / "run", "-q").returncode == 0
     assert load(str(tmp_path / "tuned.toml")).rounds == 6
 
@@ -32,6 +33,8 @@ def test_tune_as_json(cli: Cli, tiny_toml: Path) -> None:
     assert done.stderr == ""
     assert parse(advice["plan"]).probe.sigma == advice["reasons"][0]["after"]
     assert advice["share"] > 0
+    assert advice["prices"]["dense"] == advice["prices"]["layers"] > 0
+    assert isinstance(advice["advice"], list)
 
 
 def test_tune_of_backpropagation_is_refused_in_one_line(cli: Cli, tiny_toml: Path) -> None:

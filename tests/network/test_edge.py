@@ -182,6 +182,17 @@ def test_what_does_not_fit_is_refused(exported: Path, plan: Plan, setting: str, 
         edge_worker(change(plan, [*off, setting]), exported, 1, 4)
 
 
+def test_shapes_that_are_not_those_of_its_graph_are_refused(tiny_toml: Path, tmp_path: Path) -> None:
+    export_plan(str(tiny_toml), tmp_path / "model", ["probe.distribution=outer"])
+    plan = load(str(tmp_path / "model" / PLAN))
+    assert plan.probe.shapes == ((10, 64), (10,))
+    assert edge_worker(plan, tmp_path / "model", 1, 4).k == 4
+    with pytest.raises(
+        PlanError, match=r"probe\.shapes are not those .* \[\[10, 64\], \[10\]\], got \[\[20, 32\], \[10\]\]"
+    ):
+        edge_worker(change(plan, ["probe.shapes=[[20, 32], [10]]"]), tmp_path / "model", 1, 4)
+
+
 @pytest.mark.parametrize("setting", ["probe.sigma=1e-2", "ring.n_max=5000", "federation.clients=7", "seed=1"])
 def test_a_model_serves_every_plan_that_has_it(exported: Path, plan: Plan, setting: str) -> None:
     """A server settles parts of a plan when it knows its clients, long after the export."""

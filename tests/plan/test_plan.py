@@ -300,7 +300,11 @@ def test_clients_per_round(clients: int, participation: float, expected: int) ->
 def test_the_secure_sum_is_on_by_default_and_over_three_clients_at_least() -> None:
     assert Plan().secure == SecureSettings(mode="on", floor=3, threshold=0)
     for name in presets():
-        assert load(name).secure.mode == "on"
+        assert load(name).secure.mode == ("off" if name == "digits-crowd" else "on")
+
+
+def test_clients_are_stacked_in_the_plan_that_is_for_simulations_alone() -> None:
+    assert [name for name in presets() if load(name).probe.stacked] == ["digits-crowd"]
 
 
 @pytest.mark.parametrize(

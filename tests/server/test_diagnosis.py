@@ -109,6 +109,29 @@ def test_losses_that_scatter_over_their_whole_size_do_not_leave_the_first(scatte
     assert not any(leaves_first(losses[:count]) for losses in runs for count in range(BLOCK, 10 * BLOCK + 1, BLOCK))
 
 
+def alarms(runs: F64) -> int:
+    """How many runs climb at the end of some block."""
+    return sum(any(climbs(run[:end]) for end in range(BLOCK, len(run) + 1, BLOCK)) for run in runs.tolist())
+
+
+@pytest.mark.parametrize("scatter", [0.3, 0.6, 1.0, 1.5])
+def test_losses_that_scatter_over_their_whole_size_do_not_climb(scatter: float) -> None:
+    runs = np.exp(scatter * np.random.default_rng(1).standard_normal((60, 20 * BLOCK)))
+    assert alarms(runs) <= 1
+    assert alarms((0.2 + 2 * np.exp(-0.02 * np.arange(20 * BLOCK))) * runs) <= 1
+
+
+@pytest.mark.parametrize(("scatter", "factor"), [(0.1, 1.5), (0.3, 2), (0.6, 4)])
+def test_what_leaves_its_scatter_climbs(scatter: float, factor: float) -> None:
+    runs = np.exp(scatter * np.random.default_rng(1).standard_normal((50, 20 * BLOCK)))
+    runs[:, 10 * BLOCK :] *= factor
+    assert alarms(runs) >= 49
+
+
+def test_a_loss_below_zero_climbs_too() -> None:
+    assert climbs([-2.0] * BLOCK + [1.0] * 2 * BLOCK)
+
+
 def test_a_loss_at_the_rings_bound_is_not_shown_as_a_number() -> None:
     assert shown(LOSS_MAX) == "64 or more"
     assert shown(2.3456) == "2.346"

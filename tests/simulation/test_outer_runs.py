@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from torch import nn
 
+from baffle.core.outer import Shapes
 from baffle.errors import PlanError
 from baffle.journal.audit import verify
 from baffle.plan import Plan, change, load
@@ -67,12 +69,20 @@ def test_the_shapes_of_the_models_tensors_stand_in_the_plan_of_the_run(
     assert load(str(tmp_path / "run" / "plan.toml")).probe.shapes == SHAPES
 
 
-def test_a_plan_keeps_the_shapes_that_it_has(tiny: MakePlan) -> None:
-    """Tensors may be taken together or apart, as long as they hold the model's weights."""
-    whole = _resolved(tiny(*LENET))
-    assert whole.probe.shapes == SHAPES
-    apart = ((1, 5, 5), (1, 25), *SHAPES[1:])
-    assert _resolved(tiny(*LENET, f"probe.shapes={[list(shape) for shape in apart]}")).probe.shapes == apart
+@pytest.mark.parametrize("runtime", ["torch", "onnx"])
+def test_shapes_that_are_not_the_models_own_are_refused_on_every_runtime(
+    cli: Callable[..., CompletedProcess[str]], tiny_toml: Path, tmp_path: Path, runtime: str
+) -> None:
+    def run(shapes: Shapes, out: str) -> CompletedProcess[str]:
+        given = f"probe.shapes={[list(shape) for shape in shapes]}"
+        settings = [*LENET, given, "rounds=1", "task.init=numpy", f"run.runtime={runtime}"]
+        return cli("run", tiny_toml, *(part for each in settings for part in ("--set", each)), "--out", tmp_path / out)
+
+    assert run(SHAPES, "own").returncode == 0
+    apart = run(((1, 5, 5), (1, 25), *SHAPES[1:]), "apart")  # as many weights
+    assert apart.returncode == 2
+    assert "probe.shapes are not those of task.model's tensors: expected [[2, 1, 5, 5], " in apart.stderr
+    assert not (tmp_path / "apart").exists()
 
 
 def test_other_directions_have_no_shapes(tiny: MakePlan, tmp_path: Path) -> None:

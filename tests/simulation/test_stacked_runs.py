@@ -1,7 +1,9 @@
 """Runs of stacked clients keep the guarantees of others, and say what they are."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -12,6 +14,7 @@ from baffle.simulation import baseline_of, resume, simulate
 from baffle.task.load import load_task
 
 MakePlan = Callable[..., Plan]
+Cli = Callable[..., CompletedProcess[str]]
 STACKED = "probe.stacked=true"
 
 
@@ -68,3 +71,18 @@ def test_samples_that_cannot_be_told_apart_are_refused(
 
 def test_a_baseline_is_not_stacked(tiny: MakePlan) -> None:
     assert not baseline_of(tiny(STACKED)).probe.stacked
+
+
+def test_the_plan_of_a_crowd_runs_without_any_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BAFFLE_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    done = cli("run", "digits-crowd", "--set", "rounds=3", "--set", "probe.k=8", "--out", tmp_path / "run", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["rounds"] == 3
+    assert cli("verify", tmp_path / "run").returncode == 0
+
+
+@pytest.mark.slow
+def test_the_plan_of_a_crowd_learns(cli: Cli, tmp_path: Path) -> None:
+    done = cli("run", "digits-crowd", "--set", "rounds=60", "--out", tmp_path / "run", "--json")
+    assert json.loads(done.stdout)["test_accuracy"] > 0.85

@@ -84,14 +84,6 @@ def test_a_parameter_without_dimensions_is_moved_too(tiny: MakePlan) -> None:
     assert load_task(tiny(*OUTER, own("scaled"))).plan.probe.together == 20
 
 
-def test_shapes_that_are_not_the_models_own_take_a_pass_each(tiny: MakePlan) -> None:
-    whole = load_task(tiny(*OUTER)).plan.probe.shapes
-    apart = [[1, 5, 5], [1, 25], *map(list, whole[1:])]
-    task = load_task(tiny(*OUTER, f"probe.shapes={apart}"))
-    assert task.plan.probe.together == 1
-    assert "probe.shapes" in task.server.remarks[0]
-
-
 def test_fewer_directions_share_a_pass_where_memory_is_short(tiny: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
     many = [*OUTER, "probe.k=2000", "federation.batch=16"]
     free = load_task(tiny(*many)).plan.probe.together

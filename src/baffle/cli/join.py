@@ -97,6 +97,7 @@ def join(
     from baffle.network.keys import ClientKeys
     from baffle.network.member import Member
     from baffle.network.policy import load_policy
+    from baffle.network.settling import require_clients_of_their_own
     from baffle.plan import load
 
     if not model:  # a device has little memory to keep
@@ -108,13 +109,16 @@ def join(
         if model
         else with_plan(own.number, data, part=part, runtime=runtime or "")
     )
+    expected = load(pinned, settings) if pinned else None
+    if expected:
+        require_clients_of_their_own(expected)
     member = Member(
         own,
         state,
         count_samples(own.number, data, part=part),
         equip,
         affords,
-        load(pinned, settings) if pinned else None,
+        expected,
         log,
         load_policy(policy_file) if policy_file else None,
     )

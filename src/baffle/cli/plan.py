@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 @click.option("--list", "list_presets", is_flag=True, help="List the plans that come with BAFFLE.")
 @click.option("--toml", is_flag=True, help="Print the whole resolved plan, as a start for your own.")
 @click.option("--show-partition", is_flag=True, help="Only draw how much of which class each client holds.")
-@click.option("--prices", is_flag=True, help="Also measure what a scalar costs along each kind of directions.")
+@click.option(
+    "--prices/--no-prices",
+    default=True,
+    help="Measure what a scalar costs along each kind of directions (default: yes).",
+)
 @json_option
 def plan(
     plan: str | None,
@@ -33,8 +37,8 @@ def plan(
     prices: bool,
     as_json: bool,
 ) -> None:
-    """Show what a run will cost. Bytes, forward passes, memory, expected alignment, ε, and advice on σ. PLAN is a TOML
-    file or a preset's name (default: digits)."""
+    """Show what a run will cost. Bytes, forward passes, memory, expected alignment, ε, which directions are the
+    quickest to a scalar, and advice on σ. PLAN is a TOML file or a preset's name (default: digits)."""
     from baffle.plan import load, presets
 
     if list_presets:
@@ -76,7 +80,7 @@ def _print_toml(chosen: "Plan", data: Path | None) -> None:
 def _print_costs(chosen: "Plan", data: Path | None, with_prices: bool, as_json: bool) -> None:
     from baffle.cli import show
     from baffle.duration import measure_duration
-    from baffle.task.choice import advice_on_prices, told
+    from baffle.task.choice import advice_on_prices, seconds_of, told
     from baffle.task.costs import costs
     from baffle.task.load import load_task
     from baffle.task.privacy import with_clip
@@ -88,14 +92,13 @@ def _print_costs(chosen: "Plan", data: Path | None, with_prices: bool, as_json: 
     priced = with_prices and task.plan.estimator == "probe"
     prices = prices_of(task.server, max(map(len, task.shares)), given=True) if priced else {}
     if as_json:
-        each = {way: price.seconds for way, price in prices.items()}
-        found = asdict(estimate) | {"seconds": round(duration.total, 2)} | ({"prices": each} if with_prices else {})
-        click.echo(json.dumps(found))
+        measured = {"prices": seconds_of(prices)} if with_prices else {}
+        click.echo(json.dumps(asdict(estimate) | {"seconds": round(duration.total, 2)} | measured))
         return
     console, remarks = show.consoles()
     rows = show.costs_rows(estimate) | {"time": _shown_duration(chosen, duration)}
     if prices:
-        rows["CPU a scalar"] = told(prices)
+        rows["CPU a scalar"] = told(seconds_of(prices))
     console.print(show.aligned(rows), soft_wrap=True)
     priced_advice = advice_on_prices(task.plan.probe, prices) if prices else []
     for advice in (*([proposed] if proposed else []), *estimate.advice, *priced_advice):

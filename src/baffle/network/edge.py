@@ -16,6 +16,7 @@ from baffle.data.partition import share_out
 from baffle.data.sources import Dataset, load
 from baffle.errors import ModelError, PlanError
 from baffle.plan import Onnx, Plan
+from baffle.runtime.model import require_own_shapes
 from baffle.runtime.onnx.criteria import criterion_of, require_loss
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import MODEL, OUTER_MODEL, WEIGHTS, Manifest, read_manifest, read_weights
@@ -51,6 +52,7 @@ def edge_worker(
     manifest = read_manifest(model)
     _require_model(plan, manifest, model)
     require_loss(plan, manifest, model)
+    require_own_shapes(plan.probe, tuple(tensor.shape for tensor in manifest.weights if tensor.size))
     samples = _samples(plan, manifest, number, data, part=part)
     runtime = _runtime(plan, manifest, model, samples)
     # Each thread would need memory. The number of threads changes no bit of a run.

@@ -28,7 +28,10 @@ def tiers_for(plan: Plan, affords: Mapping[int, int]) -> tuple[int, ...]:
 def require_clients_of_their_own(plan: Plan) -> None:
     """Refuse what only a simulation can do."""
     if plan.probe.stacked:
-        raise PlanError("probe.stacked: each client of a network has a machine of its own; leave it out")
+        raise PlanError(
+            "probe.stacked: each client of a network has a machine of its own; leave it out, or say --set "
+            "probe.stacked=false"
+        )
 
 
 def require_hidden_tiers(plan: Plan) -> None:

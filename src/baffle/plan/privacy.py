@@ -21,6 +21,9 @@ root mean square."""
 LEAST_NOISE = 1e-4
 """A run with less noise would cost an ε of millions."""
 
+LEAST_CLIP, LARGEST_CLIP = 1e-40, 1e40
+"""Beyond these a clipping norm is no length of anybody's vector, and its ring would have no scale."""
+
 USUAL_FINENESS = 1 << 20
 """The bound on a vector's length in steps of the ring, before it is known."""
 
@@ -54,6 +57,11 @@ def check_privacy(plan: Plan) -> None:
         return
     if 0 < privacy.noise < LEAST_NOISE:
         raise PlanError(f"privacy.noise: expected at least {LEAST_NOISE:g}, got {privacy.noise:g}, which hides nothing")
+    if privacy.clip and not LEAST_CLIP <= privacy.clip <= LARGEST_CLIP:
+        raise PlanError(
+            f"privacy.clip: expected {LEAST_CLIP:g} to {LARGEST_CLIP:g}, the length of a usual client's vector, got "
+            f"{privacy.clip:g}; leave it out, and `baffle plan` proposes one"
+        )
     if federation.weighting != "uniform":
         raise PlanError(
             'federation.weighting: a private run needs "uniform", got "samples", which lets a client count by how '

@@ -46,6 +46,17 @@ class Together(NamedTuple):
     remark: str = ""
 
 
+def require_own_shapes(probe: ProbeSettings, shapes: Shapes) -> None:
+    """Refuse shapes in a plan that are not those of the model's tensors. With as many weights they would give sound
+    directions, but others than a plan without them gets, and none that can share a pass."""
+    if probe.shapes not in ((), shapes):
+        expected, given = ([list(shape) for shape in some] for some in (shapes, probe.shapes))
+        raise PlanError(
+            f"probe.shapes are not those of task.model's tensors: expected {expected}, got {given}; leave them out to "
+            "have them found"
+        )
+
+
 class RunnableModel(ABC):
     """What a runtime supplies. Initial weights and runtimes for threads are required; everything else has a default."""
 

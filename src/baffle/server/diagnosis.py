@@ -25,7 +25,7 @@ CLIMB = 0.2
 (that of one block, if it is above by the first loss itself) ..."""
 
 SURE = 5.0
-"""... and by this many standard errors."""
+"""... and by this many standard errors, of the losses and of their logarithms."""
 
 JUDGED, LEAST_JUDGED = 0.2, 4 * BLOCK
 """Whether the loss is flat is judged once, after this share of the run, and not before so many rounds."""
@@ -231,23 +231,38 @@ def error_of(losses: list[float]) -> float:
 
 def climbs(losses: list[float]) -> bool:
     """Whether the last block, or the last two, are clearly above the first loss or the best block before them."""
-    first, means, error = losses[0], blocks_of(losses), error_of(losses)
-    rises = _rises(first, means, error, 1, abs(first)) or _rises(first, means, error, 2, CLIMB * abs(first))
-    return rises or leaves_first(losses)
+    first = abs(losses[0])
+    return _surely_rises(losses, 1, first) or _surely_rises(losses, 2, CLIMB * first) or leaves_first(losses)
 
 
 def leaves_first(losses: list[float]) -> bool:
     """Whether the last block is at least twice the first loss. Compared by logarithms, since a loss that has jumped
     scatters far more than the first one did."""
-    if not 0 < min(losses) <= max(losses) < math.inf:
+    logs = _logs(losses)
+    if logs is None:
         return False
-    logs: list[float] = np.log(losses).tolist()
     return blocks_of(logs)[-1] - logs[0] > max(math.log(2), SURE * error_of(logs) * math.sqrt(BLOCK))
 
 
-def _rises(first: float, means: list[float], error: float, count: int, least: float) -> bool:
-    """Whether each of the last `count` blocks is above what came before, by at least `least`. `error` is that of a
-    block's mean; a single loss scatters more."""
+def _surely_rises(losses: list[float], count: int, least: float) -> bool:
+    """Whether each of the last `count` blocks is above what came before, by at least `least`. Logarithms must agree,
+    where there are any: a few large losses among many small ones lift the mean of a block by luck."""
+    logs = _logs(losses)
+    return _rises(losses, count, least) and (logs is None or _rises(logs, count, 0.0))
+
+
+def _logs(losses: list[float]) -> list[float] | None:
+    """The losses' logarithms, if all of them have one."""
+    if not 0 < min(losses) <= max(losses) < math.inf:
+        return None
+    logs: list[float] = np.log(losses).tolist()
+    return logs
+
+
+def _rises(losses: list[float], count: int, least: float) -> bool:
+    """Whether each of the last `count` blocks is above what came before, by at least `least` and by more than chance. A
+    single loss scatters more than a block's mean."""
+    first, means, error = losses[0], blocks_of(losses), error_of(losses)
     last, before = means[-count:], means[:-count]
     if len(last) < count or not math.isfinite(sum(last)):
         return False

@@ -173,10 +173,12 @@ def judge(task: Task, precision: Precision) -> list[str]:
             "with a loss that moves in steps; a larger one may help"
         )
     if precision.quantum > QUANTUM_REFUSED:
+        bound, lower, given = "ring.d_max", "ring.d_max or ring.n_max", plan.ring.d_max
+        if plan.privacy.on:
+            bound, lower, given = "privacy.clip", "privacy.clip", plan.privacy.clip
         raise PlanError(
-            f"ring.d_max: {plan.ring.d_max:g} leaves the ring too coarse: a median client's step is "
-            f"{precision.quantum:.1%} of a typical scalar ({precision.typical:.3g}), expected at most "
-            f"{QUANTUM_REFUSED:.0%}; lower ring.d_max or ring.n_max"
+            f"{bound}: {given:g} leaves the ring too coarse: a median client's step is {precision.quantum:.1%} of a "
+            f"typical scalar ({precision.typical:.3g}), expected at most {QUANTUM_REFUSED:.0%}; lower {lower}"
         )
     advice = []
     if precision.curvature > CURVATURE_WARNED:

@@ -9,7 +9,8 @@ from baffle.core.ports import Runtime
 from baffle.core.supports import rows_of
 from baffle.errors import PlanError
 from baffle.plan import Plan
-from baffle.task.choice import Price, Settled, measure_prices, quickest_way, told
+from baffle.runtime.model import require_own_shapes
+from baffle.task.choice import OPEN, Price, Settled, measure_prices, quickest_way, seconds_of, told
 from baffle.task.micro_batch import RULE, SIZES, quickest, require_separate_samples
 from baffle.task.server_task import ServerTask
 from baffle.task.sharing import share_passes
@@ -29,21 +30,23 @@ def _chosen(task: ServerTask, largest: int, *, given: bool) -> ServerTask:
     """The task with the directions that are the quickest to a scalar."""
     prices = prices_of(task, largest, given=given)
     way = quickest_way(prices)
-    remark = f'probe.supports = "auto" chose {way} directions; CPU time of a scalar: {told(prices)}'
+    remark = f'probe.supports = "auto" chose {way} directions; CPU time of a scalar: {told(seconds_of(prices))}'
     return replace(task.with_probe(**prices[way].settings), remarks=(*task.remarks, remark))
 
 
 def prices_of(task: ServerTask, largest: int, *, given: bool = False) -> dict[str, Price]:
-    """What a scalar costs here along each kind of directions that the model allows."""
-    open_again = {"layout": (), "shapes": (), "together": 0}
+    """What a scalar of one client costs here along each kind of directions that the model allows. Of clients that are
+    stacked it is a client's part of a full micro-batch."""
 
     def settle(settings: Mapping[str, object]) -> Settled:
-        settled = settle_probes(task.with_probe(**(open_again | dict(settings))), largest, given=given)
+        settled = settle_probes(task.with_probe(**{**OPEN, **settings}), largest, given=given)
         return Settled(settled.plan, settled.runtime())
 
-    batch = task.source.example(task.plan.federation.batch or largest)
+    own = task.plan.federation.batch or largest
+    rows = max(own, min(samples_at_once(task.plan, largest), max(SIZES)))
     with task.model.one_thread_each():
-        return measure_prices(task.plan.probe, settle, task.initial_weights(), batch)
+        prices = measure_prices(task.plan.probe, settle, task.initial_weights(), task.source.example(rows))
+    return {way: price._replace(seconds=price.seconds * own / rows) for way, price in prices.items()}
 
 
 def require_stackable(task: ServerTask) -> None:
@@ -110,7 +113,7 @@ def _shared(task: ServerTask, size: int) -> ServerTask:
 def _with_shapes(task: ServerTask) -> ServerTask:
     """The task with the shapes of the model's tensors in its plan, if its directions are outer products."""
     probe = task.plan.probe
-    if probe.distribution != OUTER or probe.shapes or task.plan.estimator != "probe":
+    if probe.distribution != OUTER or task.plan.estimator != "probe":
         return task
     shapes = task.model.shapes()
     if shapes is None:
@@ -118,4 +121,5 @@ def _with_shapes(task: ServerTask) -> ServerTask:
             "probe.distribution: this runtime does not know the shapes of its models' tensors; expected one of "
             f"{', '.join(map(repr, DISTRIBUTIONS))}, got {probe.distribution!r}"
         )
+    require_own_shapes(probe, shapes)
     return task.with_probe(shapes=shapes)

@@ -11,9 +11,12 @@ import msgspec
 from baffle.errors import PlanError
 from baffle.plan import Plan, change
 from baffle.runtime.registry import runtime_of
+from baffle.task.choice import seconds_of, told
 from baffle.task.costs import expected_alignment
 from baffle.task.features import Backbones
+from baffle.task.settling import prices_of
 from baffle.task.window import Window
+from baffle.tune.cheaper import judge_prices
 from baffle.tune.race import Race, best_rate, extended, race
 from baffle.tune.split import Split, compare, splits_of
 from baffle.tune.trial import Ground, Spent
@@ -50,6 +53,10 @@ class Tuned:
     forwards: int
     share: float
     """Forward passes of the trials, as a share of those of the run."""
+    prices: dict[str, float]
+    """CPU seconds of a scalar on this machine, along each kind of directions that the model allows."""
+    advice: tuple[str, ...]
+    """On directions that cost half of the plan's or less."""
     seconds: float = 0.0
 
     def to_toml(self) -> str:
@@ -65,6 +72,8 @@ class Tuned:
         return [
             *(f"{reason.key} = {reason.after:g}{_before(reason)}: {reason.why}" for reason in self.reasons),
             f"alignment: cos {self.alignment_predicted:.3f} expected with the gradient of a round's samples{measured}",
+            f"CPU time of a scalar: {told(self.prices)}",
+            *self.advice,
             f"the trials took {self.trial_rounds} rounds, {self.forwards:,} forward passes "
             f"({self.share:.0%} of the run's), {self.seconds:.0f} s",
         ]
@@ -117,6 +126,7 @@ class _Tuning:
     def find(self) -> Tuned:
         plan, ground = self.original, self.ground
         first, sigma, why_sigma = self._first_sigma()
+        race_sigma = sigma
         raced = race(ground, sigma, plan.rounds, self._say)
         split = self._split(sigma, raced)
         if split is not None:
@@ -137,6 +147,7 @@ class _Tuning:
         reasons = tuple(Reason(key, *value) for key, value in settings.items())
         predicted = expected_alignment(ground.trajectory)
         signal = ground.signal(raced.winner.trial)
+        prices, advice = self._prices(ground, race_sigma, raced)
         return Tuned(
             _changed(plan, reasons),
             reasons,
@@ -145,7 +156,16 @@ class _Tuning:
             self.spent.rounds,
             self.spent.forwards,
             self.spent.forwards / (self.ground.forwards_a_round * plan.rounds),
+            prices,
+            advice,
         )
+
+    def _prices(self, ground: Ground, sigma: float, raced: Race) -> tuple[dict[str, float], tuple[str, ...]]:
+        """What a scalar costs along each kind of directions, and what to make of cheaper ones."""
+        self._say("what a scalar costs")
+        prices = prices_of(ground.task.server, max(map(len, ground.task.shares)), given=True)
+        advice = judge_prices(ground, sigma, raced, prices, self.data, self.backbones, self._say)
+        return seconds_of(prices), tuple(advice)
 
     def _first_sigma(self) -> tuple[Window, float, str]:
         """A σ for the race, from the window at the initial weights."""

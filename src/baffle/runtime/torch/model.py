@@ -142,8 +142,6 @@ class TorchModel(RunnableModel):
     def together(self, probe: ProbeSettings, batch: Batch, room: int) -> Together:
         if not _can_share(probe, probe.precision):
             return Together(1, f"{probe.precision} would round what they add to a layer's output")
-        if probe.shapes not in ((), self.shapes()):
-            return Together(1, "probe.shapes are not those of the model's own tensors")
         module = self.module()
         with self.one_thread_each():
             if reason := why_not_together(module, self._criterion, batch.take(slice(SAMPLES_TRIED))):
