@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baffle.core.arrays import F32
 from baffle.core.directions import OUTER, RADEMACHER, Directions, Support, dense, distribution_of
 from baffle.core.ports import Batch
 from baffle.core.probe import SCHEMES, losses_along
@@ -212,6 +213,20 @@ def test_any_block_and_micro_batch_and_any_part_of_the_weights(
     parts = [Support(int(start), int(stop)) for start, stop in pairwise(starts)]
     supports = tuple((*parts, *dense(int(starts[-1]), 1))[(cut + number) % (len(parts) + 1)] for number in range(k))
     require_equal(pair, pair.batch(samples, cut), supports, together, micro_batch)
+
+
+def test_no_more_directions_share_a_pass_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, passes = both("perceptron"), list[tuple[int, int]]()
+    run = OnnxOuter.run
+
+    def counted(self: OnnxOuter, weights: F32, x: Any, shares: Any) -> F32:
+        passes.append((len(shares[0].a), len(x[0])))
+        return run(self, weights, x, shares)
+
+    monkeypatch.setattr(OnnxOuter, "run", counted)
+    supports = dense(len(pair.graph.flat()), 7)
+    losses_along(pair.many(3, micro_batch=2).on(pair.batch(5)), pair.graph.flat(), pair.directions(), supports, STEP)
+    assert passes == [(directions, samples) for directions in (3, 3, 1) for samples in (2, 2, 1)]
 
 
 @settings(max_examples=40, deadline=None)

@@ -208,8 +208,6 @@ def _with_each(
     `alike`, if these are not those of the output. `first`: the direction's own is the first operand."""
     sizes, samples = graph.sizes_apart(alike or output)
     padded = _padded(moved.sizes, sizes)
-    if padded[samples] != 1:
-        raise ModelError("it has a number for each sample")
     rows = graph.reshape(x, *sizes[:samples], DIRECTIONS, -1, *sizes[samples + 1 :])
     own = _directions_at(graph, graph.reshape(moved.name, DIRECTIONS, *padded), samples, len(padded) + 1)
     result = graph.add(operator, own, rows) if first else graph.add(operator, rows, own)
@@ -273,7 +271,7 @@ def _repeat(graph: OuterBuilder, node: NodeProto) -> str:
     sizes, samples = graph.sizes(node.output[0])
     moved = graph.whole(node.input[0])
     padded = _padded(moved.sizes, sizes)
-    if padded[samples] != 1 or sizes[samples] != FEW:
+    if sizes[samples] != FEW:
         raise ModelError("it is repeated within a sample")
     own = graph.reshape(moved.name, DIRECTIONS, *padded)
     own = _directions_at(graph, own, samples, len(padded) + 1)
