@@ -24,6 +24,7 @@ from baffle.runtime.onnx.tensor_file import read_tensors
 from baffle.runtime.torch.loss import TorchLoss, weights_of
 from baffle.simulation import simulate
 from tests.support import tokens
+from tests.support.onnx_nets import Net
 
 
 class Whole(nn.Module):
@@ -280,3 +281,11 @@ class FloatBytes(nn.Linear):
 
 def float_bytes() -> nn.Module:
     return FloatBytes(tokens.LENGTH, tokens.CLASSES)
+
+
+def test_a_graph_for_one_batch_size_is_refused_in_plain_words(tmp_path: Path) -> None:
+    net = Net(6)
+    path = net.saved(tmp_path / "net.onnx", net.classify(net.add("Reshape", "samples", net.constant([1, 6])), 6))
+    with pytest.raises(ModelError, match=r"refuses a forward pass: Reshape: The input tensor cannot be reshaped .*3,6"):
+        export_onnx(path, tmp_path / "model")
+    assert not (tmp_path / "model").exists()

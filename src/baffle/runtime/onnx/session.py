@@ -16,8 +16,8 @@ FATAL = 4
 NODE = re.compile(r"Non-zero status code returned while running (\w+) node\..*? Status Message: (.*)", re.DOTALL)
 """How ONNX Runtime says that a node failed, and why."""
 
-SOURCE = re.compile(r"^/\S+:\d+ .*?\] ?", re.DOTALL)
-"""A place in ONNX Runtime's own source, in front of a reason."""
+SOURCE = re.compile(r"^/\S+:\d+ .*?(?:\] ?| was false\. )", re.DOTALL)
+"""A place in ONNX Runtime's own source, and what was expected there, in front of a reason."""
 
 
 def open_session(model: Path | bytes) -> Any:
