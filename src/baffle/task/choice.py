@@ -100,7 +100,7 @@ def _seconds(settled: Settled, weights: F32, batch: Batch) -> float:
     few = took(FEW)
     if few * FEW > QUICK:
         return few
-    turns = max(1, min(TURNS, int(LONG / (few * MANY))))
+    turns = TURNS if TURNS * few * MANY <= LONG else max(1, int(LONG / (few * MANY)))
     return min(took(MANY) for _ in range(turns))
 
 
