@@ -82,14 +82,15 @@ class CrossAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(20, 8)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.attention = nn.MultiheadAttention(8, 2)
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens.int())
-        attended, _ = self.attention(x, x.flip(1), x, need_weights=False)
-        alone, _ = self.attention(x[0], x[0], x[0], need_weights=False)
-        logits: Tensor = self.head(attended.mean(1) + alone.mean(0))
+        x = self.tokens(tokens.int()).transpose(0, 1)
+        attended, _ = self.attention(x, x * x, x, need_weights=False)
+        first = x[:, 0]
+        alone, _ = self.attention(first, first, first, need_weights=False)
+        logits: Tensor = self.head((attended + alone[:, None]).mean(0))
         return logits
 
 
@@ -227,7 +228,8 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "attention with weights": (lambda: Attention(need_weights=True), tokens),
     "causal attention": (lambda: Attention(causal=True), tokens),
     "masked attention": (MaskedAttention, tokens),
-    "masked attention with more keys": (lambda: MaskedAttention(add_bias_kv=True, add_zero_attn=True), tokens),
+    "attention with one more key": (lambda: MaskedAttention(add_bias_kv=True), tokens),
+    "attention with an empty key": (lambda: MaskedAttention(add_zero_attn=True), tokens),
     "cross attention": (CrossAttention, tokens),
     "a vmap of its own": (OwnVmap, images(6)),
     "LeNet": (lambda: small_lenet("none"), images(1, 8, 8)),
