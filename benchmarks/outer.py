@@ -31,9 +31,10 @@ from baffle.errors import PlanError
 from baffle.models.inputs import Inputs
 from baffle.models.lenet import build_lenet
 from baffle.plan import LeNet, load
+from baffle.runtime.outer import LEAST, how_many
 from baffle.runtime.torch.criteria import cross_entropy
 from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
-from baffle.runtime.torch.together import LEAST, bytes_each, how_many
+from baffle.runtime.torch.together import bytes_each
 from baffle.task.choice import Settled, measure_prices, quickest_way
 from baffle.task.sharing import SHARED_PASS
 

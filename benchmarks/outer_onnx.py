@@ -34,7 +34,7 @@ from baffle.runtime.onnx.model_folder import LOGITS, WEIGHT
 from baffle.runtime.onnx.outer import OnnxOuter
 from baffle.runtime.onnx.outer_graph import outer_model
 from baffle.runtime.onnx.session import open_session
-from baffle.runtime.outer import added, how_many
+from baffle.runtime.outer import how_many, steps
 from baffle.task.sharing import SHARED_PASS
 
 
@@ -75,10 +75,10 @@ def measured(name: str, graph: OnnxGraph, samples: int, k: int, turns: int) -> d
     supports = dense(len(weights), k)
     alone, shared = plain.on(batch), (many if together > 1 else plain).on(batch)
     constant = with_constants(outer.graph, dict(graph.weights))
-    shares = added(drawn, range(max(together, 1)), supports, SIGMA, many.shapes)
+    factors = steps(drawn, range(together), supports, SIGMA, many.shapes)
     sessions = {"inputs": open_session(outer.graph), "constants": open_session(constant)}
-    factors = many.inputs_of(weights, (batch.x,), shares)
-    taken = {way: {i.name: factors[i.name] for i in session.get_inputs()} for way, session in sessions.items()}
+    inputs = many.inputs_of(weights, (batch.x,), factors)
+    taken = {way: {i.name: inputs[i.name] for i in session.get_inputs()} for way, session in sessions.items()}
     best = least(
         {
             "alone": partial(forward_difference, alone, weights, signs, supports, SIGMA),

@@ -7,7 +7,7 @@ import pytest
 
 from baffle.errors import PlanError
 from baffle.plan import Plan, change, load
-from baffle.runtime.torch.together import LEAST
+from baffle.runtime.outer import LEAST
 from baffle.simulation import simulate
 from baffle.task import sharing
 from baffle.task.costs import costs

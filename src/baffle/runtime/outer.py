@@ -1,15 +1,18 @@
 """Losses along outer directions that share forward passes, whatever runtime computes them."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import Directions, Support
-from baffle.core.outer import Shapes, factors, places
+from baffle.core.outer import Shapes, places
 from baffle.core.probe import Loss, losses_along
+from baffle.core.signs import signs
 from baffle.errors import ModelError
+from baffle.runtime.model import Together
 
 LEAST = 8
 """Fewer directions may take less time in a pass each (benchmarks/outer.py)."""
@@ -21,44 +24,40 @@ def how_many(k: int, each: int, room: int) -> int:
     return most if most >= LEAST else 1
 
 
-class Added(NamedTuple):
-    """What directions add to one tensor, a row each: a bᵀ, or `a` itself if the tensor is a vector."""
+def as_many_as_fit(k: int, each: int, samples: int, room: int) -> Together:
+    """The same, with a remark if samples are too large for it."""
+    if room // each < LEAST:
+        return Together(1, f"the tensors of {samples} samples are so large that it would not pay")
+    return Together(how_many(k, each, room))
 
-    a: F32  # directions × out, times the step; zeros where a direction does not touch the tensor
-    b: F32 | None  # directions × in
+
+def passes(count: int, most: int) -> Iterator[range]:
+    """The numbers of directions in equal passes of at most so many."""
+    needed = -(-count // most)
+    for start, stop in pairwise(count * i // needed for i in range(needed + 1)):
+        yield range(start, stop)
 
 
-def added(
-    directions: Directions, numbers: range, supports: Sequence[Support], step: float, shapes: Shapes
-) -> list[Added]:
-    """What the directions `numbers` add to each tensor of a model with these shapes."""
+def lengths(shapes: Shapes) -> list[int]:
+    """How many numbers `a` and `b` of each tensor have, in turns; `b` of a vector has none."""
+    return [length for place in places(shapes) for length in (place.rows, place.columns)]
+
+
+def steps(directions: Directions, numbers: range, supports: Sequence[Support], step: float, shapes: Shapes) -> F32:
+    """What directions add to the tensors of a model: `a` and `b` of each, side by side, a row for each direction. `a`
+    is multiplied by the step, or by 0 where a direction does not touch the tensor."""
     if directions.distribution.shapes != shapes:
         raise ModelError("probe.shapes are not those of task.model; leave them out to have them found")
     own = [supports[k] for k in numbers]
     kinds = list(dict.fromkeys(own))
-    kind_of = np.array([kinds.index(support) for support in own])
-    each = list[Added]()
-    for place, (a, b) in zip(places(shapes), factors(directions.key, numbers, shapes), strict=True):
-        touched = np.array([kind.below(place.stop) > kind.below(place.start) for kind in kinds])
-        steps = touched[kind_of] * np.float32(step)  # as core rounds it
-        each.append(Added(a * steps[:, None], None if b is None else b.astype(np.float32)))
-    return each
-
-
-def no_moves(shapes: Shapes) -> list[Added]:
-    """What a direction adds that leads nowhere."""
-    return [
-        Added(
-            np.zeros((1, place.rows), np.float32), np.zeros((1, place.columns), np.float32) if place.columns else None
-        )
-        for place in places(shapes)
-    ]
-
-
-def blocks_of(count: int, size: int) -> Iterator[range]:
-    """The numbers of directions, in blocks that share a forward pass."""
-    for start in range(0, count, size):
-        yield range(start, min(start + size, count))
+    scales = np.ones((len(kinds), 2 * len(shapes)), np.float32)
+    for number, place in enumerate(places(shapes)):
+        scales[:, 2 * number] = [kind.below(place.stop) > kind.below(place.start) for kind in kinds]
+    scales[:, ::2] *= np.float32(step)  # as core rounds it
+    each = np.repeat(scales, lengths(shapes), axis=1)
+    drawn: F32 = signs(directions.key, numbers, 0, each.shape[1]).astype(np.float32)
+    drawn *= each if len(kinds) == 1 else each[[kinds.index(support) for support in own]]
+    return drawn
 
 
 class OuterSampleLosses(Protocol):

@@ -26,7 +26,7 @@ from baffle.runtime.onnx.model_folder import (
     read_weights,
 )
 from baffle.runtime.onnx.outer import OnnxOuter, disagreement, tried_outputs
-from baffle.runtime.outer import LEAST, how_many
+from baffle.runtime.outer import as_many_as_fit
 
 if TYPE_CHECKING:
     from baffle.runtime.onnx.graph import OnnxGraph
@@ -138,9 +138,7 @@ class OnnxModel(RunnableModel):
         expected = tried_outputs(self._for_one(probe), weights, batch)
         if reason := disagreement(self._for_many(probe), weights, batch, expected):
             return Together(1, reason)
-        if room // each < LEAST:
-            return Together(1, f"the tensors of {len(batch.y)} samples are so large that it would not pay")
-        return Together(how_many(probe.k, each, room))
+        return as_many_as_fit(probe.k, each, len(batch.y), room)
 
     def _for_one(self, probe: ProbeSettings) -> OnnxLoss:
         return OnnxLoss(self._manifest, self._graph, micro_batch=probe.micro_batch, criterion=self._criterion)

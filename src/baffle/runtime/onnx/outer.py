@@ -16,7 +16,7 @@ from baffle.runtime.onnx.feeding import fitting_labels, fitting_samples
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import LOGITS, WEIGHT, A, B, Manifest
 from baffle.runtime.onnx.session import open_session, translated
-from baffle.runtime.outer import Added, OuterLoss, added, blocks_of, no_moves
+from baffle.runtime.outer import OuterLoss, lengths, passes, steps
 
 TRIED, SAMPLES_TRIED = 4, 3
 """Directions and samples that a graph is tried with."""
@@ -28,8 +28,8 @@ STEP, TOLERANCE = 0.05, 1e-4
 class OnnxOuter:
     """A graph for many outer directions. Use one object per thread.
 
-    `together` directions share a pass of a micro-batch. `plain` opens the graph for one direction, which is asked about
-    everything else.
+    At most `together` directions share a pass of a micro-batch. `plain` opens the graph for one direction, which is
+    asked about everything else.
     """
 
     def __init__(
@@ -65,20 +65,21 @@ class OnnxOuter:
         """The model's outputs, one row per sample."""
         return self._plain().outputs(weights, batch)
 
-    def run(self, weights: F32, x: tuple[Array, ...], shares: Sequence[Added]) -> F32:
+    def run(self, weights: F32, x: tuple[Array, ...], drawn: F32) -> F32:
         """The outputs of samples at weights that directions move, those of one direction side by side."""
-        inputs = self.inputs_of(weights, x, shares)
+        inputs = self.inputs_of(weights, x, drawn)
         with translated("a forward pass"):
             outputs: F32 = self._session.run([LOGITS], {name: inputs[name] for name in self._taken})[0]
         return outputs
 
-    def inputs_of(self, weights: F32, x: tuple[Array, ...], shares: Sequence[Added]) -> dict[str, Array]:
+    def inputs_of(self, weights: F32, x: tuple[Array, ...], drawn: F32) -> dict[str, Array]:
         """What the graph may read."""
         inputs: dict[str, Array] = {WEIGHT + name: view for name, view in self.manifest.split(weights).items()}
         inputs |= {wanted.in_graph: samples for wanted, samples in zip(self.manifest.arrays, x, strict=True)}
-        for tensor, share in zip(self._tensors, shares, strict=True):
-            inputs |= {A + tensor.name: share.a} | ({} if share.b is None else {B + tensor.name: share.b})
-        return inputs
+        ends = np.cumsum(lengths(self.shapes))
+        parts = [np.ascontiguousarray(part) for part in np.split(drawn, ends[:-1], axis=1)]
+        names = [prefix + tensor.name for tensor in self._tensors for prefix in (A, B)]
+        return inputs | dict(zip(names, parts, strict=True))
 
 
 def tried_outputs(plain: OnnxLoss, weights: F32, batch: Batch) -> F32:
@@ -94,8 +95,8 @@ def disagreement(outer: OnnxOuter, weights: F32, batch: Batch, expected: F32) ->
     """Why a graph for many directions cannot stand for the one that it was made of and that gave the expected outputs;
     empty if it can. It is tried, because graphs compute in ways that no rule foresees."""
     directions, supports = _tried(outer.manifest)
-    shares = added(directions, range(TRIED), supports, STEP, outer.shapes)
-    got = outer.run(weights, fitting_samples(outer.manifest, batch.take(slice(SAMPLES_TRIED)).x), shares)
+    drawn = steps(directions, range(TRIED), supports, STEP, outer.shapes)
+    got = outer.run(weights, fitting_samples(outer.manifest, batch.take(slice(SAMPLES_TRIED)).x), drawn)
     if got.shape == expected.shape and np.allclose(
         got, expected, TOLERANCE, TOLERANCE * _largest(expected), equal_nan=True
     ):
@@ -123,21 +124,23 @@ class OnnxOuterLosses:
         self._micro_batches = samples.pieces(runtime.micro_batch)
 
     def __call__(self, weights: F32) -> F64:
-        losses: F64 = self._moved(weights, no_moves(self._runtime.shapes), 1)[0]
+        nowhere = np.zeros((1, sum(lengths(self._runtime.shapes))), np.float32)
+        losses: F64 = self._moved(weights, nowhere)[0]
         return losses
 
     def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
         shapes, rows = self._runtime.shapes, list[F64]()
-        for numbers in blocks_of(len(supports), self._runtime.together):
-            rows.append(self._moved(weights, added(directions, numbers, supports, step, shapes), len(numbers)))
+        for numbers in passes(len(supports), self._runtime.together):
+            rows.append(self._moved(weights, steps(directions, numbers, supports, step, shapes)))
         return np.concatenate(rows)
 
-    def _moved(self, weights: F32, shares: Sequence[Added], count: int) -> F64:
-        """Each sample's loss, a row for each of so many directions. If the criterion gives only a mean, it stands for
-        each sample."""
+    def _moved(self, weights: F32, drawn: F32) -> F64:
+        """Each sample's loss, a row for each direction. If the criterion gives only a mean, it stands for each
+        sample."""
+        count = len(drawn)
         parts = list[F64]()
         for x, y in self._micro_batches:
-            outputs = self._runtime.run(weights, x, shares)
+            outputs = self._runtime.run(weights, x, drawn)
             losses = self._runtime.criterion(outputs, np.tile(y, (count, *[1] * (y.ndim - 1))))
             if not losses.ndim:
                 each = outputs.reshape(count, len(y), *outputs.shape[1:])

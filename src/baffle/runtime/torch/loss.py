@@ -15,10 +15,11 @@ from baffle.core.probe import InPlace, Loss, SampleLosses, Value
 from baffle.core.ranks import ranks
 from baffle.errors import PlanError
 from baffle.runtime.model import ONLY_A_MEAN
+from baffle.runtime.outer import OuterLoss
 from baffle.runtime.torch.criteria import TorchCriterion, cross_entropy
 from baffle.runtime.torch.fast_forward import FastForward
 from baffle.runtime.torch.modes import TrainingMode
-from baffle.runtime.torch.outer import OuterLoss, OuterLosses
+from baffle.runtime.torch.outer import OuterLosses
 from baffle.runtime.torch.stages import Pipeline, pipeline_of
 from baffle.runtime.torch.structured import Structured
 from baffle.runtime.torch.tensors import Inputs, MicroBatch, as_tensors, call, split, trained_parameters

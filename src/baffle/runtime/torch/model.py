@@ -22,6 +22,7 @@ from baffle.models.inputs import Inputs
 from baffle.plan import MobileNet, Model, Plan, ProbeSettings, Softmax
 from baffle.runtime.layers import layer_of, layers_of
 from baffle.runtime.model import RunnableModel, Split, Together
+from baffle.runtime.outer import as_many_as_fit
 from baffle.runtime.torch.criteria import TorchCriterion, criterion_of
 from baffle.runtime.torch.fast_forward import give_back_freed_memory
 from baffle.runtime.torch.footprint import tensor_bytes
@@ -30,7 +31,7 @@ from baffle.runtime.torch.layouts import propose
 from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
 from baffle.runtime.torch.modes import GENERATOR, advice_on_modes
 from baffle.runtime.torch.tensors import as_tensors, call, trained_parameters
-from baffle.runtime.torch.together import LEAST, bytes_each, how_many, why_not_together
+from baffle.runtime.torch.together import bytes_each, why_not_together
 
 DTYPES = {
     "float64": torch.float64,
@@ -147,9 +148,7 @@ class TorchModel(RunnableModel):
             if reason := why_not_together(module, self._criterion, batch.take(slice(SAMPLES_TRIED))):
                 return Together(1, reason)
             each = bytes_each(module, self._criterion, batch)
-        if room // each < LEAST:
-            return Together(1, f"the tensors of {len(batch.y)} samples are so large that it would not pay")
-        return Together(how_many(probe.k, each, room))
+        return as_many_as_fit(probe.k, each, len(batch.y), room)
 
     def pass_bytes(self, probe: ProbeSettings, batch: Batch) -> int:
         if probe.together > 1 and _can_share(probe, probe.precision):

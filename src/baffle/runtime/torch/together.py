@@ -16,9 +16,6 @@ from baffle.runtime.torch.criteria import TorchCriterion
 from baffle.runtime.torch.footprint import tensor_bytes
 from baffle.runtime.torch.loss import TorchLoss, weights_of
 
-LEAST = 8
-"""Fewer directions may take less time in a pass each (benchmarks/outer.py)."""
-
 TRIED = 4
 """Directions that a pass is tried with."""
 
@@ -54,12 +51,6 @@ def bytes_each(module: nn.Module, criterion: TorchCriterion, batch: Batch) -> in
     weights = weights_of(module)
     loss = TorchLoss(deepcopy(module), criterion, together=TRIED).on(batch)
     return max(1, tensor_bytes(lambda: losses_along(loss, weights, directions, supports, STEP)) // TRIED)
-
-
-def how_many(k: int, each: int, room: int) -> int:
-    """How many of k directions share a pass whose tensors take `each` bytes for a direction and `room` in all."""
-    most = min(k, room // each)
-    return most if most >= LEAST else 1
 
 
 def _tried(module: nn.Module) -> tuple[Directions, tuple[Support, ...]]:
