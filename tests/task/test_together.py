@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from baffle.errors import PlanError
 from baffle.plan import Plan, change, load
 from baffle.runtime.outer import LEAST
+from baffle.runtime.torch import rows
 from baffle.simulation import simulate
 from baffle.task import sharing
 from baffle.task.costs import costs
@@ -123,6 +125,16 @@ def test_on_onnx_runtime_samples_that_depend_on_one_another_take_a_pass_each(tin
     assert "gives other outputs than one for each" in task.server.remarks[0]
     with pytest.raises(PlanError, match=r"probe\.together: 8 outer directions cannot share .* set it to 1"):
         load_task(tiny(*batches, "probe.together=8"))
+
+
+def test_a_pytorch_with_other_functions_behind_vmap_takes_a_pass_each(
+    tiny: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not public, so another version may lack them."""
+    monkeypatch.setattr(rows, "_functorch", SimpleNamespace())
+    task = load_task(tiny(*OUTER))
+    assert task.plan.probe.together == 1
+    assert "no attribute 'maybe_current_level'" in task.server.remarks[0]
 
 
 def test_half_precision_takes_a_pass_each(tiny: MakePlan) -> None:
