@@ -60,6 +60,11 @@ def plain(depth: int, classes: int, width: int = 32) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), *inner, nn.Linear(width, classes))
 
 
+def mlp(classes: int) -> nn.Module:
+    """Two linear layers, for images of 32 × 32."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(1024, 32), nn.ReLU(), nn.Linear(32, classes))
+
+
 def four_layers(classes: int) -> nn.Module:
     return plain(4, classes)
 

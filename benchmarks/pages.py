@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import accuracy_page
 import matplotlib as mpl
 import privacy_page
 from matplotlib import pyplot as plt
@@ -27,7 +28,6 @@ HERE = Path(__file__).resolve().parent.parent
 NAMES = ("security", "performance", "edge", "deploy", "flower", "paper", "privacy", "tuning")
 PAGES = ("README.md", *(f"docs/{name}.md" for name in NAMES))
 ENCLAVE_MB = 90
-COLOURS = {"units": "#0b6e4f", "stages": "#3f88c5", "dense": "#d1495b", "backpropagation": "#555555"}
 
 
 def read(name: str) -> Any:
@@ -310,26 +310,6 @@ def stacked() -> str:
     return rows("| runtime | directions | sums | stacked | CPU of a round |", lines)
 
 
-def accuracy() -> str:
-    return rows(
-        "| mode | scalars a round | CPU s a round | CPU s to 85 % | scalars to 85 % | CPU s to 90 % | bytes up |",
-        [_accuracy_row(mode, row) for mode, row in read("time_to_accuracy").items()],
-    )
-
-
-def _accuracy_row(mode: str, row: dict[str, Any]) -> str:
-    def to(goal: int) -> str:
-        seconds = row[f"cpu_seconds_to_{goal}"]
-        return f"{seconds:,.0f}" if seconds else f"more than {row['cpu_seconds']:,.0f} ({row['best_accuracy']:.0%})"
-
-    scalars = f"{row['scalars_per_round']:,}" if row["scalars_per_round"] else "–"
-    spent = f"{row['scalars_to_85']:,}" if row["scalars_to_85"] else "–"
-    return (
-        f"| {mode} | {scalars} | {row['cpu_seconds_per_round']:.3f} | {to(85)} | {spent} | {to(90)} | "
-        f"{row['uplink_bytes_per_round']:,} |"
-    )
-
-
 def any_net() -> str:
     """Accuracy against rounds: the median of the seeds, and each of them at the end."""
     runs = dict[tuple[str, ...], list[list[float]]]()
@@ -587,7 +567,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "outer server": outer_server,
     "replay": replay,
     "catching up": catching_up,
-    "accuracy": accuracy,
+    "accuracy, MNIST": accuracy_page.accuracy("mnist"),
+    "accuracy, USPS": accuracy_page.accuracy("usps"),
+    "accuracy, trials": accuracy_page.trials,
     "any net": any_net,
     "contrast": contrast,
     "duration": duration,
@@ -617,19 +599,6 @@ def filled(text: str) -> str:
     )
 
 
-def draw_accuracy() -> None:
-    """Accuracy against CPU seconds. The axis is logarithmic because the modes are so far apart."""
-    figure, axes = plt.subplots(figsize=(7, 4))
-    for mode, row in read("time_to_accuracy").items():
-        _, seconds, accuracies = zip(*row["curve"], strict=True)
-        percent = [100 * accuracy for accuracy in accuracies]
-        axes.plot(seconds, percent, label=mode, color=COLOURS[mode], linewidth=1.6)
-    axes.axhline(85, color="#999999", linewidth=0.8, linestyle=":")
-    axes.set(xscale="log", xlabel="CPU seconds, one thread", ylabel="test accuracy, %", ylim=(0, 100))
-    axes.legend(frameon=False, loc="lower right")
-    save(figure, "time-to-accuracy")
-
-
 def draw_scale() -> None:
     """Cost against K, weights, batch and clients, each with its fitted line."""
     lines = read("scale")["lines"]
@@ -638,7 +607,7 @@ def draw_scale() -> None:
         x, y, slope = line["x"], line["cpu_ms"], line["ms_for_one_more"]
         start = sum(y) / len(y) - slope * sum(x) / len(x)
         axes.plot(x, [start + slope * value for value in x], color="#bbbbbb", linewidth=1)
-        axes.plot(x, y, "o", color=COLOURS["units"], markersize=4)
+        axes.plot(x, y, "o", color="#0b6e4f", markersize=4)
         axes.set(xlabel=line["against"], title=f"{slope:.3g} ms for one more", ylim=(0, None))
         axes.title.set_fontsize(9)
     panels[0].set_ylabel("CPU ms")
@@ -663,7 +632,7 @@ def main() -> None:
         page.write_text(text)
     mpl.use("svg")
     mpl.rcParams |= {"svg.hashsalt": "baffle", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
-    draw_accuracy()
+    save(accuracy_page.draw_accuracy(), "time-to-accuracy")
     draw_scale()
     save(privacy_page.draw_accuracy(), "privacy")
 

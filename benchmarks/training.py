@@ -1,0 +1,65 @@
+"""A simulated run round by round, with the CPU time that its rounds took, for benchmarks that stop by the clock."""
+
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from baffle.client.client import Client
+from baffle.client.replica import Replica
+from baffle.client.worker import Worker
+from baffle.core.ports import Batch
+from baffle.journal.store import Journal
+from baffle.lineage import Lineage
+from baffle.runtime.torch.loss import accuracy
+from baffle.server.downlink import Downlink
+from baffle.server.round import play_round
+from baffle.simulation import aggregation
+from baffle.task.load import Runtimes, Task, versions
+from baffle.trajectory import trajectory_of
+from baffle.transport.local import LocalTransport
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run after some rounds."""
+
+    rounds: int
+    seconds: float
+    """CPU time of the rounds so far, clients and server together."""
+    uplink_bytes: int
+    """What a client sent in the last round."""
+    accuracy: Callable[[Batch], float]
+    """That of the averaged weights. It is not on the clock."""
+
+
+def training(task: Task) -> Generator[Progress]:
+    """Play rounds without end. Clients are asked one after the other."""
+    plan, initial, spent = task.plan, task.initial_weights(), 0.0
+    trajectory = trajectory_of(plan, len(initial))
+    lineage = Lineage(trajectory)
+    present = lineage.beginning(trajectory.rule.start(initial))
+    runtimes, replica = Runtimes(task, 1), Replica(lineage, present)
+    sums, sessions = aggregation(trajectory, task)
+    clients = [
+        Client(replica, Worker(number, k, trajectory, task.source.train, share, runtimes.borrow), sessions.get(number))
+        for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
+    ]
+
+    def measured(batch: Batch) -> float:
+        with runtimes.borrow() as runtime:
+            return round(accuracy(runtime, trajectory.rule.smooth_weights(present.state), batch), 4)
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Journal.create(Path(folder) / "journal.sqlite", plan, present.state, versions(task.model)) as journal,
+        LocalTransport(lambda number, data: clients[number].answer(data), 1) as transport,
+    ):
+        downlink = Downlink(plan.run.downlink, journal, lineage)
+        while True:
+            began = time.process_time()
+            played = play_round(trajectory, present, transport, sums, journal, downlink)
+            spent += time.process_time() - began
+            present = played.present
+            yield Progress(present.round, spent, played.metrics["uplink_bytes"] // len(clients), measured)
