@@ -3,32 +3,38 @@
     python benchmarks/outer.py                              # a table
     python benchmarks/outer.py --json > results/outer.json
 
-Both ways run in one process on one thread, in turns, on PyTorch. A turn is a probe along K directions as a client takes
+All ways run in one process on one thread, in turns, on PyTorch. A turn is a probe along K directions as a client takes
 it: drawing, moving and forward passes. Its CPU time is that of the least turn, so that other work on the machine, which
-can only add to it, counts least. One pass a direction has dense directions of ±1, the quickest to draw.
+can only add to it, counts least. One pass a direction has dense directions of ±1, the quickest to draw. For
+comparison, a direction's samples in one large batch of the plain module, without any direction: arithmetic alone.
+`auto` is what `probe.supports = "auto"` measures and chooses, dense or outer directions.
 """
 
 import argparse
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from baffle.core.arrays import F32
 from baffle.core.directions import OUTER, RADEMACHER, Directions, dense, distribution_of
 from baffle.core.ports import Batch
 from baffle.core.probe import forward_difference
+from baffle.errors import PlanError
 from baffle.models.inputs import Inputs
 from baffle.models.lenet import build_lenet
-from baffle.plan import LeNet
+from baffle.plan import LeNet, load
 from baffle.runtime.torch.criteria import cross_entropy
 from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
-from baffle.runtime.torch.together import bytes_each, how_many
+from baffle.runtime.torch.together import LEAST, bytes_each, how_many
+from baffle.task.choice import Settled, measure_prices, quickest_way
 from baffle.task.sharing import SHARED_PASS
 
 CLASSES, TOKENS, WORDS, WIDTH = 10, 16, 100, 128
@@ -60,6 +66,10 @@ def demo() -> nn.Module:
     return build_lenet(LeNet(channels=(8, 16), head="flatten", norm="group"), Inputs((1, 8, 8), CLASSES))
 
 
+def paper() -> nn.Module:
+    return build_lenet(LeNet(channels=(16, 64), head="average"), Inputs((1, 28, 28), CLASSES))
+
+
 def floats(*shape: int) -> Callable[[int], Any]:
     return lambda count: np.random.default_rng(0).normal(size=(count, *shape)).astype(np.float32)
 
@@ -72,6 +82,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "MLP, 256-512-512-10": (mlp, floats(256)),
     "transformer, two layers of 128, 16 tokens": (Transformer, sentences),
     "the demo's LeNet": (demo, floats(1, 8, 8)),
+    "the paper's LeNet, 28 × 28 pixels": (paper, floats(1, 28, 28)),
 }
 
 
@@ -82,7 +93,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 
 def measured(name: str, samples: int, k: int, turns: int) -> dict[str, Any]:
-    """One row: CPU time of a scalar both ways, and how far losses are apart."""
+    """One row: CPU time of a scalar each way, and how far losses are apart."""
     make, data = MODELS[name]
     torch.manual_seed(0)
     module = make().eval()
@@ -91,16 +102,20 @@ def measured(name: str, samples: int, k: int, turns: int) -> dict[str, Any]:
     together = how_many(k, bytes_each(module, cross_entropy, batch), SHARED_PASS)
     shapes = tuple(tuple(parameter.shape) for parameter in module.parameters())
     outer, signs = Directions(bytes(32), distribution_of(OUTER, shapes)), Directions(bytes(32), RADEMACHER)
-    losses = {count: TorchLoss(_copy(make, module), together=count).on(batch) for count in (1, together)}
+    runtimes = {count: TorchLoss(_copy(make, module), together=count) for count in (1, together)}
+    losses = {count: runtime.on(batch) for count, runtime in runtimes.items()}
     supports = dense(len(weights), k)
-    ways = {
-        "alone": partial(forward_difference, losses[1], weights, signs, supports, SIGMA),
-        "together": partial(forward_difference, losses[together], weights, outer, supports, SIGMA),
+    at_once = max(together, LEAST)
+    plain = TorchLoss(_copy(make, module)).on(batch.take(np.tile(np.arange(samples), at_once)))
+    ways: dict[str, tuple[Callable[[], object], int]] = {
+        "alone": (partial(forward_difference, losses[1], weights, signs, supports, SIGMA), k),
+        "together": (partial(forward_difference, losses[together], weights, outer, supports, SIGMA), k),
+        "in_one_batch": (partial(plain, weights), at_once),
     }
-    least = {way: cpu_seconds(work) for way, work in ways.items()}
+    least = {way: cpu_seconds(work) / count for way, (work, count) in ways.items()}
     for _ in range(turns):
-        for way, work in ways.items():
-            least[way] = min(least[way], cpu_seconds(work))
+        for way, (work, count) in ways.items():
+            least[way] = min(least[way], cpu_seconds(work) / count)
     one, many = (
         forward_difference(loss, weights, outer, supports[:8], SIGMA).scalars for loss in (losses[1], losses[together])
     )
@@ -109,11 +124,30 @@ def measured(name: str, samples: int, k: int, turns: int) -> dict[str, Any]:
         "weights": len(weights),
         "samples": samples,
         "together": together,
-        "alone_ms": round(1000 * least["alone"] / k, 4),
-        "together_ms": round(1000 * least["together"] / k, 4),
+        "alone_ms": round(1000 * least["alone"], 4),
+        "together_ms": round(1000 * least["together"], 4),
         "times": round(least["alone"] / least["together"], 2),
+        "times_in_one_batch": round(least["alone"] / least["in_one_batch"], 2),
+        "auto": automatic(runtimes, k, shapes, weights, batch),
         "losses_apart": float(np.max(np.abs(one - many))) * SIGMA,
     }
+
+
+def automatic(
+    runtimes: Mapping[int, TorchLoss], k: int, shapes: tuple[tuple[int, ...], ...], weights: F32, batch: Batch
+) -> str:
+    """What `probe.supports = "auto"` chooses."""
+    plan = load("digits", [f"probe.k={k}", "probe.distribution=rademacher", "ring.n_max=1000"])
+    together = max(runtimes)
+
+    def settle(settings: Mapping[str, Any]) -> Settled:
+        if settings["supports"] != "dense":
+            raise PlanError("probe.supports: these nets are compared as a whole")
+        outer = {"shapes": shapes, "together": together} if settings["distribution"] == OUTER else {}
+        probe = msgspec.structs.replace(plan.probe, **settings, **outer)
+        return Settled(msgspec.structs.replace(plan, probe=probe), runtimes[together if outer else 1])
+
+    return quickest_way(measure_prices(plan.probe, settle, weights, batch))
 
 
 def _copy(make: Callable[[], nn.Module], module: nn.Module) -> nn.Module:
@@ -138,7 +172,8 @@ def main() -> None:
                     line = (
                         "{model:42} {samples:3} samples: {alone_ms:8.3f} ms alone, {together_ms:8.3f} with {together}"
                     )
-                    print(line.format(**rows[-1]), f"together: {rows[-1]['times']:.1f}×", flush=True)
+                    gain = "together: {times:.1f}×, in one batch {times_in_one_batch:.1f}×; auto chooses {auto}"
+                    print(line.format(**rows[-1]), gain.format(**rows[-1]), flush=True)
     if arguments.json:
         about = {"k": arguments.k, "turns": arguments.turns, "load": round(os.getloadavg()[0], 2)}
         print(json.dumps({**about, "rows": rows}, indent=1))

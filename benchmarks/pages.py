@@ -259,10 +259,14 @@ def outer_server() -> str:
 def outer() -> str:
     lines = [
         f"| {row['model']} | {row['samples']} | {row['alone_ms']:.3f} ms | {row['together_ms']:.3f} ms | "
-        f"{row['together'] if row['together'] > 1 else 'none'} | {row['times']:.1f} |"
+        f"{row['together'] if row['together'] > 1 else 'none'} | {row['times']:.1f} | "
+        f"{row['times_in_one_batch']:.1f} | {row['auto']} |"
         for row in read("outer")["rows"]
     ]
-    return rows("| model | samples | a pass each | outer | share a pass | times cheaper |", lines)
+    return rows(
+        "| model | samples | a pass each | outer | share a pass | times cheaper | in one batch | `auto` chooses |",
+        lines,
+    )
 
 
 def stacked() -> str:

@@ -5,8 +5,8 @@ from baffle.errors import PlanError
 from baffle.plan import ProbeSettings
 from baffle.runtime.model import RunnableModel, Together
 
-SHARED_PASS = 32 << 20
-"""Bytes of tensors up to which directions share a pass: beyond it, more of them gain nothing."""
+SHARED_PASS = 24 << 20
+"""Bytes of tensors up to which directions share a pass: with more of them they leave the processor's cache."""
 
 LARGEST_PASS = 1 << 30
 """Bytes of tensors that directions may take together at most, whoever wrote the plan."""

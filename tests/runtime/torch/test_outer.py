@@ -57,6 +57,57 @@ class Attention(nn.Module):
         return logits[:, :CLASSES]
 
 
+class MaskedAttention(nn.Module):
+    """A mask for each sample and head."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(20, 8)
+        self.attention = nn.MultiheadAttention(8, 2, **settings)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens).transpose(0, 1)
+        masked = (tokens[:, None] % 3 > tokens[:, :, None] % 4).repeat_interleave(2, 0) & ~torch.eye(
+            6, dtype=torch.bool
+        )
+        attended, _ = self.attention(x, x, x, attn_mask=masked, key_padding_mask=tokens == 0, need_weights=False)
+        logits: Tensor = self.head(attended.mean(0))
+        return logits
+
+
+class CrossAttention(nn.Module):
+    """Keys that are no queries, and attention of one sentence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(20, 8)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens.int()).transpose(0, 1)
+        attended, _ = self.attention(x, x * x, x, need_weights=False)
+        first = x[:, 0]
+        alone, _ = self.attention(first, first, first, need_weights=False)
+        logits: Tensor = self.head((attended + alone[:, None]).mean(0))
+        return logits
+
+
+class OwnVmap(nn.Module):
+    """Samples one by one, in a `vmap` of the module's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(6)
+        self.inner = nn.Linear(6, 7)
+        self.head = nn.Linear(7, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = torch.func.vmap(lambda sample: self.head(self.inner(self.norm(sample)).tanh()))(x)
+        return logits
+
+
 class Loose(nn.Module):
     """Parameters in functions of many kinds."""
 
@@ -77,6 +128,28 @@ class Loose(nn.Module):
         return torch.mm(y.square(), self.table).sub(w.sum(1, keepdim=True)) / (1 + self.table.abs().sum(0))
 
 
+class Inward(nn.Module):
+    """Parameters that are the inputs of layers with parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, 6))
+        self.learned = nn.Parameter(torch.randn(3, 1, 6))
+        self.image = nn.Parameter(torch.randn(1, 2, 4, 4))
+        self.norm, self.inner, self.outer = nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
+        self.attention, self.groups = nn.MultiheadAttention(6, 2), nn.GroupNorm(2, 2)
+        self.filters = nn.Conv2d(2, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.inner(self.table).sum(0) + (self.table @ self.inner.weight.T).sum(0) + self.norm(self.table)[0]
+        second, _ = self.attention(self.learned, self.learned, self.learned, need_weights=False)
+        third = (self.filters(self.image) + self.filters(self.groups(self.image))).amax((0, 2, 3))
+        pooled = F.max_pool2d(self.image, 2) + F.max_pool2d(self.image, 2, 2, 0)
+        fourth = F.scaled_dot_product_attention(self.table, x, x).sum() + pooled.sum()
+        logits: Tensor = self.outer((x * first + second[0]).tanh() * third + 0.1 * fourth)
+        return logits
+
+
 def images(*shape: int) -> Callable[[int], Any]:
     return lambda count: np.random.default_rng(0).normal(size=(count, *shape)).astype(np.float32)
 
@@ -91,6 +164,12 @@ def small_lenet(norm: str) -> nn.Module:
 
 NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, CLASSES, bias=False)), images(6)),
+    "narrow": (
+        lambda: nn.Sequential(
+            nn.Linear(6, 1, bias=False), nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1, bias=False), nn.Linear(1, CLASSES)
+        ),
+        images(6),
+    ),
     "convolutions": (
         lambda: nn.Sequential(
             nn.Conv2d(4, 6, 3, padding=1, groups=2),
@@ -107,15 +186,52 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
         ),
         images(4, 8, 8),
     ),
+    "filters of one pixel": (
+        lambda: nn.Sequential(
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 6, 1, groups=2),
+            nn.MaxPool2d(2, padding=1),
+            nn.Conv2d(6, 6, 1, stride=2, padding=1),
+            nn.Conv2d(6, 4, 1, groups=2, bias=False),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(4, CLASSES),
+        ),
+        images(4, 8, 8),
+    ),
+    "volumes": (
+        lambda: nn.Sequential(
+            nn.Conv3d(2, 4, 2, groups=2), nn.Conv3d(4, 3, (1, 2, 3), stride=2), nn.Flatten(), nn.Linear(3, CLASSES)
+        ),
+        images(2, 3, 4, 4),
+    ),
+    "norms": (
+        lambda: nn.Sequential(
+            nn.LayerNorm((4, 6)),
+            nn.Conv1d(4, 4, 1),
+            nn.GroupNorm(2, 4),
+            nn.LayerNorm((4, 6), bias=False),
+            nn.Flatten(),
+            nn.GroupNorm(3, 24),
+            nn.Linear(24, CLASSES),
+        ),
+        images(4, 6),
+    ),
     "batch statistics": (
         lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, CLASSES)),
         images(6),
     ),
+    "parameters as inputs": (Inward, images(6)),
     "loose parameters": (Loose, images(6)),
     "attention": (Attention, tokens),
     "attention, tokens first": (lambda: Attention(batch_first=False), tokens),
     "attention with weights": (lambda: Attention(need_weights=True), tokens),
     "causal attention": (lambda: Attention(causal=True), tokens),
+    "masked attention": (MaskedAttention, tokens),
+    "attention with one more key": (lambda: MaskedAttention(add_bias_kv=True), tokens),
+    "attention with an empty key": (lambda: MaskedAttention(add_zero_attn=True), tokens),
+    "cross attention": (CrossAttention, tokens),
+    "a vmap of its own": (OwnVmap, images(6)),
     "LeNet": (lambda: small_lenet("none"), images(1, 8, 8)),
     "LeNet with GroupNorm": (lambda: small_lenet("group"), images(1, 8, 8)),
     "WRN": (lambda: build_wrn(WRN(widen=1), Inputs((3, 8, 8), CLASSES)), images(3, 8, 8)),

@@ -4,12 +4,12 @@ PyTorch's `vmap` would run its attention kernel once for each direction. To that
 samples.
 """
 
-from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from baffle.runtime.torch.rows import differs, rows_of, seen_by_each
 
 
 def attend(
@@ -19,44 +19,45 @@ def attend(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    **how: Any,
 ) -> Tensor:
-    """`F.scaled_dot_product_attention`, which may be called inside `vmap`."""
+    """`F.scaled_dot_product_attention`, which may be called inside a `vmap`."""
     if dropout_p:
         raise ValueError("attention with dropout is random, and a probe's loss must not be")
-    output: Tensor = _Attention.apply(query, key, value, attn_mask, is_causal, scale, enable_gqa)  # type: ignore[no-untyped-call]
-    return output
+    if not any(map(differs, (query, key, value, attn_mask))):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, is_causal=is_causal, **how)
+    q, k, v = (rows_of(tensor) for tensor in (query, key, value))
+    count = max(len(q), len(k), len(v))
+    q, k, v = (rows.expand(count, *rows.shape[1:]) for rows in (q, k, v))
+    mask = None if attn_mask is None else rows_of(attn_mask)
+    return seen_by_each(attend_rows(q, k, v, mask, is_causal=is_causal, **how))
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(*args: Any) -> Tensor:
-        query, key, value, mask, is_causal, scale, enable_gqa = args
-        return F.scaled_dot_product_attention(
-            query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: probes need no gradient."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        """Everything before the heads, directions and samples, becomes one dimension: with four of them the kernel is
-        at its quickest."""
-        query, key, value, mask = map(partial(_in_front, info.batch_size), args[:4], in_dims[:4])
-        before = query.shape[:-3]
-        if mask is not None:
-            mask = mask.reshape(len(mask), *[1] * (query.ndim - mask.ndim), *mask.shape[1:])
-            mask = mask.expand(*before, *mask.shape[-3:])
-        joined = [x if x is None or x.ndim < 4 else x.flatten(0, -4) for x in (query, key, value, mask)]
-        output = _Attention.apply(*joined, *args[4:])  # type: ignore[no-untyped-call]
-        return output.reshape(*before, *output.shape[-3:]), 0
+def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **how: Any) -> Tensor:
+    """Everything before the heads, directions and samples, becomes one dimension: with four of them the kernel is at
+    its quickest. The mask may be the same for all directions."""
+    before = query.shape[:-3]
+    if mask is not None:
+        mask = mask.reshape(len(mask), *[1] * (query.ndim - mask.ndim), *mask.shape[1:])
+        mask = mask.expand(*before, *mask.shape[-3:])
+    joined = [x if x is None or x.ndim < 4 else x.flatten(0, -4) for x in (query, key, value, mask)]
+    output = F.scaled_dot_product_attention(*joined, **how)  # type: ignore[arg-type]
+    return output.reshape(*before, *output.shape[-3:])
 
 
-def _in_front(size: int, tensor: Tensor | None, dim: int | None) -> Any:
-    """A tensor with the directions as its first dimension."""
-    if tensor is None:
-        return None
-    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+def attend_packed(projected: Tensor, heads: int, mask: Tensor | None) -> Tensor:
+    """Self-attention of queries, keys and values side by side, directions × samples × tokens × 3 · width."""
+    query, key, value = projected.view(*projected.shape[:-1], 3, heads, -1).transpose(2, 4).unbind(3)
+    attended = attend_rows(query, key, value, None if mask is None else mask[None])
+    return attended.transpose(2, 3).flatten(3)
+
+
+def joined_masks(mask: Tensor | None, padding: Tensor | None, heads: int) -> Tensor | None:
+    """What is added to the scores, as `nn.MultiheadAttention` has it: `mask` for tokens × tokens, of each sample and
+    head or the same for all, `padding` for samples × tokens."""
+    if mask is not None and mask.ndim == 3:
+        mask = mask.view(-1, heads, *mask.shape[1:])
+    if padding is None:
+        return mask
+    padding = padding[:, None, None]
+    return padding if mask is None else mask + padding

@@ -113,7 +113,7 @@ def _form(layer: nn.Module) -> Form | None:
     if type(layer) is nn.MaxPool2d:
         simple = (layer.padding, layer.dilation, layer.return_indices, layer.ceil_mode) == (0, 1, False, False)
         if simple and isinstance(layer.kernel_size, int) and layer.stride == layer.kernel_size:
-            return partial(_pool, layer.kernel_size)
+            return partial(max_of_tiles, layer.kernel_size)
     return None
 
 
@@ -187,7 +187,7 @@ def _has_hooks(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
-def _pool(size: int, x: Tensor) -> Tensor:
+def max_of_tiles(size: int, x: Tensor) -> Tensor:
     """The maximum of each tile, without the positions that torch's pooling also computes."""
     rows, columns = (length // size * size for length in x.shape[-2:])
     if not rows or not columns or x.ndim != 4:

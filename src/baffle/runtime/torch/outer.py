@@ -1,6 +1,7 @@
 """Losses along outer directions, many of them in one forward pass of a module that stays what it is."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -8,18 +9,20 @@ from torch import Tensor, nn
 
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import Directions, Support
-from baffle.core.outer import factors, places
+from baffle.core.outer import places
 from baffle.core.probe import Loss, losses_along
+from baffle.core.signs import signs
 from baffle.errors import ModelError
-from baffle.runtime.torch.moved import Share, run_moved
+from baffle.runtime.torch.moved import run_moved
+from baffle.runtime.torch.shares import Share
 from baffle.runtime.torch.tensors import Inputs, MicroBatch, call
 
 
 class OuterLosses:
     """The losses of a module's samples, for many outer directions at once. The criterion receives outputs in float64.
 
-    `scratch` is the buffer that the module's parameters are views of. `together` directions share a forward pass of a
-    micro-batch.
+    `scratch` is the buffer that the module's parameters are views of. At most `together` directions share a forward
+    pass of a micro-batch.
     """
 
     def __init__(
@@ -52,8 +55,9 @@ class OuterLosses:
             raise ModelError("probe.shapes are not those of task.model; leave them out to have them found")
         self._scratch.copy_(torch.from_numpy(weights))
         rows = list[F64]()
-        for start in range(0, len(supports), self._together):
-            numbers = range(start, min(start + self._together, len(supports)))
+        passes = -(-len(supports) // self._together)
+        for start, stop in pairwise(len(supports) * i // passes for i in range(passes + 1)):
+            numbers = range(start, stop)
             shares = self._shares(directions, numbers, supports, step)
             parts = [self._losses(self._moved(x, shares), y) for x, y in self._micro_batches]
             rows.append(np.concatenate(parts, axis=1))
@@ -63,21 +67,23 @@ class OuterLosses:
         return run_moved(lambda: call(self._module, x), self._parameters, shares)
 
     def _shares(self, directions: Directions, numbers: range, supports: Sequence[Support], step: float) -> list[Share]:
-        """What the directions add to each parameter, a row each: nothing to those that they do not touch."""
-        own = [supports[k] for k in numbers]
-        kinds = list(dict.fromkeys(own))
-        kind_of = np.array([kinds.index(support) for support in own])
-        shares = list[Share]()
-        drawn = factors(directions.key, numbers, self._shapes)
-        for place, (a, b), parameter in zip(places(self._shapes), drawn, self._parameters.values(), strict=True):
-            touched = np.array([kind.below(place.stop) > kind.below(place.start) for kind in kinds])
-            steps = touched[kind_of] * np.float32(step)  # as core rounds it
-            moved = torch.from_numpy(a * steps[:, None]).to(self._scratch)
-            if b is None:
-                shares.append(Share(moved.view(len(numbers), *parameter.shape)))
-            else:
-                shares.append(Share(moved, torch.from_numpy(b).to(self._scratch)))
-        return shares
+        """What the directions add to each parameter, a row each."""
+        lengths = [length for place in places(self._shapes) for length in (place.rows, place.columns)]
+        drawn = torch.from_numpy(signs(directions.key, numbers, 0, sum(lengths))).to(self._scratch)
+        steps = self._steps([supports[k] for k in numbers], step)
+        drawn *= torch.from_numpy(np.repeat(steps, lengths, axis=1)).to(self._scratch)
+        parts = torch.split(drawn, lengths, dim=1)
+        return [Share(a, b if b.numel() else None) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+
+    def _steps(self, supports: Sequence[Support], step: float) -> F32:
+        """What `a` and `b` of each parameter are multiplied with: `a` with the step, or with 0 where a direction does
+        not touch the parameter. A row for each direction, or one for all of them if all touch the same."""
+        kinds = list(dict.fromkeys(supports))
+        steps = np.ones((len(kinds), 2 * len(self._shapes)), np.float32)
+        for number, place in enumerate(places(self._shapes)):
+            steps[:, 2 * number] = [kind.below(place.stop) > kind.below(place.start) for kind in kinds]
+        steps[:, ::2] *= np.float32(step)  # as core rounds it
+        return steps if len(kinds) == 1 else steps[[kinds.index(support) for support in supports]]
 
     def _losses(self, outputs: Tensor, labels: Tensor) -> F64:
         """The losses of outputs of shape (directions, samples, ...). If the criterion gives only a mean, it stands for
