@@ -157,8 +157,15 @@ def _copy(make: Callable[[], nn.Module], module: nn.Module) -> nn.Module:
     return copy
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+LINE = (
+    "{model:42} {samples:3} samples: {alone_ms:8.3f} ms alone, {together_ms:8.3f} with {together} together: "
+    "{times:.1f}×, in one batch {times_in_one_batch:.1f}×; auto chooses {auto}"
+)
+
+
+def main(description: str, measure: Callable[[str, int, int, int], dict[str, Any]], line: str) -> None:
+    """Print a row for each model and number of samples, each as a line or all as JSON."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--k", type=int, default=64)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--samples", type=int, nargs="+", default=[1, 4, 16, 64])
@@ -168,17 +175,13 @@ def main() -> None:
     with one_thread_each():
         for name in MODELS:
             for samples in arguments.samples:
-                rows.append(measured(name, samples, arguments.k, arguments.turns))
+                rows.append(measure(name, samples, arguments.k, arguments.turns))
                 if not arguments.json:
-                    line = (
-                        "{model:42} {samples:3} samples: {alone_ms:8.3f} ms alone, {together_ms:8.3f} with {together}"
-                    )
-                    gain = "together: {times:.1f}×, in one batch {times_in_one_batch:.1f}×; auto chooses {auto}"
-                    print(line.format(**rows[-1]), gain.format(**rows[-1]), flush=True)
+                    print(line.format(**rows[-1]), flush=True)
     if arguments.json:
         about = {"k": arguments.k, "turns": arguments.turns, "load": round(os.getloadavg()[0], 2)}
         print(json.dumps({**about, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    main(str(__doc__), measured, LINE)

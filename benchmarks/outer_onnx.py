@@ -10,20 +10,16 @@ The last columns tell why weights stay inputs of the graph: as constants, they m
 be opened for them in every round.
 """
 
-import argparse
-import json
-import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from onnx import ModelProto, load_model_from_string, numpy_helper
-from outer import CLASSES, MODELS, SIGMA, cpu_seconds
+from outer import CLASSES, MODELS, SIGMA, cpu_seconds, main
 
 from baffle.core.arrays import F32
-from baffle.core.blas import one_blas_thread
 from baffle.core.directions import OUTER, RADEMACHER, Directions, dense, distribution_of
 from baffle.core.ports import Batch
 from baffle.core.probe import forward_difference
@@ -56,6 +52,7 @@ def least(works: dict[str, Callable[[], object]], turns: int) -> dict[str, float
     return {name: min(turn[name] for turn in taken) for name in works}
 
 
+@cache
 def exported(name: str) -> OnnxGraph:
     make, data = MODELS[name]
     torch.manual_seed(0)
@@ -63,8 +60,9 @@ def exported(name: str) -> OnnxGraph:
     return graph_of(make().eval(), x.shape[1:], x.dtype)
 
 
-def measured(name: str, graph: OnnxGraph, samples: int, k: int, turns: int) -> dict[str, Any]:
+def measured(name: str, samples: int, k: int, turns: int) -> dict[str, Any]:
     """One row: CPU time of a scalar both ways, how far losses are apart, and what constants would bring."""
+    graph = exported(name)
     model, weights, outer = graph.to_bytes(), graph.flat(), outer_model(graph)
     manifest = graph.manifest(model, weights)
     batch = Batch(MODELS[name][1](samples), np.random.default_rng(1).integers(0, CLASSES, samples))
@@ -104,29 +102,10 @@ def measured(name: str, graph: OnnxGraph, samples: int, k: int, turns: int) -> d
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--k", type=int, default=64)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--samples", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    rows = []
-    with one_blas_thread():
-        for name in MODELS:
-            graph = exported(name)
-            for samples in arguments.samples:
-                rows.append(measured(name, graph, samples, arguments.k, arguments.turns))
-                if not arguments.json:
-                    line = (
-                        "{model:42} {samples:3} samples: {alone_ms:8.3f} ms alone, {together_ms:8.3f} with {together} "
-                        "together: {times:.1f}×; constants {constants_times:.2f}×, opened in {open_ms:.1f} ms"
-                    )
-                    print(line.format(**rows[-1]), flush=True)
-    if arguments.json:
-        about = {"k": arguments.k, "turns": arguments.turns, "load": round(os.getloadavg()[0], 2)}
-        print(json.dumps({**about, "rows": rows}, indent=1))
-
+LINE = (
+    "{model:42} {samples:3} samples: {alone_ms:8.3f} ms alone, {together_ms:8.3f} with {together} together: "
+    "{times:.1f}×; constants {constants_times:.2f}×, opened in {open_ms:.1f} ms"
+)
 
 if __name__ == "__main__":
-    main()
+    main(str(__doc__), measured, LINE)
