@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from hashlib import sha256
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +102,22 @@ def test_a_graph_of_another_model_is_noticed(plan: Plan, exported: Path, tmp_pat
     folder = copied(exported, tmp_path / "model", liar)
     (folder / OUTER_MODEL).write_bytes((other / OUTER_MODEL).read_bytes())
     with pytest.raises(ModelError, match=r"outer\.onnx does not fit model\.onnx: .* other outputs"):
+        edge_worker(plan, folder, 1, K, part=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3,)])
+def test_a_graph_with_other_inputs_and_outputs_is_refused(
+    plan: Plan, exported: Path, tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    net = Net(*shape)
+    net.saved(tmp_path / "strange.onnx", net.classify("samples", prod(shape)))
+    strange = (tmp_path / "strange.onnx").read_bytes()
+    manifest = read_manifest(exported)
+    assert manifest.outer is not None
+    liar = replace(manifest.outer, sha256=sha256(strange).hexdigest(), row_bytes=1 << 62)
+    folder = copied(exported, tmp_path / "model", replace(manifest, outer=liar))
+    (folder / OUTER_MODEL).write_bytes(strange)
+    with pytest.raises(ModelError, match=r"ONNX Runtime .* refuses"):
         edge_worker(plan, folder, 1, K, part=True)
 
 

@@ -60,6 +60,6 @@ def test_a_private_plan_gets_no_trial_of_other_directions(
 )
 def test_the_verdict_is_on_the_losses(loss: float, said: str) -> None:
     scatter = np.linspace(-0.01, 0.01, 16)
-
+    # A verdict never looks at the trial itself.
     cheap, own = (Runner(0.1, None, losses) for losses in (loss + scatter, 1.0 - scatter))  # type: ignore[arg-type]
     assert verdict(cheap, own, "set it").startswith(said)

@@ -41,7 +41,7 @@ def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
         mask = mask.reshape(len(mask), *[1] * (query.ndim - mask.ndim), *mask.shape[1:])
         mask = mask.expand(*before, *mask.shape[-3:])
     joined = [x if x is None or x.ndim < 4 else x.flatten(0, -4) for x in (query, key, value, mask)]
-    output = F.scaled_dot_product_attention(*joined, **how)  # type: ignore[arg-type]
+    output = F.scaled_dot_product_attention(*joined, **how)  # type: ignore[arg-type]  # only a mask may be None
     return output.reshape(*before, *output.shape[-3:])
 
 

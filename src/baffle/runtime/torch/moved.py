@@ -77,11 +77,11 @@ class MovedParameters(TorchFunctionMode):
 
     def _transposed(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         """The transpose of a matrix. None if it is no plain transpose."""
-        dimensions = {*args[1:], *kwargs.values()}
-        if self._shares.of(args[0]) is None or args[0].ndim != 2 or dimensions not in (set(), {0, 1}, {-1, -2}):
+        share, dimensions = self._shares.of(args[0]), {*args[1:], *kwargs.values()}
+        if share is None or args[0].ndim != 2 or dimensions not in (set(), {0, 1}, {-1, -2}):
             return None
         view: Tensor = func(*args, **kwargs)
-        self._shares.add_transposed(view, args[0])
+        self._shares.add_transposed(view, share)
         return view
 
     def _enter(self, func: FunctionType, args: Any, kwargs: Any) -> Any:

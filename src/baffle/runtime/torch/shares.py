@@ -43,11 +43,10 @@ class Shares:
         share = self._shares.get(id(parameter))
         return None if share is None or share.b is None else Matrix(share.a, share.b)
 
-    def add_transposed(self, view: Tensor, parameter: Tensor) -> None:
-        """A view is the transpose of a matrix, and its share the transposed share."""
-        share = self._shares[id(parameter)]
+    def add_transposed(self, view: Tensor, share: Matrix) -> None:
+        """A view is the transpose of a matrix with this share."""
         self._views.append(view)
-        self._shares[id(view)] = Share(share.b, share.a)  # type: ignore[arg-type]
+        self._shares[id(view)] = Share(share.b, share.a)
 
     def moved(self, parameter: Any) -> Any:
         """The parameter where the directions lead, as a module sees it; anything else as it is."""
