@@ -1,11 +1,11 @@
-# `make demo` trains, `make test` checks and tests in a few minutes, `make test-all` leaves nothing out. Each builds the
-# environment that it needs.
+# `make demo` trains, `make test` checks and tests in a few minutes, `make test-all` leaves nothing out, `make soak` tries
+# properties on random examples until you stop it. Each builds the environment that it needs.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all check clean
+.PHONY: demo test test-all soak check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/baffle run
@@ -18,6 +18,9 @@ test-all: $(VENV)/.dev
 	scripts/check
 	scripts/test --all
 	$(BIN)/coverage report --fail-under=96 --format=total
+
+soak: $(VENV)/.dev
+	scripts/soak
 
 check: $(VENV)/.dev
 	scripts/check

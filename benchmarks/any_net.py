@@ -23,10 +23,10 @@ from typing import Any
 from exact_contrast import exact_contrast
 
 from baffle.export import export_plan
-from baffle.fitting.plans import DEFAULTS
+from baffle.fitting.fit import DEFAULTS
+from baffle.measuring.precision import measure_contrast
 from baffle.plan import Custom, Plan, change, load
 from baffle.simulation import simulate
-from baffle.task.contrast import measure_contrast
 from baffle.task.load import load_task
 
 SEEDS, MORE_SEEDS = (0, 1, 2), (0, 1, 2, 3, 4)

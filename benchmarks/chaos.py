@@ -42,7 +42,7 @@ from baffle.core.state import unpack
 from baffle.export import export_plan
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
-from baffle.network.authority import make_keys
+from baffle.network.keys.authority import make_keys
 from baffle.trajectory import trajectory_of
 
 SERVER = "server"

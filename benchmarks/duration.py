@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from baffle.duration import measure_duration
 from baffle.journal.folder import RunFolder
+from baffle.measuring.duration import measure_duration
 from baffle.plan import load
 from baffle.server.round import Played
 from baffle.simulation import begin

@@ -4,8 +4,7 @@ python benchmarks/edge.py           # the paper's LeNet on batches of 32, K = 10
 python benchmarks/edge.py --json    # for results/edge.json
 
 Every client is a separate process with an exported model and a folder with its own samples. It reports its resident
-memory, as the kernel counts it: after the imports, with model and data loaded, and at its peak. Directions take a pass
-each, or are outer directions that share passes.
+memory, as the kernel counts it: after the imports, with model and data loaded, and at its peak.
 """
 
 import argparse
@@ -29,7 +28,7 @@ from baffle.aggregation.client.session import ClientSession
 from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.lineage import Lineage
-from baffle.network.edge import edge_worker, initial_weights
+from baffle.network.member.edge import edge_worker, initial_weights
 from baffle.plan import Plan, load
 from baffle.schedule import policy_of, tiers_of
 from baffle.trajectory import trajectory_of
@@ -169,8 +168,6 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
         "model": plan.task.model.__struct_config__.tag,
         "n_weights": trajectory.n,
         "k": plan.probe.k,
-        "distribution": plan.probe.distribution,
-        "together": plan.probe.together,
         "batch": plan.federation.batch,
         "clients": plan.federation.clients,
         "rounds": rounds,
@@ -180,14 +177,12 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
     }
 
 
-def measure(distribution: str, rounds: int, k: int, samples: int) -> dict[str, Any]:
+def measure(rounds: int, k: int, samples: int) -> dict[str, Any]:
     from baffle.export import export_plan
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        settings = [f"probe.k={k}", f"probe.distribution={distribution}"]
-        settings += [f"probe.together={k}"] if distribution == "outer" else []
-        settings += ["federation.clients=3", 'federation.level="batch"', f"rounds={rounds}"]
+        settings = [f"probe.k={k}", "federation.clients=3", 'federation.level="batch"', f"rounds={rounds}"]
         for number in range(3):
             write_samples(folder / f"client-{number}", samples, number)
         export_plan("paper-mnist-lenet", folder / "model", settings, data=folder / "client-0")
@@ -205,12 +200,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.folder:
         return take_part(args.folder, args.client)
-    rows = [measure(distribution, args.rounds, args.k, args.samples) for distribution in ("gaussian", "outer")]
+    measured = measure(args.rounds, args.k, args.samples)
     if args.json:
-        print(json.dumps({"rows": rows}, indent=2))
+        print(json.dumps(measured, indent=2))
     else:
-        for row in rows:
-            print(row["distribution"], *(f"{stage} {mb:.1f} MB" for stage, mb in row["memory_mb"].items()), sep="  ")
+        print(*(f"{stage} {mb:.1f} MB" for stage, mb in measured["memory_mb"].items()), sep="  ")
     return None
 
 

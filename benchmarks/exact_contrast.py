@@ -3,8 +3,8 @@ compared with."""
 
 import numpy as np
 
+from baffle.measuring.precision import Contrast
 from baffle.runtime.torch.loss import TorchLoss
-from baffle.task.contrast import Contrast
 from baffle.task.load import Task
 
 

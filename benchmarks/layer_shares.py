@@ -18,13 +18,11 @@ import numpy as np
 from any_net import EVERY, NETS, RATES, ROUNDS, plan_of
 
 from baffle.core.arrays import F32
-from baffle.core.directions import Support
-from baffle.core.layer_moments import adam_by_layers
-from baffle.core.supports import Layout, LayoutEntry, allocate
-from baffle.core.update import adam, average
+from baffle.core.directions import Layout, LayoutEntry, Support, allocate
+from baffle.core.update import adam, adam_by_layers, average
 from baffle.runtime.torch.loss import TorchLoss
 from baffle.task.load import Task, load_task
-from baffle.task.metrics import measured
+from baffle.task.metrics import evaluate
 
 FIRST_SEED, SEEDS = 100, 2
 
@@ -106,7 +104,7 @@ def curve_of(task: Task, way: str, rate: float, rounds: int) -> list[float]:
     step = adam_by_layers(layers, rate) if by_layers else adam(rate)
     smooth = average(plan.update.ema)
     state, averaged = step.init(weights), smooth.init(weights)
-    metrics, test = task.server.require_measurable(), task.source.test.batch(np.arange(len(task.source.test)))
+    metrics, test = task.require_measurable(), task.source.test.batch(np.arange(len(task.source.test)))
     order, curve = task.shares[0][:0], list[float]()
     for number in range(1, rounds + 1):
         if len(order) < plan.federation.batch:
@@ -116,7 +114,7 @@ def curve_of(task: Task, way: str, rate: float, rounds: int) -> list[float]:
         weights = weights + move
         averaged, mean = smooth.update(averaged, move, weights)
         if number % EVERY == 0 or number == rounds:
-            curve.append(round(measured(metrics, runtime, mean, test, task.source)["test_accuracy"], 4))
+            curve.append(round(evaluate(metrics, runtime, mean, test, task.source)["test_accuracy"], 4))
     return curve
 
 

@@ -44,7 +44,7 @@ from typing import Any
 from network import resident_mb
 
 from baffle.files import replace
-from baffle.network.authority import make_keys
+from baffle.network.keys.authority import make_keys
 
 HERE = Path(__file__).resolve().parent
 SCENARIOS = ("none", "break", "silent", "stall", "cut", "restart")

@@ -15,10 +15,10 @@ from secure_sum import Meter
 from swarm import cpu_of
 
 from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.network.authority import ServerKeys
+from baffle.network.keys.authority import ServerKeys
 from baffle.network.link.server import Link, server_tls
-from baffle.network.open_files import require_open_files
-from baffle.network.serve import serve
+from baffle.network.server.machine import require_open_files
+from baffle.network.server.serve import serve
 from baffle.plan import load
 from baffle.server.recorder import Progress
 

@@ -1,4 +1,4 @@
-"""Costs of a networked run over loopback: the real commands, with TLS, over the link and over Flower's SuperLink.
+"""Costs of a networked run over loopback: the real commands, with TLS.
 
 python benchmarks/network.py           # 3 and 10 clients on PyTorch, K = 100 on digits; 3 on ONNX Runtime with a LeNet
 python benchmarks/network.py --json    # for results/network.json
@@ -7,11 +7,8 @@ Clients reach the server through a proxy that counts the encrypted bytes in both
 It counts from the second round to the last but one. Seconds are those of metrics.jsonl. All processes share the cores
 of one machine, so CPU time says more than seconds do. Memory is what the kernel counts for a whole process.
 
-Transport is what carrying messages costs, in CPU time for one client and round:
-
-    over the link   the threads of server and clients that do nothing else, and signing and checking, which is measured
-                    apart and counted for every message
-    over Flower     the SuperLink alone: what server and clients spend on their calls to it is not counted
+Transport is what carrying messages costs, in CPU time for one client and round: the threads of server and clients that
+do nothing else, and signing and checking, which is measured apart and counted for every message.
 
 "Beyond the probes" is what a round takes longer than the main threads of the clients need on two cores.
 """
@@ -47,12 +44,12 @@ SAMPLES = 600
 """Samples of each client that has its own folder of data."""
 
 QUIET = 12.0
-"""Seconds after which a client of Flower without messages has slowed down to its longest pause between two looks."""
+"""Seconds until the exchanges of a client that has just joined are over."""
 
 EXCHANGES = 2
 """A round takes two exchanges: one for the vectors, and one to remove their masks and open the next round."""
 
-HERE = {"link": "connected to", "flower": "joined"}
+HERE = "connected to"
 """What a client says when it is connected."""
 
 
@@ -101,15 +98,14 @@ class Proxy:
 
 
 class Reading(NamedTuple):
-    """Bytes, and CPU seconds of the server, of its SuperLink and of all clients, at one moment. Threads other than the
-    main ones carry messages."""
+    """Bytes, and CPU seconds of the server and of all clients, at one moment. Threads other than the main ones carry
+    messages."""
 
     moment: float
     up: int
     down: int
     server_main: float
     server_threads: float
-    superlink: float
     clients_main: float
     clients_threads: float
 
@@ -117,15 +113,15 @@ class Reading(NamedTuple):
 class Federation:
     """A server and its clients as processes, in a folder with keys."""
 
-    def __init__(self, folder: Path, plan: Sequence[str], serving: Sequence[str], engine: str) -> None:
-        self.folder, self._plan, self._serving, self._engine = folder, plan, serving, ("--engine", engine)
+    def __init__(self, folder: Path, plan: Sequence[str], serving: Sequence[str]) -> None:
+        self.folder, self._plan, self._serving = folder, plan, serving
         self._port = free_port()
         self.proxy = Proxy(self._port)
         self.clients: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "Federation":
         options = ["--keys", "keys/server", "--out", "run", "--host", "127.0.0.1", "--port", str(self._port)]
-        self._server = self._start("server", ["serve", *self._plan, *options, *self._serving, *self._engine])
+        self._server = self._start("server", ["serve", *self._plan, *options, *self._serving])
         return self
 
     def __exit__(
@@ -138,7 +134,7 @@ class Federation:
         self.proxy.close()
 
     def join(self, number: int, options: Sequence[str]) -> None:
-        own = ["--keys", f"keys/client-{number}", "--state", f"state-{number}", *options, *self._engine]
+        own = ["--keys", f"keys/client-{number}", "--state", f"state-{number}", *options]
         self.clients.append(self._start(f"client-{number}", ["join", f"localhost:{self.proxy.port}", *own]))
 
     def read(self) -> Reading:
@@ -149,7 +145,6 @@ class Federation:
             self.proxy.down,
             main_thread_seconds(self._server.pid),
             cpu_seconds(self._server.pid) - main_thread_seconds(self._server.pid),
-            sum(cpu_seconds(child) for child in descendants(self._server.pid)),
             sum(map(main_thread_seconds, clients)),
             sum(map(cpu_seconds, clients)) - sum(map(main_thread_seconds, clients)),
         )
@@ -228,12 +223,6 @@ def signing_ms(size: int) -> float:
     return 1000 * (time.process_time() - begun) / times
 
 
-def descendants(process: int) -> list[int]:
-    """The children of a process, and their descendants."""
-    children = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    return [descendant for child in children for descendant in (child, *descendants(child))]
-
-
 def resident_mb(process: int, field: str) -> float:
     match = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
     return int(match[1]) / 1024 if match else 0.0
@@ -243,7 +232,7 @@ def make(folder: Path, *command: str) -> None:
     subprocess.run([*COMMAND, *command], cwd=folder, stdout=subprocess.DEVNULL, check=True)
 
 
-def costs(federation: Federation, clients: int, rounds: int, engine: str) -> dict[str, Any]:
+def costs(federation: Federation, clients: int, rounds: int) -> dict[str, Any]:
     """What a round costs on average, from the second to the last but one: the last round evaluates."""
     begin, end = federation.wait_for_rounds(1), federation.wait_for_rounds(rounds - 1)
     turns = rounds - 2
@@ -251,13 +240,12 @@ def costs(federation: Federation, clients: int, rounds: int, engine: str) -> dic
     seconds = [later["seconds"] - earlier["seconds"] for earlier, later in pairwise(records)]
     spent = {
         name: 1000 * (getattr(end, name) - getattr(begin, name)) / turns
-        for name in ("server_main", "server_threads", "superlink", "clients_main", "clients_threads")
+        for name in ("server_main", "server_threads", "clients_main", "clients_threads")
     }
     wire = {"up": (end.up - begin.up) / turns / clients, "down": (end.down - begin.down) / turns / clients}
     signing = EXCHANGES * signing_ms(round(max(wire.values()) / EXCHANGES))
-    over_link = (spent["server_threads"] + spent["clients_threads"]) / clients + signing
+    transport = (spent["server_threads"] + spent["clients_threads"]) / clients + signing
     return {
-        "engine": engine,
         "clients": clients,
         "rounds": turns,
         "contributors": min(record["contributors"] for record in records[1:]),
@@ -270,9 +258,8 @@ def costs(federation: Federation, clients: int, rounds: int, engine: str) -> dic
         "cpu_ms": {
             "client": round((spent["clients_main"] + spent["clients_threads"]) / clients, 1),
             "server": round(spent["server_main"] + spent["server_threads"], 1),
-            "superlink": round(spent["superlink"], 1),
         },
-        "transport_ms": round(spent["superlink"] / clients if engine == "flower" else over_link, 2),
+        "transport_ms": round(transport, 2),
         "signing_ms": round(signing, 2),
         "wire_bytes": {direction: round(size) for direction, size in wire.items()},
         "message_bytes": {
@@ -282,24 +269,24 @@ def costs(federation: Federation, clients: int, rounds: int, engine: str) -> dic
     }
 
 
-def on_torch(clients: int, k: int, rounds: int, engine: str) -> dict[str, Any]:
+def on_torch(clients: int, k: int, rounds: int) -> dict[str, Any]:
     """Rounds on the digits, each client a process with PyTorch. While the last client is missing, it also measures what
     waiting costs."""
     plan = ["digits", "--set", f"probe.k={k}", "--set", f"rounds={rounds}", "--set", "run.evaluate_every=1000"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make(folder, "keys", "new", "keys", "--clients", str(clients))
-        with Federation(folder, plan, [], engine) as federation:
+        with Federation(folder, plan, []) as federation:
             federation.wait_for("listening", 1, "server")
             for number in range(clients - 1):
                 federation.join(number, ["--part"])
-            federation.wait_for(HERE[engine], clients - 1)
+            federation.wait_for(HERE, clients - 1)
             time.sleep(QUIET)
             begin = federation.read()
             time.sleep(2 * QUIET)
             end = federation.read()
             federation.join(clients - 1, ["--part"])
-            per_round = costs(federation, clients, rounds, engine)
+            per_round = costs(federation, clients, rounds)
             waited = (end.moment - begin.moment) * (clients - 1)
             waiting = {"up": round((end.up - begin.up) / waited, 1), "down": round((end.down - begin.down) / waited, 1)}
             federation.summary()
@@ -316,7 +303,7 @@ def overhead(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def on_onnx(clients: int, k: int, rounds: int) -> dict[str, Any]:
-    """Rounds of the paper's LeNet over the link, each client a process without PyTorch that has its own folder of
+    """Rounds of the paper's LeNet, each client a process without PyTorch that has its own folder of
     samples."""
     settings = [f"probe.k={k}", f"rounds={rounds}", f"federation.clients={clients}", f"ring.n_max={SAMPLES}"]
     settings += ['federation.level="batch"', "run.evaluate_every=1000"]
@@ -327,13 +314,13 @@ def on_onnx(clients: int, k: int, rounds: int) -> dict[str, Any]:
             write_samples(folder / f"data-{number}", SAMPLES, number)
         make(folder, "keys", "new", "keys", "--clients", str(clients))
         make(folder, "export", *plan, "--data", "data-0", "--out", "model")
-        with Federation(folder, plan, ["--data", "data-0"], "link") as federation:
+        with Federation(folder, plan, ["--data", "data-0"]) as federation:
             federation.wait_for("listening", 1, "server")
             for number in range(clients):  # they stay after the run, so that their peak can be read
                 federation.join(number, ["--data", f"data-{number}", "--model", "model", "--stay"])
-            federation.wait_for(HERE["link"], clients)
+            federation.wait_for(HERE, clients)
             joined = [resident_mb(client.pid, "VmRSS") for client in federation.clients]
-            per_round = costs(federation, clients, rounds, "link")
+            per_round = costs(federation, clients, rounds)
             resident = [resident_mb(client.pid, "VmRSS") for client in federation.clients]
             federation.wait_for("the run is over", clients)
             peak = [resident_mb(client.pid, "VmHWM") for client in federation.clients]
@@ -351,14 +338,13 @@ def on_onnx(clients: int, k: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="*", default=[3, 10], help="Numbers of clients on PyTorch.")
-    parser.add_argument("--engines", nargs="*", default=["link", "flower"], choices=["link", "flower"])
     parser.add_argument("--edge", type=int, default=3, help="Clients on ONNX Runtime; 0 leaves them out.")
     parser.add_argument("--k", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=22)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     load = os.getloadavg()[0]
-    torch = [on_torch(clients, args.k, args.rounds, engine) for clients in args.clients for engine in args.engines]
+    torch = [on_torch(clients, args.k, args.rounds) for clients in args.clients]
     onnx = on_onnx(args.edge, args.k, args.rounds) if args.edge else None
     if args.json:
         measured = {"cores": os.cpu_count(), "load_before": round(load, 1), "torch": torch, "onnx": onnx}

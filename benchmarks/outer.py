@@ -27,16 +27,14 @@ from baffle.core.arrays import F32
 from baffle.core.directions import OUTER, RADEMACHER, Directions, dense, distribution_of
 from baffle.core.ports import Batch
 from baffle.core.probe import forward_difference
-from baffle.errors import PlanError
 from baffle.models.inputs import Inputs
-from baffle.models.lenet import build_lenet
+from baffle.models.networks import build_lenet
 from baffle.plan import LeNet, load
-from baffle.runtime.outer import LEAST, how_many
-from baffle.runtime.torch.criteria import cross_entropy
-from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
-from baffle.runtime.torch.together import bytes_each
-from baffle.task.choice import Settled, measure_prices, quickest_way
-from baffle.task.sharing import SHARED_PASS
+from baffle.runtime.torch.loss import TorchLoss, cross_entropy, one_thread_each, weights_of
+from baffle.runtime.torch.trials import LEAST, bytes_each, how_many
+from baffle.stopwatch import Stopwatch
+from baffle.task.prices import Price, quickest_kind, seconds_of_scalar
+from baffle.task.settle import SHARED_PASS
 
 CLASSES, TOKENS, WORDS, WIDTH = 10, 16, 100, 128
 SIGMA = 1e-3
@@ -139,16 +137,12 @@ def automatic(
 ) -> str:
     """What `probe.supports = "auto"` chooses."""
     plan = load("digits", [f"probe.k={k}", "probe.distribution=rademacher", "ring.n_max=1000"])
-    together = max(runtimes)
-
-    def settle(settings: Mapping[str, Any]) -> Settled:
-        if settings["supports"] != "dense":
-            raise PlanError("probe.supports: these nets are compared as a whole")
-        outer = {"shapes": shapes, "together": together} if settings["distribution"] == OUTER else {}
-        probe = msgspec.structs.replace(plan.probe, **settings, **outer)
-        return Settled(msgspec.structs.replace(plan, probe=probe), runtimes[together if outer else 1])
-
-    return quickest_way(measure_prices(plan.probe, settle, weights, batch))
+    together, prices = max(runtimes), dict[str, Price]()
+    for kind, count, outer in (("dense", 1, {}), (OUTER, together, {"distribution": OUTER, "shapes": shapes})):
+        probe = msgspec.structs.replace(plan.probe, **outer, together=together if outer else 0)
+        settled = msgspec.structs.replace(plan, probe=probe)
+        prices[kind] = Price(seconds_of_scalar(settled, runtimes[count], weights, batch, Stopwatch()), outer)
+    return quickest_kind(prices)
 
 
 def _copy(make: Callable[[], nn.Module], module: nn.Module) -> nn.Module:

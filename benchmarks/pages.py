@@ -285,21 +285,6 @@ def outer() -> str:
     )
 
 
-def outer_onnx() -> str:
-    found = read("outer_onnx")
-    lines = [
-        f"| {row['model']} | {row['samples']} | {row['alone_ms']:.3f} ms | {row['together_ms']:.3f} ms | "
-        f"{row['together'] if row['together'] > 1 else 'none'} | {row['times']:.1f} | {row['constants_times']:.2f} | "
-        f"{row['open_ms']:.0f} of {row['probe_ms']:.0f} ms |"
-        for row in found["rows"]
-    ]
-    head = (
-        "| model | samples | a pass each | outer | share a pass | times cheaper | constants, times quicker | "
-        f"opening a session, against K = {found['k']} directions |"
-    )
-    return rows(head, lines)
-
-
 def stacked() -> str:
     runtimes, sums = {"torch": "PyTorch", "onnx": "ONNX Runtime"}, {"off": "plain", "on": "secure"}
     lines = [
@@ -374,10 +359,9 @@ def memory() -> str:
 
 
 def edge() -> str:
-    one, many = (row["memory_mb"] for row in read("edge")["rows"])
+    memory = read("edge")["memory_mb"]
     stages = {"imports": "modules imported", "loaded": "model and data loaded", "peak": "peak over whole rounds"}
-    lines = [f"| {name} | {one[key]:.1f} | {many[key]:.1f} |" for key, name in stages.items()]
-    return rows("| resident, MB | a pass each | outer, passes shared |", lines)
+    return rows("| | resident, MB |", [f"| {name} | {memory[key]:.1f} |" for key, name in stages.items()])
 
 
 def network() -> str:
@@ -385,34 +369,26 @@ def network() -> str:
     lines = [_network_row("PyTorch", row) for row in measured["torch"]]
     lines.append(_network_row("ONNX Runtime", measured["onnx"]))
     head = (
-        "| clients | over | seconds a round: median (range) | beyond the probes | "
-        "transport, CPU ms a client and round | CPU ms a round: client / server / SuperLink | "
+        "| clients | seconds a round: median (range) | beyond the probes | "
+        "transport, CPU ms a client and round | CPU ms a round: client / server | "
         "messages: up, down | on the wire: up, down |"
     )
-    by_engine = {(row["clients"], row["engine"]): row for row in measured["torch"]}
-    ratios = [
-        f"{by_engine[clients, 'flower']['transport_ms'] / row['transport_ms']:.0f} times less with {clients} clients"
-        for (clients, engine), row in by_engine.items()
-        if engine == "link"
-    ]
-    linked = [row for row in measured["torch"] if row["engine"] == "link"]
-    beyond = [str(row["bytes_beyond_messages_per_exchange"]) for row in linked]
-    waiting = linked[0]["waiting_bytes_per_second"]
+    beyond = [str(row["bytes_beyond_messages_per_exchange"]) for row in measured["torch"]]
+    waiting = measured["torch"][0]["waiting_bytes_per_second"]
     return (
         f"{rows(head, lines)}\n\n"
         f"All processes shared {measured['cores']} cores (load {measured['load_before']} before the first of them), so "
-        f"CPU time is the better measure. Transport over the link costs {' and '.join(ratios)}. TCP "
-        f"carries {' and '.join(beyond)} bytes beyond the messages for each exchange, up and down together. A client "
-        f"that waits for a run to begin sends {waiting['up']:,} bytes a second and receives {waiting['down']:,}."
+        f"CPU time is the better measure. TCP carries {' and '.join(beyond)} bytes beyond the messages for each "
+        f"exchange, up and down together. A client that waits for a run to begin sends {waiting['up']:,} "
+        f"bytes a second and receives {waiting['down']:,}."
     )
 
 
 def _network_row(runtime: str, row: dict[str, Any]) -> str:
     cpu, own, wire = row["cpu_ms"], row["message_bytes"], row["wire_bytes"]
-    over = "the link" if row["engine"] == "link" else "Flower"
     return (
-        f"| {row['clients']}, {runtime} | {over} | {_span(row['seconds'])} | {row['beyond_probes_seconds']:.2f} s | "
-        f"{row['transport_ms']:.1f} | {cpu['client']:.0f} / {cpu['server']:.0f} / {cpu['superlink']:.0f} | "
+        f"| {row['clients']}, {runtime} | {_span(row['seconds'])} | {row['beyond_probes_seconds']:.2f} s | "
+        f"{row['transport_ms']:.1f} | {cpu['client']:.0f} / {cpu['server']:.0f} | "
         f"{own['up']:,}, {own['down']:,} | {wire['up']:,}, {wire['down']:,} |"
     )
 
@@ -517,7 +493,7 @@ def of_paper(stem: str) -> str:
 
 
 def scaled_once_and_twice() -> str:
-    """Table 3 with pixels that are scaled once, beside its figures from when they were scaled twice."""
+    """Table 3 with pixels scaled once, compared with its older figures with pixels scaled twice."""
 
     def averages(stem: str) -> dict[str, float]:
         page = read(f"paper/{stem}")
@@ -562,7 +538,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "slowdown": slowdown,
     "server": server,
     "outer": outer,
-    "outer onnx": outer_onnx,
     "stacked": stacked,
     "outer server": outer_server,
     "replay": replay,
@@ -590,7 +565,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """The page, with everything between `<!-- table: name -->` and `<!-- end -->` written again."""
+    """The page with new tables between `<!-- table: name -->` and `<!-- end -->`."""
     return re.sub(
         r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)",
         lambda match: f"{match[1]}{TABLES[match[2]]()}\n{match[3]}",

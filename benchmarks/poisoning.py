@@ -22,9 +22,9 @@ from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.client.worker import Worker
 from baffle.core.arrays import F32
-from baffle.core.chain import Present
 from baffle.core.messages import RoundRequest, contribution_to, encode
 from baffle.core.ring import EXTRAS, GUARD, Ring, RingVector, add
+from baffle.core.state import Present
 from baffle.journal.store import Journal
 from baffle.lineage import Lineage
 from baffle.plan import change, load

@@ -12,7 +12,6 @@ with three seeds and judged on the test samples, which decide nothing. Noise com
 figures differ from run to run. A row that is in the file is not computed again: a long benchmark can be continued.
 """
 
-import argparse
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tuning import Table
+from tuning import SEEDS, Table, options
 
 from baffle.plan import Plan, load
 from baffle.privacy.skellam import draw
@@ -34,7 +33,6 @@ RESULTS = Path(__file__).parents[1] / "results" / "privacy.json"
 EPSILONS = (0, 8, 2, 1, 4)
 """0: no privacy. The order is that in which rows are computed."""
 
-SEEDS = (0, 1, 2)
 SEED_OF_CHOICES = 100
 DELTA = 1e-5
 ESTIMATORS = ("probe", "backprop")
@@ -168,13 +166,9 @@ def summary(rows: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, RESULTS)
     parser.add_argument("tasks", nargs="*", default=list(EXPERIMENTS), help=f"of {', '.join(EXPERIMENTS)}")
     parser.add_argument("--estimators", nargs="*", default=list(ESTIMATORS), choices=ESTIMATORS)
-    parser.add_argument("--seeds", type=int, default=len(SEEDS))
-    parser.add_argument("--set", action="append", default=[], dest="settings", help="a setting for all plans")
-    parser.add_argument("--json", action="store_true", help=f"write {RESULTS.name}")
-    parser.add_argument("--out", type=Path, help="write results here instead")
     arguments = parser.parse_args()
     EXTRA.extend(arguments.settings)
     sys.path.insert(0, str(Path(__file__).parent))  # for the plans' own data

@@ -29,9 +29,10 @@ from tuning import Table
 
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.ports import Batch
-from baffle.paper.fig_attack.cases import SIGMA
+from baffle.paper.fig_attack.attacks import SIGMA, Overheard, overhear
 from baffle.paper.fig_attack.inference import (
     Public,
+    auc,
     crowd,
     labels_by_samples,
     likeness,
@@ -39,10 +40,7 @@ from baffle.paper.fig_attack.inference import (
     prior_of,
     reconstruct,
 )
-from baffle.paper.fig_attack.overheard import Overheard, overhear
-from baffle.paper.fig_attack.separation import auc
-from baffle.paper.measured_task import gradient_runtime, measured_task, trained
-from baffle.paper.scalars import exact_scalars
+from baffle.paper.gradients import exact_scalars, gradient_runtime, measured_task, trained
 from baffle.paper.target import Scale
 from baffle.privacy.accounting import noise_for
 from baffle.runtime.torch.loss import one_thread_each

@@ -33,8 +33,7 @@ from baffle.core.directions import GAUSSIAN, Directions, dense
 from baffle.core.freed_memory import keep_freed_memory
 from baffle.core.ports import Batch
 from baffle.core.probe import forward_difference
-from baffle.models.lenet import lenet
-from baffle.models.wrn import wrn
+from baffle.models.networks import lenet, wrn
 from baffle.runtime.torch.loss import TorchLoss, weights_of
 
 MODELS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {

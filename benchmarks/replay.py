@@ -23,14 +23,14 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from baffle.client.replica import Replica
-from baffle.core.chain import Present
 from baffle.core.directions import NUMBERS_AT_ONCE, Directions, dense, distribution_of
 from baffle.core.freed_memory import keep_freed_memory
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
-from baffle.core.outer import Shapes, factors, size_of
+from baffle.core.outer import Shapes, places, size_of
 from baffle.core.rebuild import gradient_from_scalars, rebuild
 from baffle.core.ring import Ring
-from baffle.core.seeds import Scratch
+from baffle.core.seeds import Scratch, signs
+from baffle.core.state import Present
 from baffle.journal.replay import follow
 from baffle.journal.store import Entry
 from baffle.lineage import Lineage
@@ -132,7 +132,8 @@ def parts_of(trajectory: Trajectory, present: Present, turns: int) -> dict[str, 
 
     def draw() -> None:
         if plan.probe.distribution == "outer":
-            factors(directions.key, range(k), plan.probe.shapes)
+            last = places(plan.probe.shapes)[-1]
+            signs(directions.key, range(k), 0, last.number + last.rows + last.columns)
             return
         wide = NUMBERS_AT_ONCE // k
         for start in range(0, n, wide):

@@ -26,7 +26,7 @@ from baffle.core.directions import RADEMACHER, Directions, dense
 from baffle.core.ports import Batch
 from baffle.core.probe import forward_difference
 from baffle.data.sources import Dataset, Source
-from baffle.models.lenet import lenet
+from baffle.models.networks import lenet
 from baffle.plan import load
 from baffle.runtime.torch.loss import TorchLoss, one_thread_each, weights_of
 from baffle.simulation import simulate

@@ -34,16 +34,16 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
 from typing import Literal
 from unittest.mock import patch
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from faults import KINDS, Faults, Kind, seeded
 
 from baffle.aggregation.client.marks import Memory
-from baffle.aggregation.client.refusals import MOST_QUERIES
 from baffle.aggregation.client.session import ClientSession
+from baffle.aggregation.client.slot import MOST_QUERIES
 from baffle.aggregation.client_policy import ClientPolicy
 from baffle.aggregation.messages import PHASES, Agree, Hello, MaskedRequest, Turn, Turned, decode_request
 from baffle.aggregation.server.secure_sum import SecureSum
@@ -52,9 +52,6 @@ from baffle.core.messages import CatchUp, Contribution, Message, RoundRequest, d
 from baffle.core.ports import CONTRIBUTED, Collected, Transport
 from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
 from baffle.errors import BaffleError, MessageError, RefusalError
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tests.support.faults import KINDS, Faults, Kind, seeded
 
 LENGTH = 4
 KEYS_AT_ONCE = 5

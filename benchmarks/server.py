@@ -23,13 +23,12 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 
 from baffle.core.arrays import F32, I32, I64, U8, Integers
-from baffle.core.chain import chain_next
 from baffle.core.directions import GAUSSIAN, RADEMACHER, Directions, Distribution, dense, gaussian_table
 from baffle.core.messages import Group, Outcome
 from baffle.core.rebuild import gradient_from_scalars, rebuild
 from baffle.core.ring import Ring
 from baffle.core.seeds import keystream
-from baffle.core.state import Rule, ServerState, apply
+from baffle.core.state import Rule, ServerState, apply, chain_next
 from baffle.core.update import adam, average, clip, compose
 
 KEY = bytes(range(32))

@@ -25,7 +25,12 @@ from typing import Any
 
 from network import free_port, make
 
-from baffle.flower.superlink import QUIET
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""Environment in which Flower's programs contact nobody but each other."""
 
 APP = Path(__file__).parents[1] / "examples" / "flower-app"
 DEADLINE = 600

@@ -51,16 +51,15 @@ from baffle.client.worker import Worker
 from baffle.core.messages import decode
 from baffle.data.partition import share_out
 from baffle.data.sources import load
-from baffle.network.equipment import with_plan
 from baffle.network.joining import Done
-from baffle.network.keys import ClientKeys, load_identity
+from baffle.network.keys.folders import ClientKeys, load_identity
 from baffle.network.link.client import FIRST_PAUSE, LONGEST_PAUSE, OPEN_SECONDS, client_tls, split
-from baffle.network.link.envelope import REQUEST_BYTES, Request, read_request, reply
+from baffle.network.link.envelope import REQUEST_BYTES, Request, most_joining_bytes, read_request, reply
 from baffle.network.link.handshake import GOODBYE, HANDSHAKE_BYTES, PATH, Accepted, ClientSide
-from baffle.network.link.limits import most_joining_bytes
-from baffle.network.member import Member
-from baffle.network.open_files import require_open_files
-from baffle.network.policy import Policy
+from baffle.network.member.equipment import with_plan
+from baffle.network.member.member import Member
+from baffle.network.member.policy import Policy
+from baffle.network.server.machine import require_open_files
 from baffle.plan import parse
 
 logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every answer on a line that broke meanwhile

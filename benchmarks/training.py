@@ -6,19 +6,15 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from baffle.client.client import Client
-from baffle.client.replica import Replica
-from baffle.client.worker import Worker
 from baffle.core.ports import Batch
+from baffle.federation import federation, sums_of, workers_of
 from baffle.journal.store import Journal
 from baffle.lineage import Lineage
 from baffle.runtime.torch.loss import accuracy
 from baffle.server.downlink import Downlink
 from baffle.server.round import play_round
-from baffle.simulation import aggregation
 from baffle.task.load import Runtimes, Task, versions
 from baffle.trajectory import trajectory_of
-from baffle.transport.local import LocalTransport
 
 
 @dataclass(frozen=True)
@@ -40,12 +36,7 @@ def training(task: Task) -> Generator[Progress]:
     trajectory = trajectory_of(plan, len(initial))
     lineage = Lineage(trajectory)
     present = lineage.beginning(trajectory.rule.start(initial))
-    runtimes, replica = Runtimes(task, 1), Replica(lineage, present)
-    sums, sessions = aggregation(trajectory, task)
-    clients = [
-        Client(replica, Worker(number, k, trajectory, task.source.train, share, runtimes.borrow), sessions.get(number))
-        for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
-    ]
+    runtimes = Runtimes(task, 1)
 
     def measured(batch: Batch) -> float:
         with runtimes.borrow() as runtime:
@@ -54,12 +45,13 @@ def training(task: Task) -> Generator[Progress]:
     with (
         tempfile.TemporaryDirectory() as folder,
         Journal.create(Path(folder) / "journal.sqlite", plan, present.state, versions(task.model)) as journal,
-        LocalTransport(lambda number, data: clients[number].answer(data), 1) as transport,
+        federation(1, sums_of(trajectory, task)) as clients,
     ):
         downlink = Downlink(plan.run.downlink, journal, lineage)
+        clients.enter(lineage, present, workers_of(task, trajectory, runtimes.borrow), downlink)
         while True:
             began = time.process_time()
-            played = play_round(trajectory, present, transport, sums, journal, downlink)
+            played = play_round(trajectory, present, clients, clients, journal, downlink)
             spent += time.process_time() - began
             present = played.present
-            yield Progress(present.round, spent, played.metrics["uplink_bytes"] // len(clients), measured)
+            yield Progress(present.round, spent, played.metrics["uplink_bytes"] // plan.per_round, measured)

@@ -168,14 +168,20 @@ def summary(rows: dict[str, Any], seeds: tuple[int, ...] = SEEDS) -> list[dict[s
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("plans", nargs="*", default=list(PLANS), help=f"of {', '.join(PLANS)} (default: all)")
-    parser.add_argument("--starts", type=int, default=len(STARTS), help="how many of the starts (default: all)")
+def options(description: str | None, results: Path) -> argparse.ArgumentParser:
+    """The options of a benchmark that trains with several seeds and keeps its rows in a table."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--set", action="append", default=[], dest="settings", help="a setting for all plans")
-    parser.add_argument("--json", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--json", action="store_true", help=f"write {results.name}")
     parser.add_argument("--out", type=Path, help="write results here instead")
+    return parser
+
+
+def main() -> None:
+    parser = options(__doc__, RESULTS)
+    parser.add_argument("plans", nargs="*", default=list(PLANS), help=f"of {', '.join(PLANS)} (default: all)")
+    parser.add_argument("--starts", type=int, default=len(STARTS), help="how many of the starts (default: all)")
     arguments = parser.parse_args()
     EXTRA.extend(arguments.settings)
     seeds = tuple(range(arguments.seeds))

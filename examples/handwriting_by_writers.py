@@ -9,7 +9,7 @@ same can be said as a plan: see the settings below. A tenth of the writers takes
 import sys
 
 import baffle
-from baffle.journal.naming import new_folder
+from baffle.journal.folder import new_folder
 
 plan = baffle.load_plan(
     "digits",

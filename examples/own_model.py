@@ -4,6 +4,9 @@ python examples/own_model.py
 """
 
 # %% Data: whatever you have as arrays or tensors. Here, four clients draw points from two spirals.
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from torch import nn
@@ -29,8 +32,8 @@ model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(),
 
 
 # %% Train with forward passes alone. A callback sees every round, and ends the run by returning True.
-def good_enough(now: dict) -> bool:
-    return now.get("test_accuracy", 0) > 0.98
+def good_enough(now: Mapping[str, Any]) -> bool:
+    return bool(now.get("test_accuracy", 0) > 0.98)
 
 
 run = baffle.fit(model, clients, test, plan={"rounds": 400, "federation.batch": 64}, callbacks=[good_enough])

@@ -27,7 +27,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "plans.md"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A key with its default as TOML, and what it means; the meaning is empty if nothing stands below the field."""
+    """A key with its default as TOML and its meaning, which is empty if no string follows the field."""
 
     key: str
     default: str
@@ -60,7 +60,7 @@ def settings(section: type[Section]) -> Iterator[Setting]:
 
 
 def settings_of_models(prefix: str) -> list[Setting]:
-    """The settings of all models, each key once. What the first one says holds for others that say nothing."""
+    """The settings of all models, each key once. The first meaning of a key holds for models without one."""
     owners = dict[str, dict[str, Setting]]()
     for model in get_args(Model):
         for setting in settings(model):
@@ -107,7 +107,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def filled(page: str) -> str:
-    """The page, with what is between `<!-- settings -->` and `<!-- end -->` written again."""
+    """The page with a new table between `<!-- settings -->` and `<!-- end -->`."""
     return re.sub(
         r"(<!-- settings -->\n).*?(<!-- end -->)",
         lambda found: f"{found[1]}{table()}\n{found[2]}",

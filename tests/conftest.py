@@ -16,8 +16,9 @@ from hypothesis import is_hypothesis_test, settings
 from baffle.cli.main import main
 from baffle.plan import Plan, load
 
-settings.register_profile("baffle", deadline=None)
-settings.load_profile("baffle")
+settings.register_profile("random", deadline=None, print_blob=True)
+settings.register_profile("same", settings.get_profile("random"), derandomize=True, database=None)
+settings.load_profile("same")  # every run draws the same examples; `make soak` draws others
 
 FEWER_EXAMPLES = 5
 """Without the slow tests, a property is tried on this fraction of its examples."""
@@ -88,6 +89,23 @@ def _one_torch_thread() -> None:
     """Small operators are faster on one thread, above all on a busy machine."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for the disk: no test cuts the power."""
+    monkeypatch.setattr("os.fsync", lambda _file: None)
+
+
+FEW_KEYS = 8
+
+
+@pytest.fixture(scope="module")
+def few_keys() -> Iterator[None]:
+    """Clients advertise keys for few slots at a time. Lists are quicker to make, and run out within a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", FEW_KEYS)
+        yield
 
 
 @pytest.fixture
@@ -177,11 +195,3 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers look for clients, begin epochs and ask again without pauses."""
-    monkeypatch.setattr("baffle.network.serve.LOOK", 0.001)
-    monkeypatch.setattr("baffle.network.serve.EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr("baffle.network.connected.AGAIN", 0.0)

@@ -6,25 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from baffle import export
 from baffle.core.ports import Batch
 from baffle.errors import ModelError
-from baffle.export import export_module, export_onnx, export_plan, export_run
+from baffle.export import export_onnx, export_plan, export_run, graph_from_folder
 from baffle.plan import Plan
-from baffle.runtime.onnx.graph import graph_from_folder
+from baffle.runtime.onnx import model_folder
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import AVERAGE, MODEL, WEIGHTS, read_manifest, read_weights
 from baffle.runtime.onnx.tensor_file import read_tensors
 from baffle.runtime.torch.loss import TorchLoss, weights_of
 from baffle.simulation import simulate
 from tests.support import tokens
-from tests.support.onnx_nets import Net
+from tests.support.modules import Made
+from tests.support.onnx_nets import Net, export_module
 
 
 class Whole(nn.Module):
@@ -70,10 +69,16 @@ def _restored(path: Path, module: nn.Module) -> nn.Module:
     return module.eval()
 
 
-def test_the_weights_file_restores_a_whole_module(tmp_path: Path) -> None:
-    module = _trained(0)
-    manifest = export_module(module, (6,), tmp_path / "model")
-    other = _restored(tmp_path / "model" / WEIGHTS, _trained(1))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "model"
+    export_module(_trained(0), (6,), folder)
+    return folder
+
+
+def test_the_weights_file_restores_a_whole_module(whole: Path) -> None:
+    module, manifest = _trained(0), read_manifest(whole)
+    other = _restored(whole / WEIGHTS, _trained(1))
     x = torch.randn(5, 6)
     assert torch.equal(other(x), module(x))
     for name, values in module.state_dict().items():
@@ -81,7 +86,7 @@ def test_the_weights_file_restores_a_whole_module(tmp_path: Path) -> None:
     assert int(other.get_buffer("norm.num_batches_tracked")) == 3
     assert [tensor.name for tensor in manifest.weights] == [n for n, p in module.named_parameters() if p.requires_grad]
     assert "frozen.weight" not in {tensor.name for tensor in manifest.weights}
-    np.testing.assert_array_equal(read_weights(tmp_path / "model" / WEIGHTS, manifest), weights_of(module))
+    np.testing.assert_array_equal(read_weights(whole / WEIGHTS, manifest), weights_of(module))
 
 
 def frozen_front() -> nn.Module:
@@ -91,19 +96,7 @@ def frozen_front() -> nn.Module:
     front(torch.randn(20, 64))
     layers = nn.Linear(10, 10), nn.Linear(10, 10)
     layers[1].weight = layers[0].weight
-    return nn.Sequential(*front, Pair(*layers))
-
-
-class Pair(nn.Module):
-    """Two layers in sequence."""
-
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
-        super().__init__()
-        self.first, self.second = first, second
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.second(self.first(x))
-        return output
+    return nn.Sequential(*front, Made(lambda net, x: net.second(net.first(x)), first=layers[0], second=layers[1]))
 
 
 def test_a_run_behind_a_frozen_backbone_is_exported_whole(tiny: Callable[..., Plan], tmp_path: Path) -> None:
@@ -122,12 +115,10 @@ def test_a_run_behind_a_frozen_backbone_is_exported_whole(tiny: Callable[..., Pl
         np.testing.assert_allclose(OnnxLoss.in_folder(tmp_path / "model").outputs(weights, batch), expected, atol=1e-5)
 
 
-def test_a_model_that_is_exported_again_keeps_its_frozen_parts(tmp_path: Path) -> None:
+def test_a_model_that_is_exported_again_keeps_its_frozen_parts(whole: Path, tmp_path: Path) -> None:
     """Weights that were trained meanwhile change under all of their names."""
-    export_module(_trained(0), (6,), tmp_path / "first")
-    graph = graph_from_folder(tmp_path / "first")
-    weights = np.arange(read_manifest(tmp_path / "first").n_weights, dtype=np.float32)
-    export._write(tmp_path / "again", graph, export.Progress(4, weights, None), None)
+    weights = np.arange(read_manifest(whole).n_weights, dtype=np.float32)
+    export.write_export(tmp_path / "again", graph_from_folder(whole), weights, rounds=4)
     module = _restored(tmp_path / "again" / WEIGHTS, _trained(1))
     assert (weights_of(module) == weights).all()
     assert torch.equal(module.get_parameter("frozen.weight"), _trained(0).frozen.weight)
@@ -140,7 +131,7 @@ def test_a_buffer_that_a_file_cannot_hold_is_named(tmp_path: Path) -> None:
         export_module(module, (6,), tmp_path / "model")
 
 
-@pytest.mark.parametrize("model", [tokens.model, tokens.frozen_model], ids=["trained", "behind a frozen embedding"])
+@pytest.mark.parametrize("model", [tokens.model, pytest.param(tokens.frozen_model, marks=pytest.mark.slow)])
 def test_token_ids_reach_a_simulated_model_unrounded(
     model: Callable[[], nn.Module], tiny: Callable[..., Plan], tmp_path: Path
 ) -> None:
@@ -169,16 +160,8 @@ def test_token_ids_reach_a_simulated_model_unrounded(
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A single layer as ONNX, which is quick to export."""
-    path = tmp_path_factory.mktemp("onnx") / "layer.onnx"
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "layer"], ["y"])],
-        "layer",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 6])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
-        [numpy_helper.from_array(np.ones((6, 3), np.float32), "layer")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    net = Net(6)
+    return net.saved(tmp_path_factory.mktemp("onnx") / "layer.onnx", net.add("MatMul", "samples", net.weight(6, 3)))
 
 
 def _fails_in_the_test_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +176,7 @@ def _is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt("Ctrl-C")
 
-    monkeypatch.setattr(export, "write_manifest", interrupt)
+    monkeypatch.setattr(model_folder, "write_manifest", interrupt)
 
 
 def _has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,15 +255,9 @@ def test_samples_of_small_integers_are_refused_with_a_remedy(
         export_plan(str(tiny_toml), tmp_path / "model", settings)
 
 
-class FloatBytes(nn.Linear):
-    """A linear layer that takes bytes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype))
-
-
 def float_bytes() -> nn.Module:
-    return FloatBytes(tokens.LENGTH, tokens.CLASSES)
+    """A linear layer that takes bytes."""
+    return Made(lambda net, x: net.inner(x.float()), inner=nn.Linear(tokens.LENGTH, tokens.CLASSES))
 
 
 def test_a_graph_for_one_batch_size_is_refused_in_plain_words(tmp_path: Path) -> None:

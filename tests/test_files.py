@@ -1,28 +1,27 @@
-"""A file is replaced whole or not at all, is its owner's alone, and is read only if it is not too long."""
+"""Files are replaced atomically, belong to their owner alone, and are read only if they are not too long. Archives and
+texts from untrusted sources. tests/data has more tests of archives, through data sets."""
 
 import errno
+import io
 import os
 import stat
-from collections.abc import Iterator
+import zipfile
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
+from baffle.archives import open_archive, read_array, read_member
+from baffle.errors import first_line, one_line
 from baffle.files import ROOM, append, is_open_to_others, make_folder, read_file, replace, require_room
+from tests.support.environments import PAGE, small_disk
 from tests.support.memory import at_most
-from tests.support.small_disk import PAGE, small_disk
-
-
-@given(st.lists(st.binary(max_size=100), min_size=1))
-def test_a_file_holds_what_was_written_last(tmp_path_factory: pytest.TempPathFactory, contents: list[bytes]) -> None:
-    path = tmp_path_factory.mktemp("files") / "some.json"
-    for content in contents:
-        replace(path, content)
-        assert path.read_bytes() == content
-    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("step", ["open", "fsync", "rename"])
@@ -39,8 +38,9 @@ def test_when_it_fails_the_old_content_stays(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(OSError, match="No space"):
             replace(path, b"new and longer")
     assert path.read_bytes() == b"old"
-    replace(path, b"new and longer")  # what the failure left behind is in nobody's way
+    replace(path, b"new and longer")  # the failure left nothing in the way
     assert path.read_bytes() == b"new and longer"
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_what_has_no_room_is_not_appended_in_part(tmp_path: Path) -> None:
@@ -69,16 +69,9 @@ def test_room_is_required_and_left(tmp_path: Path) -> None:
         assert sorted(file.name for file in disk.folder.iterdir()) == ["ballast", "some.sqlite"]
 
 
-@pytest.fixture
-def _careless() -> Iterator[None]:
-    """A user whose files everybody can read and change unless a program says otherwise."""
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
-@pytest.mark.usefixtures("_careless")
-def test_files_and_folders_are_their_owners_alone(tmp_path: Path) -> None:
+def test_files_and_folders_are_their_owners_alone(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Even with a umask of 0."""
+    request.addfinalizer(partial(os.umask, os.umask(0)))
     folder = tmp_path / "some" / "folder"
     make_folder(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -88,35 +81,24 @@ def test_files_and_folders_are_their_owners_alone(tmp_path: Path) -> None:
     for name in ("replaced", "appended"):
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
         assert not is_open_to_others(folder / name)
+    for mode in (0o640, 0o604, 0o620, 0o602, 0o610):
+        (folder / "replaced").chmod(mode)
+        assert is_open_to_others(folder / "replaced")
     folder.chmod(0o750)
     make_folder(folder)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o750, "what somebody has chosen stays"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750, "an existing mode stays"
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610])
-def test_a_file_that_others_may_use_is_open_to_them(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "some.key"
-    path.touch()
-    path.chmod(mode)
-    assert is_open_to_others(path)
-
-
-def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+def test_a_file_that_is_too_long_is_not_read_and_another_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> None:
     path = tmp_path / "some"
     path.write_bytes(b"12345")
-    assert read_file(path, 5) == b"12345"
+    with at_most(1 << 20):
+        assert read_file(path, 5) == read_file(path, 1 << 40) == b"12345"
     with pytest.raises(OSError, match="longer than 4 bytes"):
         read_file(path, 4)
     os.truncate(path, 1 << 40)  # takes no room on the disk
     with at_most(1 << 20), pytest.raises(OSError, match="longer than 1,073,741,824 bytes"):
         read_file(path, 1 << 30)
-
-
-def test_a_file_takes_no_more_memory_than_it_has_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "some"
-    path.write_bytes(bytes(1000))
-    with at_most(1 << 20):
-        assert read_file(path, 1 << 40) == bytes(1000)
 
 
 def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
@@ -127,3 +109,89 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
             read_file(tmp_path / name, 10)
     with pytest.raises(FileNotFoundError):
         read_file(tmp_path / "missing", 10)
+
+
+MOST = 1 << 20
+
+
+@given(
+    arrays.arrays(
+        st.sampled_from(["u1", "<i8", ">f4", "?", "<c16", "U3"]), arrays.array_shapes(min_dims=0, min_side=0)
+    ),
+    st.booleans(),
+)
+def test_an_array_is_read_back(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, fortran: bool) -> None:
+    path = tmp_path_factory.mktemp("npz") / "some.npz"
+    np.savez_compressed(path, x=np.asfortranarray(array) if fortran else array)
+    with open_archive(path, MOST, MOST) as archive:
+        again = read_array(archive, "x")
+    assert again.dtype == array.dtype
+    np.testing.assert_array_equal(again, array)
+
+
+def _npz(path: Path, content: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", content)
+    return path
+
+
+@given(st.data())
+def test_whatever_an_array_holds_it_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    file = io.BytesIO()
+    np.save(file, np.arange(12, dtype=np.uint8).reshape(3, 4))
+    content = bytearray(file.getvalue())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = _npz(tmp_path_factory.mktemp("npz") / "some.npz", bytes(content[: data.draw(st.integers(0, len(content)))]))
+    with open_archive(path, MOST, MOST) as archive, suppress(ValueError):
+        assert read_array(archive, "x").nbytes <= len(content)
+
+
+def test_objects_are_not_read(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    np.save(file, np.array([print], object), allow_pickle=True)
+    with open_archive(_npz(tmp_path / "a.npz", file.getvalue()), MOST, MOST) as archive:
+        with pytest.raises(ValueError, match=r"a\.npz: x is damaged or cannot be read"):
+            read_array(archive, "x")
+        with pytest.raises(ValueError, match=r"a\.npz holds no y"):
+            read_member(archive, "y")
+
+
+def test_members_together_may_be_too_large(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(100):
+            archive.writestr(str(number), bytes(MOST))
+    with at_most(MOST), pytest.raises(ValueError, match=r"a\.zip would unpack to 104,857,600 bytes, expected at most"):
+        open_archive(tmp_path / "a.zip", MOST, 10 * MOST)
+
+
+@given(st.text() | st.text("\x1b\x9b\r\n\t\u2028\u202e\ud800\0ab "), st.integers(1, 50))
+def test_one_line_is_printable_and_bounded(text: str, most: int) -> None:
+    shown = one_line(text, most)
+    assert shown.isprintable()
+    assert len(shown) <= most
+    assert one_line(shown, most) == shown
+
+
+def test_one_line_keeps_words_apart_and_marks_a_cut() -> None:
+    assert one_line("the disk\r\n\tis \x1b[31mfull\x00 – 100 %") == "the disk is [31mfull – 100 %"
+    assert one_line("abcdef", 6) == "abcdef"
+    assert one_line("abcdefg", 6) == "abcde…"
+    assert len(one_line("x" * 1000)) == 300
+
+
+@given(st.text() | st.text("\x1b\x9b\r\n\t\u2028\0ab "))
+def test_the_first_line_of_an_error_is_printable_and_bounded(text: str) -> None:
+    assert first_line(ValueError("one\ntwo")) == "one"
+    assert first_line(ValueError()) == "ValueError"
+    assert first_line(ValueError(text)).isprintable()
+    assert len(first_line(ValueError(text * 1_000))) <= 1_000
+
+
+def test_a_text_of_megabytes_is_cut_before_it_is_looked_at() -> None:
+    """Untrusted text can have any length."""
+    text = "\x1bx" * 5_000_000
+    with at_most(1 << 20):
+        assert len(one_line(text)) == 300

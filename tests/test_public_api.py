@@ -11,23 +11,9 @@ import baffle
 
 
 def test_the_public_names_are_these_and_exist() -> None:
-    assert sorted(baffle.__all__) == [
-        "BaffleError",
-        "Dataset",
-        "PixelScale",
-        "Plan",
-        "Run",
-        "Source",
-        "Verified",
-        "__version__",
-        "estimate",
-        "fit",
-        "load_plan",
-        "open",
-        "resume",
-        "simulate",
-        "verify",
-    ]
+    classes = {"BaffleError", "Dataset", "PixelScale", "Plan", "Run", "Source", "Verified"}
+    functions = {"estimate", "fit", "load_plan", "open", "resume", "simulate", "verify"}
+    assert set(baffle.__all__) == classes | functions | {"__version__"}
     for name in baffle.__all__:
         assert getattr(baffle, name) is not None
 
@@ -39,25 +25,18 @@ def test_folders_may_be_strings(tiny: Callable[..., baffle.Plan], tmp_path: Path
     assert baffle.resume(folder, ["rounds=4"], data=str(tmp_path))["rounds"] == 4
 
 
-def test_importing_the_package_is_quick() -> None:
-    """CPU time, so that a busy machine does not matter; 0.05 s were measured."""
-    program = "import resource, baffle; usage = resource.getrusage(resource.RUSAGE_SELF)"
-    spent = subprocess.check_output(
-        [sys.executable, "-c", f"{program}; print(usage.ru_utime + usage.ru_stime)"], text=True
-    )
-    assert float(spent) <= 0.3
-
-
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         baffle.no_such_name  # noqa: B018
 
 
-def test_importing_the_package_imports_no_machine_learning_library() -> None:
+def test_importing_the_package_imports_no_machine_learning_library_and_hardly_anything_else() -> None:
     program = (
         "import sys, baffle, baffle.cli.main, baffle.trajectory, baffle.journal.replay, baffle.aggregation.plain,"
-        "baffle.aggregation.server.secure_sum, baffle.transport.local, baffle.transport.dropouts;"
+        "baffle.aggregation.server.secure_sum;"
         "baffle.load_plan('digits');"
         "print(sorted({'torch', 'sklearn', 'scipy', 'flwr', 'onnxruntime'} & sys.modules.keys()))"
     )
-    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
+    alone = "import sys, baffle; print(sorted({'numpy', 'msgspec', 'cryptography', 'sqlite3'} & sys.modules.keys()))"
+    for code in (program, alone):
+        assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

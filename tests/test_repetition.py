@@ -12,31 +12,19 @@ from baffle.core.messages import first_number, tag_of
 from baffle.errors import ChainError, JournalError, PlanError, RunFolderError
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
-from baffle.network.consent import Equipment
-from baffle.network.equipment import count_samples, with_plan
-from baffle.network.member import Member
-from baffle.network.policy import Policy
+from baffle.network.member.equipment import Equipment, count_samples, with_plan
+from baffle.network.member.member import Member
+from baffle.network.member.policy import Policy
 from baffle.plan import Plan, change
-from baffle.repetition import repeat
-from baffle.simulation import resume
+from baffle.simulation import repeat, resume
 from tests.support.lines_in_memory import Federation, LinesInMemory, new_keys
-
-pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture
 def federation(tiny: Callable[..., Plan], tmp_path: Path) -> Federation:
-    settings = ("federation.clients=6", 'secure.mode="on"', "secure.floor=2", "run.deadline_seconds=0.2")
+    settings = ("federation.clients=6", 'secure.mode="on"', "secure.floor=2", "rounds=3")
     policy = Policy(mode="off", floor=2, scalars_only=False)
     return Federation(new_keys(tmp_path, 6), tmp_path, tiny(*settings), policy=policy)
-
-
-def test_clients_share_passes_in_a_network_as_in_a_simulation(federation: Federation) -> None:
-    federation.plan = change(federation.plan, ["probe.distribution=outer", "probe.k=12", "run.runtime=torch"])
-    federation.serve(federation.lines(6))
-    with Journal.open(federation.run / "journal.sqlite") as journal:
-        assert journal.plan().probe.together == 12
-    require_repeated(federation)
 
 
 def require_repeated(federation: Federation) -> None:
@@ -55,14 +43,10 @@ def require_repeated(federation: Federation) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        ("federation.participation=0.67",),
-        ("secure.groups=2", 'secure.group_seeds="own"'),
-        ("federation.tiers=[{k=2, share=0.34}]",),
-        ("probe.distribution=outer",),
-        ("probe.distribution=outer", 'federation.level="epoch"', "federation.steps=1"),
-        ("ring.n_max=7",),
-        ('federation.weighting="uniform"', 'update.optimizer="adam"', "update.ema=0.9"),
-        ('federation.level="epoch"', "federation.steps=1"),
+        ("federation.participation=0.67", "ring.n_max=7"),
+        ("secure.groups=2", 'secure.group_seeds="own"', "federation.tiers=[{k=2, share=0.34}]"),
+        ("probe.distribution=outer", "probe.k=12", "run.runtime=torch"),
+        ('federation.weighting="uniform"', 'federation.level="epoch"', "federation.steps=1"),
         ('secure.mode="malicious-server"',),
         ('secure.mode="off"',),
     ],
@@ -72,43 +56,36 @@ def test_a_run_is_repeated_to_the_last_bit(federation: Federation, settings: tup
     pinned = federation.plan if 'secure.mode="off"' in settings else None
     lines = LinesInMemory({number: federation.member(number, pinned=pinned).answer for number in range(6)})
     federation.serve(lines)
+    with Journal.open(federation.run / "journal.sqlite") as journal:
+        assert journal.plan().probe.together == (12 if "probe.k=12" in settings else 0)
     require_repeated(federation)
 
 
-def test_with_its_dropouts_and_epochs(federation: Federation) -> None:
-    federation.plan = change(federation.plan, ["rounds=12"])
+def silent_in_round(number: int, answer: Callable[[bytes], bytes | None]) -> Callable[[bytes], bytes | None]:
+    return lambda data: None if tag_of(data) == "masked-request" and first_number(data) == number else answer(data)
+
+
+def test_with_its_dropouts_epochs_and_skipped_rounds(federation: Federation) -> None:
+    """One client is silent in round 2, two are in round 4, which leaves too few for a sum."""
+    federation.plan = change(federation.plan, ["secure.floor=4", "rounds=12"])
     lines = federation.lines(5)
-    answer = lines.clients[1]
-    silent = iter([False] * 8 + [True] * 3 + [False] * 4 + [True] * 2)
-    lines.clients[1] = lambda data: None if next(silent, False) else answer(data)
+    for client, number in ((1, 2), (1, 4), (2, 4)):
+        lines.clients[client] = silent_in_round(number, lines.clients[client])
 
     def come_and_go(exchange: int) -> None:
-        if exchange == 14:
+        if exchange == 16:
             del lines.clients[0]
-        if exchange == 20:
+        if exchange == 22:
             lines.clients[5] = federation.member(5).answer
 
     lines.before = come_and_go
     summary = federation.serve(lines, least=5)
     assert summary["dropouts"] > 0
+    assert summary["skipped_rounds"] > 0
     with Journal.open(federation.run / "journal.sqlite") as journal:
         assert len(journal.statements.epochs()) == 2
         assert len({frozenset(journal.participation.contributors(number)) for number in range(12)}) > 2
     require_repeated(federation)
-
-
-def test_with_its_skipped_rounds(federation: Federation) -> None:
-    """Rounds in which too few clients answered for a sum."""
-    federation.plan = change(federation.plan, ["secure.floor=5", "rounds=8"])
-    lines = federation.lines(6)
-    for number in (1, 2):
-        lines.clients[number] = _silent_in_round_3(lines.clients[number])
-    assert federation.serve(lines)["skipped_rounds"] > 0
-    require_repeated(federation)
-
-
-def _silent_in_round_3(answer: Callable[[bytes], bytes | None]) -> Callable[[bytes], bytes | None]:
-    return lambda data: None if tag_of(data) == "masked-request" and first_number(data) == 3 else answer(data)
 
 
 def test_a_client_with_other_samples_than_the_plans_partition_is_noticed(federation: Federation) -> None:
@@ -151,59 +128,47 @@ def test_clients_on_another_runtime_are_repeated_on_it(federation: Federation) -
         repeat(federation.run, federation.folder / "longer", ["rounds=9"])
 
 
-def test_a_simulation_is_repeated_by_its_plan(finished_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="holds no networked run with statements; a simulation is repeated by its"):
-        repeat(finished_run, tmp_path / "again")
-    assert not (tmp_path / "again").exists()
-
-
-def test_a_networked_run_is_not_continued_as_a_simulation(federation: Federation) -> None:
-    """Its clients have agreed to its rounds. Neither the run nor a repetition of it may get more without them."""
+def test_on_the_command_line_and_into_an_empty_folder_only(
+    federation: Federation, cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Clients have agreed to the run's rounds. Neither it nor its repetition may get more without them."""
     federation.serve(federation.lines(6))
-    repeat(federation.run, federation.folder / "repeated")
-    for folder in (federation.run, federation.folder / "repeated"):
+    done = cli("run", "--as", federation.run, "--out", tmp_path / "again", "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert verify(tmp_path / "again").chain == verify(federation.run).chain
+    for more in (["digits"], ["--resume", str(federation.run)], ["--baseline"]):
+        refused = cli("run", "--as", federation.run, *more)
+        assert refused.returncode == 2
+        assert "repeats that run as it was" in refused.stderr
+    assert cli("run", "--as", federation.run, "--out", federation.run).returncode == 2
+    assert "holds no run" in cli("run", "--as", tmp_path / "nowhere", "--out", tmp_path / "other").stderr
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("")
+    with pytest.raises(RunFolderError, match="is not empty"):
+        repeat(federation.run, tmp_path / "taken")
+    for folder in (federation.run, tmp_path / "again"):
         before = {file: file.read_bytes() for file in folder.iterdir()}
         with pytest.raises(JournalError, match="holds a networked run; continue it with `baffle serve`"):
             resume(folder, ["rounds=9"])
         assert {file: file.read_bytes() for file in folder.iterdir()} == before
 
 
+def test_a_simulation_is_repeated_by_its_plan(finished_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="holds no networked run with statements; a simulation is repeated by its"):
+        repeat(finished_run, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
 def test_a_run_that_is_not_over_is_repeated_as_far_as_it_goes(federation: Federation) -> None:
     lines = federation.lines(6)
 
     def stop(exchange: int) -> None:
-        if exchange == 14:
+        if exchange == 10:
             raise InterruptedError
 
     lines.before = stop
     with pytest.raises(InterruptedError):
         federation.serve(lines)
     played = verify(federation.run).rounds
-    assert 0 < played < 6
+    assert 0 < played < 3
     require_repeated(federation)
-
-
-def test_on_the_command_line(
-    federation: Federation, cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    federation.serve(federation.lines(6))
-    done = cli("run", "--as", federation.run, "--out", tmp_path / "again", "--quiet")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert verify(tmp_path / "again").chain == verify(federation.run).chain
-    assert cli("verify", tmp_path / "again").returncode == 0
-    for more in (["digits"], ["--resume", str(federation.run)], ["--baseline"]):
-        refused = cli("run", "--as", federation.run, *more)
-        assert refused.returncode == 2
-        assert "repeats that run as it was" in refused.stderr
-    taken = cli("run", "--as", federation.run, "--out", federation.run)
-    assert taken.returncode == 2
-    missing = cli("run", "--as", tmp_path / "nowhere", "--out", tmp_path / "other")
-    assert "holds no run" in missing.stderr
-
-
-def test_neither_folder_may_be_another_thing(federation: Federation, tmp_path: Path) -> None:
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "file").write_text("")
-    federation.serve(federation.lines(6))
-    with pytest.raises(RunFolderError, match="is not empty"):
-        repeat(federation.run, tmp_path / "taken")

@@ -1,7 +1,7 @@
-"""The client's end of a line, with somebody in the server's place who sends anything at all: answers to its request for
-a websocket, frames of the handshake, frames without a signature, and frames that are signed and say nothing.
+"""The client's end of a line, with an impostor in the server's place that sends anything at all: answers to its request
+for a websocket, frames of the handshake, frames without a signature, and signed frames with meaningless content.
 
-Whatever comes, the client tries again, and what was signed it answers: requests get a reply that it has signed.
+Whatever comes, the client connects again, and it answers every signed request with a signed reply.
 """
 
 import socket
@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import cast
-from unittest.mock import patch
 
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request as Opening
@@ -22,6 +21,7 @@ from websockets.server import ServerProtocol
 
 from baffle.core.messages import CatchUp, Message, RoundRequest, encode
 from baffle.errors import BaffleError
+from baffle.network.clock import Clock
 from baffle.network.joining import Halt, Introduce, Openings
 from baffle.network.link.client import Line
 from baffle.network.link.envelope import PHASES, Request, ask, read_reply
@@ -48,12 +48,19 @@ MESSAGES: tuple[Message, ...] = (
 Event = Opening | Response | Frame
 
 
+class HastyClock(Clock):
+    """A clock that makes all pauses short."""
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:  # noqa: ARG002 - the name is the clock's
+        return event.wait(0.001)
+
+
 class Caller:
     """A real line, with a client behind it that answers everything."""
 
     def __init__(self, address: str, keys: Keys) -> None:
         self.fault: BaseException | None = None
-        self.line = Line(address, keys.clients[0], None, lambda _words: None)
+        self.line = Line(address, keys.clients[0], None, lambda _words: None, HastyClock())
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -126,7 +133,7 @@ class Impostor:
 
 
 class Impostors:
-    """Everybody in the server's place, one after the other."""
+    """The impostors in the server's place, one after the other."""
 
     def __init__(self, draw: Random, keys: Keys, listener: socket.socket) -> None:
         self.draw, self._keys, self._listener = draw, keys, listener
@@ -157,7 +164,7 @@ class Impostors:
         yield Tried("caller, handshake", REFUSED, sent)
 
     def _frames(self, at: Impostor) -> Iterator[Tried]:
-        """A frame that nobody has signed, or bytes that are no frame."""
+        """An unsigned frame, or bytes that are no frame."""
         at.accept()
         sent = self._mutations.bytes_of(self._signed(encode(self.draw.choice(MESSAGES))).frame)
         if self.draw.random() < 0.5:
@@ -187,12 +194,7 @@ class Impostors:
 def callers(count: int, seed: int) -> Iterator[Tried]:
     """Malformed messages to the client's end of a line."""
     draw = Random(seed)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        socket.create_server((HOST, 0)) as listener,
-        patch("baffle.network.link.client.FIRST_PAUSE", 0.001),
-        patch("baffle.network.link.client.LONGEST_PAUSE", 0.002),
-    ):
+    with tempfile.TemporaryDirectory() as folder, socket.create_server((HOST, 0)) as listener:
         keys = new_keys(Path(folder) / "keys", 1)
         listener.settimeout(PATIENCE)
         impostors = Impostors(draw, keys, listener)

@@ -15,14 +15,14 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from baffle.aggregation.client.mark_lines import Marks
+from baffle.aggregation.client.marks import Marks
 from baffle.aggregation.client_policy import ClientPolicy, Slot
 from baffle.client.worker import Worker
-from baffle.core.chain import Present
+from baffle.core.state import Present
 from baffle.errors import BaffleError, first_line
 from baffle.lineage import Lineage
-from baffle.network.entering import Entry
-from baffle.network.keys import ClientKeys
+from baffle.network.keys.folders import ClientKeys
+from baffle.network.member.consent import AcceptedEpoch
 from baffle.trajectory import Trajectory
 
 ACCEPTED, REFUSED, VIOLATION = "accepted", "refused", "VIOLATION"
@@ -31,7 +31,7 @@ CACHES = {"_channels", "_near", "_private_keys", "_weights", "_ranks", "_equippe
 """Attributes that only save work or tell people something, and may change at any time."""
 
 NEVER_CHANGE = (
-    msgspec.Struct, Marks, ClientPolicy, Slot, Worker, Present, Lineage, Entry, ClientKeys, Trajectory,
+    msgspec.Struct, Marks, ClientPolicy, Slot, Worker, Present, Lineage, AcceptedEpoch, ClientKeys, Trajectory,
     Ed25519PrivateKey, Path,
 )  # fmt: skip
 

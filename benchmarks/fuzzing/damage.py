@@ -7,7 +7,7 @@ import msgspec
 
 from baffle.core.messages import Message
 from baffle.network.link.handshake import Proof
-from baffle.network.member import FrozenMember
+from baffle.network.member.member import FrozenMember
 from fuzzing.texts import damaged_text
 
 FEW = 4
@@ -158,7 +158,7 @@ def is_list(data: bytes) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """A value that nobody else changes."""
+    """A copy that is shared with no other object."""
     return [copied(item) for item in value] if isinstance(value, list) else value
 
 
@@ -179,3 +179,25 @@ def written(value: Any) -> bytes:
                 return value
 
     return msgspec.msgpack.encode(wide(value))
+
+
+def damaged_file(data: bytes, draw: Random) -> bytes:
+    """The data with bytes changed, a piece cut out, repeated or overwritten, or the end missing."""
+    changed = bytearray(data)
+    start = draw.randrange(len(data))
+    stop = start + draw.choice((1, 4, 30, 1000))
+    match draw.randrange(6):
+        case 0:
+            for _ in range(draw.choice((1, 2, 16))):
+                changed[draw.randrange(len(data))] = draw.choice((0, 0x7F, 0x80, 0xFF, draw.randrange(256)))
+        case 1:
+            del changed[start:stop]
+        case 2:
+            changed[start:start] = changed[start:stop]
+        case 3:
+            changed[start:stop] = bytes(stop - start)
+        case 4:
+            changed[start:stop] = draw.randbytes(stop - start)
+        case _:
+            del changed[start:]
+    return bytes(changed)

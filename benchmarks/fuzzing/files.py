@@ -1,4 +1,4 @@
-"""Files that a server or a client reads when it starts, and that somebody has damaged: keys, certificates, marks, saved
+"""Files that a server or a client reads when it starts, and that are damaged: keys, certificates, marks, saved
 weights, and the record from which a server goes on with a sum after a crash. Where a file begins with its own hash,
 most of them have the right one all the same."""
 
@@ -15,11 +15,10 @@ from baffle.aggregation.client.marks import MarksFile
 from baffle.aggregation.server.crash_record import CrashFile
 from baffle.client.replica import Replica
 from baffle.lineage import Lineage
-from baffle.network.authority import ServerKeys, make_keys
-from baffle.network.keys import ClientKeys, OperatorKeys
+from baffle.network.keys.authority import ServerKeys, make_keys
+from baffle.network.keys.folders import ClientKeys, OperatorKeys
 from baffle.plan import parse
-from baffle.privacy.accounting import Release
-from baffle.privacy.ledger import Charge
+from baffle.privacy.accounting import Charge, Release
 from baffle.statement import commitment_to
 from baffle.trajectory import trajectory_of
 from fuzzing.checks import Tried, tried
@@ -32,7 +31,7 @@ SECONDS = 1.0
 HASH = 32
 
 Open = Callable[[], bool]
-"""Reads the damaged file where it lies, and tells whether it was refused."""
+"""Reads the damaged file in its place, and returns whether it was refused."""
 
 
 class Files:

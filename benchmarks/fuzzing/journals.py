@@ -1,4 +1,4 @@
-"""Folders of runs that somebody has damaged: as bytes, in the cells of their tables, or in the tables themselves. Each
+"""Damaged folders of runs: as bytes, in the cells of their tables, or in the tables themselves. Each
 is audited, and read as a run that is resumed or exported reads it. Whatever is found out, an audit that finds nothing
 wrong must give the same result as that of the sound folder."""
 
@@ -20,7 +20,7 @@ from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
 from baffle.plan import parse
 from fuzzing.checks import Tried, tried
-from fuzzing.damage import Mutations, is_list
+from fuzzing.damage import Mutations, damaged_file, is_list
 from fuzzing.members import PLAN
 from fuzzing.texts import damaged_text
 from tests.support.statements import NetworkedRun
@@ -97,27 +97,8 @@ class Damages:
     def bytes_of(self, run: Sound) -> bytes:
         """Flip, cut, repeat or overwrite bytes of a file."""
         name = self.draw.choice(("journal.sqlite", "journal.sqlite", "journal.sqlite", *run.files))
-        data = bytearray(run.files[name])
-        start = self.draw.randrange(len(data))
-        stop = start + self.draw.choice((1, 4, 30, 1000))
-        match self.draw.randrange(7):
-            case 0 | 1:
-                for _ in range(self.draw.choice((1, 2, 16))):
-                    data[self.draw.randrange(len(data))] = self.draw.choice(
-                        (0, 0x7F, 0x80, 0xFF, self.draw.randrange(256))
-                    )
-            case 2:
-                del data[start:stop]
-            case 3:
-                data[start:start] = data[start:stop]
-            case 4:
-                data[start:stop] = bytes(stop - start)
-            case 5:
-                data[start:stop] = self.draw.randbytes(stop - start)
-            case _:
-                del data[start:]
-        (run.folder / name).write_bytes(data)
-        return f"{name} {start}".encode()
+        (run.folder / name).write_bytes(damaged_file(run.files[name], self.draw))
+        return name.encode()
 
     def sidecar(self, run: Sound) -> bytes:
         """A file that SQLite would keep beside the journal, with anything in it."""

@@ -1,5 +1,5 @@
-"""Clients of a roster that lie: each keeps to the handshake and signs what it says, but what it says about one kind of
-question is damaged."""
+"""Clients of a roster that lie: each keeps to the handshake and signs its replies, but those to one kind of request are
+damaged."""
 
 import select
 import ssl
@@ -9,7 +9,7 @@ from contextlib import suppress
 from baffle.aggregation.context import state_text
 from baffle.core.messages import Contribution, Message, decode, encode, tag_of
 from baffle.network.joining import Begin, Done, Halt, Introduce, Introduction, Openings, Over, Ready, Salted
-from baffle.network.keys import ClientKeys
+from baffle.network.keys.folders import ClientKeys
 from baffle.network.link.envelope import Request, read_request, reply
 from baffle.network.link.handshake import PATH, Accepted, ClientSide
 from baffle.network.link.websocket import ClosedError, Websocket
@@ -18,7 +18,7 @@ from fuzzing.damage import Mutations
 from tests.support.links import HOST, dial
 
 SECONDS = 20.0
-"""How long anybody waits for the other end."""
+"""Seconds to wait for the other end."""
 
 ROUND = 1
 """The round that contributions are about."""

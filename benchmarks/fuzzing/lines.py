@@ -1,9 +1,9 @@
 """Clients of the roster that lie, over real lines to a real link, with and without TLS.
 
-Two clients are honest, and some send damaged answers: bodies that are signed as they should be, so that whoever reads
-them inside the server gets them; and envelopes or frames that are damaged themselves. The server asks them what it asks
-in a run, with what it uses in a run: it meets them, forms epochs, ends epochs and the run, and exchanges requests of
-rounds. Nothing may be raised, and the two honest ones must come through each time.
+Two clients are honest. The others send damaged replies: bodies with valid signatures, which reach the code that reads
+them, and envelopes or frames that are damaged themselves. The server uses the code of a real run: it meets the clients,
+forms epochs, ends epochs and the run, and exchanges the requests of rounds. Nothing may be raised, and the two honest
+clients must come through each time.
 """
 
 import tempfile
@@ -20,14 +20,14 @@ from baffle.aggregation.messages import Agree, Hello, Turn
 from baffle.core.messages import CatchUp, Contribution, Message, RoundRequest, contribution_to, encode, tag_of
 from baffle.errors import BaffleError
 from baffle.journal.folder import RunFolder
-from baffle.network.assembly import Assembly
-from baffle.network.authority import ServerKeys
-from baffle.network.connected import ConnectedClients
 from baffle.network.joining import Done, EpochTerms, Introduce, Introduction, Ready, Salted
+from baffle.network.keys.authority import ServerKeys
 from baffle.network.link.client import client_tls
 from baffle.network.link.server import Link
-from baffle.network.same_plan import for_roster
-from baffle.network.settling import tiers_for
+from baffle.network.server.assembly import Assembly
+from baffle.network.server.connected import ConnectedClients
+from baffle.network.server.epochs import Epochs
+from baffle.network.settling import tiers_for, with_places
 from baffle.plan import parse
 from baffle.server.run import Running, opened
 from baffle.task.load import Runtimes, load_server_task
@@ -37,6 +37,7 @@ from fuzzing.checks import ACCEPTED, REFUSED, Tried, fault_at, violation
 from fuzzing.damage import Mutations
 from fuzzing.liars import SECONDS, Crowd, Peer
 from fuzzing.members import PLAN
+from tests.support.clocks import FakeClock
 from tests.support.links import Keys, linked, new_keys
 
 HONEST, LIARS = 2, 14
@@ -61,11 +62,11 @@ class Server:
 
     def clients(self, epoch: EpochTerms | None = None) -> tuple[ConnectedClients, Assembly]:
         self.running.lineage, self.running.present = self._fresh
-        self.running.downlink.enter(self.running.lineage)
-        clients = ConnectedClients(self.link, self.told.append)
-        assembly = Assembly(self.running, clients, self.keys.roster, HONEST)
-        clients.epoch = epoch
-        return clients, assembly
+        self.running.downlink.lineage = self.running.lineage
+        epochs = Epochs(self.running, self.keys.roster, self.told.append)
+        epochs.epoch = epoch
+        clients = ConnectedClients(self.link, epochs, self.told.append, FakeClock())  # nobody is asked again
+        return clients, Assembly(epochs, clients, HONEST)
 
     def introduce(self, _lie: str) -> set[int]:
         """Meet clients that are not in a run yet."""
@@ -107,8 +108,8 @@ class Server:
     @staticmethod
     def _meet(clients: ConnectedClients) -> None:
         clients.meet()
-        while clients._open:
-            wait([question.reply for question in clients._open.values()])
+        while replies := [one.reply for one in clients._processes.values() if one.reply]:
+            wait(replies)
             clients.meet()
 
 
@@ -116,9 +117,7 @@ def lines(count: int, seed: int) -> Iterator[Tried]:
     """What clients of the roster send instead of their answers."""
     draw = Random(seed)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as patches:
-        patches.enter_context(patch("baffle.network.connected.AGAIN", 1000.0))
         patches.enter_context(patch("baffle.network.link.door.FAILURES", 1 << 60))
-        patches.enter_context(patch("baffle.network.connected.LEFT_OUT", 0.0))
         keys = new_keys(Path(folder) / "keys", CLIENTS)
         for tls in (False, True):
             share = count // 4 if tls else count - count // 4
@@ -126,10 +125,10 @@ def lines(count: int, seed: int) -> Iterator[Tried]:
 
 
 @contextmanager
-def _running(folder: Path, keys: Keys) -> Iterator[Running]:
+def _running(folder: Path) -> Iterator[Running]:
     """A run that has not begun. Nothing is written to its journal any more."""
     plan = parse(PLAN, [f"federation.clients={CLIENTS}", 'secure.mode="malicious-server"', "ring.n_max=20"])
-    task = load_server_task(for_roster(plan, keys.server.roster), None, 20)
+    task = load_server_task(with_places(plan, CLIENTS), None, 20)
     trajectory = trajectory_of(task.plan, len(task.initial_weights()))
     with (
         RunFolder.new(folder) as run,
@@ -142,7 +141,7 @@ def _running(folder: Path, keys: Keys) -> Iterator[Running]:
 
 
 def _over_a_link(draw: Random, keys: Keys, folder: Path, count: int, *, tls: bool) -> Iterator[Tried]:
-    with _running(folder, keys) as running, linked(keys, seconds=SECONDS, tls=tls) as at:
+    with _running(folder) as running, linked(keys, seconds=SECONDS, tls=tls) as at:
         mutations = Mutations(draw, [encode(one) for one in _corpus()])
         context = client_tls(keys.clients[0]) if tls else None
         peers = [Peer(own, at.address, mutations, context) for own in keys.clients]
@@ -152,11 +151,11 @@ def _over_a_link(draw: Random, keys: Keys, folder: Path, count: int, *, tls: boo
             clients, assembly = server.clients()
             server._meet(clients)
             assembly.form()
-            server.terms = clients.epoch
-            done = 0
+            server.terms = assembly.epochs.epoch
+            done, turns = 0, _turns(draw)
             while done < count:
                 at.until_present(*EVERYBODY)
-                for result in _one_turn(draw, crowd, server, at.told):
+                for result in _one_turn(*next(turns), crowd, server, at.told):
                     done += 1
                     yield result
 
@@ -172,18 +171,22 @@ def _corpus() -> list[Message]:
     ]
 
 
-def _one_turn(draw: Random, crowd: Crowd, server: Server, told: list[str]) -> Iterator[Tried]:
+def _turns(draw: Random) -> Iterator[tuple[str, str]]:
+    """For ever, in random order: what the server does, and the question that liars lie about. Quick turns are
+    frequent, and each comes up again soon."""
+    deck = [
+        *4 * [("introduce", "introduce")],
+        *3 * [("begin", "begin"), ("begin", "openings"), ("end", "over")],
+        *(("form", tag) for tag in ("introduce", "begin", "openings", "halt")),
+        *(("exchange", tag_of(encode(one))) for one in QUESTIONS),
+    ]
+    while True:
+        yield from draw.sample(deck, len(deck))
+
+
+def _one_turn(name: str, tag: str, crowd: Crowd, server: Server, told: list[str]) -> Iterator[Tried]:
     """Have all liars lie about one kind of question, and ask it."""
-    asks: dict[str, tuple[Callable[[str], set[int]], tuple[str, ...]]] = {
-        "introduce": (server.introduce, ("introduce",)),
-        "begin": (server.begin, ("begin", "openings")),
-        "form": (server.form, ("introduce", "begin", "openings", "halt")),
-        "end": (server.end, ("over",)),
-        "exchange": (server.exchange, tuple(tag_of(encode(one)) for one in QUESTIONS)),
-    }
-    (name,) = draw.choices(list(asks), (4, 5, 1, 3, 3))
-    ask, tags = asks[name]
-    tag = draw.choice(tags)
+    ask: Callable[[str], set[int]] = getattr(server, name)
     where = f"line, {tag}{' while an epoch is formed' if name == 'form' else ''}"
     for liar in crowd.peers[HONEST:]:
         liar.lies_about = tag

@@ -1,9 +1,8 @@
-"""A client of a network, before every message that it gets in a run: a server that signs what it sends, and lies.
+"""A networked client before every message of a run, and a server that signs its messages and lies.
 
-A real federation plays a run in memory, with clients that come late, so that there are two epochs. Whatever a client is
-sent, it answers; when it abstains, it is as before, except that a slot for which it was asked to compute is used up.
-That a client gives up a run, because what it is told does not lead to its own weights, is no change by a message that
-was refused: it is how it must answer such a server.
+A real federation plays a run in memory, with clients that come late, so that there are two epochs. A client answers
+every message. When it abstains it has changed nothing, but for the slot that a request to compute uses up. A client may
+also give up the run, because the server's history does not match its own replay; this does not count as a change.
 """
 
 import tempfile
@@ -21,8 +20,8 @@ from baffle.client.abstaining import abstention
 from baffle.core.messages import tag_of
 from baffle.data import handwriting
 from baffle.network.joining import UNREADY
-from baffle.network.member import Member
-from baffle.network.policy import Policy
+from baffle.network.member.member import Member
+from baffle.network.member.policy import Policy
 from baffle.plan import Plan, parse
 from fuzzing.checks import Target, Tried, clone
 from fuzzing.damage import Mutations
@@ -50,7 +49,7 @@ run = {deadline_seconds = 5.0, evaluate_every = 100, snapshot_every = 2}
 
 
 class Always:
-    """Tells everything, however often."""
+    """Logs everything, however often."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -65,10 +64,7 @@ def impatient() -> Iterator[None]:
     torch.set_num_threads(1)
     with ExitStack() as patches:
         for name, value in {
-            "baffle.network.serve.LOOK": 0.001,
-            "baffle.network.serve.EPOCH_SECONDS": 0.0,
-            "baffle.network.connected.AGAIN": 0.0,
-            "baffle.network.member.Sparingly": Always,
+            "baffle.network.member.member.RateLimitedLog": Always,
             "baffle.aggregation.client.session.KEYS_AT_ONCE": 4,
             "baffle.data.handwriting._all_digits": lru_cache(handwriting._all_digits),
             "os.fsync": lambda _file: None,
@@ -114,7 +110,7 @@ class Recorded:
 
 
 def to_member(log: list[str]) -> Callable[[Member, bytes], bool]:
-    """Gives a message to a client, and tells whether it refused it."""
+    """Gives a message to a client, and returns whether it was refused."""
 
     def feed(member: Member, data: bytes) -> bool:
         del log[:]
@@ -134,7 +130,7 @@ def _is_nothing_turned(reply: bytes) -> bool:
 
 
 def may_change(data: bytes, name: str) -> bool:
-    """What a client that abstains may have changed: whoever asked it to compute has used up a slot."""
+    """What a client that abstains may have changed: a request to compute uses up a slot."""
     return tag_of(data) == "masked-request" and name.endswith(("memory._marks", "memory._size", "ledger._counts"))
 
 

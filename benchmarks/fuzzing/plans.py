@@ -1,4 +1,4 @@
-"""Plans that somebody has damaged: read from a file, as `baffle` does, or sent by a server to a client, which checks
+"""Damaged plans: read from a file, as `baffle` does, or sent by a server to a client, which checks
 them against its own policy or against a plan that it was given. Policies are read in the same way."""
 
 import tempfile
@@ -9,10 +9,10 @@ from random import Random
 import msgspec
 
 from baffle.core.messages import encode
-from baffle.network.equipment import count_samples, with_plan
 from baffle.network.joining import Begin, Introduction
-from baffle.network.member import Member
-from baffle.network.policy import Policy, load_policy
+from baffle.network.member.equipment import count_samples, with_plan
+from baffle.network.member.member import Member
+from baffle.network.member.policy import Policy, load_policy
 from baffle.plan import load, parse, presets
 from baffle.statement import MOST_PLAN
 from fuzzing.checks import Tried, tried

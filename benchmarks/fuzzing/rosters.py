@@ -1,4 +1,4 @@
-"""Rosters that somebody has damaged: handed over, or in a folder of keys. Half of them are signed by the authority all
+"""Damaged rosters: handed over, or in a folder of keys. Half of them are signed by the authority all
 the same, so that everything behind the signature is reached; what the authority signed it must not have signed."""
 
 import json
@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from baffle.network.authority import make_keys
-from baffle.network.keys import ClientKeys, load_identity
-from baffle.network.rosters import ROSTER, Roster, newer_roster, read_roster
+from baffle.network.keys.authority import make_keys
+from baffle.network.keys.folders import ClientKeys, load_identity
+from baffle.network.keys.rosters import ROSTER, Roster, newer_roster, read_roster
 from fuzzing.checks import Tried, tried
 from fuzzing.damage import Mutations
 from fuzzing.texts import damaged_text

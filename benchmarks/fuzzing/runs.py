@@ -9,7 +9,7 @@ from random import Random
 from baffle.core.messages import tag_of
 from baffle.errors import BaffleError
 from baffle.journal.audit import verify
-from baffle.network.policy import Policy
+from baffle.network.member.policy import Policy
 from baffle.plan import parse
 from fuzzing.checks import ACCEPTED, TooSlowError, Tried, fault_at, violation, within
 from fuzzing.damage import Mutations, is_list

@@ -24,8 +24,7 @@ from baffle.errors import BaffleError
 from baffle.network.link.handshake import Accepted, Challenge, ClientSide, Greeting, Proof
 from fuzzing.checks import ACCEPTED, REFUSED, Tried, violation
 from fuzzing.damage import Mutations
-from tests.support.links import HOST, Client, Keys, Linked, dial, linked, new_keys, until
-from tests.support.strangers import UPGRADE
+from tests.support.links import HOST, UPGRADE, Client, Keys, Linked, dial, linked, new_keys, until
 
 ASK_EVERY = 50
 """After so many strangers the client is asked."""

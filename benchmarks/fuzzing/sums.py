@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.client_policy import ClientPolicy, checked_slot
 from baffle.aggregation.messages import Advertisement, Agreed, Turn, Turned, decode_request, phase_of
-from baffle.aggregation.server.crash_record import CrashStore
+from baffle.aggregation.server.crash_record import CrashFile
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.aggregation.server.slot import ServerSlot
 from baffle.client.client import Client
@@ -69,7 +69,7 @@ class Federation:
         *,
         agreement: bool,
         replaced: Mapping[str, bytes] | None = None,
-        crash_store: CrashStore | None = None,
+        crash_store: CrashFile | None = None,
         like: "Federation | None" = None,
     ) -> None:
         self._replaced = replaced or {}

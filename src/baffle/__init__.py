@@ -7,8 +7,8 @@ from baffle.errors import BaffleError
 from baffle.version import __version__
 
 if TYPE_CHECKING:
-    from baffle.core.estimate import estimate
     from baffle.core.pixels import PixelScale
+    from baffle.core.probe import estimate
     from baffle.data.sources import Dataset, Source
     from baffle.fitting.fit import fit, resume
     from baffle.fitting.run import Run
@@ -43,7 +43,7 @@ _HOMES = {
     "Run": ("baffle.fitting.run", "Run"),
     "Source": ("baffle.data.sources", "Source"),
     "Verified": ("baffle.journal.audit", "Verified"),
-    "estimate": ("baffle.core.estimate", "estimate"),
+    "estimate": ("baffle.core.probe", "estimate"),
     "fit": ("baffle.fitting.fit", "fit"),
     "load_plan": ("baffle.plan", "load"),
     "open": ("baffle.fitting.run", "open_run"),

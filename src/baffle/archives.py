@@ -1,5 +1,5 @@
-"""Zip archives and NumPy's arrays in them, as strangers write them. Nothing is unpacked before its declared size was
-checked, and no more than that is unpacked. What is wrong is a ValueError that names the file."""
+"""Zip archives from untrusted sources, and NumPy arrays in them. A member is unpacked only after its declared size was
+checked, and only up to that size. Faults are ValueErrors that name the file."""
 
 import io
 import math
@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""How members may be packed. With other methods, zipfile unpacks more at once than it is asked for."""
+"""Accepted compression methods. With others, zipfile unpacks more at once than requested."""
 
 
 def open_archive(path: Path, most_of_one: int, most: int) -> zipfile.ZipFile:
-    """An archive whose members declare at most `most_of_one` bytes each and `most` together, and none of which has a
-    name that reaches outside it."""
+    """Open an archive whose members declare at most `most_of_one` bytes each and `most` together, and whose names do
+    not point outside it."""
     try:
         archive = zipfile.ZipFile(path)
-    except Exception as fault:  # a hostile archive can raise anything that parsing can
+    except Exception as fault:  # parsing a hostile archive can raise anything
         raise ValueError(f"{path} is damaged or cannot be read ({fault})") from None
     try:
         _require_harmless(path, archive.infolist(), most_of_one, most)
@@ -31,7 +31,7 @@ def open_archive(path: Path, most_of_one: int, most: int) -> zipfile.ZipFile:
 
 def _require_harmless(path: Path, members: list[zipfile.ZipInfo], most_of_one: int, most: int) -> None:
     for member in members:
-        # The archive's own spelling: zipfile turns other separators into "/" and cuts names at a NUL.
+        # The original name: zipfile turns other separators into "/" and cuts names at a NUL.
         name = PurePosixPath(member.orig_filename.replace("\\", "/"))
         if name.is_absolute() or ".." in name.parts or ":" in "".join(name.parts[:1]) or "\0" in member.orig_filename:
             raise ValueError(f"{path} holds a member that reaches outside it, {member.orig_filename!r}")
@@ -45,14 +45,14 @@ def _require_harmless(path: Path, members: list[zipfile.ZipInfo], most_of_one: i
 
 
 def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """One member, if it has the size and the checksum that the archive declares."""
+    """Read a member and check its size and checksum against the archive's declaration."""
     try:
         member = archive.getinfo(name)
     except KeyError:
         raise ValueError(f"{archive.filename} holds no {name}") from None
     try:
         with archive.open(member) as file:
-            data = file.read(member.file_size + 1)  # asked for everything, zipfile unpacks more than was declared
+            data = file.read(member.file_size + 1)  # without a limit, zipfile unpacks more than was declared
     except Exception as fault:
         raise ValueError(f"{archive.filename}: {name} is damaged or cannot be read ({fault})") from None
     if len(data) != member.file_size:
@@ -61,7 +61,7 @@ def read_member(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def read_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """An array of an npz file. Its header is checked against its size before anything is made of it."""
+    """Read an array of an npz file. Its header is checked against its size first."""
     data = read_member(archive, f"{name}.npy")
     file = io.BytesIO(data)
     try:
@@ -72,7 +72,7 @@ def read_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
             raise ValueError(f"expected {dtype} of shape {shape}, got {numbers} bytes")
         file.seek(0)
         array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-    except Exception as fault:  # a hostile header can raise anything that parsing can
+    except Exception as fault:  # parsing a hostile header can raise anything
         reason = fault or type(fault).__name__
         raise ValueError(f"{archive.filename}: {name} is damaged or cannot be read ({reason})") from None
     return array

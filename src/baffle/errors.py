@@ -2,21 +2,21 @@
 
     BaffleError
     ├── PlanError        a setting is unknown, of the wrong type, or out of range
-    │   └── OwnFunctionError  a function of the user's own, which a plan names, raised an exception: its cause
+    │   └── OwnFunctionError  a user's function that a plan names raised an exception: its cause
     ├── DataError        a data set is missing, or one of its files is damaged
     │   └── UnusableDataError  a data set was read, and cannot be used as it is
     ├── ModelError       an exported model is damaged, of another plan, or cannot be run
     ├── RunFolderError   a run folder cannot be used: it holds another run, is in use, or cannot be written
-    │   └── FullDiskError  there is no room for a file of a run
+    │   └── FullDiskError  the disk is too full for a file of a run
     ├── JournalError     a journal is damaged, or belongs to another plan or version
     │   └── ChainError   a round of the journal does not follow from the one before
     ├── MessageError     a message between client and server is malformed or does not fit the round
     │   ├── RefusalError one side of a secure sum refuses what the other asks
-    │   ├── AbstainedError  a client did not do what it was asked; only its own log says why
+    │   ├── AbstainedError  a client did not follow a request; only its own log has the reason
     │   └── AbortError   too few clients answered to finish a secure sum; nothing was learnt
     ├── TransportError   a server cannot be reached, or does not answer as expected
-    │   ├── AwayError    nobody answers at the moment; trying again may help
-    │   ├── UnprovedError  whoever answers has not proved to be the server
+    │   ├── AwayError    the server does not answer at the moment; retrying may help
+    │   ├── UnprovedError  the peer at a server's address has not proved to be the server
     │   └── KeyRefusedError  a server does not accept a client's key
     ├── PageError        a page of the paper's tables and figures cannot be read or written
     └── KeysError        a key, a certificate or a roster is missing or is not what it should be
@@ -27,10 +27,9 @@ Every message says what was expected, what came, and what to do.
 import errno
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""How the system says that there is no room: on the disk, in a quota, or under a limit on the size of files."""
+"""Error numbers that mean that the disk, a quota or a file-size limit is full."""
 
-ABSTAINED = "abstained"
-"""All that a server says of a client that did not do what it was asked."""
+ABSTAINED = "abstained"  # how a server records a client that did not follow a request
 
 
 class BaffleError(Exception):
@@ -42,8 +41,8 @@ class PlanError(BaffleError):
 
 
 class OwnFunctionError(PlanError):
-    """A function of the user's own raised an exception, which is this error's cause. The message says whose function it
-    is; the rest is in the traceback of the cause."""
+    """A user's function raised an exception, which is this error's cause. The message names the function; the traceback
+    of the cause has the rest."""
 
 
 class DataError(BaffleError):
@@ -63,8 +62,8 @@ class RunFolderError(BaffleError):
 
 
 class FullDiskError(RunFolderError):
-    """There is no room for a file of a run; once there is, trying again helps. `problem` is the message without what to
-    do."""
+    """The disk is too full for a file of a run; retrying helps once there is room. `problem` is the message without the
+    remedy."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"{problem}; {remedy}")
@@ -92,7 +91,7 @@ class RefusalError(MessageError):
 
 
 class AbstainedError(MessageError):
-    """A client did not do what it was asked. Only its own log says why."""
+    """A client did not follow a request. Only its own log has the reason."""
 
     def __init__(self) -> None:
         super().__init__(ABSTAINED)
@@ -107,11 +106,11 @@ class TransportError(BaffleError):
 
 
 class AwayError(TransportError):
-    """Nobody answers at the moment; trying again may help."""
+    """The server does not answer at the moment; retrying may help."""
 
 
 class UnprovedError(TransportError):
-    """Whoever answers at a server's address has not proved to be the server."""
+    """The peer at a server's address has not proved to be the server."""
 
 
 class KeyRefusedError(TransportError):
@@ -127,21 +126,20 @@ class PageError(BaffleError):
 
 
 def unwritable(path: object, fault: OSError, remedy: str) -> RunFolderError:
-    """Our error for a file of a run that cannot be written."""
+    """The error for a run's file that cannot be written."""
     problem = f"{path} cannot be written: {fault.strerror or fault}"
     return FullDiskError(problem, remedy) if fault.errno in FULL else RunFolderError(f"{problem}; {remedy}")
 
 
 def first_line(fault: BaseException) -> str:
-    """The first line of another library's error message, or the error's type if it has no message. It may quote what a
-    stranger sent, so it is fit to be shown."""
+    """The first line of another library's error message, or the error's type if it has no message. The message may
+    quote untrusted input, so it is cleaned for display."""
     message = str(fault).strip()
     return one_line(message.splitlines()[0], 1_000) if message else type(fault).__name__
 
 
 def one_line(text: str, most: int = 300) -> str:
-    """Text that a stranger may have written, fit to be shown: one line without control characters, of at most `most`
-    characters."""
+    """Clean untrusted text for display: one line of at most `most` characters, without control characters."""
     text = text[: 10 * most]  # it may have megabytes
     shown = " ".join("".join(c for c in text if c.isprintable() or c.isspace()).split())
     return shown if len(shown) <= most else shown[: most - 1] + "…"

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all and that only their owner can read, and files that strangers wrote."""
+"""Writing files atomically and readable by their owner alone, and reading files from untrusted sources."""
 
 import os
 import stat
@@ -9,32 +9,31 @@ from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
-ROOM = 1 << 16
-"""How many bytes must fit if there is to be room on a disk."""
+ROOM = 1 << 16  # how many bytes must fit for a disk to count as not full
 
 
 class Attempt(Protocol):
-    """Calls a function that writes files and returns its result. It may call it again if there was no room."""
+    """Calls a function that writes files, and may retry it if the disk was full."""
 
     def __call__(self, write: Callable[[], T]) -> T: ...
 
 
 def once(write: Callable[[], T]) -> T:
-    """The attempt of somebody who does not wait for room."""
+    """Write once, without retrying."""
     return write()
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder that only its owner can enter, and the folders above it; one that is there stays as it is."""
+    """Make a folder that only its owner can enter, and the folders above it. An existing folder stays as it is."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def replace(path: Path, data: bytes) -> None:
-    """A reader finds either the old contents or all of `data`, even if this process is killed or the disk is full. Only
-    the file's owner can read it."""
+    """Replace a file atomically: a reader finds either the old contents or all of `data`, even if this process is
+    killed or the disk is full. Only the file's owner can read it."""
     new = path.with_name(f".{path.name}.new")
     with open(new, "wb", opener=_for_its_owner) as file:
-        os.fchmod(file.fileno(), 0o600)  # it may have been left behind with another mode
+        os.fchmod(file.fileno(), 0o600)  # an earlier attempt may have left it with another mode
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -42,7 +41,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add data to the end of a file: all of it, or nothing if the disk is full."""
+    """Append all of the data to a file, or nothing if the disk is full."""
     with open(path, "ab", buffering=0, opener=_for_its_owner) as file:
         before, rest = file.tell(), data
         try:
@@ -55,7 +54,7 @@ def append(path: Path, data: bytes) -> None:
 
 
 def require_room(path: Path) -> None:
-    """An OSError if a file, or one beside it whose name begins in the same way, could not grow now."""
+    """Raise an OSError if the file, or one in its folder whose name begins with its name, could not grow now."""
     probe = path.with_name(f".{path.name}.room")
     probe.unlink(missing_ok=True)
     try:
@@ -70,7 +69,7 @@ def require_room(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names of a folder's files durable: after this, none of them comes back with older contents."""
+    """Make the names of a folder's files durable, so that no file returns with older contents after a crash."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -79,13 +78,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def is_open_to_others(path: Path) -> bool:
-    """Whether a file's mode lets anybody but its owner read or change it."""
+    """Whether a file's mode lets users other than its owner read or change it."""
     return bool(path.stat().st_mode & 0o077)
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """All of a file, or an OSError if it is longer than `most` bytes or is no file: a pipe or a device never ends. No
-    more memory is taken than the file has bytes."""
+    """Read a whole file. Raises OSError if it is longer than `most` bytes, or if it is a pipe or a device, which may
+    never end. Takes no more memory than the file has bytes."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError("it is not a file")
     with path.open("rb") as file:

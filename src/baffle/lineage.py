@@ -1,97 +1,82 @@
-"""How a run came to where it is: round follows round by `advance`, and every step is a link of a chain of hashes.
+"""How a run advances: `advance` applies one round after the other, and every step extends a chain of hashes.
 
-A server, a client that catches up and an auditor all advance in the same way. In a networked run the statements of its
-epochs are links too, and an outcome that the clients of a round cannot have caused is refused.
+Servers, clients that catch up and auditors all use it. In a networked run the statements of its epochs are links of the
+chain too, and an outcome that the clients of a round cannot have caused is refused.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
-from baffle.core.chain import Present, chain_epoch, chain_over, chain_start
 from baffle.core.messages import Outcome, decode
-from baffle.core.state import ServerState, apply, within
+from baffle.core.state import Present, ServerState, apply, chain_epoch, chain_over, chain_start, within
 from baffle.errors import BaffleError, ChainError, MessageError
 from baffle.plan.privacy import least_survivors
 from baffle.trajectory import Epoch, Trajectory
 
 
-class Link(NamedTuple):
-    """The statement of an epoch in the chain: the epoch's first round, the run's name, and the hash of the chain before
-    it, if that is known."""
-
-    first: int
-    run: bytes
-    before: bytes | None
-
-
 @dataclass(frozen=True)
 class Lineage:
-    """A trajectory, and the links of its epochs in order. A simulation has none."""
+    """A trajectory, and the chain of hashes that its rounds and epochs make. A simulation has no epochs."""
 
     trajectory: Trajectory
-    links: Sequence[Link] = ()
-    _by_round: Mapping[int, Sequence[Link]] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        by_round: dict[int, list[Link]] = {}
-        for link in self.links:
-            by_round.setdefault(link.first, []).append(link)
-        object.__setattr__(self, "_by_round", by_round)
+    @property
+    def epochs(self) -> tuple[Epoch, ...]:
+        return self.trajectory.epochs
 
-    def in_epoch(self, link: Link, salt: bytes) -> "Lineage":
+    def in_epoch(self, epoch: Epoch) -> "Lineage":
         """The lineage with one more epoch."""
-        epochs = (*self.trajectory.epochs, Epoch(link.first, salt))
-        return Lineage(self.trajectory.with_epochs(epochs), (*self.links, link))
+        return Lineage(self.trajectory.with_epochs((*self.epochs, epoch)))
+
+    def _beginning_at(self, number: int) -> list[Epoch]:
+        return [epoch for epoch in self.epochs if epoch.first == number]
 
     def beginning(self, state: ServerState) -> Present:
-        """Where the run begins."""
+        """The present before round 0."""
         return self.linked(Present(0, state, chain_start(self.trajectory.digest, state)))
 
     def linked(self, present: Present, after: bytes = b"") -> Present:
-        """The present after the links of the epochs that begin with its round; only those after the run `after`, if the
-        chain already holds that one."""
+        """The present with the links of the epochs that begin with its round. If the chain already holds the statement
+        `after`, only the links after it are added."""
         return Present(present.round, present.state, self.chains(present.round, present.chain, after)[-1])
 
     def chains(self, number: int, chain: bytes, after: bytes = b"") -> list[bytes]:
-        """The hashes of the chain before a round: without the links of the epochs that begin with it, and after each of
-        them."""
-        links = list(self._by_round.get(number, ()))
-        runs = [link.run for link in links]
+        """The hashes of the chain before a round: without links of epochs that begin with it, and after each."""
+        epochs = self._beginning_at(number)
+        runs = [epoch.run for epoch in epochs]
         chains = [chain]
-        for link in links[runs.index(after) + 1 if after in runs else 0 :]:
-            if link.before not in (None, chains[-1]):
+        for epoch in epochs[runs.index(after) + 1 if after in runs else 0 :]:
+            if epoch.before not in (None, chains[-1]):
                 raise ChainError(f"the epoch that begins with round {number} names another past", number)
-            chains.append(chain_epoch(chains[-1], link.run))
+            chains.append(chain_epoch(chains[-1], epoch.run))
         return chains
 
     def advance(self, present: Present, outcome_bytes: bytes, digest: bytes = b"") -> Present:
-        """Where the run is after one more round. The error for a round that cannot follow names it.
+        """The present after one more round. If the round cannot follow, the error names it.
 
-        `digest` is the hash of the state after the round, as somebody else names it: hashing a large state takes longer
-        than computing it. The chain that comes of it is only as true as the digest. Whoever compares a later hash, of a
-        state that it hashed itself, with one that it trusts knows that both are true. Where an epoch begins, the state
-        is always hashed here.
+        `digest` is the hash of the state after the round, if another party supplies it: hashing a large state takes
+        longer than computing it. If the digest is wrong, so is the chain from here on. A later state that is hashed
+        here, and a chain that matches a trusted hash, prove both. Where an epoch begins, the state is always hashed
+        here.
         """
         return self.linked(self.step(present, outcome_bytes, digest))
 
     def step(self, present: Present, outcome_bytes: bytes, digest: bytes = b"") -> Present:
-        """The same, before the links of the epochs that begin after the round."""
+        """The same, without the links of the epochs that begin with the next round."""
         number = present.round
         try:
             outcome = decode(outcome_bytes, Outcome)
             if outcome.round != number:
                 raise ChainError(f"round {number} holds the outcome of round {outcome.round}", number)
             state = apply(self.trajectory.rule, present.state, outcome)
-            if self.links:
+            if self.epochs:
                 _require_possible(self.trajectory, outcome, present.state, state)
         except ChainError:
             raise
         except BaffleError as fault:
             raise ChainError(f"round {number} cannot be replayed: {fault}", number) from None
-        if number + 1 in self._by_round or not digest:
+        if not digest or self._beginning_at(number + 1):
             digest = state.digest()
         return Present(number + 1, state, chain_over(present.chain, outcome_bytes, digest))
 

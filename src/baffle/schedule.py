@@ -1,4 +1,4 @@
-"""Which clients take part in a round, in which groups, and with how many directions. It all follows from the plan."""
+"""Which clients take part in a round, in which groups, and with how many directions: all follows from the plan."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -13,7 +13,7 @@ from baffle.trajectory import Trajectory
 
 
 def choose_clients(trajectory: Trajectory, round_number: int) -> list[int]:
-    """The clients of a round. Everybody who knows the plan computes the same ones."""
+    """The clients of a round. They follow from the plan alone."""
     everyone = trajectory.plan.federation.clients
     if trajectory.plan.per_round == everyone:
         return list(range(everyone))
@@ -55,7 +55,7 @@ def tiers_of(plan: Plan) -> list[int]:
 
 
 def policy_of(trajectory: Trajectory, tiers: Mapping[int, int], salt: bytes) -> ClientPolicy:
-    """What the clients of a run insist on before they join a secure sum. `salt` is nobody's choice."""
+    """What the clients of a run require of a secure sum. No party can choose the `salt`."""
     plan = trajectory.plan
 
     @lru_cache(maxsize=4)  # simulated clients ask for the same round, one after the other

@@ -1,65 +1,37 @@
-"""A whole federation in one process: start it, resume it, and compare it with backpropagation."""
+"""Run a whole federation in one process: start a run, resume it, compare it with backpropagation, or repeat a run that
+was played over a network."""
 
-import os
-import secrets
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from baffle.aggregation.candid import CandidSum
-from baffle.aggregation.client.peers import reader
-from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.plain import PlainSum
-from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.client.client import Client, Computing
-from baffle.client.replica import Replica
-from baffle.client.stack import Stack
-from baffle.client.worker import Worker
-from baffle.core.ports import Aggregation
-from baffle.errors import JournalError, PlanError
+from baffle.client.worker import Stack
+from baffle.errors import ChainError, JournalError, PlanError
+from baffle.federation import RandomnessOf, Sums, federation, sums_of, system_randomness, workers_of
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
+from baffle.measuring.precision import require_precision
 from baffle.plan import Plan, PrivacySettings, change, check, load, override
-from baffle.plan.privacy import least_survivors
 from baffle.plan.tasks import headline, is_own
-from baffle.privacy.skellam import Randomness
 from baffle.runtime.registry import runtime_of
-from baffle.schedule import policy_of
 from baffle.server.diagnosis import Warn
 from baffle.server.recorder import Summary, Watch
 from baffle.server.round import Played
 from baffle.server.run import opened
+from baffle.statement import read_statement
 from baffle.task.features import Backbones
 from baffle.task.load import Runtimes, Task, load_task
-from baffle.task.precision import require_precision
 from baffle.trajectory import Trajectory, trajectory_of
-from baffle.transport.dropouts import Dropouts
-from baffle.transport.local import LocalTransport
 
-Stop = Callable[[Played], bool]
-"""Asked after every round whether the run should end with it."""
-
-
-RandomnessOf = Callable[[int], Randomness]
-"""A client's number → what it draws its noise from."""
-
-
-def _of_the_system(_: int) -> Randomness:
-    """The operating system's randomness, for every client."""
-    return os.urandom
+Stop = Callable[[Played], bool | None]  # called after every round: whether the run should end
 
 
 def _nothing(_: object) -> None:
-    """Ignore a report."""
-
-
-def _never(_: object) -> bool:
-    """Do not stop."""
-    return False
+    """Ignore a report, or never stop."""
 
 
 def simulate(
@@ -70,11 +42,14 @@ def simulate(
     watch: Watch = _nothing,
     warn: Warn = _nothing,
     backbones: Backbones | None = None,
-    randomness: RandomnessOf = _of_the_system,
+    randomness: RandomnessOf = system_randomness,
 ) -> Summary:
-    """Run a plan into a new folder. Runs that share `backbones` compute the features of a frozen backbone once. The
-    run's own plan names its runtime: on another one, losses differ in the last bits when the run is resumed.
-    `randomness` is what each client of a private run draws its noise from."""
+    """Run a plan into a new folder.
+
+    Runs that share `backbones` compute the features of a frozen backbone once. The run's own plan names its runtime,
+    because losses on another one differ in the last bits. `randomness` gives each client of a private run the source of
+    its noise.
+    """
     folder = RunFolder.new(Path(out))
     run = msgspec.structs.replace(plan.run, runtime=runtime_of(plan))
     task = load_task(msgspec.structs.replace(plan, run=run), data, backbones)
@@ -86,14 +61,14 @@ def begin(
     task: Task,
     watch: Watch = _nothing,
     warn: Warn = _nothing,
-    stop: Stop = _never,
+    stop: Stop = _nothing,
     remarks: Iterable[str] = (),
-    randomness: RandomnessOf = _of_the_system,
+    randomness: RandomnessOf = system_randomness,
 ) -> Summary:
-    """Play a task into a new folder. `remarks` are told before the first round, if the task can be played at all."""
-    task.server.require_measurable()
+    """Play a task into a new folder. `remarks` are passed to `warn` before the first round."""
+    task.require_measurable()
     with task.model.one_thread_each():
-        for advice in (*remarks, *task.server.remarks, *task.model.advice(), *require_precision(task)):
+        for advice in (*remarks, *task.remarks, *task.model.advice(), *require_precision(task)):
             warn(advice)
         with folder:
             folder.write_plan(task.plan.to_toml())
@@ -124,39 +99,33 @@ def resume(
     data: str | Path | None = None,
     watch: Watch = _nothing,
     warn: Warn = _nothing,
-    stop: Stop = _never,
+    stop: Stop = _nothing,
     load_again: Callable[[Plan], Task] | None = None,
 ) -> Summary:
     """Continue a run. Settings may change how long and how it runs, but nothing that determines its weights.
-    `load_again` gives the task of a run whose model and data no plan can name."""
+    `load_again` loads the task of a run whose model and data are Python objects, which no plan can name."""
     with RunFolder.existing(Path(path)) as folder:
         old = load(str(folder.plan))
-        new = _changed(old, settings)
+        new = override(old, settings)
+        # Checked first: a value that the run has filled in, such as its layout, may not fit the changed section.
+        if new.trajectory_digest() != old.trajectory_digest():
+            raise PlanError(
+                "a resumed run may change rounds, run.* and secure.* (but not the groups), and nothing else; start a "
+                "new run with --out"
+            )
+        check(new)
         task = load_again(new) if load_again else load_task(new, data)
         if task.plan != new:
             raise JournalError(f"{folder.plan} is not a resolved plan; expected the file that the run itself wrote")
-        task.server.require_measurable()
+        task.require_measurable()
         _require_simulation(folder)
         folder.write_plan(new.to_toml())
         with task.model.one_thread_each():
             return _run(folder, task, watch, warn, stop)
 
 
-def _changed(old: Plan, settings: Iterable[str]) -> Plan:
-    """The plan of a run that goes on with other settings, none of which may determine weights. That comes first: what a
-    run has filled in, as its layout, would not fit a section that was changed, and would be named as the fault."""
-    new = override(old, settings)
-    if new.trajectory_digest() != old.trajectory_digest():
-        raise PlanError(
-            "a resumed run may change rounds, run.* and secure.* (but not the groups), and nothing else; start a new "
-            "run with --out"
-        )
-    check(new)
-    return new
-
-
 def _require_simulation(folder: RunFolder) -> None:
-    """Refuse a networked run: its clients have agreed to its rounds, and nobody else can play more of them."""
+    """Refuse a networked run: only its own clients can play more of its rounds."""
     if not Journal.begun(folder.journal):
         return
     with Journal.open(folder.journal) as journal:
@@ -168,8 +137,8 @@ def _require_simulation(folder: RunFolder) -> None:
 
 
 def baseline_of(plan: Plan) -> Plan:
-    """The same plan, trained by backpropagation. It draws no directions, so it goes back to shared seeds. It needs
-    PyTorch, whatever ran the plan itself. It has no noise: a clipping norm for scalars is none for gradients."""
+    """The same plan, trained by backpropagation. It draws no directions, so its seeds are shared. It needs PyTorch,
+    whatever ran the plan itself. It has no noise, because a clipping norm for scalars does not suit gradients."""
     bare = msgspec.structs.replace(plan, privacy=PrivacySettings())
     baseline = change(
         bare, ['estimator = "backprop"', 'federation.seeds = "shared"', "probe.stacked = false", 'run.runtime = ""']
@@ -179,15 +148,14 @@ def baseline_of(plan: Plan) -> Plan:
 
 
 def require_baseline(plan: Plan, data: str | Path | None = None) -> None:
-    """Refuse a plan that backpropagation cannot train. A loss of the user's own is tried for its derivative."""
+    """Refuse a plan that backpropagation cannot train. The user's own loss is differentiated once, as a trial."""
     baseline = baseline_of(plan)
     if is_own(plan.task.loss):
         load_task(baseline, data)
 
 
 def add_baseline(path: str | Path, *, data: str | Path | None = None, watch: Watch = _nothing) -> Summary:
-    """Train the plan of a finished run by backpropagation too, in the subfolder `baseline`, and add the result to the
-    run's summary."""
+    """Train a finished run's plan by backpropagation too, in its subfolder `baseline`, and add it to the summary."""
     with RunFolder.existing(Path(path)) as folder:
         plan = load(str(folder.plan))
         subfolder = Path(path) / "baseline"
@@ -203,67 +171,108 @@ def add_baseline(path: str | Path, *, data: str | Path | None = None, watch: Wat
 
 
 def _run(
-    folder: RunFolder, task: Task, watch: Watch, warn: Warn, stop: Stop, randomness: RandomnessOf = _of_the_system
+    folder: RunFolder, task: Task, watch: Watch, warn: Warn, stop: Stop, randomness: RandomnessOf = system_randomness
 ) -> Summary:
     plan = task.plan
     trajectory = trajectory_of(plan, len(task.initial_weights()))
     runtimes = Runtimes(task, trajectory.threads)
-    hidden, sessions = aggregation(trajectory, task)
-    sums = CandidSum(hidden)
-    clients: list[Client] = []
-
-    def answer(number: int, message: bytes) -> bytes:
-        return clients[number].answer(message)
-
     samples = {number: len(share) for number, share in enumerate(task.shares)}
+    is_away = partial(drops, trajectory)
     with (
-        opened(folder, task.server, trajectory, runtimes, task.tiers, samples, watch, warn) as running,
-        LocalTransport(answer, trajectory.threads, running.recorder.tick) as local,
+        opened(folder, task, trajectory, runtimes, task.tiers, samples, watch, warn) as running,
+        federation(trajectory.threads, sums_of(trajectory, task), is_away, running.recorder.tick) as clients,
     ):
-        replica = Replica(running.lineage, running.present)
-        for number, worker in enumerate(_workers(trajectory, task, runtimes, randomness)):
-            clients.append(Client(replica, worker, sessions.get(number), sums.log_of(number)))
-            running.downlink.holds(number, running.present.round)
+        workers = workers_of(task, trajectory, runtimes.borrow, None, randomness)
+        stack = Stack(trajectory, dict(enumerate(workers)), runtimes.borrow, is_away) if plan.probe.stacked else None
+        clients.enter(running.lineage, running.present, workers, running.downlink, stack)
         if running.unevaluated:
             warn(f"{headline(plan.task)} is not measured: {running.unevaluated}")
-        transport = Dropouts(local, partial(drops, trajectory)) if plan.federation.dropout else local
         while not running.over:
-            if stop(running.play(transport, sums)):
+            if stop(running.play(clients, clients)):
                 break
         return running.finish()
 
 
-def _workers(trajectory: Trajectory, task: Task, runtimes: Runtimes, randomness: RandomnessOf) -> Sequence[Computing]:
-    """What computes each client's contributions."""
-    alone = [
-        Worker(number, k, trajectory, task.source.train, share, runtimes.borrow, randomness(number))
-        for number, (k, share) in enumerate(zip(task.tiers, task.shares, strict=True))
-    ]
-    if not trajectory.plan.probe.stacked:
-        return alone
-    stack = Stack(trajectory, dict(enumerate(alone)), runtimes.borrow, partial(drops, trajectory))
-    return [stack.worker(number) for number in range(len(alone))]
-
-
-def aggregation(trajectory: Trajectory, task: Task) -> tuple[Aggregation, dict[int, ClientSession]]:
-    """How replies become a sum, and each client's side of it. Identities are made afresh in every process."""
-    plan = trajectory.plan
-    if plan.secure.mode == "off":
-        least = least_survivors(plan) if plan.privacy.on else 1
-        return PlainSum(trajectory.ring, trajectory.length, least), {}
-    identities = {number: Ed25519PrivateKey.generate() for number in range(plan.federation.clients)}
-    directory = {number: identity.public_key().public_bytes_raw() for number, identity in identities.items()}
-    run = secrets.token_bytes(32)
-    policy = policy_of(trajectory, dict(enumerate(task.tiers)), run)
-    read_keys = lru_cache(maxsize=4096)(reader(directory, run))
-    sessions = {
-        number: ClientSession(number, identity, directory, run, policy, read_keys=read_keys)
-        for number, identity in identities.items()
-    }
-    return SecureSum(trajectory.ring, trajectory.length, run, directory, policy), sessions
-
-
 def drops(trajectory: Trajectory, round_number: int, client: int) -> bool:
     """Whether a simulated client does not answer in a round. The plan alone determines it."""
+    if not trajectory.plan.federation.dropout:
+        return False
     ticket = trajectory.seeds(round_number).key("dropout", round_number, client)[:8]
     return int.from_bytes(ticket, "big") < trajectory.plan.federation.dropout * 2**64
+
+
+def repeat(
+    path: str | Path,
+    out: str | Path,
+    settings: Iterable[str] = (),
+    *,
+    data: str | Path | None = None,
+    watch: Watch = _nothing,
+) -> Summary:
+    """Repeat the networked run in a folder, into a new folder.
+
+    Every round has the contributors that the journal names. Each client has the samples of the plan's partition. If
+    these are the samples that it had in the network, the weights are the same, bit for bit. Settings may change `run.*`
+    only: network clients choose their own runtimes, and `run.runtime` names the one to repeat.
+    """
+    original = RunFolder.existing(Path(path))
+    folder = RunFolder.new(Path(out))
+    with Journal.open(original.journal) as journal:
+        if not journal.statements.networked:
+            raise JournalError(f"{path} holds no networked run with statements; a simulation is repeated by its plan")
+        plan = change(journal.plan(), settings)
+        if msgspec.structs.replace(plan, run=journal.plan().run) != journal.plan():
+            raise PlanError("a repeated run may change run.* and nothing else; leave the other settings out")
+        if plan.privacy.on:
+            raise PlanError(
+                "a run with noise can be verified, not repeated: its clients' noise was drawn once and is kept "
+                f"nowhere; `baffle verify {shlex.quote(str(path))}` checks it"
+            )
+        task = load_task(plan, data)
+        if task.plan != plan:
+            raise JournalError(f"{original.plan} is not a resolved plan; expected the file that the run itself wrote")
+        with task.model.one_thread_each(), folder:
+            folder.write_plan(plan.to_toml())
+            return _repeated(folder, task, journal, watch)
+
+
+def _repeated(folder: RunFolder, task: Task, journal: Journal, watch: Watch) -> Summary:
+    trajectory = trajectory_of(task.plan, len(task.initial_weights()))
+    runtimes = Runtimes(task, trajectory.threads)
+    records = journal.statements.epochs_with_rosters()
+    epochs = [(read_statement(record.statement), record, roster) for record, roster in records]
+    tiers = epochs[0][0].tiers if epochs else task.tiers
+    samples = {number: len(share) for number, share in enumerate(task.shares)}
+    sums: Sums = PlainSum(trajectory.ring, trajectory.length), {}
+    contributors = set[int]()  # to the present round of the original
+
+    def is_away(_round: int, client: int) -> bool:
+        return client not in contributors
+
+    with (
+        opened(folder, task, trajectory, runtimes, tiers, samples, watch, networked=True) as running,
+        federation(trajectory.threads, sums, is_away, running.recorder.tick) as clients,
+    ):
+
+        def begin_epochs() -> None:
+            """Begin the epochs that the original began with the present round."""
+            while epochs and epochs[0][0].first == running.present.round:
+                statement, record, roster = epochs.pop(0)
+                running.begin_epoch(record, roster)
+                workers = workers_of(task, running.trajectory, runtimes.borrow, statement.tiers)
+                clients.enter(running.lineage, running.present, workers, running.downlink)
+
+        for entry in journal.entries():
+            begin_epochs()
+            contributors.clear()
+            contributors.update(journal.participation.contributors(entry.round))
+            running.play(clients, clients)
+            if running.journal.entry(entry.round).chain != entry.chain:
+                raise ChainError(
+                    f"round {entry.round} does not come out as in the original: the clients had other samples than the "
+                    "plan's partition gives them, another runtime (try --set run.runtime=torch or onnx), or other "
+                    "versions of the libraries",
+                    entry.round,
+                )
+        begin_epochs()
+        return running.finish()

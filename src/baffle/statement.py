@@ -1,17 +1,17 @@
-"""The statement of a networked run: everything that its clients must have been told alike, under one hash.
+"""The statement of a networked run: everything on which its clients must agree, under one hash.
 
-A run *is* its statement, and the hash is its name. All keys, masks and signatures are derived with the name, so clients
-that were told different things cannot be summed together: their masks do not cancel, and the server gets noise.
+The hash of the statement is the name of the run. All keys, masks and signatures are derived from the name, so clients
+that were sent different statements cannot be summed together: their masks do not cancel, and the server gets noise.
 
-A statement also names commitments to nonces of the clients that were there. They are opened only after the statement is
-fixed, and the salt of the run's directions and batches follows from them. So no server can try statements until the
-salt suits it, and two runs of one plan never ask the same question.
+A statement also holds commitments to nonces of the clients that were present. They are opened only after the statement
+is fixed, and the salt of the run's directions and batches follows from them. So no server can choose the salt by trying
+statements, and two runs of one plan never ask the same question.
 
-An epoch is a stretch of a run under one statement. The next epoch has a statement of its own, which names the one
-before it and the hash of the journal's chain up to there.
+An epoch is the part of a run that is played under one statement. The next epoch has its own statement, which names the
+previous one and the hash of the journal's chain up to that round.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Annotated, Literal
 
@@ -30,12 +30,9 @@ NONCE_BYTES = 32
 MOST_PLAN = 1 << 18
 """The most characters that a plan may have: room for a layout of some thousand rows. A client reads this much in less
 than a second."""
-
 ROSTER_TAG = b"baffle/roster/2"
 
-NOTHING = bytes(32)
-"""Stands for the statement before the first."""
-
+NOTHING = bytes(32)  # the hash of the previous statement, in the first statement
 PlanText = Annotated[str, Meta(max_length=MOST_PLAN)]
 
 
@@ -48,7 +45,7 @@ class Commitment(Message, frozen=True, tag="commitment"):
 
 
 class Statement(Message, frozen=True, tag="statement"):
-    """What a run is, from one epoch's first round on. Mode, floor, threshold and groups of its sums are in the plan."""
+    """The terms of an epoch. Mode, floor, threshold and groups of its sums are in the plan."""
 
     protocol: Literal[2]
     plan: PlanText  # resolved, without the settings of `run` that are a machine's own
@@ -69,8 +66,7 @@ class Statement(Message, frozen=True, tag="statement"):
 
 
 class EpochRecord(msgspec.Struct, frozen=True):
-    """An epoch as its server keeps it: its statement as bytes, the nonces that its commitments were opened with, and
-    what its clients have signed."""
+    """An epoch in a server's journal: the statement as bytes, its clients' nonces, and their signatures."""
 
     statement: bytes
     nonces: bytes
@@ -82,8 +78,8 @@ class EpochRecord(msgspec.Struct, frozen=True):
 
 
 class PastEpoch(Message, frozen=True, tag="past-epoch"):
-    """What a client must know of an epoch that it was not in, to replay its rounds. If any of it is wrong, the client
-    does not arrive at the chain's hash in the statement."""
+    """What a client needs to replay the rounds of an epoch in which it did not take part. If any of it is wrong, the
+    replay does not lead to the chain's hash in the statement."""
 
     first: Number
     run: Hash
@@ -91,8 +87,7 @@ class PastEpoch(Message, frozen=True, tag="past-epoch"):
 
 
 class Certificate(Message, frozen=True, tag="certificate"):
-    """What clients of a run have signed about the state before a round: its chain's hash, which stands for the weights
-    and for all rounds before."""
+    """Clients' signatures of the chain's hash before a round, which covers the weights and all earlier rounds."""
 
     run: Hash
     round: Number
@@ -102,7 +97,7 @@ class Certificate(Message, frozen=True, tag="certificate"):
 
 
 def require_certified(certificate: Certificate, directory: Mapping[int, bytes], clients: int) -> None:
-    """Refuse a certificate that more than two thirds of so many clients have not signed."""
+    """Refuse a certificate unless more than two thirds of `clients` clients have signed it."""
     signatures = cut(certificate.signatures, SIGNATURE_BYTES, len(certificate.signers), "signatures")
     if len(set(certificate.signers)) != len(certificate.signers) or len(signatures) < 2 * clients // 3 + 1:
         raise RefusalError(f"{len(signatures)} clients have signed, expected at least {2 * clients // 3 + 1}")
@@ -118,7 +113,7 @@ def run_of(statement: bytes) -> bytes:
 
 
 def read_statement(data: bytes) -> Statement:
-    """Read a statement, which must be written in the one way that there is."""
+    """Read a statement. It must be encoded exactly as BAFFLE encodes it."""
     statement = decode(data, Statement)
     if encode(statement) != data:
         raise RefusalError("a statement that is not written as BAFFLE writes it")
@@ -138,7 +133,7 @@ def commitment_to(nonce: bytes) -> bytes:
 
 
 def commitment_text(server: bytes, plan: str, roster_hash: bytes, epoch: int, commitment: bytes) -> bytes:
-    """What a client signs when it commits to a nonce: whom it is for, and for which plan, roster and epoch."""
+    """The text that a client signs to commit to a nonce, for one server, plan, roster and epoch."""
     fields = (server, sha256(plan.encode()).digest(), roster_hash, epoch.to_bytes(8, "big"), commitment)
     return b"baffle/commitment/2" + length_prefixed(*fields)
 
@@ -152,8 +147,7 @@ def require_signed_commitments(statement: Statement, server: bytes, directory: M
 
 
 def least_salt(plan: Plan) -> int:
-    """How many clients must commit to a nonce: more than a third of the roster, or more than two thirds if the server
-    may lie."""
+    """How many clients must commit to a nonce: over a third of the roster, or over two thirds if the server may lie."""
     clients = plan.federation.clients
     return (2 * clients // 3 if plan.secure.mode == "malicious-server" else clients // 3) + 1
 
@@ -166,8 +160,7 @@ def require_enough_salt(statement: Statement, plan: Plan) -> None:
 
 
 def read_roster_text(text: bytes, roster_hash: bytes) -> tuple[bytes, dict[int, bytes]]:
-    """The server's identity and the clients', by their numbers, from the text of a roster that its authority signed. An
-    empty place has no client."""
+    """The identities of the server and of the clients, by number, from a roster's signed text."""
     if sha256(text).digest() != roster_hash or not text.startswith(ROSTER_TAG):
         raise RefusalError("the text of another roster")
     fields = split_prefixed(text[len(ROSTER_TAG) :])
@@ -177,15 +170,11 @@ def read_roster_text(text: bytes, roster_hash: bytes) -> tuple[bytes, dict[int, 
 
 
 def salt_of(run: bytes, statement: Statement, nonces: bytes) -> bytes:
-    """The salt of an epoch, if the nonces are those that its statement has commitments to."""
-    opened = cut_nonces(nonces)
+    """The salt of an epoch. Refuses nonces that are not those of the statement's commitments."""
+    opened = [nonces[at : at + NONCE_BYTES] for at in range(0, len(nonces), NONCE_BYTES)]
     if [commitment_to(nonce) for nonce in opened] != [one.commitment for one in statement.commitments]:
         raise RefusalError("nonces that are not those of the statement's commitments")
     return sha256(b"baffle/salt/2" + run + nonces).digest()
-
-
-def cut_nonces(nonces: bytes) -> list[bytes]:
-    return [nonces[at : at + NONCE_BYTES] for at in range(0, len(nonces), NONCE_BYTES)]
 
 
 def require_signed_by_all(record: EpochRecord, statement: Statement, directory: Mapping[int, bytes]) -> None:
@@ -197,15 +186,11 @@ def require_signed_by_all(record: EpochRecord, statement: Statement, directory: 
 
 
 def ready_text(run: bytes) -> bytes:
-    """What a client signs when it is ready to take part in a run."""
+    """The text that a client signs when it is ready to take part in a run."""
     return b"baffle/ready/2" + length_prefixed(run)
 
 
 def epoch_of(record: EpochRecord) -> Epoch:
-    """The first round and the salt of an epoch."""
+    """The epoch that a record is about, if its nonces are those of its statement."""
     statement = read_statement(record.statement)
-    return Epoch(statement.first, salt_of(record.run, statement, record.nonces))
-
-
-def epochs_of(records: Sequence[EpochRecord]) -> tuple[Epoch, ...]:
-    return tuple(map(epoch_of, records))
+    return Epoch(statement.first, salt_of(record.run, statement, record.nonces), record.run, statement.chain)

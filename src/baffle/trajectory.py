@@ -1,4 +1,4 @@
-"""From a plan to the values that core computes with, on which client, server and auditor must agree."""
+"""From a plan to the values that core computes with. Client, server and auditor must agree on them."""
 
 import os
 from dataclasses import dataclass, replace
@@ -6,36 +6,53 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from baffle.core.arrays import F32
-from baffle.core.directions import NUMBERS_AT_ONCE, OUTER, Directions, Distribution, Support, dense, distribution_of
-from baffle.core.groups import Totals, combine_gradients, combine_totals
-from baffle.core.layer_moments import adam_by_layers
+from baffle.core.directions import (
+    NUMBERS_AT_ONCE,
+    OUTER,
+    Directions,
+    Distribution,
+    Support,
+    dense,
+    distribution_of,
+    layout_of,
+    support_of,
+    supports,
+)
 from baffle.core.messages import Outcome
 from baffle.core.outer import places, size_of
-from baffle.core.products import require_whole_tensors
-from baffle.core.rebuild import gradient_from_scalars, gradient_from_vector
-from baffle.core.ring import Encoding, Ring
+from baffle.core.rebuild import gradient_from_scalars, gradient_from_vector, require_whole_tensors
+from baffle.core.ring import Encoding, Ring, Totals, combine_gradients, combine_totals
 from baffle.core.seeds import Seeds
 from baffle.core.state import Rule
-from baffle.core.supports import layout_of, support_of, supports
-from baffle.core.update import OPTIMIZERS, Transform, average, clip, compose, no_average, sgd, weight_decay
+from baffle.core.update import (
+    OPTIMIZERS,
+    Transform,
+    adam_by_layers,
+    average,
+    clip,
+    compose,
+    no_average,
+    sgd,
+    weight_decay,
+)
 from baffle.errors import MessageError, PlanError
 from baffle.plan import Plan, ProbeSettings, UpdateSettings
 from baffle.plan.privacy import length_of, private_ring
 from baffle.privacy.accounting import spent
 from baffle.privacy.ring import PrivateRing
 
-REBUILDERS = 256
-"""No more threads than this rebuild a gradient: the plan in a journal can ask for any number."""
-
+REBUILDERS = 256  # the most threads that rebuild a gradient. A plan in a journal could ask for any number.
 LARGEST_EXPONENT = 200
-"""The ring's scale is at most 2 to this power, or its inverse. Beyond it, no scalar is a float32 any more."""
+"""The ring's scale lies between 2 to this power and its inverse. Beyond it, scalars are not float32 numbers."""
 
 
 class Epoch(NamedTuple):
-    """A stretch of a networked run: the round that it begins with, and the salt of its keys."""
+    """A stretch of a networked run under one statement."""
 
-    first: int
-    salt: bytes
+    first: int  # the round that it begins with
+    salt: bytes  # of its keys
+    run: bytes = b""  # the hash of its statement
+    before: bytes | None = None  # the hash of the chain before it, if that is known
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,7 @@ class Trajectory:
 
     @property
     def private(self) -> PrivateRing | None:
-        """The ring, if the run is private: then it says how much noise a client adds."""
+        """The ring, which also knows how much noise a client adds, if the run is private."""
         return self.ring if isinstance(self.ring, PrivateRing) else None
 
     def epsilon(self, rounds: int) -> float | None:
@@ -73,12 +90,14 @@ class Trajectory:
         return spent([replace(self.private.release, count=rounds)], self.plan.privacy.delta)
 
     def seeds(self, round_number: int) -> Seeds:
-        """The root of a round's keys."""
-        return _seeds(self.plan, self.digest, self.epochs, round_number)
+        """The root of a round's keys, with the salt of the newest epoch that has begun by then."""
+        salts = (epoch.salt for epoch in reversed(self.epochs) if epoch.first <= round_number)
+        return Seeds(self.plan.seed, self.digest, next(salts, b""))
 
     def directions(self, key_number: int) -> Directions:
         """The directions of a round, by the number of its key."""
-        return _directions(self.plan, self.digest, self.epochs, key_number)
+        number, group = divmod(key_number, self.plan.secure.groups) if self.plan.own_seeds else (key_number, 0)
+        return Directions(self.seeds(number).key("directions", number, group), distribution(self.plan.probe))
 
     def with_epochs(self, epochs: tuple[Epoch, ...]) -> "Trajectory":
         """The same trajectory under the salts of a network's epochs."""
@@ -88,12 +107,10 @@ class Trajectory:
 def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE, epochs: tuple[Epoch, ...] = ()) -> Trajectory:
     """Apply a resolved plan to a model of n weights. A gradient is rebuilt from `block` numbers at a time; a smaller
     block takes less memory."""
-    digest = plan.trajectory_digest()
     touched = _supports(plan, n)
     _require_layers(plan.update, n)
     _require_shapes(plan, n, touched)
-    ring = _ring(plan, n)
-    length = length_of(plan, n)
+    ring, length, digest = _ring(plan, n), length_of(plan, n), plan.trajectory_digest()
     threads = plan.run.workers or os.cpu_count() or 1
     rebuilders = min(threads, REBUILDERS)
 
@@ -108,7 +125,7 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE, epochs: tupl
     def _gradient(key_number: int, totals: Totals) -> F32:
         if plan.outcome_kind == "vector":
             return gradient_from_vector(totals.numbers, totals.weight, ring)
-        drawn = _directions(plan, digest, epochs, key_number)
+        drawn = trajectory.directions(key_number)
         return gradient_from_scalars(
             totals.numbers, totals.weight, drawn, touched, n, ring, block=block, threads=rebuilders
         )
@@ -117,7 +134,9 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE, epochs: tupl
     # step of rate 1 along its mean is federated averaging.
     step = optimizer(plan.update) if plan.federation.level == "batch" else sgd(1.0)
     smooth = average(plan.update.ema) if plan.update.ema else no_average()
-    return Trajectory(plan, n, length, digest, epochs, touched, ring, Rule(gradient, step, smooth), block, threads)
+    rule = Rule(gradient, step, smooth)
+    trajectory = Trajectory(plan, n, length, digest, epochs, touched, ring, rule, block, threads)
+    return trajectory
 
 
 def _supports(plan: Plan, n: int) -> tuple[Support, ...]:
@@ -165,19 +184,6 @@ def _require_shapes(plan: Plan, n: int, touched: tuple[Support, ...]) -> None:
         raise PlanError(f"probe.layout: {fault}; leave it out to have one made") from None
 
 
-def _seeds(plan: Plan, digest: bytes, epochs: tuple[Epoch, ...], round_number: int) -> Seeds:
-    """The seeds of a round, with the salt of the newest epoch that has begun by then."""
-    return Seeds(
-        plan.seed, digest, next((epoch.salt for epoch in reversed(epochs) if epoch.first <= round_number), b"")
-    )
-
-
-def _directions(plan: Plan, digest: bytes, epochs: tuple[Epoch, ...], key_number: int) -> Directions:
-    number, group = divmod(key_number, plan.secure.groups) if plan.own_seeds else (key_number, 0)
-    key = _seeds(plan, digest, epochs, number).key("directions", number, group)
-    return Directions(key, distribution(plan.probe))
-
-
 def distribution(probe: ProbeSettings) -> Distribution:
     """The distribution of a resolved plan's directions."""
     return distribution_of(probe.distribution, probe.shapes)
@@ -221,13 +227,9 @@ def _ring(plan: Plan, n: int) -> Encoding:
         private = private_ring(plan, n)
         _require_usual_scale(private.exponent, f"a bound of {private.norm:g} leads", "set privacy.clip nearer to 1")
         return private
-    ring = _public_ring(plan)
+    ring, remedy = _public_ring(plan), "leave ring.d_max, ring.update_max and ring.n_max out"
     for used in (ring, Ring(1, 1, plan.ring.d_max)):  # a client that estimates a gradient has a ring of its own
-        _require_usual_scale(
-            used.exponent,
-            f"bounds of {used.clip:g} and {used.n_max} samples lead",
-            "leave ring.d_max, ring.update_max and ring.n_max out",
-        )
+        _require_usual_scale(used.exponent, f"bounds of {used.clip:g} and {used.n_max} samples lead", remedy)
     return ring
 
 

@@ -1,32 +1,23 @@
 """A server that lies: clients sign the survivors, and release nothing until enough of them have signed the same."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
 from baffle.aggregation.client_policy import ClientPolicy
 from baffle.aggregation.context import survivors_text
-from baffle.aggregation.messages import Agree, Agreed, Unmask
+from baffle.aggregation.messages import Agree, Unmask
 from baffle.aggregation.server.slot import ServerSlot
-from baffle.core.messages import Abstention, encode
-from baffle.core.ring import RingVector, add
-from baffle.errors import AbortError, RefusalError
+from baffle.errors import RefusalError
 from tests.support.federation import Federation, about
 from tests.support.rounds import Rounds
 
-PHASES = ["hello", "seal", "vector", "agree", "unmask"]
+pytestmark = pytest.mark.usefixtures("few_keys")
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _few_keys() -> Iterator[None]:
-    """Lists of keys for few slots are quicker to make."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 8)
-        yield
+PHASES = ["keys", "share", "vector", "agree", "unmask"]
 
 
 def new_federation(n: int) -> Federation:
@@ -50,42 +41,10 @@ def unmask_of(asked: Agree, signatures: Mapping[int, bytes]) -> Unmask:
     return Unmask(asked.slot, asked.alive, asked.dropped, tuple(signatures), b"".join(signatures.values()))
 
 
-def take_agreed(federation: Federation, server: ServerSlot, signers: Iterable[int]) -> None:
-    asked = server.survivors()
-    for client in signers:
-        server.take_agreed(client, federation.sessions[client].agree(asked), federation.directory[client])
-
-
 def require_no_shares(federation: Federation, asked: Unmask, why: str = ".") -> None:
     for client in asked.alive:
         with pytest.raises(RefusalError, match=why):
             federation.sessions[client].unmask(asked)
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 7, 9])
-def test_clients_that_agree_give_the_sum(n: int) -> None:
-    federation = new_federation(n)
-    for number in range(3):
-        server, plain = federation.until_masked(about(number))
-        take_agreed(federation, server, federation.everybody)
-        unmask = server.unmask()
-        for client in federation.everybody:
-            server.take_unmasked(client, federation.sessions[client].unmask(unmask))
-        assert np.array_equal(server.total(), add(list(plain.values())))
-
-
-def test_just_enough_clients_in_every_phase_give_the_sum() -> None:
-    """Of seven clients one seals nothing and one sends nothing; the other five are as many as t."""
-    federation = new_federation(7)
-    server = federation.sealed(sealing=(0, 1, 2, 3, 4, 5))
-    asked = server.requests(dict.fromkeys(server.sealed, about(0)))
-    plain: dict[int, RingVector] = federation.masked(server, asked, (0, 1, 2, 3, 4))
-    take_agreed(federation, server, (0, 1, 2, 3, 4))
-    unmask = server.unmask()
-    assert (unmask.alive, unmask.dropped) == ((0, 1, 2, 3, 4), (5,))
-    for client in (0, 1, 2, 3, 4):
-        server.take_unmasked(client, federation.sessions[client].unmask(unmask))
-    assert np.array_equal(server.total(), add(list(plain.values())))
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -93,7 +52,7 @@ def test_rounds_go_on_without_clients_that_drop(phase: str) -> None:
     """With seven clients t is 5: two may be away in any phase, and the sum is exact. A client that misses a turn misses
     the next round too."""
     rounds = Rounds(7, agreement=True)
-    for number in range(6):
+    for number in range(4):
         away = {number % 7, (number + 3) % 7} if number % 2 else set()
         rounds.network.deaf = lambda client, at, away=away: client in away and at == phase  # type: ignore[misc]
         total, events = rounds.play(number)
@@ -112,14 +71,7 @@ def test_one_client_too_few_in_any_phase_gives_no_sum(phase: str) -> None:
     assert rounds.play(2)[0] is not None
 
 
-def test_a_steady_round_takes_three_exchanges() -> None:
-    rounds = Rounds(4, agreement=True)
-    rounds.play(0)
-    rounds.play(1)
-    assert [set(exchange.values()) for exchange in rounds.exchanges] == [{"vector"}, {"agree"}, {"unmask"}]
-
-
-@pytest.mark.parametrize("n", range(2, 12))
+@pytest.mark.parametrize("n", [2, 3, 4, 7, 11])
 def test_two_halves_that_are_told_different_survivors_release_nothing(n: int) -> None:
     """However the server divides the clients, at most one list of survivors gets enough signatures."""
     t = 2 * n // 3 + 1
@@ -172,22 +124,6 @@ def test_the_threshold_follows_the_planned_group_and_not_the_members_that_the_se
     assert federation.sessions[0].seal(federation.opening(0, 0, range(7), threshold=7)).slot == 0
 
 
-@pytest.mark.parametrize(("n", "least"), [(3, 3), (4, 3), (5, 4), (6, 5), (9, 7), (10, 7)])
-def test_a_threshold_below_two_thirds_is_refused(n: int, least: int) -> None:
-    federation = new_federation(n)
-    for threshold in range(least):
-        with pytest.raises(RefusalError, match="threshold"):
-            federation.sessions[0].seal(federation.opening(0, 0, threshold=threshold))
-    federation.sessions[0].seal(federation.opening(0, 0, threshold=least))
-
-
-def test_nothing_is_released_without_signatures() -> None:
-    federation, server = masked(4)
-    asked = server.survivors()
-    require_no_shares(federation, unmask_of(asked, {}), "0 clients agreed")
-    require_no_shares(federation, Unmask(0, asked.alive, asked.dropped), "0 clients agreed")
-
-
 def test_too_few_signatures_are_not_enough() -> None:
     federation, server = masked(7)
     asked = server.survivors()
@@ -205,49 +141,29 @@ def test_forged_doubled_foreign_and_replayed_signatures_do_not_count() -> None:
     good = signed_by(federation, asked, (0, 1))
     text = survivors_text(federation.run, server.context, asked.alive)
     stranger = Ed25519PrivateKey.generate()
-    bad: dict[str, tuple[tuple[int, ...], list[bytes]]] = {
-        "forged": ((0, 1, 2), [*good.values(), stranger.sign(text)]),
-        "zeros": ((0, 1, 2), [*good.values(), bytes(64)]),
-        "doubled": ((0, 1, 1), [good[0], good[1], good[1]]),
-        "under another's name": ((0, 1, 2), [good[0], good[1], good[1]]),
-        "of a stranger": ((0, 1, 9), [*good.values(), stranger.sign(text)]),
-        "of other survivors": (
-            (0, 1, 2),
-            [*good.values(), federation.sessions[2].agree(Agree(0, (0, 1, 2), (3,))).signature],
-        ),
-        "another run": (
-            (0, 1, 2),
-            [*good.values(), federation.identities[2].sign(survivors_text(bytes(32), server.context, asked.alive))],
-        ),
-        "another context": (
-            (0, 1, 2),
-            [*good.values(), federation.identities[2].sign(survivors_text(federation.run, bytes(32), asked.alive))],
-        ),
-        "too short": ((0, 1, 2), [*good.values(), bytes(63)]),
-        "too many": ((0, 1), [*good.values(), bytes(64)]),
-        "too few": ((0, 1, 2), list(good.values())),
+    signed = federation.identities[2].sign
+    bad: dict[str, tuple[tuple[int, ...], bytes]] = {
+        "forged": ((0, 1, 2), stranger.sign(text)),
+        "doubled": ((0, 1, 1), good[1]),
+        "under another's name": ((0, 1, 2), good[1]),
+        "of a stranger": ((0, 1, 9), stranger.sign(text)),
+        "of other survivors": ((0, 1, 2), federation.sessions[2].agree(Agree(0, (0, 1, 2), (3,))).signature),
+        "another run": ((0, 1, 2), signed(survivors_text(bytes(32), server.context, asked.alive))),
+        "another context": ((0, 1, 2), signed(survivors_text(federation.run, bytes(32), asked.alive))),
+        "too short": ((0, 1, 2), bytes(63)),
+        "too many": ((0, 1), bytes(64)),
+        "too few": ((0, 1, 2), b""),
     }
-    for signers, signatures in bad.values():
-        for client in asked.alive:
-            with pytest.raises(RefusalError):
-                federation.sessions[client].unmask(Unmask(0, asked.alive, asked.dropped, signers, b"".join(signatures)))
+    for signers, last in bad.values():
+        signatures = b"".join([*good.values(), last])
+        require_no_shares(federation, Unmask(0, asked.alive, asked.dropped, signers, signatures))
     good |= signed_by(federation, asked, (3,))
     federation.sessions[0].unmask(unmask_of(asked, good))
-
-
-def test_the_signature_of_a_dropped_client_does_not_count() -> None:
-    federation, server = masked(7, sending=(0, 1, 2, 3, 4, 5))
-    asked = server.survivors()
-    signatures = signed_by(federation, asked, (0, 1, 2, 3))
-    signatures[6] = federation.identities[6].sign(survivors_text(federation.run, server.context, asked.alive))
-    require_no_shares(federation, unmask_of(asked, signatures), "client 6 has not signed")
-
-
-def test_the_signatures_of_another_round_do_not_count() -> None:
-    federation, server = masked(4)
-    before = signed_by(federation, server.survivors(), federation.everybody)
-    again, _ = federation.until_masked(about(1))
-    require_no_shares(federation, unmask_of(again.survivors(), before), "has not signed")
+    later, _ = federation.until_masked(about(1), sending=(0, 1, 3))
+    require_no_shares(federation, unmask_of(later.survivors(), good), "has not signed")  # those of another round
+    fewer = signed_by(federation, later.survivors(), (0, 1))
+    fewer[2] = signed(survivors_text(federation.run, later.context, (0, 1, 3)))
+    require_no_shares(federation, unmask_of(later.survivors(), fewer), "client 2 has not signed")  # it dropped
 
 
 def test_clients_that_were_shown_other_weights_sign_something_else() -> None:
@@ -262,9 +178,7 @@ def test_clients_that_were_shown_other_weights_sign_something_else() -> None:
     with pytest.raises(RefusalError, match="other survivors"):
         server.take_agreed(1, signature, federation.directory[1])
     signatures = signed_by(federation, agree, federation.everybody)
-    for client in federation.everybody:
-        with pytest.raises(RefusalError, match="has not signed"):
-            federation.sessions[client].unmask(unmask_of(agree, signatures))
+    require_no_shares(federation, unmask_of(agree, signatures), "has not signed")
 
 
 def test_a_client_signs_one_list_of_survivors_only() -> None:
@@ -279,33 +193,6 @@ def test_a_client_signs_one_list_of_survivors_only() -> None:
         with pytest.raises(RefusalError, match="other survivors"):
             session.unmask(unmask_of(other, signatures))
     assert session.agree(first) == signature
-
-
-@pytest.mark.parametrize(
-    ("alive", "dropped"),
-    [
-        ((0, 1, 2, 3), (3,)),
-        ((0, 1, 2), ()),
-        ((1, 2, 3), (0,)),
-        ((0, 1), (2, 3)),
-        ((0, 1, 2, 3, 4), ()),
-        ((0, 2, 1, 3), ()),
-        ((0, 1, 2, 2), (3,)),
-    ],
-)
-def test_survivors_that_do_not_add_up_are_not_signed(alive: tuple[int, ...], dropped: tuple[int, ...]) -> None:
-    federation, server = masked(4)
-    with pytest.raises(RefusalError):
-        federation.sessions[0].agree(Agree(0, alive, dropped))
-    federation.sessions[0].agree(server.survivors())
-
-
-def test_nothing_is_signed_before_a_vector_was_sent() -> None:
-    federation = new_federation(3)
-    federation.sealed()
-    for number, why in ((0, "no vector"), (1, "not opened")):
-        with pytest.raises(RefusalError, match=why):
-            federation.sessions[0].agree(Agree(number, federation.everybody, ()))
 
 
 def test_bad_signatures_are_refused_by_the_server_too() -> None:
@@ -328,23 +215,6 @@ def test_bad_signatures_are_refused_by_the_server_too() -> None:
     assert not server.states
     server.take_agreed(0, good, federation.directory[0])
     server.take_agreed(0, good, federation.directory[0])
-
-
-def test_a_server_that_goes_on_without_signatures_aborts() -> None:
-    federation, server = masked(4)
-    unmask = server.unmask()
-    require_no_shares(federation, unmask)
-    with pytest.raises(AbortError):
-        server.total()
-
-
-@pytest.mark.parametrize("garbage", [b"", b"\xc1", encode(Abstention(0)), encode(Agreed(0, bytes(64), bytes(64)))])
-def test_garbage_instead_of_a_signature_costs_nobody_else_the_sum(garbage: bytes) -> None:
-    rounds = Rounds(4, agreement=True)
-    rounds.network.spoil = lambda client, at, data: garbage if client == 1 and at == "agree" else data
-    collected = rounds.play_groups(0)
-    assert collected.sums[0] is not None
-    assert [client for client, _ in collected.refusals] == [1]
 
 
 def test_a_client_in_this_mode_releases_nothing_if_its_server_collects_no_signatures() -> None:

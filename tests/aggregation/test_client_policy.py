@@ -1,17 +1,100 @@
-"""What clients insist on: who may be summed with whom, and how many must hold a secret."""
+"""What clients insist on: who may be summed with whom, who shares masks with whom, and how many must hold a secret."""
 
-from collections.abc import Iterator
+import secrets
+from fractions import Fraction
+from math import comb
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baffle.aggregation.client_policy import ClientPolicy, Groups, checked_slot
-from baffle.aggregation.graph import COMPLETE_UP_TO
+from baffle.aggregation.client_policy import (
+    COMPLETE_UP_TO,
+    DROPOUT,
+    FAILURE,
+    ClientPolicy,
+    Groups,
+    checked_slot,
+    degree,
+    graph,
+)
 from baffle.aggregation.messages import Opening
 from baffle.errors import RefusalError
 from tests.support.federation import Federation, about
 from tests.support.rounds import Rounds
+
+SEED = bytes(range(32))
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 10, COMPLETE_UP_TO, COMPLETE_UP_TO + 1])
+def test_the_graph_is_complete_in_small_rounds_and_where_clients_must_agree(n: int) -> None:
+    members = tuple(range(5, 5 + 3 * n, 3))
+    for drawn in (graph(members, SEED), ClientPolicy(agreement=True).graph(members, 0))[n > COMPLETE_UP_TO :]:
+        assert drawn.k == max(n - 1, 0)
+        for member in members:
+            assert drawn.neighbours[member] == [other for other in members if other != member]
+
+
+@pytest.mark.parametrize("n", [201, 202, 333, 1000])
+def test_large_rounds_are_regular_and_symmetric(n: int) -> None:
+    members = tuple(range(3, 3 + 2 * n, 2))
+    drawn = graph(members, SEED)
+    assert drawn.k == degree(n, DROPOUT) < n
+    neighbours_of = {member: drawn.neighbours[member] for member in members}
+    for member, neighbours in neighbours_of.items():
+        assert neighbours == sorted(set(neighbours))
+        assert len(neighbours) == drawn.k
+        assert member not in neighbours
+        assert all(member in neighbours_of[other] for other in neighbours)
+
+
+def test_a_large_graph_is_connected_and_follows_from_its_seed() -> None:
+    members = tuple(range(1000))
+    drawn = graph(members, SEED)
+    reached, edge = {0}, [0]
+    while edge:
+        new = {peer for member in edge for peer in drawn.neighbours[member]} - reached
+        reached |= new
+        edge = list(new)
+    assert reached == set(members)
+    again, other = graph(members, SEED), graph(members, secrets.token_bytes(32))
+    assert all(again.neighbours[member] == drawn.neighbours[member] for member in members)
+    assert any(other.neighbours[member] != drawn.neighbours[member] for member in members)
+
+
+@pytest.mark.parametrize(("n", "k", "t"), [(1000, 172, 87), (10_000, 232, 117)])
+def test_degrees_of_reference(n: int, k: int, t: int) -> None:
+    assert degree(n, 0.3) == k
+    assert graph(tuple(range(n)), SEED).k == k
+    assert graph(tuple(range(n)), SEED).least_threshold == t
+
+
+def failure(n: int, k: int) -> Fraction:
+    """A bound on the probability that some client keeps at most k/2 neighbours, in exact arithmetic."""
+    stay = n - round(DROPOUT * n)
+    few = sum(comb(stay, kept) * comb(n - 1 - stay, k - kept) for kept in range(k // 2 + 1))
+    return n * Fraction(few, comb(n - 1, k))
+
+
+@pytest.mark.parametrize("n", [400, 1000])
+def test_the_degree_is_the_smallest_that_does(n: int) -> None:
+    k = degree(n, DROPOUT)
+    assert failure(n, k) <= FAILURE < failure(n, k - 2)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 10, 11, 199, 200, 201, 300, 1000])
+def test_contradictions_never_reach_the_threshold_twice(n: int) -> None:
+    """The k neighbours and the client itself hold shares: too few for t to be told alive and t others dropped."""
+    drawn = graph(tuple(range(n)), SEED)
+    t, holders = drawn.least_threshold, drawn.k + 1
+    assert n > COMPLETE_UP_TO or t == n // 2 + 1
+    assert 2 * t - 1 > drawn.k
+    assert 2 * t > holders
+    assert 2 * (t - 1) <= holders
+    assert t <= holders
+
+
+pytestmark = pytest.mark.usefixtures("few_keys")
 
 HALVES = [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
 ENDS = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
@@ -21,44 +104,17 @@ def halves_then_ends(number: int) -> Groups:
     return [HALVES, ENDS, []][min(number, 2)]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _few_keys() -> Iterator[None]:
-    """Lists of keys for few slots are quicker to make."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 8)
-        yield
-
-
 def opening(slot: int, members: tuple[int, ...], threshold: int = 3, floor: int = 2) -> Opening:
     return Opening(slot, members, threshold, floor, ())
 
 
-@pytest.mark.parametrize("members", [(0, 2, 4, 6, 8), (1, 3, 5, 7, 9), (0, 2, 4, 6), (1, 3, 9)])
-def test_a_group_of_the_round_or_a_part_of_one_is_taken(members: tuple[int, ...]) -> None:
+def test_members_of_two_groups_of_another_round_or_of_none_are_refused() -> None:
     policy = ClientPolicy(groups_of=halves_then_ends)
-    assert checked_slot(opening(0, members), policy).opening.members == members
-
-
-@pytest.mark.parametrize(
-    ("slot", "members"),
-    [
-        (0, (0, 1, 2)),
-        (0, (0, 2, 4, 6, 8, 9)),
-        (0, tuple(range(10))),
-        (0, (0, 1, 2, 3, 4)),
-        (1, (0, 2, 4, 6, 8)),
-        (1, (4, 5, 6)),
-        (0, (10, 11, 12)),
-        (0, (0, 2, 10)),
-        (2, (0, 2, 4)),
-        (2, tuple(range(10))),
-        (2**62, (0, 2, 4)),
-    ],
-)
-def test_members_of_two_groups_of_another_round_or_of_none_are_refused(slot: int, members: tuple[int, ...]) -> None:
-    policy = ClientPolicy(groups_of=halves_then_ends)
-    with pytest.raises(RefusalError, match="does not sum these clients together"):
-        checked_slot(opening(slot, members, len(members) // 2 + 1), policy)
+    for members in ((0, 2, 4, 6, 8), (1, 3, 9)):
+        assert checked_slot(opening(0, members), policy).opening.members == members
+    for slot, others in ((0, (0, 1, 2)), (1, (0, 2, 8)), (0, (0, 2, 10)), (2**62, (0, 2, 4))):
+        with pytest.raises(RefusalError, match="does not sum these clients together"):
+            checked_slot(opening(slot, others, len(others) // 2 + 1), policy)
 
 
 def test_a_client_seals_for_its_own_group_only() -> None:
@@ -83,15 +139,6 @@ def test_a_server_that_puts_one_client_into_two_groups_gets_one_sum_at_most(agre
     assert collected.sums[1] is None
     assert collected.events[4] != "contributed"
     rounds.sum.policy = honest
-
-
-@pytest.mark.parametrize("n", [2, 3, 50, COMPLETE_UP_TO, COMPLETE_UP_TO + 1, 301])
-def test_the_graph_is_complete_where_clients_must_agree(n: int) -> None:
-    members = tuple(range(n))
-    drawn = ClientPolicy(agreement=True).graph(members, 0)
-    assert drawn.k == n - 1
-    assert drawn.neighbours[0] == list(range(1, n))
-    assert (ClientPolicy().graph(members, 0).k < n - 1) == (n > COMPLETE_UP_TO)
 
 
 @given(st.integers(2, 400), st.data())
@@ -120,12 +167,6 @@ def test_more_than_half_of_the_holders_are_the_least_otherwise(n: int, threshold
     else:
         with pytest.raises(RefusalError, match="threshold"):
             checked_slot(opening(0, tuple(range(n)), threshold), policy)
-
-
-def test_a_slot_with_a_planned_threshold_that_its_members_cannot_reach_is_not_opened() -> None:
-    rounds = Rounds(6, threshold=5)
-    rounds.network.deaf = lambda client, phase: client > 3 and phase == "hello"
-    assert rounds.play(0)[0] is None
 
 
 def test_a_threshold_that_the_plan_names_is_the_least_that_clients_take() -> None:

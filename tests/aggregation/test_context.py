@@ -1,5 +1,6 @@
 """Masks, keys and boxes are bound to their context: a client that is shown something else gives noise."""
 
+from collections.abc import Callable
 from hashlib import sha256
 from itertools import combinations
 
@@ -18,33 +19,21 @@ from baffle.aggregation.context import (
     seed_commitment,
     share_digest,
 )
+from baffle.aggregation.messages import Opening
 from baffle.core.ring import Ring, add
 from baffle.errors import MessageError
-from tests.support.federation import LENGTH, about
-from tests.support.slots import asked_of, new_federation, unmasked_by
+from tests.support.federation import LENGTH, about, asked_of, new_federation, unmasked_by
 
 
-def test_other_keys_of_the_participants_for_one_client_give_noise() -> None:
-    federation = new_federation(4)
-    server = federation.sealed()
-    requests = asked_of(server)
-    requests[1] = replace(requests[1], keys=bytes(32))
-    plain = federation.masked(server, requests, federation.everybody)
-    unmasked_by(federation, server, federation.everybody)
-    total = server.total()
-    for size in range(1, 5):
-        for some in combinations(federation.everybody, size):
-            assert not np.array_equal(total, add([plain[client] for client in some]))
-
-
-def test_other_weights_for_one_client_give_noise() -> None:
-    """A client that is shown other weights masks with other streams. No sum over any of the clients comes out."""
+@pytest.mark.parametrize("lie", ["weights", "keys"])
+def test_other_weights_or_keys_for_one_client_give_noise(lie: str) -> None:
+    """A client that is shown something else masks with other streams. No sum over any of the clients comes out."""
     federation, ring = new_federation(4), Ring(clients=4, n_max=4, clip=1.0)
     vectors = {c: ring.encode(np.full(LENGTH, 0.25), LENGTH, 1 + c, 0.0) for c in federation.everybody}
     server = federation.sealed()
-    requests = server.requests(
-        {c: about(0, weights_hash=b"other weights".ljust(32) if c == 1 else None) for c in federation.everybody}
-    )
+    requests = asked_of(server)
+    other: dict[str, object] = {"weights": about(0, weights_hash=b"other weights".ljust(32)), "keys": bytes(32)}
+    requests[1] = replace(requests[1], **{"request" if lie == "weights" else "keys": other[lie]})
     for client in federation.everybody:
         masked = federation.sessions[client].mask(requests[client], lambda c=client: vectors[c])  # type: ignore[misc]
         server.take_vector(client, masked, len(masked))
@@ -60,92 +49,48 @@ def test_other_weights_for_one_client_give_noise() -> None:
             ring.decode(total, 4)
 
 
-@pytest.mark.parametrize("field", ["round", "trajectory", "chain", "weights_hash"])
-def test_masks_are_bound_to_the_request(field: str) -> None:
-    federation = new_federation(2)
-    opening, adverts = federation.opening(0, 0), federation.advertised
-    keys = keys_digest(federation.run, adverts.values(), 0)
-    request = about(0)
-    value: object = 1 if field == "round" else b"\x01" * 32
-    other = replace(request, **{field: value})
-    assert round_context(keys, opening, request, (0, 1)) != round_context(keys, opening, other, (0, 1))
+RUN, OTHER = b"r" * 32, b"o" * 32
+OPENING = Opening(0, (0, 1, 2, 3), 3, 2, ())
+BOUND: dict[str, tuple[Callable[..., bytes], list[object], list[object]]] = {
+    "key": (key_context, [RUN, b"s" * 16, 0, 0], [OTHER, bytes(16), 1, 2]),
+    "box": (box_context, [RUN, 0, 1], [OTHER, 1, 2]),
+    "commitment": (seed_commitment, [RUN, 5, 7, b"s" * 16], [OTHER, 6, 8, bytes(16)]),
+    "digest": (share_digest, [RUN, 1, 2, 3, 0, b"s" * 16], [OTHER, 2, 3, 2, 1, bytes(16)]),
+}
+"""A function of a context, its arguments, and another value for each of them."""
 
 
-def test_masks_are_bound_to_the_opening_and_the_participants() -> None:
-    federation = new_federation(4)
-    opening = federation.opening(0, 0)
-    keys = keys_digest(federation.run, federation.advertised.values(), 0)
+@pytest.mark.parametrize("name", BOUND)
+def test_keys_boxes_commitments_and_digests_are_bound_to_every_argument(name: str) -> None:
+    function, arguments, others = BOUND[name]
+    changed = [[*arguments[:at], other, *arguments[at + 1 :]] for at, other in enumerate(others)]
+    assert len({function(*each) for each in (arguments, *changed)}) == 1 + len(arguments)
+
+
+def test_masks_are_bound_to_keys_opening_request_and_participants() -> None:
+    openings = [replace(OPENING, **other) for other in ({"members": (0, 1, 2)}, {"threshold": 4}, {"floor": 3})]
+    fields: list[dict[str, object]] = [{"round": 1}, {"trajectory": OTHER}, {"chain": OTHER}, {"weights_hash": OTHER}]
     contexts = [
-        round_context(keys, opening, about(0), federation.everybody),
-        round_context(keys, opening, about(0), (0, 1, 2)),
-        round_context(
-            keys_digest(federation.run, list(federation.advertised.values())[::-1], 0),
-            opening,
-            about(0),
-            federation.everybody,
-        ),
-        round_context(keys, replace(opening, threshold=4), about(0), federation.everybody),
-        round_context(keys, replace(opening, floor=3), about(0), federation.everybody),
-        round_context(keys, replace(opening, members=(0, 1, 2, 3, 4)), about(0), federation.everybody),
+        round_context(RUN, OPENING, about(0), (0, 1, 2, 3)),
+        round_context(OTHER, OPENING, about(0), (0, 1, 2, 3)),
+        round_context(RUN, OPENING, about(0), (0, 1, 2)),
+        *(round_context(RUN, opening, about(0), (0, 1, 2, 3)) for opening in openings),
+        *(round_context(RUN, OPENING, replace(about(0), **other), (0, 1, 2, 3)) for other in fields),
     ]
-    assert len(set(contexts)) == len(contexts)
-
-
-def test_keys_are_bound_to_run_session_slot_and_sender() -> None:
-    federation = new_federation(2)
-    session = federation.advertised[0].session
-    contexts = [
-        key_context(federation.run, session, 0, 0),
-        key_context(bytes(32), session, 0, 0),
-        key_context(federation.run, session, 0, 1),
-        key_context(federation.run, session, 1, 0),
-        key_context(federation.run, bytes(16), 0, 0),
-    ]
-    assert len(set(contexts)) == len(contexts)
-
-
-def test_boxes_are_bound_to_slot_and_direction() -> None:
-    one, other = bytes(32), b"\x01" * 32
-    contexts = {box_context(one, 0, 1), box_context(one, 1, 0), box_context(one, 0, 2), box_context(other, 0, 1)}
-    assert len(contexts) == 4
+    assert len(set(contexts)) == 10
+    advertised = list(new_federation(3).advertised.values())
+    assert keys_digest(RUN, advertised, 0) != keys_digest(RUN, advertised[::-1], 0)
 
 
 @given(st.lists(st.binary(max_size=3), max_size=4), st.lists(st.binary(max_size=3), max_size=4))
 def test_other_fields_give_another_length_prefixed_text(some: list[bytes], others: list[bytes]) -> None:
     assert (length_prefixed(*some) == length_prefixed(*others)) == (some == others)
-
-
-def test_bytes_cannot_move_from_one_field_to_the_next() -> None:
-    assert length_prefixed(b"ab", b"c") != length_prefixed(b"a", b"bc") != length_prefixed(b"abc")
     assert length_prefixed(b"ab", b"") == bytes(7) + b"\x02ab" + bytes(8)
-
-
-def test_a_commitment_is_bound_to_run_slot_sender_and_seed() -> None:
-    run, seed = b"r" * 32, b"s" * 16
-    text = length_prefixed(run, (5).to_bytes(8, "big"), (7).to_bytes(8, "big"), seed)
-    first = seed_commitment(run, 5, 7, seed)
-    assert first == sha256(b"baffle/seed/2" + text).digest()
-    others = [(bytes(32), 5, 7, seed), (run, 6, 7, seed), (run, 5, 8, seed), (run, 5, 7, bytes(16)), (run, 7, 5, seed)]
-    assert len({first, *(seed_commitment(*other) for other in others)}) == 6
-
-
-def test_a_digest_is_bound_to_run_slot_dealer_holder_place_and_share() -> None:
-    run, share = b"r" * 32, b"s" * 16
-    first = share_digest(run, 1, 2, 3, 0, share)
-    assert len(first) == 8
-    others = [
-        (bytes(32), 1, 2, 3, 0, share),
-        (run, 2, 2, 3, 0, share),
-        (run, 1, 3, 3, 0, share),
-        (run, 1, 2, 2, 0, share),
-        (run, 1, 3, 2, 0, share),
-        (run, 1, 2, 3, 1, share),
-        (run, 1, 2, 3, 0, bytes(16)),
-    ]
-    assert len({first, *(share_digest(*other) for other in others)}) == 8
 
 
 def test_a_client_commits_to_the_seed_that_it_uses() -> None:
     federation = new_federation(3)
     sealed = federation.sessions[1].seal(federation.opening(0, 1))
-    assert sealed.commitment == seed_commitment(federation.run, 0, 1, federation.sessions[1]._open[0].seed)
+    seed = federation.sessions[1]._open[0].seed
+    text = length_prefixed(federation.run, bytes(8), (1).to_bytes(8, "big"), seed)
+    assert sealed.commitment == sha256(b"baffle/seed/2" + text).digest()

@@ -1,7 +1,6 @@
 """Masks agree between two clients, cancel exactly, and are the key stream of RFC 8439."""
 
 import secrets
-import struct
 from contextlib import suppress
 from string import ascii_lowercase
 
@@ -28,29 +27,6 @@ LOW_ORDER = [
 ]
 
 
-def quarter(state: list[int], a: int, b: int, c: int, d: int) -> None:
-    for first, second, third, turn in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
-        state[first] = (state[first] + state[second]) % 2**32
-        mixed = state[third] ^ state[first]
-        state[third] = (mixed << turn | mixed >> (32 - turn)) % 2**32
-
-
-def chacha_block(key: bytes, counter: int) -> list[int]:
-    """RFC 8439, section 2.3, with a nonce of zeros."""
-    start = [*struct.unpack("<4I", b"expand 32-byte k"), *struct.unpack("<8I", key), counter, 0, 0, 0]
-    state = list(start)
-    for _ in range(10):
-        for i in range(4):
-            quarter(state, i, 4 + i, 8 + i, 12 + i)
-        for i in range(4):
-            quarter(state, i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4)
-    return [(a + b) % 2**32 for a, b in zip(state, start, strict=True)]
-
-
-def two_keys() -> tuple[X25519PrivateKey, X25519PrivateKey]:
-    return X25519PrivateKey.generate(), X25519PrivateKey.generate()
-
-
 def public(private: X25519PrivateKey) -> bytes:
     return private.public_key().public_bytes_raw()
 
@@ -63,8 +39,7 @@ def test_keys_are_those_of_hkdf(secret: bytes, context: bytes, purpose: str) -> 
 
 
 def test_both_sides_agree_and_a_third_does_not() -> None:
-    one, other = two_keys()
-    third = X25519PrivateKey.generate()
+    one, other, third = (X25519PrivateKey.generate() for _ in range(3))
     assert agree(one, public(other)) == agree(other, public(one))
     assert agree(one, public(other)) != agree(third, public(other))
 
@@ -78,14 +53,8 @@ def test_a_mask_key_follows_from_one_secret_in_one_context() -> None:
     assert len({public(each) for each in (key, *others)}) == 4
 
 
-@pytest.mark.parametrize("key", LOW_ORDER, ids=range(len(LOW_ORDER)))
-def test_a_key_of_low_order_is_refused(key: bytes) -> None:
-    with pytest.raises(RefusalError):
-        agree(X25519PrivateKey.generate(), key)
-
-
 @pytest.mark.parametrize("highest_bit", [0, 2**255])
-def test_low_order_is_told_without_agreeing(highest_bit: int) -> None:
+def test_a_key_of_low_order_is_refused_and_told_without_agreeing(highest_bit: int) -> None:
     private = X25519PrivateKey.generate()
     points = {int.from_bytes(key, "little") + distance for key in LOW_ORDER for distance in range(-40, 41)}
     refused = 0
@@ -98,17 +67,14 @@ def test_low_order_is_told_without_agreeing(highest_bit: int) -> None:
         assert is_low_order(key)
         refused += 1
     assert refused == len(LOW_ORDER)
-
-
-@pytest.mark.parametrize("size", [0, 31, 33])
-def test_a_key_of_another_size_is_refused(size: int) -> None:
-    with pytest.raises(RefusalError):
-        agree(X25519PrivateKey.generate(), bytes(size))
+    for size in (0, 31, 33):
+        with pytest.raises(RefusalError):
+            agree(private, bytes(size))
 
 
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 1000])
 def test_pair_masks_cancel_exactly(length: int) -> None:
-    one, other = two_keys()
+    one, other = (X25519PrivateKey.generate() for _ in range(2))
     plus = pair_mask(agree(one, public(other)), b"here", length, plus=True)
     minus = pair_mask(agree(other, public(one)), b"here", length, plus=False)
     assert plus.dtype == minus.dtype == np.uint32
@@ -127,13 +93,7 @@ def test_the_stream_is_the_rfc_vector() -> None:
         "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f"
     )
     assert stream(bytes(32), 32).tobytes().hex() == known
-
-
-@pytest.mark.parametrize("length", [1, 16, 37])
-def test_the_stream_is_that_of_a_second_implementation(length: int) -> None:
-    key = secrets.token_bytes(32)
-    elements = [element for block in range(-(-length // 16)) for element in chacha_block(key, block)]
-    assert stream(key, length).tolist() == elements[:length]
+    assert stream(bytes(32), 5).tobytes().hex() == known[:40]
 
 
 def test_a_mask_fits_one_secret_one_context_and_one_purpose() -> None:
@@ -148,10 +108,3 @@ def test_a_mask_fits_one_secret_one_context_and_one_purpose() -> None:
     ]
     assert len({mask.tobytes() for mask in masks}) == len(masks)
     assert derive(secret, b"here", "box") not in {derive(secret, b"here", p) for p in ("pair-mask", "self-mask")}
-
-
-def test_masks_are_uniform() -> None:
-    mask = self_mask(secrets.token_bytes(32), b"here", 20_000)
-    ones = np.unpackbits(mask.view(np.uint8)).mean()
-    assert abs(ones - 0.5) < 0.005
-    assert len(np.unique(mask)) > 19_900

@@ -46,39 +46,18 @@ def _reply(vector: np.ndarray[tuple[int], np.dtype[np.uint32]], number: int = 7)
 
 
 def test_contributions_are_summed_with_their_weights() -> None:
+    """A client that does not answer is missing."""
     weights = {0: 20, 1: 50, 3: 1}
-    collected = _collect({client: _reply(_vector(client, weight)) for client, weight in weights.items()})
-    assert collected.events == dict.fromkeys(weights, CONTRIBUTED)
+    replies = {client: _reply(_vector(client, weight, 1.0 + client)) for client, weight in weights.items()}
+    collected = _collect(replies, [0, 1, 2, 3])
+    assert collected.events == dict.fromkeys(weights, CONTRIBUTED) | {2: MISSING}
+    assert collected.uplink == {client: len(reply) for client, reply in replies.items()}
+    assert collected.downlink.keys() == {0, 1, 2, 3}
     assert collected.sums[0] is not None
     assert (collected.sums[0].weight, collected.sums[0].contributors, collected.sums[0].clipped) == (71, 3, 0)
-    assert collected.sums[0].loss == pytest.approx(1.5, rel=1e-3)
+    assert collected.sums[0].loss == pytest.approx((20 + 100 + 4) / 71, rel=1e-3)
     expected = sum(weight * _values(client) for client, weight in weights.items())
     np.testing.assert_allclose(collected.sums[0].totals / RING.scale, expected, atol=3 / RING.scale)
-
-
-def test_the_order_of_replies_changes_no_bit() -> None:
-    replies = {client: _reply(_vector(client)) for client in range(4)}
-    one = _collect(replies).sums[0]
-    other = _collect(dict(reversed(replies.items()))).sums[0]
-    assert one is not None
-    assert other is not None
-    np.testing.assert_array_equal(one.totals, other.totals)
-    assert one[1:] == other[1:]
-
-
-def test_forgetting_a_client_changes_no_sum() -> None:
-    replies = {client: _reply(_vector(client)) for client in range(4)}
-    before = _collect(replies)
-    SUM.forget(1)
-    after = _collect(replies)
-    assert after.events == before.events
-    np.testing.assert_array_equal(after.sums[0].totals, before.sums[0].totals)  # type: ignore[union-attr]
-
-
-def test_the_loss_is_weighted() -> None:
-    collected = _collect({0: _reply(_vector(0, 10, 1.0)), 1: _reply(_vector(1, 30, 2.0))})
-    assert collected.sums[0] is not None
-    assert collected.sums[0].loss == pytest.approx(1.75, rel=1e-3)
 
 
 def _with(place: int, value: int) -> bytes:
@@ -91,30 +70,20 @@ BOUND = GUARD // RING.clients
 
 BAD = {
     "nothing": (b"", "expected a message of type Reply"),
-    "noise": (b"\xc1\x00\xff", "expected a message of type Reply"),
     "another message": (encode(Outcome(7, "skipped", ())), "expected a message of type Reply"),
-    "something behind it": (_reply(_vector(9)) + b"\0", "expected a message of type Reply"),
-    "cut off": (_reply(_vector(9))[:-1], "expected a message of type Reply"),
-    "deep nesting": (b"\x91" * 100_000, "expected a message of type Reply"),
     "late": (_reply(_vector(9), 6), "a reply to round 6, expected round 7"),
-    "early": (_reply(_vector(9), 8), "a reply to round 8, expected round 7"),
     "short": (_reply(_vector(9)[:-1]), f"a vector of {LENGTH + EXTRAS - 1} elements, expected {LENGTH + EXTRAS}"),
     "long": (_reply(np.append(_vector(9), np.uint32(0))), f"expected {LENGTH + EXTRAS}"),
-    "empty": (_reply(np.empty(0, np.uint32)), "a vector of 0 elements"),
     "broken element": (encode(Contribution(7, bytes(41))), "not whole"),
     "abstained": (encode(Abstention(7)), "abstained"),
     "abstained late": (encode(Abstention(6)), "a reply to round 6"),
     "heavier than allowed": (_with(LENGTH, 51), "sample weight 51"),
     "weightless": (_with(LENGTH, 0), "more than 0 clients can send"),
-    "of negative weight": (_with(LENGTH, -1), "sample weight -1"),
     "two in one": (_with(LENGTH + 1, 2), "claims 2 contributors"),
-    "nobody": (_with(LENGTH + 1, 0), "claims 0 contributors"),
     "too many clipped": (_with(LENGTH + 2, LENGTH + 1), "clipped"),
-    "fewer than none clipped": (_with(LENGTH + 2, -1), "clipped"),
     "of absurd loss": (_with(LENGTH + 3, 2**31 - 1), "loss"),
     "out of bounds": (_with(2, BOUND + 1), "more than 1 clients can send"),
     "out of bounds below": (_with(2, -BOUND - 1), "more than 1 clients can send"),
-    "at the ring's edge": (_with(2, 2**31), "more than 1 clients can send"),
 }
 
 
@@ -177,18 +146,6 @@ def test_without_any_good_reply_there_is_no_sum() -> None:
     assert collected.sums[0] is None
     assert collected.events.keys() == {0, 1}
     assert not {CONTRIBUTED, MISSING} & set(collected.events.values())
-
-
-def test_a_client_that_does_not_answer_is_missing_and_the_others_count() -> None:
-    replies = {client: _reply(_vector(client)) for client in (0, 3)}
-    collected, alone = _collect(replies, [0, 1, 3]), _collect(replies)
-    assert collected.events == {0: CONTRIBUTED, 1: MISSING, 3: CONTRIBUTED}
-    assert collected.uplink == {client: len(reply) for client, reply in replies.items()}
-    assert collected.downlink.keys() == {0, 1, 3}
-    assert collected.sums[0] is not None
-    assert alone.sums[0] is not None
-    np.testing.assert_array_equal(collected.sums[0].totals, alone.sums[0].totals)
-    assert collected.sums[0][1:] == alone.sums[0][1:]
 
 
 def test_each_client_is_asked_once_with_its_own_request_and_its_bytes_are_counted() -> None:

@@ -10,42 +10,25 @@ import numpy as np
 import pytest
 
 from baffle.aggregation.client_policy import checked_slot
-from baffle.aggregation.messages import (
-    Advertisement,
-    Agreed,
-    Hello,
-    MaskedRequest,
-    Opening,
-    Turn,
-    Turned,
-)
+from baffle.aggregation.messages import Advertisement, Agreed, Hello, MaskedRequest, Opening, Turn, Turned
 from baffle.aggregation.server.slot import ServerSlot
 from baffle.core.arrays import F32
-from baffle.core.chain import Present
-from baffle.core.messages import (
-    Abstention,
-    CatchUp,
-    Contribution,
-    Message,
-    RoundRequest,
-    decode,
-    encode,
-    tag_of,
-)
+from baffle.core.messages import Abstention, CatchUp, Contribution, Message, RoundRequest, decode, encode, tag_of
 from baffle.core.ring import EXTRAS, RingVector, Sum
-from baffle.lineage import Lineage, Link
-from baffle.network.authority import make_keys
-from baffle.network.equipment import count_samples, with_plan
+from baffle.core.state import Present
+from baffle.lineage import Lineage
 from baffle.network.joining import Begin, Introduce, Introduction, Openings, Ready
-from baffle.network.keys import ClientKeys
-from baffle.network.member import Member
-from baffle.network.policy import Policy
+from baffle.network.keys.authority import make_keys
+from baffle.network.keys.folders import ClientKeys
+from baffle.network.member.equipment import count_samples, with_plan
+from baffle.network.member.member import Member
+from baffle.network.member.policy import Policy
 from baffle.network.settling import tiers_for
 from baffle.plan import Plan
 from baffle.schedule import policy_of
 from baffle.statement import NOTHING, Commitment, Statement, run_of, salt_of, shared_plan
 from baffle.task.load import load_server_task
-from baffle.trajectory import Trajectory, trajectory_of
+from baffle.trajectory import Epoch, Trajectory, trajectory_of
 
 SAMPLES = 1000
 
@@ -155,7 +138,7 @@ class HostileServer:
         data = encode(statement)
         run = run_of(data)
         salt = salt_of(run, statement, nonces)
-        lineage = Lineage(self.bare).in_epoch(Link(0, run, statement.chain), salt)
+        lineage = Lineage(self.bare).in_epoch(Epoch(0, salt, run, statement.chain))
         return View(statement, data, lineage, salt, lineage.beginning(self.state))
 
     def begin(self, clients: Sequence[int] | None = None) -> View:

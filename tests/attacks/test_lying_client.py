@@ -24,28 +24,21 @@ from baffle.core.ports import CONTRIBUTED, MISSING
 from baffle.core.ring import EXTRAS, RingVector
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
-from baffle.network.consent import Equipment
-from baffle.network.equipment import with_plan
 from baffle.network.joining import Introduction, Ready, Salted
+from baffle.network.member.equipment import Equipment, with_plan
 from baffle.plan import Plan
 from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, new_keys
 
 CLIENTS, LIAR, VICTIM, ROUNDS = 6, 4, 1, 3
 HONEST = [client for client in range(CLIENTS) if client != LIAR]
 
-Lie = Callable[[bytes, bytes], bytes | None]
-"""A request, and the honest answer to it → what the liar answers instead."""
+Lie = Callable[[bytes, bytes], bytes | None]  # a request, and the honest answer to it → what the liar answers instead
 
 
-def federation(folder: Path, tiny: Callable[..., Plan], *settings: str) -> Federation:
-    fixed = (
-        f"federation.clients={CLIENTS}",
-        f"rounds={ROUNDS}",
-        "secure.mode=on",
-        "run.deadline_seconds=1",
-        "ring.n_max=400",
-    )
-    return Federation(new_keys(folder, CLIENTS), folder, tiny(*fixed, *settings))
+@pytest.fixture
+def played(tmp_path: Path, tiny: Callable[..., Plan]) -> Federation:
+    fixed = (f"federation.clients={CLIENTS}", f"rounds={ROUNDS}", "secure.mode=on", "ring.n_max=400")
+    return Federation(new_keys(tmp_path, CLIENTS), tmp_path, tiny(*fixed, "run.deadline_seconds=1"))
 
 
 def lying(honest: Answer, lie: Lie) -> Answer:
@@ -109,9 +102,8 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "nonsense"), CASES)
 def test_nonsense_in_any_phase_costs_nobody_else_anything(
-    tmp_path: Path, tiny: Callable[..., Plan], kind: type[msgspec.Struct], nonsense: str
+    played: Federation, kind: type[msgspec.Struct], nonsense: str
 ) -> None:
-    played = federation(tmp_path, tiny)
     play_with(played, only(kind, NONSENSE[nonsense]))
     require_unharmed(played)
     assert {event for client in HONEST for event in events(played, client)} == {CONTRIBUTED}
@@ -124,16 +116,13 @@ def test_nonsense_in_any_phase_costs_nobody_else_anything(
     assert max(map(len, [*played.told, *events(played, LIAR)])) < 2000
 
 
-def test_a_client_that_commits_and_never_opens_is_left_out(tmp_path: Path, tiny: Callable[..., Plan]) -> None:
-    played = federation(tmp_path, tiny)
+def test_a_client_that_commits_and_never_opens_is_left_out(played: Federation) -> None:
     play_with(played, lambda _request, told: None if tag_of(told) == "ready" else told)
     require_unharmed(played)
     assert played.said(f"client {LIAR} does not take part")
 
 
-def test_a_client_that_opens_another_nonce_is_named(tmp_path: Path, tiny: Callable[..., Plan]) -> None:
-    played = federation(tmp_path, tiny)
-
+def test_a_client_that_opens_another_nonce_is_named(played: Federation) -> None:
     def other(told: bytes) -> bytes:
         return encode(msgspec.structs.replace(decode(told, Ready), nonce=secrets.token_bytes(32)))
 
@@ -142,8 +131,7 @@ def test_a_client_that_opens_another_nonce_is_named(tmp_path: Path, tiny: Callab
     assert played.said(f"client {LIAR} does not take part: it has opened another nonce")
 
 
-def test_a_client_that_goes_silent_costs_one_deadline(tmp_path: Path, tiny: Callable[..., Plan]) -> None:
-    played = federation(tmp_path, tiny)
+def test_a_client_that_goes_silent_costs_one_deadline(played: Federation) -> None:
     play_with(played, lambda _request, told: None if tag_of(told) == "contribution" else told)
     require_unharmed(played)
 
@@ -158,9 +146,8 @@ class Boaster(Worker):
         return vector
 
 
-def test_an_absurd_sample_count_costs_one_round(tmp_path: Path, tiny: Callable[..., Plan]) -> None:
+def test_an_absurd_sample_count_costs_one_round(played: Federation) -> None:
     """Counts travel only inside masked vectors, so the liar has no name; but no sum is taken that claims too much."""
-    played = federation(tmp_path, tiny)
     lines = played.lines(CLIENTS)
     honest = with_plan(LIAR, None, part=True)
 
@@ -208,12 +195,9 @@ class Copier:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_copied_mask_key_is_refused_from_the_copier(
-    tmp_path: Path, tiny: Callable[..., Plan], *, at_once: bool
-) -> None:
+def test_a_copied_mask_key_is_refused_from_the_copier(played: Federation, *, at_once: bool) -> None:
     """Everybody would refuse a slot with one key twice. A copier that has sent keys of its own before is left out from
     then on; one that has not is refused whenever it tries."""
-    played = federation(tmp_path, tiny)
     lines = played.lines(CLIENTS)
     copier = Copier(played, lines.clients[VICTIM], at_once=at_once)
     lines.clients[VICTIM] = copier.overhear
@@ -242,9 +226,8 @@ FLIPPED = {
 
 
 @pytest.mark.parametrize("place", FLIPPED)
-def test_one_flipped_bit_of_a_share_is_corrected(tmp_path: Path, tiny: Callable[..., Plan], place: str) -> None:
+def test_one_flipped_bit_of_a_share_is_corrected(played: Federation, place: str) -> None:
     """With six clients and a threshold of four there is one share to spare for a lie."""
-    played = federation(tmp_path, tiny)
 
     def flip(told: bytes) -> bytes:
         turned = decode(told, Turned)

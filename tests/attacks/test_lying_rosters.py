@@ -2,7 +2,7 @@
 signed, no client goes back, is summed with a key that it knows to be revoked, or is picked out among few."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -10,11 +10,11 @@ import pytest
 from baffle.aggregation.context import state_text
 from baffle.core.messages import encode, tag_of
 from baffle.errors import KeysError
-from baffle.network.authority import NewClient, make_keys, sign_roster
 from baffle.network.joining import Begin, Introduce, NewRoster
-from baffle.network.keys import ClientKeys, load_identity
-from baffle.network.rosters import Roster, load_roster
-from baffle.network.same_plan import with_places
+from baffle.network.keys.authority import NewClient, make_keys, sign_roster
+from baffle.network.keys.folders import ClientKeys, load_identity
+from baffle.network.keys.rosters import Roster, load_roster
+from baffle.network.settling import with_places
 from baffle.statement import Certificate, Commitment, PastEpoch, Statement, shared_plan
 from tests.attacks.hostile_server import HostileServer, RefusedError, refused
 
@@ -92,7 +92,7 @@ def test_a_client_never_goes_back_to_an_earlier_roster(attack: Attack) -> None:
 
 
 def test_a_handed_roster_does_not_replace_a_later_one_in_the_folder(attack: Attack) -> None:
-    """Somebody has put roster 3 there while the client runs. The server hands roster 2."""
+    """Roster 3 was put there while the client runs. The server sends roster 2."""
     server = attack()
     third = signed(server, 3)
     (server.victims.keys[VICTIM].folder / "roster.json").write_bytes(third.encode())
@@ -134,6 +134,16 @@ def test_a_revoked_key_salts_no_statement(attack: Attack) -> None:
         server.nonce(VICTIM, statement)
 
 
+def second_epoch(
+    server: HostileServer, clients: Sequence[int]
+) -> tuple[bytes, bytes, Statement, tuple[PastEpoch, ...]]:
+    """The first epoch's run and chain, which nobody has played, a statement that goes on from there, and the past."""
+    run, chain = secrets.token_bytes(32), secrets.token_bytes(32)
+    first = server.statement(server.introductions(clients, epoch=1))
+    statement = msgspec.structs.replace(first, epoch=1, previous=run, first=1, chain=chain)
+    return run, chain, statement, (PastEpoch(0, run, secrets.token_bytes(32)),)
+
+
 def test_a_certificate_of_revoked_keys_convinces_nobody(attack: Attack) -> None:
     """A newcomer knows the later roster alone: what the keys of the one before have signed is nothing to it."""
     server = attack(STRICT)
@@ -144,10 +154,7 @@ def test_a_certificate_of_revoked_keys_convinces_nobody(attack: Attack) -> None:
     server.roster = signed(server, 2, clients=tuple(places))
     others = [client for client in server.everybody if client != THIEF]
     hand(server, server.roster, *others)
-    run, chain = secrets.token_bytes(32), secrets.token_bytes(32)
-    first = server.statement(server.introductions(others, epoch=1))
-    statement = msgspec.structs.replace(first, epoch=1, previous=run, first=1, chain=chain)
-    past = (PastEpoch(0, run, secrets.token_bytes(32)),)
+    run, chain, statement, past = second_epoch(server, others)
 
     def certificate(*signers: int) -> Certificate:
         text = state_text(run, 1, chain)
@@ -164,15 +171,10 @@ def test_a_certificate_of_revoked_keys_convinces_nobody(attack: Attack) -> None:
 def test_a_certificate_about_anything_else_convinces_nobody(attack: Attack, about: str) -> None:
     """Everybody has signed, but not the state that the statement begins with."""
     server = attack(STRICT)
-    run, chain, other = (secrets.token_bytes(32) for _ in range(3))
-    first = server.statement(server.introductions(server.everybody, epoch=1))
-    statement = msgspec.structs.replace(first, epoch=1, previous=run, first=1, chain=chain)
-    past = (PastEpoch(0, run, secrets.token_bytes(32)),)
-    signed_about = {
-        "another run": (other, 1, chain),
-        "another round": (run, 2, chain),
-        "another past": (run, 1, other),
-    }[about]
+    run, chain, statement, past = second_epoch(server, server.everybody)
+    other = secrets.token_bytes(32)
+    lies = {"another run": (other, 1, chain), "another round": (run, 2, chain), "another past": (run, 1, other)}
+    signed_about = lies[about]
     text, everybody = state_text(*signed_about), server.everybody
     signatures = b"".join(server.victims.keys[client].identity.sign(text) for client in everybody)
     with refused(server, VICTIM, "certificate"):
@@ -201,7 +203,7 @@ def grown(server: HostileServer) -> Roster:
     return signed(server, 2, clients=(*server.roster.clients, NewClient.generate().participant()))
 
 
-def test_a_run_with_fewer_places_than_the_roster_is_refused_by_whoever_is_not_in_it(attack: Attack) -> None:
+def test_a_run_with_fewer_places_than_the_roster_is_refused_by_clients_outside_it(attack: Attack) -> None:
     server = attack(STRICT)
     server.roster = grown(server)
     hand(server, server.roster, *server.everybody)

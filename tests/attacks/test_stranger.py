@@ -11,8 +11,7 @@ import pytest
 
 from baffle.errors import TransportError
 from baffle.journal.audit import verify
-from baffle.network import serve
-from baffle.network.authority import ServerKeys
+from baffle.network.keys.authority import ServerKeys
 from baffle.network.link.client import Line
 from baffle.network.link.server import Link
 from baffle.plan import Plan
@@ -37,14 +36,9 @@ WORDS: dict[str, bytes] = {
 """What a stranger says before it waits."""
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "LOOK", 0.01)
-
-
 @pytest.fixture
 def federation(tiny: Callable[..., Plan], tmp_path: Path) -> Federation:
-    plan = tiny('secure.mode="malicious-server"', "run.deadline_seconds=20", "run.evaluate_every=1000", "rounds=40")
+    plan = tiny('secure.mode="malicious-server"', "run.deadline_seconds=3000", "run.evaluate_every=1000", "rounds=40")
     return Federation(new_keys(tmp_path, 3), tmp_path, plan)
 
 

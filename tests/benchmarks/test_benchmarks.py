@@ -3,37 +3,53 @@
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from layer_shares import WAYS, estimate, lay_out
+
+from baffle.core.directions import Support
 
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 
 
+def printed(name: str, *args: str | Path) -> str:
+    """What a benchmark prints."""
+    command = [sys.executable, BENCHMARKS / f"{name}.py", *args]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600).stdout
+
+
 def run(name: str, *args: str) -> Any:
-    """What the benchmark prints, read as JSON."""
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *args]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)
+    """What a benchmark prints, read as JSON."""
+    return json.loads(printed(name, *args, "--json"))
+
+
+def written(name: str, folder: Path, *args: str) -> tuple[Any, str]:
+    """What a benchmark writes to a file, and what it prints."""
+    out = folder / "results.json"
+    text = printed(name, *args, "--out", out)
+    return json.loads(out.read_text()), text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", [[], ["--agreement"]], ids=["semi-honest", "agreement"])
 def test_secure_sums_are_exact(extra: list[str]) -> None:
-    rows = run("secure_sum", "--clients", "10", "--k", "50", "--json", *extra)
+    rows = run("secure_sum", "--clients", "10", "--k", "50", *extra)
     assert [row["exact"] for row in rows] == [True, True]
 
 
 def test_the_server_rebuilds_exactly() -> None:
-    result = run("server", "--n", "20000", "--k", "20", "--repeat", "1", "--json")
+    result = run("server", "--n", "20000", "--k", "20", "--repeat", "1")
     assert [row["exact"] for row in result["rows"]] == [True, True]
 
 
 @pytest.mark.slow
 def test_replays_of_both_kinds_of_directions_end_with_the_runs_hash() -> None:
     """The benchmark itself compares the hashes."""
-    result = run("replay", "--rounds", "2", "--turns", "1", "--json")
+    result = run("replay", "--rounds", "2", "--turns", "1")
     assert result["server"]["exact"]
     assert [row["plan"] for row in result["replays"]] == ["adam, average", "sgd"]
     assert all(spent > 0 for row in result["replays"] for spent in row["cpu_ms_a_round"]["audit"].values())
@@ -41,37 +57,28 @@ def test_replays_of_both_kinds_of_directions_end_with_the_runs_hash() -> None:
 
 @pytest.mark.slow
 def test_outer_directions_share_passes_and_agree_with_a_pass_each() -> None:
-    rows = run("outer", "--k", "12", "--turns", "1", "--samples", "2", "--json")["rows"]
+    rows = run("outer", "--k", "12", "--turns", "1", "--samples", "2")["rows"]
     assert [row["together"] for row in rows] == [12, 12, 12, 12]
     assert all(row["losses_apart"] < 1e-5 and row["times"] > 0 and row["times_in_one_batch"] > 0 for row in rows)
     assert rows[0]["auto"] == "outer"  # an MLP on two samples, many times cheaper
 
 
 @pytest.mark.slow
-def test_outer_directions_share_passes_on_onnx_runtime_too() -> None:
-    rows = run("outer_onnx", "--k", "12", "--turns", "1", "--samples", "2", "--json")["rows"]
-    assert [row["together"] for row in rows] == [12] * len(rows)
-    assert all(row["losses_apart"] < 1e-5 and row["times"] > 0 and row["open_ms"] > 0 for row in rows)
-
-
-@pytest.mark.slow
 def test_stacked_clients_are_measured_on_both_runtimes() -> None:
-    rows = run("stacked", "--clients", "20", "--rounds", "1", "--turns", "1", "--json")["rows"]
-    assert {(row["runtime"], row["stacked"]) for row in rows} == {
-        *(("torch", False), ("torch", True), ("onnx", False), ("onnx", True)),
-    }
+    rows = run("stacked", "--clients", "20", "--rounds", "1", "--turns", "1")["rows"]
+    assert {(row["runtime"], row["stacked"]) for row in rows} == {*product(("onnx", "torch"), (False, True))}
 
 
 @pytest.mark.slow
 def test_costs_are_fitted_by_lines() -> None:
-    result = run("scale", "--quick", "--turns", "1", "--json")
+    result = run("scale", "--quick", "--turns", "1")
     assert [line["against"] for line in result["lines"]] == ["K", "weights", "batch", "clients"]
     assert result["peak_mb"]["0"] > 0
 
 
 @pytest.mark.slow
 def test_poison_spoils_one_sum_and_not_a_median() -> None:
-    cosine = run("poisoning", "--rounds", "1", "--json")["cosine"]
+    cosine = run("poisoning", "--rounds", "1")["cosine"]
     assert cosine["one sum"]["sum's range"] < 0 < 0.9 < cosine["20 groups, median"]["sum's range"]
 
 
@@ -80,39 +87,32 @@ def test_time_to_accuracy_is_measured_with_the_best_of_equal_trials(data_folder:
     assert (data_folder / "mnist").is_dir()
     out = tmp_path / "results.json"
     modes = ("units", "authors", "backpropagation")
-    short = ["time_to_accuracy", "--part", "0.002", "--out", str(out), "--json"]
+    short = ["time_to_accuracy", "--part", "0.002", "--out", str(out)]
     found = run(*short, *(f"--only=mlp/{mode}/*x*" for mode in modes), "--only=mlp/*/usps/2")
     for mode in modes:
         trials = {name: row for name, row in found["trials"].items() if name.startswith(f"mlp/{mode}/")}
         row = found["runs"][f"mlp/{mode}/usps/2"]
         assert len(trials) == 6
         assert trials[f"mlp/{mode}/{row['setting']}"]["accuracy"] == max(t["accuracy"] for t in trials.values())
-        assert row["cpu_seconds"] >= 0.002 * 20 or "90%" in row["reached"]
         assert row["best_accuracy"] == max(accuracy for _, accuracy in row["curve"])
-    sent = {name: row["scalars"] / row["rounds"] for name, row in found["runs"].items()}
-    assert sent["mlp/backpropagation/usps/2"] == 1024 * 32 + 32 + 32 * 10 + 10
-    assert sent["mlp/authors/usps/2"] in {10 * 20, 10 * 5}
     assert run(*short, "--only=mlp/units/*x*", "--only=mlp/*/usps/2") == found
 
 
 @pytest.mark.slow
 def test_tuning_gives_every_start_the_same_advice(tmp_path: Path) -> None:
-    out = tmp_path / "results.json"
     shorter = ["--seeds", "1", "--set", "rounds=12", "--set", "probe.k=16", "--set", "federation.clients=4"]
-    command = [sys.executable, str(BENCHMARKS / "tuning.py"), "digits", "--out", str(out), *shorter]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    rows = json.loads(out.read_text())
+    rows, text = written("tuning", tmp_path, "digits", *shorter)
     advice = [row["settings"] for name, row in rows.items() if name.endswith("tuning")]
     assert len(advice) == 4
     assert all(settings == advice[0] for settings in advice)
-    assert done.stdout.count("reference") >= 4
+    assert text.count("reference") >= 4
     assert rows["digits, rates and rounds"]["rounds"] == [1, 2, 3, 6, 12]
 
 
 @pytest.mark.slow
 def test_nets_are_trained_in_every_way() -> None:
     short = ["--set", "rounds=2", "--set", "run.evaluate_every=1", "--set", "probe.k=8"]
-    found = run("any_net", "--net", "SqueezeNet-like", *short, "--json")
+    found = run("any_net", "--net", "SqueezeNet-like", *short)
     ways = {key.split(" | ")[1] for key in found["test"]}
     assert ways == {"dense", "layers", "layers, a moment each", "stages", "backpropagation"}
     assert all(len(curve) == 2 for curve in found["test"].values())
@@ -120,28 +120,12 @@ def test_nets_are_trained_in_every_way() -> None:
 
 
 @pytest.mark.slow
-def test_predicted_durations_are_compared_with_runs(tmp_path: Path) -> None:
-    out = tmp_path / "results.json"
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "duration.py"),
-        "digits, the default",
-        "--set",
-        "rounds=4",
-        "--out",
-        str(out),
-    ]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    row = json.loads(out.read_text())["rows"]["digits, the default"]
-    assert row["rounds"] == 4
+def test_durations_are_compared_with_runs_and_directions_shared_out_in_every_way(tmp_path: Path) -> None:
+    found, _ = written("duration", tmp_path, "digits, the default", "--set", "rounds=4")
+    row = found["rows"]["digits, the default"]
     assert row["predicted"] > 0 < row["taken"]
-
-
-@pytest.mark.slow
-def test_directions_are_shared_out_among_layers_in_every_way() -> None:
-    found = run("layer_shares", "--net", "eight layers", "--seeds", "1", "--rounds", "2", "--json")
-    assert len(found) == 2 * 9
-    assert all(len(curve) == 1 for curve in found.values())
+    found = run("layer_shares", "--net", "eight layers", "--seeds", "1", "--rounds", "2")
+    assert [len(curve) for curve in found.values()] == [1] * 2 * 9
 
 
 def test_the_tables_in_the_docs_match_the_results() -> None:
@@ -155,7 +139,7 @@ def test_a_server_under_load_goes_on_in_every_scenario() -> None:
     """How many clients a round has is luck where 30 % drop out of each, and depends on the machine where a deadline is
     short. So there are enough of them, and time, that some round of each scenario has a sum."""
     size = 24
-    settings = ("--rounds", "3", "--warm-up", "2", "--deadline", "30", "--least-deadline", "5", "--json")
+    settings = ("--rounds", "3", "--warm-up", "2", "--deadline", "30", "--least-deadline", "5")
     measured = run("load", "--clients", str(size), *settings)
     rows = {row["scenario"]: row for row in measured["scenarios"]}
     assert list(rows) == ["none", "break", "silent", "stall", "cut", "restart"]
@@ -166,36 +150,59 @@ def test_a_server_under_load_goes_on_in_every_scenario() -> None:
         assert row["skipped"] < row["rounds"], row
     assert all(rows[scenario]["contributors"]["least"] < size for scenario in ("break", "silent"))
     assert rows["none"]["client_exchanges"] == 2
-    sizes = rows["none"]["client_bytes"]
-    assert all(sizes["messages"][way] < sizes["frames"][way] for way in ("up", "down"))
-    assert rows["none"]["server_cpu_seconds"]["all"] > 0
 
 
 @pytest.mark.slow
 def test_accuracy_is_measured_against_epsilon_and_continued(tmp_path: Path) -> None:
-    out = tmp_path / "results.json"
     shorter = ["--seeds", "1", "--estimators", "probe", "--set", "rounds=2", "--set", "probe.k=10"]
-    command = [sys.executable, str(BENCHMARKS / "privacy.py"), "digits", "--out", str(out), *shorter]
-    subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    rows = json.loads(out.read_text())
+    rows, _ = written("privacy", tmp_path, "digits", *shorter)
     spent = {row["epsilon"] for name, row in rows.items() if name.endswith("ε 8, seed 0")}
     assert all(7.99 < epsilon <= 8 for epsilon in spent)
     assert len(spent) == 1
     assert "epsilon" not in rows["digits, probe, ε 0, seed 0"]
     assert sum("choosing" in name for name in rows) == 3 + 5 + 5  # rates; clipping norms and two more rates, twice
-    again = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    assert again.stdout == ""  # every row is in the file
+    assert written("privacy", tmp_path, "digits", *shorter) == (rows, "")  # every row is in the file
 
 
 @pytest.mark.slow
 def test_attacks_get_less_from_a_sum_with_noise(tmp_path: Path) -> None:
-    out = tmp_path / "results.json"
-    command = [sys.executable, str(BENCHMARKS / "privacy_attacks.py"), "softmax", "--quick", "--out", str(out)]
-    subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    rows = json.loads(out.read_text())
+    rows, _ = written("privacy_attacks", tmp_path, "softmax", "--quick")
     plain, noised = rows["softmax, no noise"], rows["softmax, ε 2 over 100 rounds"]
     assert plain["difference"] == {"membership": 1.0, "labels": 1.0, "input": 1.0} | {
         "input, by chance": plain["difference"]["input, by chance"]
     }
     assert abs(noised["difference"]["input"]) < 0.9
     assert 0.5 < noised["bound"] < 0.55
+
+
+@pytest.mark.slow
+def test_the_probe_is_compared_with_the_reference_and_the_peak() -> None:
+    (row,) = run("probe", "--models", "lenet", "--directions", "1", "--repeat", "1").values()
+    assert row["forward_gflop"] == 0.446
+    assert row["ratio_to_reference"] > 0
+    assert 0 < row["fraction_of_peak"] < 2
+
+
+@pytest.mark.slow
+def test_sums_on_a_bad_network_are_right_or_none() -> None:
+    """The benchmark exits with 1 if it found a violation."""
+    result = run("schedules", "--cases", "60")
+    assert result["violations"] == {}
+    outcomes = result["outcomes"]
+    assert set(outcomes) == {"drops", "disorder", "damage"}
+    assert sum(counts["case"] for counts in outcomes.values()) == 60
+    assert all(counts["sum"] and counts["no sum"] for counts in outcomes.values())
+
+
+LAYERS = (Support(0, 4), Support(4, 7, (12, 14)), Support(7, 12))
+GRADIENT = np.linspace(-1, 2, 14, dtype=np.float32)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_share_directions_out_estimates_the_gradient(way: str) -> None:
+    dense, shares, _ = WAYS[way]
+    layout = lay_out(LAYERS, GRADIENT, 8, dense, shares)
+    assert sum(entry.directions for entry in layout) == 8
+    random = np.random.default_rng(0)
+    mean = np.mean([estimate(GRADIENT, layout, random) for _ in range(3000)], axis=0)
+    np.testing.assert_allclose(mean, GRADIENT, atol=0.2)

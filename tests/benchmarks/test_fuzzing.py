@@ -15,8 +15,7 @@ from fuzzing.checks import ACCEPTED, REFUSED, Target, clone, tried
 from fuzzing.damage import Mutations, written
 from fuzzing.texts import damaged_text
 
-from baffle.aggregation.client.mark_lines import Marks
-from baffle.aggregation.client.marks import Memory
+from baffle.aggregation.client.marks import Marks, Memory
 from baffle.core.messages import encode
 from baffle.errors import MessageError
 from baffle.network.joining import Begin, Ready
@@ -36,7 +35,7 @@ def fuzz(*arguments: str) -> dict[str, Any]:
 
 
 def test_more_than_a_thousand_malformed_messages_do_no_harm_anywhere() -> None:
-    result = fuzz("--count", "1500", "--seed", "1")
+    result = fuzz("--count", "1100", "--seed", "1")
     assert result["violations"] == {}
     assert tuple(result["areas"]) == ALL
     assert all(area["messages"] >= area["planned"] for area in result["areas"].values())
@@ -61,15 +60,6 @@ def test_many_malformed_messages_do_no_harm_anywhere() -> None:
     for way in ("bytes", "cells", "tables", "plan"):
         assert outcomes[f"journal, {way}"]["refused"] > 1
     assert result["areas"]["stranger"]["messages"] == 400
-
-
-def test_a_million_are_a_million() -> None:
-    from fuzz_messages import planned  # it loads PyTorch
-
-    assert sum(planned(1_000_000).values()) == 1_000_000
-    assert planned(1_000_000)["stranger"] == 10_000
-    assert sum(planned(5000).values()) == 5000
-    assert planned(700, "plan") == {"plan": 700}
 
 
 def raising(fault: BaseException) -> Callable[[], NoReturn]:
@@ -112,6 +102,9 @@ def test_a_refused_message_that_changed_something_is_found_and_what_changed_is_r
             memory.remember(bytes(32), Marks(slot=memory.marks(bytes(32)).slot + 1))
         return data != b"take"
 
+    memory = Memory()
+    first, second = clone([memory, memory])
+    assert first is second is not memory  # a copy keeps what is shared, and shares nothing else
     target = Target("memory", Memory(), [], feed)
     assert target.take(b"").outcome == REFUSED
     for _ in range(2):
@@ -119,13 +112,6 @@ def test_a_refused_message_that_changed_something_is_found_and_what_changed_is_r
         assert target.take(b"take").outcome == ACCEPTED
     allowed = Target("memory", Memory(), [], feed, may_change=lambda _data, name: name == "_marks")
     assert allowed.take(b"x").outcome == REFUSED
-
-
-def test_a_copy_keeps_what_is_shared_and_shares_nothing_else() -> None:
-    memory = Memory()
-    first, second = clone([memory, memory])
-    assert first is second
-    assert first is not memory
 
 
 def test_messages_inside_messages_and_plans_inside_those_are_damaged() -> None:
@@ -144,12 +130,6 @@ def test_messages_inside_messages_and_plans_inside_those_are_damaged() -> None:
             other_plans.add(plan if isinstance(plan, str) else "")
     assert len(other_statements) > 100
     assert len(other_plans) > 50
-
-
-def test_the_same_seed_makes_the_same_damage() -> None:
-    sound = encode(Ready(bytes(32), bytes(64), 0, 0))
-    one, other = (
-        [mutations.of(sound) for _ in range(200)] for mutations in (Mutations(Random(4), [sound]) for _ in "ab")
-    )
+    one, other = ([again.of(sound) for _ in range(200)] for again in (Mutations(Random(4), [sound]) for _ in "ab"))
     assert one == other
     assert damaged_text(Random(4), "a = 1\nb = 2") == damaged_text(Random(4), "a = 1\nb = 2")

@@ -3,11 +3,9 @@
 import json
 import shutil
 import signal
-import socket
 import sqlite3
 import ssl
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,38 +14,36 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baffle.cli.status import rows
+from baffle.cli.results import rows
 from baffle.errors import one_line
 from baffle.network.link.server import Link
 from baffle.network.status import Status
-from tests.support.link_pages import link_with_pages, new_keys
+from tests.support.command_line import Cli, loaded_by, refused, setting
+from tests.support.links import Keys, link_with_pages, new_keys
 from tests.support.prometheus import parse
 
-Cli = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 PATIENCE = 120.0
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return new_keys(tmp_path_factory.mktemp("keys") / "keys", 3)
+def served(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return new_keys(tmp_path_factory.mktemp("keys") / "keys")
+
+
+@pytest.fixture(scope="module")
+def keys(served: Keys) -> Path:
+    return served.folder
 
 
 @pytest.fixture
-def link(keys: Path) -> Iterator[Link]:
-    with link_with_pages(keys) as link:
+def link(served: Keys) -> Iterator[Link]:
+    with link_with_pages(served) as link:
         yield link
 
 
-def refused(done: "subprocess.CompletedProcess[str]", words: str) -> None:
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_it_shows_a_table(cli: Cli, link: Link, keys: Path) -> None:
+def test_it_shows_a_table_or_one_object(cli: Cli, link: Link, keys: Path) -> None:
     done = cli("status", f"localhost:{link.port}", "--keys", keys / "operator")
     assert (done.returncode, done.stderr) == (0, "")
     shown = {line[:18].strip(): line[18:] for line in done.stdout.splitlines()}
@@ -55,9 +51,6 @@ def test_it_shows_a_table(cli: Cli, link: Link, keys: Path) -> None:
     assert shown["epsilon"] == "not counted: the run is not private"
     assert shown["connected"] == "0"
     assert shown["seconds a round"] == shown["loss"] == shown["test accuracy"] == "–"
-
-
-def test_as_json_it_prints_one_object(cli: Cli, link: Link, keys: Path) -> None:
     done = cli("status", f"127.0.0.1:{link.port}", "--keys", keys / "operator", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     status = msgspec.json.decode(done.stdout, type=Status)
@@ -67,18 +60,19 @@ def test_as_json_it_prints_one_object(cli: Cli, link: Link, keys: Path) -> None:
 
 def test_errors_are_one_line(cli: Cli, link: Link, keys: Path, tmp_path: Path) -> None:
     address, operator = f"127.0.0.1:{link.port}", keys / "operator"
-    other = new_keys(tmp_path / "other", 1)
-    (tmp_path / "wrong").mkdir()
-    (tmp_path / "wrong" / "ca.pem").write_bytes((operator / "ca.pem").read_bytes())
-    shutil.copy(other / "operator" / "operator.token", tmp_path / "wrong" / "operator.token")
-    refused(cli("status", address, "--keys", other / "operator"), "was not issued by the CA in this folder")
-    refused(
-        cli("status", address, "--keys", tmp_path / "wrong"), "either the token in this folder is not that server's"
-    )
-    refused(cli("status", address, "--keys", operator, "--insecure"), "try again without --insecure")
-    refused(cli("status", "127.0.0.1:1", "--keys", operator), "cannot be reached (Connection refused)")
-    refused(cli("status", "nowhere", "--keys", operator), "host:port")
-    refused(cli("status", address, "--keys", tmp_path / "none"), "expected a folder that `baffle keys new` made")
+    other, mixed = new_keys(tmp_path / "other", 1).folder / "operator", tmp_path / "mixed"
+    shutil.copytree(operator, mixed)
+    shutil.copy(other / "operator.token", mixed)
+    for arguments, words in (
+        ([address, "--keys", other], "was not issued by the CA in this folder"),
+        ([address, "--keys", mixed], "either the token in this folder is not that server's"),
+        ([address, "--keys", operator, "--insecure"], "try again without --insecure"),
+        (["127.0.0.1:1", "--keys", operator], "cannot be reached (Connection refused)"),
+        (["nowhere", "--keys", operator], "host:port"),
+        ([address, "--keys", tmp_path / "none"], "expected a folder that `baffle keys new` made"),
+        ([tmp_path / "none"], "holds no run; to ask a server at that address, give --keys"),
+    ):
+        refused(cli("status", *arguments), words)
 
 
 def test_a_servers_words_are_shown_without_control_characters() -> None:
@@ -90,30 +84,10 @@ def test_a_servers_words_are_shown_without_control_characters() -> None:
         assert one_line(value, 2_500).isprintable()
 
 
-LIGHT = """
-import sys
-from baffle.cli.main import main
-sys.argv = ["baffle", *sys.argv[1:]]
-try:
-    main()
-except SystemExit as stopped:
-    heavy = {"torch", "sklearn", "scipy", "flwr", "onnxruntime", "sqlite3", "baffle.plan", "baffle.network.board"}
-    print(stopped.code, sorted(heavy & sys.modules.keys()))
-"""
-
-
 def test_it_imports_nothing_heavy(link: Link, keys: Path) -> None:
-    command = [sys.executable, "-c", LIGHT, "status", f"127.0.0.1:{link.port}", "--keys", str(keys / "operator")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    assert done.stdout.splitlines()[-1] == "0 []"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    _, loaded = loaded_by("status", f"127.0.0.1:{link.port}", "--keys", keys / "operator")
+    heavy = {"torch", "sklearn", "scipy", "flwr", "onnxruntime", "sqlite3", "baffle.plan", "baffle.network.server"}
+    assert not loaded & heavy
 
 
 @pytest.mark.slow
@@ -121,15 +95,15 @@ def test_a_server_is_watched_from_its_start_to_its_end(
     cli: Cli, start: Start, keys: Path, tiny_toml: Path, tmp_path: Path
 ) -> None:
     """A server and three clients as processes of their own. One of them is stopped, and the server waits for it."""
-    port = free_port()
-    address, operator = f"127.0.0.1:{port}", keys / "operator"
-    settings = ("--set", "secure.mode=on", "--set", "rounds=10000", "--set", "run.evaluate_every=5")
+    settings = setting("secure.mode=on", "rounds=10000", "run.evaluate_every=5")
     folders = ("--keys", keys / "server", "--out", tmp_path / "first")
-    start("serve", tiny_toml, *settings, *folders, "--host", "127.0.0.1", "--port", port)
+    server = start("serve", tiny_toml, *settings, *folders, "--host", "127.0.0.1", "--port", 0)
+    assert server.stderr
+    address = next(line for line in server.stderr if "listening at" in line).split()[-1]
+    operator = keys / "operator"
 
     def status_when(so: Callable[[Status], bool]) -> Status:
         limit = time.monotonic() + PATIENCE
-        done = None
         while time.monotonic() < limit:
             done = cli("status", address, "--keys", operator, "--json")
             if done.returncode == 0 and so(status := msgspec.json.decode(done.stdout, type=Status)):
@@ -142,15 +116,12 @@ def test_a_server_is_watched_from_its_start_to_its_end(
     assert waiting.waits_for == "0 clients are here, 3 are needed to begin"
     assert (waiting.clients_on_roster, waiting.clients_needed, waiting.clients_connected) == (3, 3, 0)
 
-    clients = [
-        start("join", address, "--keys", keys / f"client-{number}", "--state", tmp_path / str(number), "--part")
-        for number in range(3)
-    ]
+    own = [("--keys", keys / f"client-{number}", "--state", tmp_path / str(number), "--part") for number in range(3)]
+    clients = [start("join", address, *options) for options in own]
     playing = status_when(lambda status: status.rounds_done > 20)
     assert (playing.doing, playing.connected, playing.taking_part) == ("playing", "0-2", "0-2")
     assert playing.waits_for is None
-    assert playing.accuracy is not None
-    assert playing.loss is not None
+    assert None not in (playing.accuracy, playing.loss)
     assert playing.received_bytes > playing.uplink_bytes > 0
     assert playing.sent_bytes > playing.downlink_bytes > 0
     assert 0 < (playing.median_round_seconds or 0) < playing.uptime_seconds
@@ -158,11 +129,9 @@ def test_a_server_is_watched_from_its_start_to_its_end(
     assert "3: 0-2" in table
     assert "first, plan tiny" in table
 
-    metrics = urllib.request.Request(
-        f"https://{address}/metrics",
-        headers={"Authorization": f"Bearer {(operator / 'operator.token').read_text().strip()}"},
-    )
+    token = {"Authorization": f"Bearer {(operator / 'operator.token').read_text().strip()}"}
     trust = ssl.create_default_context(cafile=operator / "ca.pem")
+    metrics = urllib.request.Request(f"https://{address}/metrics", headers=token)
     with urllib.request.urlopen(metrics, context=trust) as answer:
         shown = parse(answer.read().decode())
     assert shown["baffle_rounds_done_total"].value > 20
@@ -175,9 +144,7 @@ def test_a_server_is_watched_from_its_start_to_its_end(
     assert alone.rounds_done >= playing.rounds_done
 
 
-def test_the_folder_of_a_run_tells_how_it_went_and_what_was_refused(
-    cli: Cli, finished_run: Path, tmp_path: Path
-) -> None:
+def test_the_folder_of_a_run_tells_how_it_went_and_what_was_refused(cli: Cli, finished_run: Path) -> None:
     with sqlite3.connect(finished_run / "journal.sqlite") as db:
         record = json.loads(db.execute("SELECT record FROM metrics WHERE round = 2").fetchone()[0])
         record |= {"refusals": 1, "refused": ["client 1: a vector of 3 values, \x1b[31mexpected 4"]}
@@ -193,4 +160,3 @@ def test_the_folder_of_a_run_tells_how_it_went_and_what_was_refused(
     told = json.loads(cli("status", finished_run, "--json").stdout)
     assert told["refused"] == [{"words": "client 1: a vector of 3 values, [31mexpected 4", "rounds": [3]}]
     assert told["rounds_done"] == 6
-    refused(cli("status", tmp_path / "nothing"), "holds no run; to ask a server at that address, give --keys")

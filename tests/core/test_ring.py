@@ -1,12 +1,15 @@
-"""A contribution's layout, its scale, and what encoding and decoding refuse."""
+"""A contribution's layout, what encoding and decoding refuse, and how the sums of groups are combined."""
 
 from fractions import Fraction
+from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from baffle.core.arrays import I32
-from baffle.core.ring import ELEMENT, EXTRAS, GUARD, LOSS_MAX, Ring, RingVector, Sum, add
+from baffle.core.arrays import F32, I32
+from baffle.core.ring import GUARD, LOSS_MAX, Combine, Ring, RingVector, Totals, add, combine_gradients, combine_totals
 from baffle.errors import MessageError
 
 RING = Ring(clients=10, n_max=100, clip=4.0)
@@ -22,40 +25,17 @@ def changed(vector: RingVector, position: int, value: int) -> RingVector:
     return vector
 
 
-@pytest.mark.parametrize(
-    ("ring", "exponent"),
-    [
-        (Ring(1, 1, 1.0), 28),
-        (Ring(1, 1, 0.5), 29),
-        (Ring(10, 100, 4.0), 17),
-        (Ring(10, 100, 4.0, Fraction(5)), 14),
-        (Ring(1000, 100_000, 100.0), -5),
-    ],
-)
-def test_the_scale_is_the_largest_power_of_two_that_leaves_room(ring: Ring, exponent: int) -> None:
-    assert ring.exponent == exponent
-    assert ring.scale == 2.0**exponent
-
-
 def test_a_contribution_holds_values_weight_one_clipped_and_loss() -> None:
     vector = RING.encode(np.array([0.5, -1.0, 4.0]), 3, weight=7, loss=2.0)
-    assert vector.dtype == np.uint32
-    assert len(vector) == 3 + EXTRAS
     s = 2**17
-    assert signed(vector)[:6] == [7 * s // 2, -7 * s, 28 * s, 7, 1, 0]
-    assert signed(vector)[6] == 7 * 2 * 2**13  # the loss's own scale: ⌊log₂((2²⁹ − 10) / (64 · 10 · 100))⌋ = 13
+    loss = 7 * 2 * 2**13  # the loss's own scale: ⌊log₂((2²⁹ − 10) / (64 · 10 · 100))⌋ = 13
+    assert vector.dtype == np.uint32
+    assert signed(vector) == [7 * s // 2, -7 * s, 28 * s, 7, 1, 0, loss]
 
 
 def test_the_losss_scale_does_not_depend_on_what_bounds_the_values() -> None:
     for ring in (Ring(10, 100, 4.0), Ring(10, 100, 1000.0), Ring(10, 100, 4.0, Fraction(16))):
         assert signed(ring.encode(np.zeros(2), 2, weight=3, loss=-1.0))[-1] == -3 * 2**13
-
-
-def test_a_contribution_reads_back() -> None:
-    total = RING.decode(RING.encode(np.array([0.5, -1.0, 4.0]), 3, weight=7, loss=2.0), 1)
-    assert (total.totals / (RING.scale * total.weight)).tolist() == [0.5, -1.0, 4.0]
-    assert total.totals.dtype == np.int32
-    assert total[1:] == (7, 1, 0, 2.0)
 
 
 def test_rounding_is_to_nearest_and_ties_go_to_even() -> None:
@@ -71,12 +51,6 @@ def test_a_slow_client_counts_each_direction_more_and_leaves_the_rest_at_zero() 
     slow = signed(ring.encode(np.full(2, 0.5), 8, 5, 1.0))
     assert slow[:8] == [4 * fast[0], 4 * fast[1], 0, 0, 0, 0, 0, 0]
     assert slow[8:] == fast[8:]
-
-
-def test_clipped_values_are_bounded_and_counted() -> None:
-    vector = RING.encode(np.array([4.0, 4.001, -9.0, 1e300, -1e300]), 5, 1, 0.0)
-    assert signed(vector)[:5] == [2**19, 2**19, -(2**19), 2**19, -(2**19)]
-    assert RING.decode(vector, 1).clipped == 4
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -110,44 +84,24 @@ def test_a_weight_outside_its_bounds_is_refused(weight: int) -> None:
         RING.encode(np.zeros(2), 2, weight, 0.0)
 
 
-def test_the_sum_wraps_around() -> None:
-    a, b = np.array([2**32 - 1, 5], np.uint32), np.array([3, 2**32 - 5], np.uint32)
-    total = add([a, b, a])
-    assert total.dtype == np.uint32
-    assert total.tolist() == [1, 5]
-
-
-def test_a_sum_of_contributions_adds_weights_and_averages_losses() -> None:
-    vectors = [RING.encode(np.array([1.0, -0.5]), 2, 30, 1.0), RING.encode(np.array([-1.0, 0.5]), 2, 10, 3.0)]
-    total = RING.decode(add(vectors), 2)
-    assert (total.totals / RING.scale).tolist() == [20.0, -10.0]
-    assert (total.weight, total.contributors) == (40, 2)
-    assert total.loss == pytest.approx(1.5)
-
-
-def test_the_wire_form_is_little_endian() -> None:
-    assert np.array([1, 2**32 - 2], np.uint32).astype(ELEMENT).tobytes().hex() == "01000000feffffff"
-
-
 GOOD = RING.encode(np.array([1.0, -1.0]), 2, 50, 1.0)
-WEIGHT, ONES, CLIPPED = -4, -3, -2
+WEIGHT, ONES, CLIPPED, LOSS = -4, -3, -2, -1
 
 
 @pytest.mark.parametrize(
     ("vector", "contributors", "fault"),
     [
-        (GOOD, 2, "claims 1 contributors"),
-        (changed(GOOD, ONES, 2), 1, "claims 2 contributors"),
         (changed(GOOD, ONES, -1), 1, "claims -1 contributors"),
         (changed(GOOD, WEIGHT, 0), 1, "more than 0 clients can send"),
-        (changed(RING.nothing(2), -1, 1), 1, "mean loss"),
+        (changed(RING.nothing(2), LOSS, 1), 1, "mean loss"),
         (changed(GOOD, WEIGHT, 101), 1, "sample weight 101"),
         (changed(GOOD, WEIGHT, -5), 1, "sample weight -5"),
-        (changed(GOOD, 0, GUARD // 10 + 1), 1, "more than 1 clients can send"),
-        (changed(GOOD, 1, -(GUARD // 10) - 1), 1, "more than 1 clients can send"),
         (changed(GOOD, 1, -(2**31)), 1, "a total of 2147483648"),
         (changed(GOOD, CLIPPED, 3), 1, "claims 3 clipped values of 2"),
         (changed(GOOD, CLIPPED, -1), 1, "claims -1 clipped"),
+        (changed(GOOD, LOSS, 2**31 - 1), 1, "mean loss"),
+        (np.zeros(6, np.uint32), 0, "not a sum"),
+        (np.zeros(3, np.uint32), 1, "not a sum"),
     ],
 )
 def test_a_sum_that_honest_clients_cannot_have_made_is_refused(
@@ -157,19 +111,6 @@ def test_a_sum_that_honest_clients_cannot_have_made_is_refused(
         RING.decode(vector, contributors)
 
 
-@pytest.mark.parametrize(
-    "vector",
-    [changed(GOOD, 0, GUARD // 10), changed(GOOD, 0, -(GUARD // 10)), changed(GOOD, CLIPPED, 2)],
-)
-def test_what_honest_clients_can_make_is_read(vector: RingVector) -> None:
-    assert isinstance(RING.decode(vector, 1), Sum)
-
-
-def test_totals_are_read_as_signed_numbers() -> None:
-    totals: I32 = RING.decode(GOOD, 1).totals
-    assert totals.tolist() == [50 * 2**17, -50 * 2**17]
-
-
 @pytest.mark.parametrize(("values", "length"), [(0, 8), (1, 8), (9, 8)])
 def test_more_or_fewer_values_than_a_tier_holds_are_refused(values: int, length: int) -> None:
     ring = Ring(3, 10, 1.0, Fraction(4))
@@ -177,14 +118,111 @@ def test_more_or_fewer_values_than_a_tier_holds_are_refused(values: int, length:
         ring.encode(np.zeros(values), length, 1, 0.0)
 
 
-@pytest.mark.parametrize(("size", "contributors"), [(6, 0), (3, 1), (6, -1)])
-def test_what_is_no_sum_is_refused(size: int, contributors: int) -> None:
-    with pytest.raises(MessageError, match="not a sum"):
-        RING.decode(np.zeros(size, np.uint32), contributors)
+# Groups
+
+LENGTH = 6
+BOUND = GUARD // 16
+
+weights_ = st.integers(1, 100)
+honest_totals = st.builds(
+    lambda values, weight: Totals((np.array(values) * weight).astype(np.int32), weight),
+    st.lists(st.integers(-GUARD // 2000, GUARD // 2000), min_size=LENGTH, max_size=LENGTH),
+    weights_,
+)
+"""Within the ring's bounds: a number per weight, however many weights there are."""
+numbers = st.lists(st.integers(-BOUND, BOUND), min_size=LENGTH, max_size=LENGTH)
+totals = st.builds(lambda n, w: Totals(np.array(n, np.int32), w), numbers, weights_)
+edges = st.builds(
+    lambda edge, w: Totals(np.full(LENGTH, edge, np.int32), w), st.sampled_from([-GUARD, GUARD]), weights_
+)
+gradients = st.lists(st.floats(-1e6, 1e6, width=32), min_size=LENGTH, max_size=LENGTH).map(
+    lambda values: np.array(values, np.float32)
+)
 
 
-def test_a_loss_that_nobody_can_have_is_refused() -> None:
-    vector = RING.encode(np.zeros(2), 2, 5, 0.0)
-    vector[-1] = 2**31 - 1
-    with pytest.raises(MessageError, match="mean loss"):
-        RING.decode(vector, 1)
+@given(st.lists(totals, min_size=1, max_size=9))
+def test_the_mean_of_all_is_the_sum_of_all(groups: list[Totals]) -> None:
+    combined = combine_totals(groups, "mean")
+    assert combined.weight == sum(group.weight for group in groups)
+    assert combined.numbers.dtype == np.int32
+    assert combined.numbers.tolist() == [
+        sum(column) for column in zip(*(g.numbers.tolist() for g in groups), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("how", ["mean", "median"])
+@given(totals)
+def test_one_group_is_itself(how: Combine, group: Totals) -> None:
+    combined = combine_totals([group], how)
+    assert combined.weight == group.weight
+    assert np.array_equal(combined.numbers, group.numbers)
+    gradient = group.numbers.astype(np.float32)
+    assert np.array_equal(combine_gradients([gradient], [3], how), gradient)
+
+
+@pytest.mark.parametrize("how", ["mean", "median"])
+@given(st.lists(totals, min_size=2, max_size=7), st.randoms())
+def test_the_order_of_groups_changes_no_bit_of_totals(how: Combine, groups: list[Totals], random: Random) -> None:
+    order = list(groups)
+    random.shuffle(order)
+    one, other = combine_totals(groups, how), combine_totals(order, how)
+    assert one.weight == other.weight
+    assert np.array_equal(one.numbers, other.numbers)
+
+
+@given(st.lists(st.tuples(gradients, weights_), min_size=2, max_size=7), st.randoms())
+def test_the_order_of_groups_changes_no_bit_of_a_median_gradient(groups: list[tuple[F32, int]], random: Random) -> None:
+    order = list(groups)
+    random.shuffle(order)
+    combined = [combine_gradients([g for g, _ in some], [w for _, w in some], "median") for some in (groups, order)]
+    assert np.array_equal(combined[0], combined[1])
+    assert combined[0].dtype == np.float32
+
+
+@given(st.lists(honest_totals, min_size=2, max_size=6), st.lists(totals | edges, max_size=5), st.randoms())
+def test_fewer_than_half_of_the_groups_move_no_median_beyond_the_others(
+    honest: list[Totals], liars: list[Totals], random: Random
+) -> None:
+    """Whatever liars send: each number per weight stays between the smallest and the largest of the others."""
+    groups = [*honest, *liars[: len(honest) - 1]]
+    random.shuffle(groups)
+    combined = combine_totals(groups, "median")
+    rows, average = np.stack([group.numbers / group.weight for group in honest]), combined.numbers / combined.weight
+    assert (average >= rows.min(axis=0) - 1 / combined.weight).all()
+    assert (average <= rows.max(axis=0) + 1 / combined.weight).all()
+
+
+@given(
+    st.lists(gradients, min_size=2, max_size=6), st.sampled_from([-np.inf, np.inf, -3e38, 0.0, 3e38]), st.integers(0, 6)
+)
+def test_one_gradient_moves_no_median_beyond_the_others(honest: list[F32], value: float, place: int) -> None:
+    liar = np.full(LENGTH, value, np.float32)
+    combined = combine_gradients([*honest[:place], liar, *honest[place:]], [1] * (len(honest) + 1), "median")
+    rows = np.stack(honest)
+    assert (combined >= rows.min(axis=0)).all()
+    assert (combined <= rows.max(axis=0)).all()
+
+
+def test_a_mean_weighs_gradients() -> None:
+    one, other = np.ones(LENGTH, np.float32), np.full(LENGTH, 4, np.float32)
+    assert combine_gradients([one, other], [2, 1], "mean").tolist() == [2.0] * LENGTH
+    assert combine_gradients([one, other], [2, 1], "median").tolist() == [2.5] * LENGTH
+
+
+def test_totals_beyond_the_ring_are_refused() -> None:
+    most: I32 = np.full(LENGTH, GUARD, np.int32)
+    with pytest.raises(MessageError, match="more than clients can send"):
+        combine_totals([Totals(most, 1), Totals(most, 1)], "mean")
+    assert combine_totals([Totals(most, 1), Totals(-most, 1)], "mean").numbers.tolist() == [0] * LENGTH
+
+
+def test_combining_leaves_its_arguments_alone() -> None:
+    groups = [Totals(np.arange(LENGTH, dtype=np.int32) * sign, 2) for sign in (3, -1, 2)]
+    before = [group.numbers.copy() for group in groups]
+    grads = [group.numbers.astype(np.float32) for group in groups]
+    for how in ("mean", "median"):
+        combine_totals(groups, how)
+        combine_gradients(grads, [1, 2, 3], how)
+    for group, gradient, old in zip(groups, grads, before, strict=True):
+        assert np.array_equal(group.numbers, old)
+        assert np.array_equal(gradient, old)

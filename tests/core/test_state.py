@@ -1,4 +1,5 @@
-"""`apply` steps the optimizer, then the average; a state reads back from its bytes and is named by its hash."""
+"""`apply` steps the optimizer, then the average; a state reads back from its bytes and is named by its hash; and the
+gradient from totals."""
 
 import threading
 from dataclasses import replace
@@ -10,13 +11,15 @@ import pytest
 import torch
 
 from baffle.core.arrays import F32
+from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, Directions, Distribution, dense
 from baffle.core.messages import Group, Outcome
-from baffle.core.rebuild import gradient_from_vector
+from baffle.core.rebuild import EXACT_DIRECTIONS, gradient_from_scalars, gradient_from_vector, rebuild
 from baffle.core.ring import Ring
 from baffle.core.state import Rule, ServerState, apply, pack, require_denormals, unpack
 from baffle.core.update import adam, average, clip, compose, momentum, no_average, sgd, weight_decay
 from baffle.errors import BaffleError, JournalError
 
+KEY = bytes(range(32))
 RING = Ring(clients=1, n_max=4, clip=1.0)
 N = 5
 
@@ -45,28 +48,13 @@ def frozen(state: ServerState) -> ServerState:
     return state
 
 
-def test_a_step_is_added_to_the_weights() -> None:
-    after = apply(PLAIN, PLAIN.start(start()), vector_of([0.5, -0.5, 1.0, 0.0, -1.0]))
-    assert after.weights.tolist() == [-0.25, 1.25, 1.5, 3.0, 4.5]
-    assert after.weights.dtype == np.float32
-    assert (after.optimizer, after.average) == ((), ())
-
-
 def test_the_optimizer_sees_the_weights_before_and_the_average_those_after() -> None:
     rule = replace(PLAIN, optimizer=compose(weight_decay(1.0), sgd(1.0)), average=average(0.0))
     after = apply(rule, rule.start(start()), vector_of([1.0] * N))
     assert after.weights.tolist() == [-1.0] * N
     assert after.average[0].tolist() == [-1.0] * N
-
-
-def test_the_average_is_never_fed_back() -> None:
-    alone, watched = PLAIN.start(start()), replace(PLAIN, average=average(0.9)).start(start())
-    for number in range(5):
-        outcome = vector_of([0.1, 0.2, -0.3, 0.4, 1.0], number)
-        alone = apply(PLAIN, alone, outcome)
-        watched = apply(replace(PLAIN, average=average(0.9)), watched, outcome)
-    assert alone.weights_hash() == watched.weights_hash()
-    assert watched.average[0].tobytes() != watched.weights.tobytes()
+    alone = replace(rule, average=no_average())
+    assert apply(alone, alone.start(start()), vector_of([1.0] * N)).weights_hash() == after.weights_hash()
 
 
 @pytest.mark.parametrize("rule", [PLAIN, FULL])
@@ -99,16 +87,6 @@ def test_the_digest_covers_weights_optimizer_and_average_as_little_endian_float3
     assert state.weights_hash() == sha256(state.weights.astype("<f4").tobytes()).digest()
 
 
-def test_every_bit_of_a_state_counts_in_its_digest() -> None:
-    state = apply(FULL, FULL.start(start()), vector_of([0.5, 0.1, 0.9, 0.0, -1.0]))
-    digests = {state.digest()}
-    for i in range(7):
-        other = [part.copy() for part in state.vectors()]
-        other[i].view(np.uint32)[-1] ^= 1
-        digests.add(ServerState(other[0], tuple(other[1:5]), tuple(other[5:])).digest())
-    assert len(digests) == 8
-
-
 @pytest.mark.parametrize("rule", [PLAIN, FULL, replace(FULL, optimizer=momentum(0.1))])
 def test_a_state_reads_back_bit_for_bit(rule: Rule) -> None:
     state = apply(rule, rule.start(start()), vector_of([0.5, 1e-7, 0.9, -0.0, -1.0]))
@@ -126,16 +104,8 @@ PACKED = pack(FULL.start(start()))
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"\xc1",
-        PACKED[:-1],
-        PACKED + b"\0",
-        pack(PLAIN.start(start())),
-        msgspec.msgpack.encode([]),
-        msgspec.msgpack.encode([1, 2]),
-        msgspec.msgpack.encode([b"abc"]),
-        msgspec.msgpack.encode([b""]),
-        msgspec.msgpack.encode([bytes(20)] * 7),
+        *(b"", b"\xc1", PACKED[:-1], PACKED + b"\0", pack(PLAIN.start(start()))),
+        *map(msgspec.msgpack.encode, ([], [1, 2], [b"abc"], [b""], [bytes(20)] * 7)),
     ],
 )
 def test_a_damaged_snapshot_is_refused(data: bytes) -> None:
@@ -170,3 +140,52 @@ def test_a_thread_that_flushes_denormals_is_refused_unless_there_is_nothing_to_c
     assert skipped is state
     assert "flushes denormal numbers" in str(fault)
     require_denormals()
+
+
+# The gradient
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+def test_a_product_of_the_largest_chunk_stays_where_float64_counts_integers(distribution: Distribution) -> None:
+    assert EXACT_DIRECTIONS * 2**31 * distribution.bound < 2**53
+
+
+def test_no_direction_gives_no_gradient() -> None:
+    assert rebuild(np.empty(0, np.int32), Directions(KEY, GAUSSIAN), (), 3).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_another_number_of_totals_than_directions_is_refused(count: int) -> None:
+    with pytest.raises(ValueError, match=rf"a total per direction \(3\), got {count}"):
+        rebuild(np.ones(count, np.int32), Directions(KEY, GAUSSIAN), dense(4, 3), 4)
+
+
+@pytest.mark.parametrize("chunk", [0, -1, EXACT_DIRECTIONS + 1])
+def test_a_chunk_that_could_be_inexact_is_refused(chunk: int) -> None:
+    with pytest.raises(ValueError, match=f"1 to 128 directions, got {chunk}"):
+        rebuild(np.ones(3, np.int32), Directions(KEY, GAUSSIAN), dense(4, 3), 4, chunk=chunk)
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+def test_the_gradient_is_the_mean_of_scalars_times_directions(distribution: Distribution) -> None:
+    ring, directions = Ring(clients=4, n_max=50, clip=8.0), Directions(KEY, distribution)
+    scalars = np.array([0.5, -2.0, 0.25])
+    total = ring.decode(ring.encode(scalars, 3, 40, 0.0), 1)
+    rebuilt = gradient_from_scalars(total.totals, total.weight, directions, dense(6, 3), 6, ring)
+    assert rebuilt.dtype == np.float32
+    assert rebuilt == pytest.approx(scalars @ (directions.draw(range(3), 0, 6) * distribution.unit) / 3, rel=1e-6)
+
+
+def test_the_gradient_is_rounded_once() -> None:
+    ring, directions = Ring(clients=3, n_max=7, clip=1.0), Directions(KEY, GAUSSIAN)
+    totals = np.array([123_456_789, -987_654_321, 2**31 - 1], np.int32)
+    exact = rebuild(totals, directions, dense(50, 3), 50)
+    expected = [np.float32(int(g) / (3 * 5 * 2 ** (ring.exponent + 12))) for g in exact]
+    assert gradient_from_scalars(totals, 5, directions, dense(50, 3), 50, ring).tolist() == expected
+
+
+def test_a_vector_is_the_weighted_mean_rounded_once() -> None:
+    ring, totals = Ring(clients=2, n_max=30, clip=1.0), [3, -(2**31), 2**31 - 1, 0, *range(2**24, 2**24 + 40)]
+    rebuilt = gradient_from_vector(np.array(totals, np.int32), 25, ring)
+    assert rebuilt.dtype == np.float32
+    assert rebuilt.tolist() == [float(np.float32(total / (25 * 2**ring.exponent))) for total in totals]

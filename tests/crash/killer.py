@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import baffle.runtime.torch.model  # noqa: F401  (with PyTorch, which takes seconds)
 from baffle.plan import load
 from baffle.simulation import resume, simulate
 

@@ -4,6 +4,8 @@ through the functions that a plan's `task.data` calls."""
 import bz2
 import gzip
 import io
+import os
+import shutil
 import struct
 import zipfile
 import zlib
@@ -11,24 +13,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from baffle.data.cifar import cifar10
 from baffle.data.handwriting import mnist, usps
-from baffle.data.images import image_set
+from baffle.data.images import decode, image_set
 from baffle.errors import DataError
+from tests.data.test_files import npy_header
 from tests.support.memory import at_most
 
-LITTLE = 32 << 20
-"""Bytes that reading any of these files may take."""
-
-SMALL = 3 << 20
-"""Bytes that any of these files may have."""
+LITTLE = 32 << 20  # bytes of memory that reading any of these files may take
+SMALL = 3 << 20  # bytes that any of these files may have
 
 
 def npy(shape: str, kind: str = "|u1") -> bytes:
-    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode()
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    return npy_header(f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}")
 
 
 def deflated_zeros(start: bytes, size: int) -> bytes:
@@ -48,33 +48,19 @@ def archive_of(packed: bytes, method: int, declared: int) -> bytes:
     return member + entry + b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(entry), len(member), 0)
 
 
-def usps_bomb(declared: int, size: int = 1 << 31) -> Callable[[Path], None]:
-    """Images of two gigabytes."""
+def usps_bomb(declared: int = 0, size: int = 1 << 31) -> bytes:
+    """Images of two gigabytes, in an archive that declares this size."""
     start = npy(f"({size >> 8}, 16, 16)")
-    return lambda folder: (folder / "usps.npz").write_bytes(  # type: ignore[return-value]
-        archive_of(deflated_zeros(start, size), zipfile.ZIP_DEFLATED, declared or len(start) + size)
-    )
+    return archive_of(deflated_zeros(start, size), zipfile.ZIP_DEFLATED, declared or len(start) + size)
 
 
-def usps_bomb_by_bzip2(folder: Path) -> None:
-    packed = bz2.compress(npy("(262144, 16, 16)") + bytes(1 << 26))
-    (folder / "usps.npz").write_bytes(archive_of(packed, zipfile.ZIP_BZIP2, 1000))
+def usps_bomb_by_bzip2() -> bytes:
+    return archive_of(bz2.compress(npy("(262144, 16, 16)") + bytes(1 << 26)), zipfile.ZIP_BZIP2, 1000)
 
 
-def usps_header(shape: str, kind: str = "|u1") -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        with zipfile.ZipFile(folder / "usps.npz", "w") as archive:
-            archive.writestr("x_train.npy", npy(shape, kind) + bytes(100))
-
-    return write
-
-
-def mnist_files(images: bytes) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        (folder / "train-images-idx3-ubyte.gz").write_bytes(images)
-        (folder / "train-labels-idx1-ubyte").write_bytes(struct.pack(">BBBBI", 0, 0, 8, 1, 1) + bytes(1))
-
-    return write
+def usps_header(shape: str, kind: str = "|u1") -> bytes:
+    content = npy(shape, kind) + bytes(100)
+    return archive_of(content, zipfile.ZIP_STORED, len(content))
 
 
 def idx(items: int) -> bytes:
@@ -90,59 +76,40 @@ def gzip_of_zeros(start: bytes, size: int) -> bytes:
     return packed.getvalue()
 
 
-def plain_mnist(images: bytes, size: int = 0) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        path = folder / "train-images-idx3-ubyte"
-        path.write_bytes(images)
-        if size:
-            with path.open("r+b") as file:
-                file.truncate(size)
+USPS, MNIST, GZIPPED, CIFAR = "usps.npz", "train-images-idx3-ubyte", "train-images-idx3-ubyte.gz", "data_batch_1"
 
-    return write
-
-
-def cifar_batches(content: bytes, size: int = 0) -> Callable[[Path], None]:
-    """Five batches, pickled or (with a size) binary and sparse."""
-
-    def write(folder: Path) -> None:
-        for number in range(1, 6):
-            path = folder / (f"data_batch_{number}.bin" if size else f"data_batch_{number}")
-            path.write_bytes(content)
-            if size:
-                with path.open("r+b") as file:
-                    file.truncate(size)
-
-    return write
-
-
-CASES: dict[str, tuple[Callable[[Path | None], object], Callable[[Path], None]]] = {
-    "npz bomb": (usps, usps_bomb(declared=0)),
-    "npz bomb that declares little": (usps, usps_bomb(declared=1000)),
-    "npz bomb by bzip2": (usps, usps_bomb_by_bzip2),
-    "npy header of 2^60": (usps, usps_header("(4503599627370496, 16, 16)")),
-    "npy header of 8 GB": (usps, usps_header("(33554432, 16, 16)")),
-    "npy header of huge items": (usps, usps_header("(3, 16, 16)", "|V2000000000")),
-    "npy header below zero": (usps, usps_header("(-3, -16, 16)")),
-    "idx of 2^32 items": (mnist, mnist_files(gzip_of_zeros(idx(2**32 - 1), 1 << 26))),
-    "gzipped idx of a gigabyte that is not there": (mnist, mnist_files(gzip.compress(idx(1_300_000)))),
-    "plain idx of a gigabyte that is not there": (mnist, plain_mnist(idx(1_300_000))),
-    "plain idx of a terabyte": (mnist, plain_mnist(idx(1_400_000_000), 1 << 40)),
-    "cifar of a terabyte": (cifar10, cifar_batches(b"", 1 << 40)),
-    "pickle of a million lists": (cifar10, cifar_batches(b"\x80\x02" + b"]" * 1_900_000 + b".")),
-    "pickle that names a huge string": (cifar10, cifar_batches(b"\x80\x02T" + struct.pack("<i", 2**31 - 1) + b".")),
+CASES: dict[str, tuple[str, Callable[[], bytes], int]] = {
+    "npz bomb": (USPS, usps_bomb, 0),
+    "npz bomb that declares little": (USPS, lambda: usps_bomb(declared=1000), 0),
+    "npz bomb by bzip2": (USPS, usps_bomb_by_bzip2, 0),
+    "npy header of 2^60": (USPS, lambda: usps_header("(4503599627370496, 16, 16)"), 0),
+    "npy header of 8 GB": (USPS, lambda: usps_header("(33554432, 16, 16)"), 0),
+    "npy header of huge items": (USPS, lambda: usps_header("(3, 16, 16)", "|V2000000000"), 0),
+    "npy header below zero": (USPS, lambda: usps_header("(-3, -16, 16)"), 0),
+    "idx of 2^32 items": (GZIPPED, lambda: gzip_of_zeros(idx(2**32 - 1), 1 << 26), 0),
+    "gzipped idx of a gigabyte that is not there": (GZIPPED, lambda: gzip.compress(idx(1_300_000)), 0),
+    "plain idx of a gigabyte that is not there": (MNIST, lambda: idx(1_300_000), 0),
+    "plain idx of a terabyte": (MNIST, lambda: idx(1_400_000_000), 1 << 40),
+    "cifar of a terabyte": (f"{CIFAR}.bin", lambda: b"", 1 << 40),
+    "pickle of a million lists": (CIFAR, lambda: b"\x80\x02" + b"]" * 1_900_000 + b".", 0),
+    "pickle that names a huge string": (CIFAR, lambda: b"\x80\x02T" + struct.pack("<i", 2**31 - 1) + b".", 0),
 }
+"""A file's name, how it begins, and the size to which it is stretched without taking room on the disk."""
+
+READERS = {USPS: usps, MNIST: mnist, GZIPPED: mnist, CIFAR: cifar10, f"{CIFAR}.bin": cifar10}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_small_file_takes_little_memory(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, write = CASES[case]
-    write(tmp_path)
-    assert all(path.stat().st_blocks * 512 <= SMALL for path in tmp_path.iterdir()), "it is no small file"
-    if "lists" in case:
-        monkeypatch.setattr("baffle.data.pickles.MOST_READS", 100_000)
+    name, content, size = CASES[case]
+    (tmp_path / name).write_bytes(content())
+    if size:
+        os.truncate(tmp_path / name, size)
+    assert (tmp_path / name).stat().st_blocks * 512 <= SMALL, "it is no small file"
+    monkeypatch.setattr("baffle.data.cifar.MOST_READS", 100_000)
     with at_most(LITTLE), pytest.raises(DataError) as fault:
-        load(tmp_path).train.samples.sum()  # type: ignore[attr-defined]
-    assert str(tmp_path) in str(fault.value)
+        READERS[name](tmp_path).train.samples.sum()
+    assert str(tmp_path / name) in str(fault.value)
 
 
 def png(width: int, height: int, *chunks: tuple[bytes, bytes]) -> bytes:
@@ -167,24 +134,15 @@ IMAGES = {
 @pytest.mark.parametrize("case", IMAGES)
 def test_a_small_image_takes_little_memory(tmp_path: Path, case: str, zipped: bool) -> None:
     assert len(IMAGES[case]) <= SMALL
-    names = [f"photo/dog/{number}.png" for number in range(5)]
-    if zipped:
-        with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
-            for name in names:
-                archive.writestr(name, IMAGES[case])
-    else:
-        (tmp_path / "set" / "photo" / "dog").mkdir(parents=True)
-        for name in names:
-            (tmp_path / "set" / name).write_bytes(IMAGES[case])
+    (tmp_path / "set" / "photo" / "dog").mkdir(parents=True)
+    for number in range(5):
+        (tmp_path / "set" / "photo" / "dog" / f"{number}.png").write_bytes(IMAGES[case])
+    path = Path(shutil.make_archive(str(tmp_path / "set"), "zip", tmp_path / "set")) if zipped else tmp_path / "set"
     with at_most(LITTLE), pytest.raises(DataError, match=r"photo/dog/0\.png"):
-        image_set(tmp_path / ("set.zip" if zipped else "set"), 32).train.samples.sum()
+        image_set(path, 32).train.samples.sum()
 
 
 def test_a_deep_image_is_converted_row_by_row(tmp_path: Path) -> None:
-    import PIL.Image
-
-    from baffle.data.images import decode
-
     PIL.Image.fromarray(np.full((2000, 2000), 257 * 40, np.uint16)).save(tmp_path / "deep.png")
     with at_most(40 << 20):
         assert (decode(tmp_path / "deep.png") == 40).all()

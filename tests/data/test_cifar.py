@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,9 @@ from PIL import Image
 
 from baffle.core.arrays import I64, U8
 from baffle.data import cifar as module
-from baffle.data.cifar import CIFAR10, CIFAR100, Cifar
-from baffle.data.pickles import read_batch
-from baffle.data.pixels import shifted_and_flipped
+from baffle.data.cifar import CIFAR10, CIFAR100, Cifar, read_batch, shifted_and_flipped
 from baffle.errors import DataError
-from tests.support.whole_sources import eager
+from tests.support.solid_images import eager
 
 read, cifar10, cifar100 = eager(module.read), eager(module.cifar10), eager(module.cifar100)
 
@@ -37,16 +36,15 @@ SMALL100 = replace(
 both = pytest.mark.parametrize("cifar", [SMALL10, SMALL100], ids=lambda cifar: cifar.name)
 
 
-class AsPython2Did(pickle._Pickler):
-    """Writes bytes as strings of Python 2, like the published batches."""
-
-
 def _save_bytes(pickler: Any, content: bytes) -> None:
     pickler.write(pickle.BINSTRING + struct.pack("<i", len(content)) + content)
     pickler.memoize(content)
 
 
-AsPython2Did.dispatch = pickle._Pickler.dispatch | {bytes: _save_bytes}
+class AsPython2Did(pickle._Pickler):
+    """Writes bytes as strings of Python 2, like the published batches."""
+
+    dispatch = pickle._Pickler.dispatch | {bytes: _save_bytes}
 
 
 def _pickled(batch: object) -> bytes:
@@ -84,22 +82,24 @@ def _written(cifar: Cifar, folder: Path, form: str) -> tuple[tuple[U8, I64], tup
         written = [_random(count, cifar.classes, seed) for seed in range(len(names))]
         for name, (images, labels) in zip(names, written, strict=True):
             WRITERS[form](cifar, folder, name, images, labels)
-        images = np.concatenate([batch_images for batch_images, _ in written])
-        labels = np.concatenate([batch_labels for _, batch_labels in written])
-        parts.append((images, labels))
+        parts.append((np.concatenate([of for of, _ in written]), np.concatenate([of for _, of in written])))
     return parts[0], parts[1]
 
 
 @both
 @pytest.mark.parametrize("form", ["binary", "pickled"])
-@pytest.mark.parametrize("below", ["", "{name}", "{name}/{title}-batches", "{title}-any"])
-def test_the_publishers_files_are_read(tmp_path: Path, cifar: Cifar, form: str, below: str) -> None:
+@pytest.mark.parametrize("below", ["", "{name}/{title}-batches", "{title}-any"])
+def test_the_publishers_files_are_read_and_scaled(tmp_path: Path, cifar: Cifar, form: str, below: str) -> None:
     train, test = _written(cifar, tmp_path / below.format(name=cifar.name, title=cifar.title.lower()), form)
     source = read(cifar, tmp_path)
     assert (source.classes, source.shape) == (cifar.classes, (3, 32, 32))
     for part, (images, labels) in ((source.train, train), (source.test, test)):
         np.testing.assert_array_equal(part.samples, images)
         np.testing.assert_array_equal(part.labels, labels)
+    shown = source.train.batch(np.array([2])).x[0]
+    assert shown.dtype == np.float32
+    mean, deviation = (np.array(of)[:, None, None] for of in (cifar.scale.mean, cifar.scale.deviation))
+    np.testing.assert_allclose(shown * deviation + mean, source.train.samples[2] / 255, atol=1e-6)
 
 
 def test_sheets_are_read_row_by_row(tmp_path: Path) -> None:
@@ -126,21 +126,9 @@ def test_sheets_are_read_row_by_row(tmp_path: Path) -> None:
         read(SMALL10, tmp_path)
 
 
-@both
-def test_pixels_are_scaled_by_channel(tmp_path: Path, cifar: Cifar) -> None:
-    _written(cifar, tmp_path, "binary")
-    train = read(cifar, tmp_path).train
-    shown = train.batch(np.array([2])).x[0]
-    assert shown.dtype == np.float32
-    for channel in range(3):
-        back = shown[channel] * cifar.scale.deviation[channel] + cifar.scale.mean[channel]
-        np.testing.assert_allclose(back, train.samples[2, channel] / 255, atol=1e-6)
-
-
-@pytest.mark.parametrize("load", [cifar10, cifar100])
-def test_a_missing_set_says_where_to_get_it(tmp_path: Path, load: Any) -> None:
-    for folder in (None, tmp_path, tmp_path / "missing"):
-        says = r"cifar-100?-binary\.tar\.gz or cifar-100?-python\.tar\.gz .*cs\.toronto\.edu/~kriz/cifar\.html"
+def test_a_missing_set_says_where_to_get_it(tmp_path: Path) -> None:
+    says = r"cifar-100?-binary\.tar\.gz or cifar-100?-python\.tar\.gz .*cs\.toronto\.edu/~kriz/cifar\.html"
+    for load, folder in product((cifar10, cifar100), (None, tmp_path, tmp_path / "missing")):
         with pytest.raises(DataError, match=says):
             load(folder)
 
@@ -148,7 +136,9 @@ def test_a_missing_set_says_where_to_get_it(tmp_path: Path, load: Any) -> None:
 @both
 @pytest.mark.parametrize("form", ["binary", "pickled"])
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_a_missing_truncated_or_longer_file_is_named(tmp_path: Path, cifar: Cifar, form: str, part: str) -> None:
+def test_a_missing_truncated_or_longer_file_or_a_wrong_label_is_named(
+    tmp_path: Path, cifar: Cifar, form: str, part: str
+) -> None:
     _written(cifar, tmp_path, form)
     name = getattr(getattr(cifar, form), part)[-1]
     whole = (tmp_path / name).read_bytes()
@@ -158,17 +148,9 @@ def test_a_missing_truncated_or_longer_file_is_named(tmp_path: Path, cifar: Cifa
         with pytest.raises(DataError, match=f"{name}.*download it again"):
             read(cifar, tmp_path)
     (tmp_path / name).unlink()
-    if len(list(tmp_path.iterdir())):
-        with pytest.raises(DataError, match=f"{name}.*No such file"):
-            read(cifar, tmp_path)
-
-
-@both
-@pytest.mark.parametrize("form", ["binary", "pickled"])
-def test_a_label_must_name_a_class(tmp_path: Path, cifar: Cifar, form: str) -> None:
-    _written(cifar, tmp_path, form)
-    name = getattr(cifar, form).test[0]
-    images, labels = _random(3, cifar.classes, 0)
+    with pytest.raises(DataError, match=f"{name}.*No such file"):
+        read(cifar, tmp_path)
+    images, labels = _random(getattr(cifar, form).images[part == "test"], cifar.classes, 0)
     labels[1] = cifar.classes
     WRITERS[form](cifar, tmp_path, name, images, labels)
     with pytest.raises(DataError, match=rf"{name} holds the label {cifar.classes}, expected 0 to {cifar.classes - 1}"):
@@ -193,9 +175,6 @@ def test_a_pickle_cannot_call_anything(tmp_path: Path, protocol: int) -> None:
         with pytest.raises(DataError, match=r"batch is (not a batch of CIFAR, and may be meant to do harm|damaged)"):
             read_batch(tmp_path / "batch", b"labels")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["batch"]
-
-
-def test_the_message_about_a_harmful_pickle_names_the_function(tmp_path: Path) -> None:
     (tmp_path / "batch").write_bytes(pickle.dumps(Calls(os.system, "true"), 2))
     with pytest.raises(DataError, match=r"meant to do harm: it asks for posix\.system; delete it"):
         read_batch(tmp_path / "batch", b"labels")
@@ -204,31 +183,21 @@ def test_the_message_about_a_harmful_pickle_names_the_function(tmp_path: Path) -
 PIXELS = np.zeros((2, 3072), np.uint8)
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        5,
-        [],
-        {b"data": PIXELS},
-        {b"labels": [1, 2]},
-        {b"data": b"x" * 6144, b"labels": [1, 2]},
-        {b"data": PIXELS.astype(np.int16), b"labels": [1, 2]},
-        {b"data": PIXELS.ravel(), b"labels": [1, 2]},
-        {b"data": np.asfortranarray(PIXELS), b"labels": [1, 2]},
-        {b"data": PIXELS, b"labels": [1, "2"]},
-        {b"data": PIXELS, b"labels": [1, None]},
-        {b"data": PIXELS, b"labels": {b"1": 2}},
-    ],
-)
-def test_a_pickle_of_something_else_is_refused(tmp_path: Path, batch: object) -> None:
-    (tmp_path / "batch").write_bytes(_pickled(batch))
-    with pytest.raises(DataError, match=r"batch.*(expected|download it again)"):
-        read_batch(tmp_path / "batch", b"labels")
+def test_a_pickle_of_something_else_is_refused(tmp_path: Path) -> None:
+    arrays = (b"x" * 6144, PIXELS.astype(np.int16), PIXELS.ravel(), np.asfortranarray(PIXELS))
+    for batch in (
+        *(5, [], {b"data": PIXELS}, {b"labels": [1, 2]}),
+        *({b"data": array, b"labels": [1, 2]} for array in arrays),
+        *({b"data": PIXELS, b"labels": labels} for labels in ([1, "2"], [1, None], {b"1": 2})),
+    ):
+        (tmp_path / "batch").write_bytes(_pickled(batch))
+        with pytest.raises(DataError, match=r"batch.*(expected|download it again)"):
+            read_batch(tmp_path / "batch", b"labels")
 
 
 HOSTILE = {
     "a memo of four billion entries": b"\x80\x02}r\xff\xff\xff\xff.",
-    "keys nested without end": b"\x80\x02})" + b"\x85" * 2_000_000 + b"K\x01s.",
+    "keys nested without end": b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.",
     "lists nested without end": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
     "an array that claims to be huge": b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00tR.",
     "a class changed in place": b"\x80\x02cnumpy\ndtype\nNU\x01a}\x86b.",
@@ -240,9 +209,9 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_hostile_pickle_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "batch").write_bytes(content)
+@pytest.mark.parametrize("lie", HOSTILE)
+def test_a_hostile_pickle_is_refused(tmp_path: Path, lie: str) -> None:
+    (tmp_path / "batch").write_bytes(HOSTILE[lie])
     with pytest.raises(DataError, match="batch"):
         read_batch(tmp_path / "batch", b"labels")
 
@@ -287,20 +256,8 @@ def test_every_shift_and_both_sides_occur() -> None:
 
 def test_only_training_images_with_a_key_are_augmented(tmp_path: Path) -> None:
     _written(SMALL10, tmp_path, "binary")
-    source = read(SMALL10, tmp_path)
-    indices = np.arange(3)
+    source, indices = read(SMALL10, tmp_path), np.arange(3)
     plain = source.train.batch(indices).x
     assert not np.array_equal(source.train.batch(indices, b"k" * 32).x, plain)
     np.testing.assert_array_equal(source.train.batch(indices).x, plain)
     np.testing.assert_array_equal(source.test.batch(indices, b"k" * 32).x, source.test.batch(indices).x)
-
-
-def test_real_cifar10(data_folder: Path) -> None:
-    if not (data_folder / "cifar10").exists():
-        pytest.skip("BAFFLE_DATA holds no cifar10/")
-    source = cifar10(data_folder)
-    assert (len(source.train), len(source.test), source.shape) == (50_000, 10_000, (3, 32, 32))
-    np.testing.assert_array_equal(np.bincount(source.train.labels), [5000] * 10)
-    np.testing.assert_array_equal(np.bincount(source.test.labels), [1000] * 10)
-    seen = source.train.batch(np.arange(0, 50_000, 10)).x
-    np.testing.assert_allclose(seen.mean((0, 2, 3)), 0, atol=0.03)

@@ -17,8 +17,7 @@ from tests.support.environments import SUPPORTED, fresh, python, require_registr
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
 
-LARGEST_ENVIRONMENT = 500e6
-"""Bytes that the demo's environment may take."""
+LARGEST_ENVIRONMENT = 500e6  # bytes that the demo's environment may take
 
 HEAVY = {"torch", "scikit-learn", "scipy", "flwr", "matplotlib"}
 

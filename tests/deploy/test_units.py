@@ -12,7 +12,7 @@ import click
 import pytest
 
 from baffle.cli.main import COMMANDS
-from baffle.network.open_files import SPARE
+from baffle.network.server.machine import SPARE
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -63,55 +63,39 @@ def example(variable: str) -> str:
 @pytest.mark.parametrize("options", ["", example("BAFFLE_SERVE_OPTIONS")])
 def test_the_servers_unit_runs_serve_with_options_that_it_has(options: str) -> None:
     program, *words = command_line("baffle-serve.service", BAFFLE_SERVE_OPTIONS=options)
-    assert (program, words[0]) == (PROGRAM, "serve")
     values = parse(words).params
-    assert values["plan"] == "/etc/baffle/plan.toml"
-    assert values["keys_folder"] == Path("/etc/baffle/server")
+    assert (program, words[0], values["log_style"]) == (PROGRAM, "serve", "json")
+    assert (values["plan"], values["keys_folder"]) == ("/etc/baffle/plan.toml", Path("/etc/baffle/server"))
     assert values["out"] == STATE / "runs" / "first"
-    assert " --log json" in " ".join(words)
     assert bool(values["data"]) == bool(options)
+    assert example("BAFFLE_RUN") == "first", "the example should be what the unit does without it"
+    _, *words = command_line("baffle-serve.service", BAFFLE_RUN="second")
+    assert parse(words).params["out"] == STATE / "runs" / "second"
 
 
 @pytest.mark.parametrize("options", ["", example("BAFFLE_JOIN_OPTIONS")])
 def test_the_clients_unit_runs_join_with_options_that_it_has(options: str) -> None:
     program, *words = command_line("baffle-join@.service", BAFFLE_JOIN_OPTIONS=options)
-    assert (program, words[0]) == (PROGRAM, "join")
     values = parse(words).params
-    assert values["address"] == INSTANCE
+    assert (program, words[0], values["log_style"]) == (PROGRAM, "join", "json")
     assert values["keys_folder"] == STATE / "keys", "a client writes beside its keys, and may write to its state alone"
-    assert (values["state"], values["data"]) == (STATE / "state", STATE / "data")
+    assert (values["address"], values["state"], values["data"]) == (INSTANCE, STATE / "state", STATE / "data")
     assert values["stay"]
-    assert " --log json" in " ".join(words)
     assert bool(values["model"]) == bool(options)
 
 
-def test_another_name_begins_another_run() -> None:
-    words = command_line("baffle-serve.service", BAFFLE_RUN="second")
-    assert parse(words[1:]).params["out"] == STATE / "runs" / "second"
-    assert example("BAFFLE_RUN") == "first", "the example should be what the unit does without it"
-
-
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_unit_writes_to_its_state_alone_and_runs_as_a_user_without_rights(unit: str) -> None:
+def test_a_unit_writes_to_its_state_alone_has_no_rights_and_is_restarted_after_a_failure(unit: str) -> None:
     service = read(unit)["Service"]
+    assert (service["Restart"], service["TimeoutStopSec"]) == ("on-failure", "30s")
+    assert read(unit)["Unit"]["StartLimitIntervalSec"] == "0"
+    assert "SuccessExitStatus" not in service, "SIGTERM ends with exit code 0 by itself"
+    assert unit != UNITS[0] or int(service["LimitNOFILE"]) >= 1000 + SPARE, "files for a thousand clients"
     assert service["User"] == "baffle"
     assert service["ProtectSystem"] == "strict"
     assert service["StateDirectory"] == STATE.name
     assert not {"ReadWritePaths", "AmbientCapabilities"} & set(service)
     assert (service["NoNewPrivileges"], service["CapabilityBoundingSet"]) == ("yes", "")
-
-
-@pytest.mark.parametrize("unit", UNITS)
-def test_a_unit_is_restarted_after_a_failure_and_not_after_a_clean_stop(unit: str) -> None:
-    parsed = read(unit)
-    assert parsed["Service"]["Restart"] == "on-failure"
-    assert parsed["Unit"]["StartLimitIntervalSec"] == "0"
-    assert parsed["Service"]["TimeoutStopSec"] == "30s"
-    assert "SuccessExitStatus" not in parsed["Service"], "SIGTERM ends with exit code 0 by itself"
-
-
-def test_the_server_may_open_files_for_a_thousand_clients() -> None:
-    assert int(read("baffle-serve.service")["Service"]["LimitNOFILE"]) >= 1000 + SPARE
 
 
 @needs_systemd
@@ -139,23 +123,13 @@ def test_systemd_rates_a_unit_as_little_exposed(unit: str) -> None:
     assert done.returncode == 0, done.stdout[-200:] + done.stderr
 
 
-def _commands_of_the_page() -> list[str]:
-    """Every command line of BAFFLE in docs/operate.md, in a container or not, without what stands before `baffle`."""
-    code = "\n".join(re.findall(r"^    (.*)$", PAGE.read_text(), re.MULTILINE)).replace("\\\n", " ")
-    names = "|".join(COMMANDS)
-    return re.findall(rf"\bbaffle ((?:{names}) .*)$", code, re.MULTILINE)
-
-
-def test_a_client_in_a_container_can_write_beside_its_keys() -> None:
+def test_the_page_about_operating_shows_commands_and_files_that_exist() -> None:
     code = "\n".join(re.findall(r"^    (.*)$", PAGE.read_text(), re.MULTILINE)).replace("\\\n", " ")
     (command,) = re.findall(r"^podman run .*\bbaffle join .*$", code, re.MULTILINE)
     folder = parse(shlex.split(command.partition(" baffle join ")[2].join(["join ", ""]))).params["keys_folder"]
     mounts = [word.split(":") for word in shlex.split(command) if f":{folder}" in word]
-    assert mounts == [["./keys/client-0", str(folder)]], "mounted, and not read-only"
-
-
-def test_the_page_about_operating_shows_commands_and_files_that_exist() -> None:
-    lines = _commands_of_the_page()
+    assert mounts == [["./keys/client-0", str(folder)]], "a client in a container can write beside its keys"
+    lines = re.findall(rf"\bbaffle ((?:{'|'.join(COMMANDS)}) .*)$", code, re.MULTILINE)
     assert {line.split()[0] for line in lines} >= {"serve", "join"}
     for line in lines:
         parse(shlex.split(line, comments=True))

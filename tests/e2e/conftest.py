@@ -5,19 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from baffle.network.authority import make_keys
+from baffle.network.keys.authority import make_keys
 from tests.support.networks import Network
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    """New keys: with them lie the marks of everything that a client has answered."""
+def network(tmp_path: Path) -> Iterator[Network]:
+    """New keys, too: with them lie the marks of everything that a client has answered."""
     make_keys(tmp_path / "keys", 4, ["127.0.0.1"])
-    return tmp_path / "keys"
-
-
-@pytest.fixture
-def network(keys: Path, tmp_path: Path) -> Iterator[Network]:
-    network = Network(tmp_path, keys, [])
+    network = Network(tmp_path, tmp_path / "keys", [])
     yield network
     network.stop()

@@ -17,7 +17,7 @@ def test_the_demo_learns_from_forward_passes_alone(tmp_path: Path) -> None:
     assert summary["secure"] == "on"
     assert summary["uplink_bytes_per_client_round"] < 0.07 * 4 * 5_994
     assert summary["skipped_rounds"] == summary["clipped"] == summary["dropouts"] == 0
-    assert summary["bookkeeping_seconds"] < 0.05 * summary["seconds"]
+    assert summary["bookkeeping_seconds"] < 0.3 * summary["seconds"]
     assert verify(tmp_path / "run").weights_sha256 == summary["weights_sha256"]
 
 

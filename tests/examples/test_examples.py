@@ -1,4 +1,4 @@
-"""Every example runs as it stands, in an empty folder, and comes to something."""
+"""Every example, and every Python block of the README and the quick start, runs as it stands in an empty folder."""
 
 import os
 import re
@@ -41,3 +41,21 @@ def test_an_example(name: str, tmp_path: Path) -> None:
     pattern, least = EXPECTED[name]
     (number,) = re.findall(pattern, printed, re.MULTILINE)
     assert float(number) >= least, printed
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "docs/quickstart.md")
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_each_page_has_some() -> None:
+    assert all(blocks(page) for page in PAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page(page: str, tmp_path: Path) -> None:
+    run_python(cwd=tmp_path, program="\n".join(blocks(page)))

@@ -1,23 +1,11 @@
-"""Clients at a SuperLink that end with their test."""
-
-from collections.abc import Iterator
+"""What all tests of Flower share."""
 
 import pytest
 
-from tests.support.superlinks import Echo, Join
 
-
-@pytest.fixture
-def join() -> Iterator[Join]:
-    """Starts clients, which leave when the test ends."""
-    echoes: list[Echo] = []
-
-    def start(*arguments: object, **options: object) -> Echo:
-        echoes.append(Echo(*arguments, **options))  # type: ignore[arg-type]
-        return echoes[-1]
-
-    yield start
-    for echo in echoes:
-        echo.client.stop()
-    for echo in echoes:
-        echo.leave()
+@pytest.fixture(autouse=True)
+def _in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's processes know which run they belong to."""
+    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(identity, name, 1)

@@ -1,128 +1,141 @@
-"""The server's half, GridTransport over a FlowerRun, through a real SuperLink with clients that echo."""
+"""Messages over Flower's grid: replies, failures, deadlines, and a SuperLink that is away."""
 
 import time
-from collections.abc import Iterator
-from contextlib import suppress
-from threading import Event
-from typing import Any
-from unittest.mock import patch
+from collections.abc import Iterable
 
+import httpx
 import pytest
 
-from baffle.errors import TransportError
-from baffle.flower.node import FlowerNode, IncomingMessage
+from baffle.errors import AwayError, TransportError
 
 pytest.importorskip("flwr")
-from flwr.app import ConfigRecord, RecordDict
-from flwr.app import Message as FlowerMessage
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, ObjectUnavailableError
+from flwr.superlink.grid import HttpGrid
 
-from baffle.flower.run import FlowerRun
-from tests.support.superlinks import Join, Superlink, transport_to
+from baffle.flower.grid_transport import GridTransport, to_record
+from tests.support.clocks import FakeClock
+from tests.support.grids import Nodes, node
 
-
-@pytest.fixture(scope="module")
-def clear(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Superlink]:
-    """A SuperLink without TLS."""
-    link = Superlink(tmp_path_factory.mktemp("clear"), False)
-    try:
-        link.wait()
-        yield link
-    finally:
-        link.kill()
+SECONDS = 20.0
+ECHO = node(lambda data: data)
 
 
-@pytest.mark.slow
-def test_bytes_of_any_size_come_back_from_several_clients(clear: Superlink, join: Join) -> None:
-    nodes = [echo.node() for echo in [join(clear) for _ in range(3)]]
-    assert len(set(nodes)) == 3
-    with FlowerRun(clear.address, clear.secret) as run:
-        assert set(nodes) <= run.nodes().keys()
-        transport = transport_to(run, nodes)
-        for asked in (
-            {0: b"", 1: b"", 2: b""},
-            {2: b"\0" * 2048, 0: b"\xff" * 2048},
-            {client: bytes([client]) * 5_000_000 for client in range(3)},
-        ):
-            replies = transport.exchange(asked)
-            assert replies == asked
-            assert list(replies) == list(asked)
+class Told(dict[int, str]):
+    """Why nodes failed."""
+
+    def __call__(self, node: int, why: str) -> None:
+        self[node] = why
 
 
-def test_a_client_that_leaves_is_gone_at_once(clear: Superlink, join: Join) -> None:
-    stays, leaves = join(clear), join(clear)
-    told: dict[int, str] = {}
-    with FlowerRun(clear.address, clear.secret) as run:
-        nodes = [stays.node(), leaves.node()]
-        transport = transport_to(run, nodes, told=told)
-        leaves.leave()
-        assert set(nodes) & run.nodes().keys() == {nodes[0]}
-        assert transport.exchange({0: b"a", 1: b"b"}) == {0: b"a"}
-        assert "Unavailable" in told[1]
+@pytest.fixture
+def told() -> Told:
+    return Told()
 
 
-def test_a_refusal_a_stranger_and_a_late_reply_do_no_harm(clear: Superlink, join: Join) -> None:
-    wait = Event()
-
-    def answer(client: FlowerNode, message: IncomingMessage) -> None:
-        if message.content == b"refuse":
-            return client.refuse(message, "I would rather not")
-        if message.content == b"late":
-            wait.wait(10)
-        return client.reply(message, message.content)
-
-    echo = join(clear, answer=answer)
-    with FlowerRun(clear.address, clear.secret) as run:
-        told: dict[int, str] = {}
-        transport = transport_to(run, [echo.node()], told=told)
-        assert transport.exchange({0: b"refuse"}) == {}
-        assert told == {0: "I would rather not"}
-
-        strange = FlowerMessage(RecordDict({"other": ConfigRecord({"x": 1})}), echo.node(), "train", ttl=20)
-        names = list(run.grid.push_messages([strange]))
-        replies: list[FlowerMessage] = []
-        while not replies:
-            replies = list(run.grid.pull_messages(names))
-        assert "one record named 'baffle'" in str(replies[0].error.reason)
-
-        assert transport_to(run, [echo.node()], seconds=0.7).exchange({0: b"late"}) == {}
-        wait.set()
-        assert transport.exchange({0: b"on time"}) == {0: b"on time"}
+@pytest.fixture
+def nodes() -> Nodes:
+    return Nodes({1: ECHO, 2: ECHO, 3: ECHO})
 
 
-@pytest.mark.slow
-def test_a_reply_that_is_announced_and_never_sent_holds_nobody_up(clear: Superlink, join: Join) -> None:
-    """Such a reply comes from a client that is killed between the two, or that lies."""
-
-    def silent(client: FlowerNode, message: IncomingMessage) -> None:
-        call = client._connection.call
-
-        def without_objects(name: str, *request: Any) -> Any:
-            if name == "push-object":
-                raise TransportError("killed")
-            return call(name, *request)
-
-        with patch.object(client._connection, "call", without_objects), suppress(TransportError):
-            client.reply(message, message.content)
-
-    def slow(client: FlowerNode, message: IncomingMessage) -> None:
-        time.sleep(1)
-        client.reply(message, message.content)
-
-    echoes = [join(clear, answer=silent), join(clear, answer=slow), join(clear)]
-    nodes, told = [echo.node() for echo in echoes], dict[int, str]()
-    with FlowerRun(clear.address, clear.secret) as run:
-        for _ in range(2):
-            begun = time.monotonic()
-            assert transport_to(run, nodes, 6, told).exchange(dict.fromkeys(range(3), b"now")) == {1: b"now", 2: b"now"}
-            assert time.monotonic() - begun < 10
-    assert "objects are unavailable" in told[0]
+@pytest.fixture
+def transport(nodes: Nodes) -> GridTransport:
+    return GridTransport(nodes, FakeClock())
 
 
-def test_a_run_that_the_server_has_forgotten_is_an_error(clear: Superlink) -> None:
-    with FlowerRun(clear.address, clear.secret) as run:
-        run.grid._token = "0" * 64
-        run.grid.close()
-        with pytest.raises(TransportError, match="no longer knows this run"):
-            run.nodes()
-        with pytest.raises(TransportError, match="no longer knows this run"):
-            transport_to(run, [1]).exchange({0: b"anybody?"})
+def test_bytes_of_any_size_come_back_in_the_order_of_the_requests(transport: GridTransport, told: Told) -> None:
+    for asked in ({}, {3: b"", 1: b""}, {2: b"\0" * 2048, 1: b"\xff" * 2048}, {1: bytes(100_000), 2: bytes(100_000)}):
+        replies = transport.exchange(asked, SECONDS, told)
+        assert list(replies.items()) == list(asked.items())
+    assert not told
+
+
+def test_nodes_that_fail_are_reported_and_the_others_answer(nodes: Nodes, transport: GridTransport, told: Told) -> None:
+    nodes.answers |= {
+        4: lambda message: Message(Error(2, "I would\nrather not"), reply_to=message),
+        5: lambda message: Message(Error(2), reply_to=message),
+        6: lambda message: Message(RecordDict({"other": ConfigRecord({"x": 1})}), reply_to=message),
+    }
+    assert transport.exchange(dict.fromkeys(range(1, 7), b"now"), SECONDS, told) == dict.fromkeys((1, 2, 3), b"now")
+    assert told == {
+        4: "I would rather not",
+        5: "error 2",
+        6: "expected a record 'baffle' with 'message' as bytes, got another message",
+    }
+
+
+def test_a_late_reply_is_dropped_and_superlink_may_forget_it(
+    nodes: Nodes, transport: GridTransport, told: Told
+) -> None:
+    """SuperLink keeps a reply until it is pulled."""
+    late: list[Message] = []
+    nodes.answers[2] = late.append
+    assert transport.exchange({1: b"now", 2: b"now"}, SECONDS, told) == {1: b"now"}
+    (message,) = late
+    nodes.replies[message.metadata.message_id] = Message(to_record(b"late"), reply_to=message)
+    nodes.answers[2] = ECHO
+    assert transport.exchange({2: b"again"}, SECONDS, told) == {2: b"again"}
+    assert not nodes.replies
+    assert message.metadata.message_id in nodes.pulled[-1]
+    transport.exchange({2: b"again"}, SECONDS, told)
+    assert message.metadata.message_id not in nodes.pulled[-1]
+    assert not told
+
+
+AWAY = httpx.ConnectError("Connection refused")
+BUSY = httpx.HTTPStatusError("busy", request=httpx.Request("POST", "http://x"), response=httpx.Response(503))
+UNKNOWN = httpx.HTTPStatusError(
+    "unknown", request=httpx.Request("POST", "http://x"), response=httpx.Response(401, text="no such token")
+)
+
+
+def test_an_exchange_waits_for_a_superlink_that_is_away(nodes: Nodes, transport: GridTransport, told: Told) -> None:
+    nodes.faults += [AWAY, BUSY]
+    assert transport.exchange({1: b"pushed late"}, SECONDS, told) == {1: b"pushed late"}
+
+    def leaves(message: Message) -> Message | None:
+        nodes.faults += [AWAY, AWAY]
+        return ECHO(message)
+
+    nodes.answers[1] = leaves
+    assert transport.exchange({1: b"pulled late"}, SECONDS, told) == {1: b"pulled late"}
+    nodes.faults += [AWAY] * 1000
+    with pytest.raises(AwayError, match=r"SuperLink cannot be reached \(Connection refused\)"):
+        transport.exchange({1: b"nobody there"}, SECONDS, told)
+    assert 0 < len(nodes.faults) < 1000
+    with pytest.raises(AwayError):
+        transport.nodes()
+    nodes.faults[:], nodes.pulled[:] = [ObjectPushError("object", 1, "session")], []
+    assert transport.exchange({1: b"now"}, SECONDS, told) == {}
+    assert nodes.pulled  # a client that confirms its message early can still reply
+
+
+def test_a_run_that_superlink_has_forgotten_is_an_error(nodes: Nodes, transport: GridTransport, told: Told) -> None:
+    expected = r"SuperLink no longer knows this run: start another \(no such token\)"
+    nodes.faults += [UNKNOWN, UNKNOWN]
+    with pytest.raises(TransportError, match=expected):
+        transport.nodes()
+    with pytest.raises(TransportError, match=expected):
+        transport.exchange({1: b"anybody?"}, SECONDS, told)
+    nodes.answers[1] = lambda _message: nodes.faults.append(UNKNOWN)
+    with pytest.raises(TransportError, match=expected):
+        transport.exchange({1: b"anybody?"}, SECONDS, told)
+
+
+def test_a_reply_that_is_announced_and_never_sent_holds_nobody_up_for_long(told: Told) -> None:
+    """Such a reply comes from a client that is killed between the two, or that lies. Flower itself would wait for
+    minutes."""
+    give_up = time.monotonic() + 30
+    pull_objects = HttpGrid.pull_messages.__globals__["pull_objects"]  # as Flower's grid finds it
+
+    def never(name: str) -> bytes:
+        assert time.monotonic() < give_up
+        raise ObjectUnavailableError(name)
+
+    class HalfSent(Nodes):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            with pytest.raises(ObjectPullError):
+                pull_objects(object_ids=["announced"], pull_object_fn=never)
+            return super().pull_messages(message_ids)
+
+    assert GridTransport(HalfSent({1: ECHO})).exchange({1: b"now"}, 1.0, told) == {1: b"now"}

@@ -4,244 +4,165 @@ import errno
 import os
 import sqlite3
 import stat
-import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from baffle.core.chain import Present, chain_next, chain_start
-from baffle.core.messages import Group, Outcome, encode
-from baffle.core.state import apply
+from baffle.core.messages import encode
+from baffle.core.state import apply, chain_next, chain_start
 from baffle.errors import ChainError, FullDiskError, JournalError, RunFolderError
 from baffle.journal.database import NETWORKED, SIMULATED, writing
 from baffle.journal.store import Journal
-from baffle.lineage import Lineage
-from baffle.plan import Plan, change
-from baffle.trajectory import Trajectory, trajectory_of
+from baffle.plan import Plan
+from tests.support.journals import N, Written, change, database, outcome_of
 
-N = 5
-
-
-@pytest.fixture
-def trajectory(tiny: Callable[..., Plan]) -> Trajectory:
-    return trajectory_of(tiny("ring.n_max=20"), N)
+Begin = Callable[[float], Written]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "journal.sqlite"
+def begin(tiny: Callable[..., Plan], tmp_path: Path) -> Iterator[Begin]:
+    """Begins a journal that commits rounds after so many seconds. It is closed when the test ends."""
+    begun: list[Written] = []
 
+    def new(commit_seconds: float) -> Written:
+        begun.append(Written.begin(tmp_path, tiny("ring.n_max=20", f"run.commit_seconds={commit_seconds}")))
+        return begun[-1]
 
-@pytest.fixture
-def journal(trajectory: Trajectory, path: Path) -> Iterator[Journal]:
-    """A new journal that commits rounds only when `commit` is called."""
-    new = Journal.create(path, _slow(trajectory.plan), trajectory.rule.start(np.ones(N, np.float32)), {"numpy": "2"})
     yield new
-    new.close()
+    for written in begun:
+        written.journal.close()
 
 
-def _slow(plan: Plan) -> Plan:
-    return change(plan, ["run.commit_seconds=3600"])
+@pytest.fixture
+def run(begin: Begin) -> Written:
+    """A run whose rounds are committed only when `commit` is called."""
+    return begin(3600)
 
 
-def _start(trajectory: Trajectory) -> Present:
-    return Lineage(trajectory).beginning(trajectory.rule.start(np.ones(N, np.float32)))
+@pytest.fixture
+def durable(begin: Begin) -> Written:
+    return begin(0)
 
 
-def _outcome(number: int) -> Outcome:
-    totals = np.random.default_rng(number).integers(-1000, 1000, 4).astype("<i4").tobytes()
-    return Outcome(number, "scalars", (Group(number, totals, 30),))
-
-
-def _append(journal: Journal, trajectory: Trajectory, present: Present, *, snapshot: bool = False) -> Present:
-    outcome = _outcome(present.round)
-    state = apply(trajectory.rule, present.state, outcome)
-    who = {0: "contributed", 2: "contributed" if present.round else "missing"}
-    chain = journal.append(present.chain, outcome, state, snapshot=snapshot, metrics={"loss": 1.5}, participation=who)
-    return Present(present.round + 1, state, chain)
-
-
-def test_what_is_appended_is_read_back(journal: Journal, trajectory: Trajectory) -> None:
-    present = _start(trajectory)
+def test_what_is_appended_is_read_back(run: Written) -> None:
     for number in range(4):
-        present = _append(journal, trajectory, present)
-        assert journal.length() == number + 1
-    entries = list(journal.entries())
+        run.append()
+        assert run.journal.length() == number + 1
+    entries = list(run.journal.entries())
     assert [entry.round for entry in entries] == [0, 1, 2, 3]
-    assert [entry.outcome() for entry in entries] == [_outcome(number) for number in range(4)]
-    assert entries[-1].chain == present.chain
-    assert list(journal.entries(2)) == entries[2:]
-    assert journal.entry(1) == entries[1]
+    assert [entry.outcome() for entry in entries] == [outcome_of(number) for number in range(4)]
+    assert entries[-1].chain == run.present.chain
+    assert list(run.journal.entries(2)) == entries[2:]
+    assert run.journal.entry(1) == entries[1]
     with pytest.raises(ChainError, match="round 4 is missing") as missing:
-        journal.entry(4)
+        run.journal.entry(4)
     assert missing.value.round_number == 4
 
 
-def test_the_chain_covers_trajectory_start_outcomes_and_states(journal: Journal, trajectory: Trajectory) -> None:
-    state = trajectory.rule.start(np.ones(N, np.float32))
-    chain = chain_start(trajectory.digest, state)
-    present = _start(trajectory)
-    assert present.chain == chain
+def test_the_chain_covers_trajectory_start_outcomes_and_states(run: Written) -> None:
+    rule, digest = run.trajectory.rule, run.trajectory.digest
+    state = initial = run.present.state
+    chain = chain_start(digest, state)
+    assert run.present.chain == chain
     for number in range(3):
-        state = apply(trajectory.rule, state, _outcome(number))
-        chain = chain_next(chain, encode(_outcome(number)), state)
-        present = _append(journal, trajectory, present)
-        assert present.chain == chain
-    other = trajectory.rule.start(np.zeros(N, np.float32))
-    assert (
-        len(
-            {
-                chain_start(trajectory.digest, state),
-                chain_start(bytes(32), state),
-                chain_start(trajectory.digest, other),
-            }
-        )
-        == 3
-    )
-    bits = {
-        chain_next(chain, b"a", state),
-        chain_next(bytes(32), b"a", state),
-        chain_next(chain, b"b", state),
-        chain_next(chain, b"a", other),
-    }
-    assert len(bits) == 4
+        state = apply(rule, state, outcome_of(number))
+        chain = chain_next(chain, encode(outcome_of(number)), state)
+        assert run.append().chain == chain
+    starts = {chain_start(digest, initial), chain_start(bytes(32), initial), chain_start(digest, state)}
+    assert len(starts) == 3
+    others = ((bytes(32), b"a", state), (chain, b"b", state), (chain, b"a", initial))
+    assert len({chain_next(*parts) for parts in ((chain, b"a", state), *others)}) == 4
 
 
-def test_metrics_are_kept_in_order_with_who_took_part(journal: Journal, trajectory: Trajectory, path: Path) -> None:
-    present = _start(trajectory)
+def test_metrics_are_kept_in_order_with_who_took_part(run: Written) -> None:
     for _ in range(3):
-        present = _append(journal, trajectory, present)
-    journal.commit()
-    assert list(journal.metrics()) == [{"round": number, "loss": 1.5} for number in range(3)]
-    with sqlite3.connect(path) as db:
+        run.append()
+    run.journal.commit()
+    assert list(run.journal.metrics()) == [{"round": number, "loss": 1.5} for number in range(3)]
+    with database(run.folder) as db:
         rows = db.execute("SELECT * FROM participation WHERE round = 0 ORDER BY client").fetchall()
-    db.close()
     assert rows == [(0, 0, "contributed"), (0, 2, "missing")]
-    assert journal.participation.contributions(3) == {0: 3, 2: 2}
-    assert journal.participation.last_contributions(3) == {0: 2, 2: 2}
+    assert run.journal.participation.contributions(3) == {0: 3, 2: 2}
+    assert run.journal.participation.last_contributions(3) == {0: 2, 2: 2}
 
 
-def test_the_initial_and_the_two_newest_snapshots_are_kept(journal: Journal, trajectory: Trajectory) -> None:
-    present = _start(trajectory)
-    assert journal.snapshot_numbers() == [0]
-    kept = {0: present.state}
-    for number in range(1, 8):
-        present = _append(journal, trajectory, present, snapshot=number % 2 == 0)
-        kept[number] = present.state
-    assert journal.snapshot_numbers() == [0, 4, 6]
+def test_the_initial_and_the_two_newest_snapshots_are_kept(run: Written) -> None:
+    assert run.journal.snapshot_numbers() == [0]
+    states = [run.present.state]
+    states += [run.append(snapshot=number % 2 == 0).state for number in range(1, 8)]
+    assert run.journal.snapshot_numbers() == [0, 4, 6]
     for number in (0, 4, 6):
-        assert journal.snapshot(trajectory.rule, number).digest() == kept[number].digest()
+        assert run.journal.snapshot(run.trajectory.rule, number).digest() == states[number].digest()
     with pytest.raises(JournalError, match=r"no snapshot 2; it has \[0, 4, 6\]"):
-        journal.snapshot(trajectory.rule, 2)
+        run.journal.snapshot(run.trajectory.rule, 2)
 
 
-def test_plan_and_size_are_kept_and_the_plan_may_be_extended(
-    journal: Journal, trajectory: Trajectory, tiny: Callable[..., Plan]
-) -> None:
-    assert journal.plan() == _slow(trajectory.plan)
-    assert journal.n_weights() == N
+def test_plan_and_size_are_kept_and_the_plan_may_be_extended(run: Written, tiny: Callable[..., Plan]) -> None:
+    assert run.journal.plan() == run.trajectory.plan
+    assert run.journal.n_weights() == N
     longer = tiny("ring.n_max=20", "rounds=99")
-    journal.extend(longer)
-    assert journal.plan() == longer
-    journal.extend(tiny("ring.n_max=20", "seed=1"))
+    run.journal.extend(longer)
+    assert run.journal.plan() == longer
+    run.journal.extend(tiny("ring.n_max=20", "seed=1"))
     with pytest.raises(ChainError, match="round 0") as changed:
-        journal.plan()
+        run.journal.plan()
     assert changed.value.round_number == 0
 
 
-def test_a_round_is_recorded_once(journal: Journal, trajectory: Trajectory) -> None:
-    start = _start(trajectory)
-    _append(journal, trajectory, start)
-    with pytest.raises(RunFolderError):
-        _append(journal, trajectory, start)
+# When a round is durable
 
 
-def _seen(path: Path) -> int:
-    reader = Journal.open(path)
-    try:
-        return reader.length()
-    finally:
-        reader.close()
-
-
-def test_rounds_are_committed_in_groups_and_a_reader_sees_whole_groups(
-    journal: Journal, trajectory: Trajectory, path: Path
-) -> None:
-    present = _start(trajectory)
+def test_rounds_are_committed_in_groups_and_a_reader_sees_whole_groups(run: Written) -> None:
     for _ in range(3):
-        present = _append(journal, trajectory, present)
-    assert _seen(path) == 0
-    journal.commit()
-    assert _seen(path) == 3
-    _append(journal, trajectory, present)
-    assert _seen(path) == 3
+        run.append()
+    assert run.seen() == 0
+    run.journal.commit()
+    run.append()
+    assert run.seen() == 3
+    run.journal._committed -= 3601  # the time of a group is up
+    run.append()
+    assert run.seen() == 5
 
 
-def test_a_group_is_committed_when_its_time_is_up(
-    trajectory: Trajectory, path: Path, tiny: Callable[..., Plan]
-) -> None:
-    plan = tiny("ring.n_max=20", "run.commit_seconds=0.2")
-    journal = Journal.create(path, plan, _start(trajectory).state, {})
-    present = _append(journal, trajectory, _start(trajectory))
-    assert _seen(path) == 0
-    time.sleep(0.25)
-    _append(journal, trajectory, present)
-    assert _seen(path) == 2
-    journal.close()
-
-
-def test_with_no_time_between_commits_every_round_is_durable_at_once(
-    trajectory: Trajectory, path: Path, tiny: Callable[..., Plan]
-) -> None:
-    journal = Journal.create(path, tiny("ring.n_max=20", "run.commit_seconds=0"), _start(trajectory).state, {})
-    present = _start(trajectory)
+def test_with_no_time_between_commits_every_round_is_durable_at_once_with_its_metrics(durable: Written) -> None:
     for number in range(3):
-        present = _append(journal, trajectory, present)
-        assert _seen(path) == number + 1
-    journal.close()
-
-
-def test_a_round_is_durable_together_with_its_metrics(
-    trajectory: Trajectory, path: Path, tiny: Callable[..., Plan]
-) -> None:
-    journal = Journal.create(path, tiny("ring.n_max=20", "run.commit_seconds=0"), _start(trajectory).state, {})
-    _append(journal, trajectory, _start(trajectory))
-    reader = Journal.open(path)
-    assert list(reader.metrics()) == [{"round": 0, "loss": 1.5}]
-    assert reader.participation.contributions(3) == {0: 1}
-    reader.close()
-    journal.close()
+        durable.append()
+        with Journal.open(durable.path) as reader:
+            assert reader.length() == number + 1
+            assert list(reader.metrics())[number] == {"round": number, "loss": 1.5}
+            assert reader.participation.contributions(3)[0] == number + 1
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
 def test_a_round_that_is_interrupted_while_it_is_written_leaves_nothing(
-    trajectory: Trajectory, path: Path, monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException]
+    durable: Written, monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException]
 ) -> None:
-    """A signal may come between two rows; whoever closes the journal then must not commit the first."""
+    """A signal may come between two rows. When the journal is closed then, the first must not be committed."""
 
     def interrupted(_state: object) -> bytes:
         raise interruption
 
-    plan = change(trajectory.plan, ["run.commit_seconds=0"])
-    with Journal.create(path, plan, trajectory.rule.start(np.ones(N, np.float32)), {}) as journal:
-        present = _append(journal, trajectory, _start(trajectory))
-        monkeypatch.setattr("baffle.journal.store.pack", interrupted)
+    durable.append()
+    with monkeypatch.context() as patched:
+        patched.setattr("baffle.journal.store.pack", interrupted)
         with pytest.raises(interruption):
-            _append(journal, trajectory, present, snapshot=True)
-    with Journal.open(path) as journal:
+            durable.append(snapshot=True)
+    durable.journal.commit()
+    with Journal.open(durable.path) as journal:
         assert journal.length() == 1
         assert len(list(journal.metrics())) == 1
         assert journal.participation.last_contributions(3) == {0: 0}
 
 
 @pytest.mark.parametrize("errorcode", [sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_CORRUPT])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EIO])
 def test_a_full_quota_is_told_from_a_broken_disk(
-    path: Path, monkeypatch: pytest.MonkeyPatch, errorcode: int, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errorcode: int, number: int
 ) -> None:
     """SQLite reports both as the same error, so a file is written to find out."""
+    path = tmp_path / "journal.sqlite"
     fault = sqlite3.OperationalError("disk I/O error")
     fault.sqlite_errorcode = errorcode
 
@@ -250,179 +171,107 @@ def test_a_full_quota_is_told_from_a_broken_disk(
 
     monkeypatch.setattr("os.fsync", no_room)
     full = number != errno.EIO and errorcode != sqlite3.SQLITE_CORRUPT
-    with sqlite3.connect(path) as db, pytest.raises(RunFolderError, match="cannot be written: ") as raised:  # noqa: SIM117
+    with closing(sqlite3.connect(path)) as db, pytest.raises(RunFolderError, match="cannot be written: ") as raised:  # noqa: SIM117
         with writing(db, path):
             raise fault
-    db.close()
     assert isinstance(raised.value, FullDiskError) is full
     assert (os.strerror(number) in str(raised.value)) is full
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_round_that_cannot_be_written_whole_is_not_written(
-    trajectory: Trajectory, path: Path, tiny: Callable[..., Plan]
-) -> None:
-    journal = Journal.create(path, tiny("ring.n_max=20", "run.commit_seconds=0"), _start(trajectory).state, {})
-    present = _append(journal, trajectory, _start(trajectory))
-    db = sqlite3.connect(path)
-    db.execute("INSERT INTO metrics VALUES (1, '{}')")
-    db.commit()
-    db.close()
+def test_a_round_that_cannot_be_written_whole_is_not_written(durable: Written, tmp_path: Path) -> None:
+    start = durable.append()
+    change(durable.folder, "INSERT INTO metrics VALUES (1, '{}')")
     with pytest.raises(RunFolderError, match="cannot be written"):
-        _append(journal, trajectory, present)
-    journal.close()
-    assert _seen(path) == 1
+        durable.append()
+    durable.journal.commit()
+    assert durable.seen() == 1
+    with Journal.open(durable.path) as reader, pytest.raises(RunFolderError, match="cannot be written"):
+        reader.append(start.chain, outcome_of(1), start.state)
+    with pytest.raises(RunFolderError, match="cannot be opened"):
+        Journal.create(tmp_path / "missing" / "journal.sqlite", durable.trajectory.plan, start.state, {})
 
 
-def test_one_view_is_of_one_moment(trajectory: Trajectory, path: Path, tiny: Callable[..., Plan]) -> None:
-    journal = Journal.create(path, tiny("ring.n_max=20", "run.commit_seconds=0"), _start(trajectory).state, {})
-    present = _append(journal, trajectory, _start(trajectory), snapshot=True)
-    reader = Journal.open(path)
-    with reader.one_view():
-        assert reader.length() == 1
-        for _ in range(3):
-            present = _append(journal, trajectory, present, snapshot=True)
-        assert reader.length() == 1
-        assert reader.snapshot_numbers() == [0, 1]
-    assert reader.length() == 4
-    reader.close()
-    journal.close()
+def test_one_view_is_of_one_moment(durable: Written) -> None:
+    durable.append(snapshot=True)
+    with Journal.open(durable.path) as reader:
+        with reader.one_view():
+            assert reader.length() == 1
+            for _ in range(3):
+                durable.append(snapshot=True)
+            assert reader.length() == 1
+            assert reader.snapshot_numbers() == [0, 1]
+        assert reader.length() == 4
 
 
-def test_what_was_committed_survives_a_process_that_just_goes_away(
-    trajectory: Trajectory, path: Path, tmp_path: Path
+def test_a_closed_journal_is_one_plain_file_and_while_it_is_open_all_are_their_owners_alone(
+    tiny: Callable[..., Plan], tmp_path: Path
 ) -> None:
-    journal = Journal.create(path, _slow(trajectory.plan), _start(trajectory).state, {})
-    present = _start(trajectory)
-    for _ in range(3):
-        present = _append(journal, trajectory, present)
-    journal.commit()
-    _append(journal, trajectory, present)
-    (tmp_path / "copy").mkdir()
-    for file in tmp_path.glob("journal.sqlite*"):
-        (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
-    journal.close()
-    again = Journal.open(tmp_path / "copy" / path.name, commit_seconds=0)
-    assert again.length() == 3
-    assert again.entry(2).chain == present.chain
-    again.close()
+    before = os.umask(0)
+    run = Written.begin(tmp_path, tiny("ring.n_max=20"))
+    os.umask(before)
+    run.append()
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.glob("journal*")}
+    assert modes == dict.fromkeys(("journal.sqlite", "journal.sqlite-shm", "journal.sqlite-wal"), 0o600)
+    run.journal.close()
+    assert list(tmp_path.glob("journal.sqlite*")) == [run.path]
+    assert run.seen() == 1
 
 
-def test_a_closed_journal_is_one_plain_file(trajectory: Trajectory, path: Path) -> None:
-    journal = Journal.create(path, trajectory.plan, _start(trajectory).state, {})
-    _append(journal, trajectory, _start(trajectory))
-    assert len(list(path.parent.glob("journal.sqlite*"))) > 1
-    journal.close()
-    assert list(path.parent.glob("journal.sqlite*")) == [path]
-    assert _seen(path) == 1
+def test_closing_does_not_wait_for_a_reader_to_end(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    run = Written.begin(tmp_path, tiny("ring.n_max=20"))
+    run.append()
+    run.journal.commit()
+    with Journal.open(run.path) as reader:
+        entries = reader.entries()
+        assert next(entries).round == 0
+        run.journal.close()
+        assert list(entries) == []
+    assert run.seen() == 1
 
 
-def test_closing_waits_for_nobody_who_reads(trajectory: Trajectory, path: Path) -> None:
-    journal = Journal.create(path, trajectory.plan, _start(trajectory).state, {})
-    _append(journal, trajectory, _start(trajectory))
-    journal.commit()
-    reader = Journal.open(path)
-    entries = reader.entries()
-    assert next(entries).round == 0
-    began = time.monotonic()
-    journal.close()
-    assert time.monotonic() - began < 3
-    assert list(entries) == []
-    reader.close()
-    assert _seen(path) == 1
+# Which files are refused
 
 
-def test_nothing_there_or_an_empty_file_is_a_journal_not_yet_begun(path: Path) -> None:
+def test_a_journal_has_begun_when_it_was_created_in_full(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
     assert not Journal.begun(path)
     assert not path.exists()
     path.touch()
     assert not Journal.begun(path)
-
-
-def test_a_created_journal_has_begun(journal: Journal, path: Path) -> None:
-    assert journal.length() == 0
-    assert Journal.begun(path)
-
-
-def test_a_journal_half_made_has_not_begun(trajectory: Trajectory, path: Path) -> None:
-    db = sqlite3.connect(path)
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("BEGIN")
-    db.execute("CREATE TABLE run (format TEXT)")
-    db.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("BEGIN")
+        db.execute("CREATE TABLE run (format TEXT)")
     assert not Journal.begun(path)
-    journal = Journal.create(path, trajectory.plan, _start(trajectory).state, {})
-    assert Journal.begun(path)
-    assert journal.snapshot_numbers() == [0]
-    journal.close()
+    with Written.begin(tmp_path, tiny("ring.n_max=20")).journal as journal:
+        assert Journal.begun(path)
+        assert journal.snapshot_numbers() == [0]
+        assert journal.length() == 0
 
 
 NO_DATABASE = b"this is not a database, whatever it claims to be" * 99
 
 
 @pytest.mark.parametrize("commit_seconds", [None, 0.0])
-def test_a_file_that_is_no_database_is_refused(path: Path, commit_seconds: float | None) -> None:
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path, commit_seconds: float | None) -> None:
+    path = tmp_path / "journal.sqlite"
+    with pytest.raises(JournalError, match=r"journal\.sqlite is missing"):
+        Journal.open(path, commit_seconds=commit_seconds)
     path.write_bytes(NO_DATABASE)
     with pytest.raises((JournalError, RunFolderError), match=r"journal\.sqlite"):
         Journal.open(path, commit_seconds=commit_seconds)
+    with pytest.raises(JournalError, match="damaged or not a journal"):
+        Journal.begun(path)
     assert path.read_bytes() == NO_DATABASE
 
 
-def test_whether_a_file_that_is_no_database_has_begun_cannot_be_said(path: Path) -> None:
-    path.write_bytes(NO_DATABASE)
-    with pytest.raises(JournalError, match="damaged or not a journal"):
-        Journal.begun(path)
-
-
-def test_a_database_of_something_else_is_refused(path: Path) -> None:
-    db = sqlite3.connect(path)
-    db.execute("CREATE TABLE songs (title TEXT)")
-    db.commit()
-    db.close()
-    with pytest.raises(JournalError, match="not a journal"):
-        Journal.open(path)
-
-
 @pytest.mark.parametrize(
-    "change",
+    "statement",
     [f"UPDATE run SET format = '{NETWORKED}'", "UPDATE run SET format = 'baffle-journal/3'", "DELETE FROM run"],
 )
-def test_a_journal_of_another_version_is_refused(journal: Journal, path: Path, change: str) -> None:
-    journal.commit()
-    db = sqlite3.connect(path)
-    db.execute(change)
-    db.commit()
-    db.close()
+def test_a_journal_of_another_version_is_refused(run: Written, statement: str) -> None:
+    change(run.folder, statement)
     for commit_seconds in (None, 0.0):
         with pytest.raises(JournalError, match=f"expected '{SIMULATED}'.*another version"):
-            Journal.open(path, commit_seconds=commit_seconds)
-
-
-def test_a_missing_journal_is_named(path: Path) -> None:
-    with pytest.raises(JournalError, match=r"journal\.sqlite is missing"):
-        Journal.open(path)
-
-
-def test_a_journal_opened_for_reading_cannot_be_written(journal: Journal, trajectory: Trajectory, path: Path) -> None:
-    journal.commit()
-    reader = Journal.open(path)
-    with pytest.raises(RunFolderError, match="cannot be written"):
-        _append(reader, trajectory, _start(trajectory))
-    reader.close()
-
-
-def test_a_place_that_cannot_hold_a_file_is_refused(trajectory: Trajectory, tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="cannot be opened"):
-        Journal.create(tmp_path / "missing" / "journal.sqlite", trajectory.plan, _start(trajectory).state, {})
-
-
-def test_a_journal_and_its_sidecars_are_their_owners_alone(trajectory: Trajectory, path: Path) -> None:
-    before = os.umask(0)
-    initial = trajectory.rule.start(np.ones(N, np.float32))
-    with Journal.create(path, trajectory.plan, initial, {}) as journal:
-        _append(journal, trajectory, _start(trajectory))
-        files = sorted(file.name for file in path.parent.iterdir())
-        modes = {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
-    os.umask(before)
-    assert files == ["journal.sqlite", "journal.sqlite-shm", "journal.sqlite-wal"]
-    assert modes == {0o600}
+            Journal.open(run.path, commit_seconds=commit_seconds)

@@ -18,10 +18,7 @@ def test_a_journal_replays_to_the_bits_that_it_was_made_with(name: str, tmp_path
     assert {key: getattr(found, key) for key in EXPECTED[name]} == EXPECTED[name]
 
 
-def test_every_journal_here_is_checked() -> None:
+def test_every_journal_here_is_checked_and_some_rounds_are_skipped() -> None:
     assert {path.parent.name for path in HERE.glob("*/plan.toml")} == set(EXPECTED)
-
-
-def test_some_rounds_are_skipped_and_some_are_not() -> None:
     for name in ("skipped", "refused-update"):
         assert 0 < EXPECTED[name]["skipped"] < EXPECTED[name]["rounds"]

@@ -6,13 +6,12 @@ import numpy as np
 
 from baffle.core.arrays import F32
 from baffle.core.directions import DISTRIBUTIONS, OUTER, Directions, Distribution, Support, dense, distribution_of
-from baffle.core.layer_moments import adam_by_layers
 from baffle.core.messages import Group, Outcome
 from baffle.core.rebuild import gradient_from_scalars
 from baffle.core.ring import Ring
 from baffle.core.seeds import Seeds
 from baffle.core.state import Rule, apply
-from baffle.core.update import adam, average, clip, compose, weight_decay
+from baffle.core.update import adam, adam_by_layers, average, clip, compose, weight_decay
 
 N, K, ROUNDS = 9001, 300, 3
 RING = Ring(clients=10, n_max=100, clip=50.0)

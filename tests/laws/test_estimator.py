@@ -9,8 +9,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from baffle.core import directions as directions_module
-from baffle.core import probe as probe_module
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, RADEMACHER, Directions, Distribution, Support, dense
 from baffle.core.ports import Batch
@@ -18,7 +16,7 @@ from baffle.core.probe import SCHEMES, Probed, Scheme, central_difference, forwa
 from baffle.core.rebuild import gradient_from_scalars
 from baffle.core.ring import Ring
 from baffle.core.seeds import Seeds
-from baffle.models.lenet import lenet
+from baffle.models.networks import lenet
 from baffle.runtime.torch.loss import TorchLoss, weights_of
 
 SEEDS = Seeds(11, bytes(32))
@@ -185,25 +183,15 @@ class DeepLinear:
 
 @BOTH_DISTRIBUTIONS
 @pytest.mark.parametrize("sigma", [2.0**-10, 2.0**-4, 1.0, 8.0])
-def test_in_a_deep_linear_network_central_differences_are_the_linear_form_for_every_sigma(
+def test_in_a_deep_linear_network_central_differences_are_linear_and_forward_ones_add_sigma_times_the_layers_product(
     distribution: Distribution, sigma: float
 ) -> None:
     net, directions = DeepLinear(), directions_of(1, distribution)
-    probed = central_difference(net.loss, net.weights, directions, dense(net.n, 30), sigma)
-    linear = net.expected(directions, 30)[:, 0]
-    assert probed.scalars == pytest.approx(linear, abs=2e-6 if distribution.on_sphere else 1e-10)
-
-
-@BOTH_DISTRIBUTIONS
-@pytest.mark.parametrize("sigma", [2.0**-10, 2.0**-4, 1.0, 8.0])
-def test_in_a_deep_linear_network_forward_differences_add_sigma_times_the_layers_product(
-    distribution: Distribution, sigma: float
-) -> None:
-    net, directions = DeepLinear(), directions_of(1, distribution)
-    probed = forward_difference(net.loss, net.weights, directions, dense(net.n, 30), sigma)
     # Every step is rounded to float32. Only stretched steps lose bits by that: the others are powers of two.
     tolerance = 2e-6 * max(1.0, sigma) if distribution.on_sphere else 1e-10
-    assert probed.scalars == pytest.approx(net.expected(directions, 30) @ [1, sigma], abs=tolerance)
+    for scheme, second in ((central_difference, 0.0), (forward_difference, sigma)):
+        probed = scheme(net.loss, net.weights, directions, dense(net.n, 30), sigma)
+        assert probed.scalars == pytest.approx(net.expected(directions, 30) @ [1, second], abs=tolerance)
 
 
 @BOTH_DISTRIBUTIONS
@@ -246,7 +234,7 @@ def covariance_error(distribution: Distribution, n: int, k: int) -> float:
 
 @BOTH_DISTRIBUTIONS
 def test_the_covariance_of_directions_nears_the_identity_like_the_root_of_n_over_k(distribution: Distribution) -> None:
-    counts, sizes = [512, 1024, 2048, 4096, 8192], [40, 80, 160]
+    counts, sizes = [512, 1024, 2048, 4096], [40, 80]
     by_k = [covariance_error(distribution, 40, k) for k in counts]
     at_one_ratio = [covariance_error(distribution, n, 64 * n) for n in sizes]
     assert slope(counts, by_k) == pytest.approx(-0.5, abs=0.1)
@@ -282,7 +270,7 @@ def test_forward_takes_k_plus_one_forwards_and_central_two_k(k: int) -> None:
 @BOTH_DISTRIBUTIONS
 @pytest.mark.parametrize("at_once", [1, 7, 100, 1 << 30])
 def test_scalars_do_not_depend_on_how_many_directions_are_drawn_at_once(
-    scheme: Scheme, distribution: Distribution, at_once: int, monkeypatch: pytest.MonkeyPatch
+    scheme: Scheme, distribution: Distribution, at_once: int
 ) -> None:
     weights = np.linspace(-1, 1, 33, dtype=np.float32)
     supports = [*dense(33, 20), *[Support(5, 21)] * 9, Support(0, 1), *dense(33, 3)]
@@ -291,9 +279,7 @@ def test_scalars_do_not_depend_on_how_many_directions_are_drawn_at_once(
         return float(np.sum(np.cos(w.astype(np.float64))))
 
     before = scheme(loss, weights, directions_of(0, distribution), supports, 1e-2)
-    monkeypatch.setattr(directions_module, "NUMBERS_AT_ONCE", at_once)
-    monkeypatch.setattr(probe_module, "NUMBERS_AT_ONCE", at_once)
-    after = scheme(loss, weights, directions_of(0, distribution), supports, 1e-2)
+    after = scheme(loss, weights, directions_of(0, distribution), supports, 1e-2, at_once)
     assert after.scalars.tobytes() == before.scalars.tobytes()
 
 

@@ -116,15 +116,6 @@ def test_no_chunk_size_changes_a_bit(distribution: Distribution) -> None:
         assert rebuild(totals, directions, dense(n, k), n, chunk=chunk).tobytes() == expected, chunk
 
 
-@pytest.mark.parametrize("n", [1, 1000, 300_000])
-def test_no_number_of_threads_changes_a_bit(n: int) -> None:
-    directions, k = Directions(KEY, GAUSSIAN), 6 if n > 1000 else 1500
-    totals = some_totals("random", k, directions)
-    expected = rebuild(totals, directions, dense(n, k), n).tobytes()
-    for threads in (2, 3, 8):
-        assert rebuild(totals, directions, dense(n, k), n, threads=threads).tobytes() == expected
-
-
 @settings(deadline=None, max_examples=40)
 @given(
     distribution=distributions,
@@ -211,22 +202,6 @@ def test_where_a_support_lies_and_ends_changes_no_number_in_it(
     long = rebuild(totals, directions, dense(n + wide, k), n + wide)
     assert np.array_equal(short[offset:], long[:n])
     assert not short[:offset].any()
-
-
-@settings(deadline=None, max_examples=30)
-@given(seed=st.integers(0, 2**32), order=st.permutations(range(7)))
-def test_the_order_of_clients_changes_no_bit(seed: int, order: list[int]) -> None:
-    k, n, generator = 150, 40, np.random.default_rng(seed)
-    ring, directions = Ring(clients=7, n_max=90, clip=5.0), Directions(KEY, GAUSSIAN)
-    vectors = [ring.encode(generator.normal(size=k) * 3, k, int(generator.integers(1, 91)), 1.0) for _ in order]
-    in_order = ring.decode(add(vectors), 7)
-    shuffled = ring.decode(add([vectors[i] for i in order]), 7)
-    assert in_order[1:] == shuffled[1:]
-    gradients = [
-        gradient_from_scalars(total.totals, total.weight, directions, dense(n, k), n, ring)
-        for total in (in_order, shuffled)
-    ]
-    assert gradients[0].tobytes() == gradients[1].tobytes()
 
 
 def single(x: float) -> float:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from baffle.aggregation.client.marks import MarksFile, make_marks
+from baffle.aggregation.client.marks import MarksFile
 from baffle.aggregation.client.session import ClientSession, FrozenSession
 from baffle.aggregation.messages import Agree, Unmask
 from baffle.core.messages import decode, encode
@@ -22,7 +22,7 @@ from tests.support.federation import Federation, about
 from tests.support.rounds import Rounds
 
 N, ROUNDS = 4, 3
-PHASES = ["hello", "seal", "vector", "agree", "unmask"]
+PHASES = ["keys", "share", "vector", "agree", "unmask"]
 
 Moments = set[tuple[int, str, int]]
 moments = st.sets(st.tuples(st.integers(0, N - 1), st.sampled_from(PHASES), st.integers(0, ROUNDS - 1)), max_size=30)
@@ -54,15 +54,13 @@ def the_same_chance() -> Iterator[None]:
 IDENTITIES = [Ed25519PrivateKey.generate() for _ in range(N)]
 
 
-def thawed(federation: Federation, client: int) -> ClientSession:
-    return ClientSession(
-        client,
-        federation.identities[client],
-        federation.directory,
-        federation.run,
-        federation.policy,
-        frozen=federation.sessions[client].frozen(),
-    )
+def thawed(
+    federation: Federation, client: int, frozen: bytes | None = None, memory: MarksFile | None = None
+) -> ClientSession:
+    """A session from a frozen one; without any, from the client's own as it is now."""
+    known = federation.identities[client], federation.directory, federation.run, federation.policy
+    frozen = federation.sessions[client].frozen() if frozen is None else frozen
+    return ClientSession(client, *known, memory=memory, frozen=frozen)
 
 
 def said(agreement: bool, moments: Moments, lost: Moments) -> list[tuple[int, str, bytes]]:
@@ -72,9 +70,7 @@ def said(agreement: bool, moments: Moments, lost: Moments) -> list[tuple[int, st
         rounds = Rounds(N, agreement=agreement)
         federation = rounds.federation
         federation.identities = dict(enumerate(IDENTITIES))
-        federation.directory = {
-            client: identity.public_key().public_bytes_raw() for client, identity in federation.identities.items()
-        }
+        federation.directory = {c: identity.public_key().public_bytes_raw() for c, identity in enumerate(IDENTITIES)}
         federation.sessions = {client: federation.new_session(client) for client in range(N)}
         rounds.sum = rounds.new_server()
         for number in range(ROUNDS):
@@ -147,71 +143,37 @@ def test_a_damaged_session_is_refused_or_decodes_whole(place: int, put: bytes) -
     damaged = frozen[:place] + put + frozen[place + len(put) :]
     try:
         assert encode(decode(damaged, FrozenSession)) == damaged
-        ClientSession(
-            0, federation.identities[0], federation.directory, federation.run, federation.policy, frozen=damaged
-        )
+        thawed(federation, 0, damaged)
     except MessageError:
         pass
 
 
-class Restarts:
-    """A client with durable marks, of whose session an old frozen copy exists."""
+def test_an_old_copy_with_durable_marks_answers_nothing_again(tmp_path: Path) -> None:
+    """Two processes started from one frozen session give one answer. Two signatures from one client would let a lying
+    server get two sums."""
+    federation, path = Rounds(3, agreement=True).federation, tmp_path / "marks"
+    path.touch()
+    session = federation.sessions[0] = federation.new_session(0, MarksFile(path))
+    federation.advertise()
 
-    def __init__(self, folder: Path, agreement: bool = False) -> None:
-        rounds = Rounds(3, agreement=agreement)
-        self.federation, self._path = rounds.federation, folder / "marks"
-        make_marks(self._path)
-        self.federation.sessions[0] = self.federation.new_session(0, MarksFile(self._path))
-        self.federation.advertise()
+    def old(frozen: bytes) -> ClientSession:
+        return thawed(federation, 0, frozen, MarksFile(path))
 
-    def old(self, frozen: bytes) -> ClientSession:
-        federation = self.federation
-        return ClientSession(
-            0,
-            federation.identities[0],
-            federation.directory,
-            federation.run,
-            federation.policy,
-            memory=MarksFile(self._path),
-            frozen=frozen,
-        )
-
-
-def test_an_old_copy_with_durable_marks_masks_nothing_again(tmp_path: Path) -> None:
-    """Two processes started from one frozen session give one answer."""
-    setting = Restarts(tmp_path)
-    server = setting.federation.sealed(0)
-    asked = server.requests(dict.fromkeys(server.sealed, about(0)))
-    frozen = setting.federation.sessions[0].frozen()
-    setting.federation.masked(server, asked, [0, 1, 2])
+    frozen = session.frozen()
+    server = federation.sealed(0)
+    with pytest.raises(RefusalError, match="not after slot 0"):
+        old(frozen).seal(federation.opening(0, 0))
+    asked, frozen = server.requests(dict.fromkeys(server.sealed, about(0))), session.frozen()
+    federation.masked(server, asked, [0, 1, 2])
     other = server.requests(dict.fromkeys(server.sealed, about(0, weights_hash=bytes(32))))[0]
     with pytest.raises(RefusalError, match="not after slot 0"):
-        setting.old(frozen).mask(other, lambda: pytest.fail("computed"))
-
-
-def test_an_old_copy_seals_nothing_again(tmp_path: Path) -> None:
-    setting = Restarts(tmp_path)
-    frozen = setting.federation.sessions[0].frozen()
-    setting.federation.sealed(0)
-    with pytest.raises(RefusalError, match="not after slot 0"):
-        setting.old(frozen).seal(setting.federation.opening(0, 0))
-
-
-def test_an_old_copy_releases_nothing_again(tmp_path: Path) -> None:
-    setting = Restarts(tmp_path)
-    server, _ = setting.federation.until_masked(about(0))
-    frozen = setting.federation.sessions[0].frozen()
-    setting.federation.sessions[0].unmask(server.unmask())
-    with pytest.raises(RefusalError, match="round 0 is not after round 0"):
-        setting.old(frozen).unmask(server.unmask())
-
-
-def test_an_old_copy_signs_no_other_survivors(tmp_path: Path) -> None:
-    """Two signatures from one client would let a lying server get two sums."""
-    setting = Restarts(tmp_path, agreement=True)
-    setting.federation.until_masked(about(0))
-    frozen = setting.federation.sessions[0].frozen()
-    setting.federation.sessions[0].agree(Agree(0, (0, 1, 2), ()))
+        old(frozen).mask(other, lambda: pytest.fail("computed"))
+    survivors, frozen = Agree(0, (0, 1, 2), ()), session.frozen()
+    signatures = {client: each.agree(survivors).signature for client, each in federation.sessions.items()}
     with pytest.raises(RefusalError, match="signed for in slot 0"):
-        setting.old(frozen).agree(Agree(0, (0, 1, 2), ()))
-    assert setting.federation.sessions[0].agree(Agree(0, (0, 1, 2), ()))
+        old(frozen).agree(survivors)
+    assert session.agree(survivors).signature == signatures[0]
+    unmask, frozen = Unmask(0, (0, 1, 2), (), (0, 1, 2), b"".join(signatures.values())), session.frozen()
+    session.unmask(unmask)
+    with pytest.raises(RefusalError, match="round 0 is not after round 0"):
+        old(frozen).unmask(unmask)

@@ -43,13 +43,6 @@ def test_a_sum_does_not_depend_on_order_or_grouping(vectors: list[list[int]], da
     assert add(rows).tolist() == add(shuffled).tolist() == grouped.tolist() == expected
 
 
-@settings(deadline=None)
-@given(vector=st.lists(elements, min_size=5, max_size=5), masks=st.lists(elements, min_size=5, max_size=5))
-def test_masks_cancel_without_a_trace(vector: list[int], masks: list[int]) -> None:
-    plain, mask = np.array(vector, np.uint32), np.array(masks, np.uint32)
-    assert add([add([plain, mask]), np.negative(mask)]).tolist() == vector
-
-
 @settings(deadline=None, max_examples=200)
 @given(case=contributions())
 def test_the_decoded_sum_is_the_weighted_sum_within_one_rounding_per_client(

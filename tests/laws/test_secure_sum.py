@@ -1,21 +1,19 @@
 """Whatever is lost or damaged on the way, a secure sum is exactly the sum over the contributors, or there is none."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baffle.aggregation.messages import Turned, cut
-from baffle.aggregation.shares import SHARE_BYTES
-from baffle.core.groups import Totals, combine_totals
-from baffle.core.messages import decode, encode
-from baffle.core.ring import add
+from baffle.aggregation.messages import Turned
+from baffle.core.messages import encode
+from baffle.core.ring import Totals, add, combine_totals
 from tests.support.rounds import Rounds
 
+pytestmark = pytest.mark.usefixtures("few_keys")
+
 FAULTS = ["deaf", "lost", "cut", "flipped", "refused", "restarts"]
-PHASES = ["hello", "seal", "vector", "agree", "unmask"]
+PHASES = ["keys", "share", "vector", "agree", "unmask"]
 N_MAX, ROUNDS = 7, 4
 
 Fault = tuple[str, int]
@@ -28,86 +26,40 @@ schedules = st.dictionaries(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _few_keys() -> Iterator[None]:
-    """Lists of keys for few slots are quicker to make."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 8)
-        yield
-
-
-def flipped(data: bytes, where: int) -> bytes:
-    place = where // 8 % len(data)
-    return data[:place] + bytes([data[place] ^ 1 << where % 8]) + data[place + 1 :]
-
-
 def spoilt(phase: str, data: bytes, fault: Fault) -> bytes | None:
     """A reply after a fault. A vector is damaged beyond reading, since within its bounds any vector is valid."""
     kind, where = fault
-    match kind:
-        case "lost":
-            return None
-        case "cut":
-            return data[: where % len(data)]
-        case "flipped":
-            return flipped(data, where) if phase != "vector" else data[:-1]
-        case "refused":
-            return encode(Turned(None, None))
-        case _:
-            return data
+    place = where // 8 % len(data)
+    flipped = data[:place] + bytes([data[place] ^ 1 << where % 8]) + data[place + 1 :]
+    replies = {"lost": None, "cut": data[: where % len(data)], "refused": encode(Turned(None, None))}
+    replies["flipped"] = flipped if phase != "vector" else data[:-1]
+    return replies.get(kind, data)
+
+
+def play(rounds: Rounds, number: int, schedule: Schedule) -> None:
+    """A round with these faults. `Rounds` compares the sum of every group with the plain one."""
+
+    def fault(client: int, phase: str) -> Fault:
+        return schedule.get((number, client, phase), ("", 0))
+
+    def deaf(client: int, phase: str) -> bool:
+        kind, _ = fault(client, phase)
+        if kind == "restarts":
+            rounds.federation.sessions[client] = rounds.federation.new_session(client)
+        return kind == "deaf"
+
+    rounds.network.deaf = deaf
+    rounds.network.spoil = lambda client, phase, data: spoilt(phase, data, fault(client, phase))
+    rounds.play_groups(number)
 
 
 @given(st.integers(2, N_MAX), schedules, st.lists(st.integers(1, 2**N_MAX - 1), min_size=ROUNDS, max_size=ROUNDS))
 @settings(max_examples=60, deadline=None)
 def test_no_fault_gives_a_wrong_sum(n: int, schedule: Schedule, chosen: list[int]) -> None:
-    """`Rounds.play` compares each sum with the plain one."""
     participants = [[c for c in range(n) if mask >> c & 1] or list(range(n)) for mask in chosen]
     rounds = Rounds(n, participants=lambda number: participants[number] if number < ROUNDS else [])
     for number in range(ROUNDS):
-
-        def deaf(client: int, phase: str, number: int = number) -> bool:
-            kind, _ = schedule.get((number, client, phase), ("", 0))
-            if kind == "restarts":
-                rounds.federation.sessions[client] = rounds.federation.new_session(client)
-            return kind == "deaf"
-
-        def spoil(client: int, phase: str, data: bytes, number: int = number) -> bytes | None:
-            return spoilt(phase, data, schedule.get((number, client, phase), ("", 0)))
-
-        rounds.network.deaf, rounds.network.spoil = deaf, spoil
-        rounds.play(number)
-
-
-@given(st.integers(3, N_MAX), st.data())
-@settings(max_examples=40, deadline=None)
-def test_wrong_shares_give_no_wrong_sum(n: int, data: st.DataObject) -> None:
-    """Some clients drop, and others release shares with single wrong bits."""
-    rounds = Rounds(n)
-    for number in range(2):
-        drops = data.draw(st.sets(st.integers(0, n - 1), max_size=n // 2 - 1 if n > 3 else 0))
-        liars = data.draw(st.sets(st.integers(0, n - 1), max_size=2))
-        bit, place = data.draw(st.integers(0, 127)), data.draw(st.integers(0, n - 1))
-
-        def spoil(
-            client: int,
-            phase: str,
-            reply: bytes,
-            liars: set[int] = liars,
-            bit: int = bit,
-            place: int = place,
-        ) -> bytes:
-            turned = decode(reply, Turned) if phase == "unmask" and client in liars else None
-            if turned is None or turned.unmasked is None:
-                return reply
-            held = len(turned.unmasked.shares) // SHARE_BYTES  # fewer when a liar has been left out
-            shares = [*cut(turned.unmasked.shares, SHARE_BYTES, held, "shares"), turned.unmasked.own]
-            shares[place % len(shares)] = flipped(shares[place % len(shares)], bit)
-            lie = type(turned.unmasked)(turned.unmasked.slot, b"".join(shares[:-1]), shares[-1])
-            return encode(Turned(lie, turned.sealed))
-
-        rounds.network.spoil = spoil
-        rounds.network.deaf = lambda client, phase, drops=drops: client in drops and phase == "vector"  # type: ignore[misc]
-        rounds.play(number)
+        play(rounds, number, schedule)
 
 
 @given(st.integers(2, N_MAX), st.data())
@@ -141,23 +93,10 @@ def divided(draw: st.DrawFn) -> list[list[list[int]]]:
 def test_every_group_has_its_own_exact_sum_or_none(
     groups: list[list[list[int]]], schedule: Schedule, agreement: bool
 ) -> None:
-    """`Rounds.play_groups` compares the sums of all groups, over one transport, with the plain ones."""
     n = sum(map(len, groups[0]))
     rounds = Rounds(n, groups=lambda number: groups[number] if number < len(groups) else [], agreement=agreement)
     for number in range(len(groups)):
-
-        def fault(client: int, phase: str, number: int = number) -> Fault:
-            return schedule.get((number, client, phase), ("", 0))
-
-        def deaf(client: int, phase: str) -> bool:
-            kind, _ = fault(client, phase)
-            if kind == "restarts":
-                rounds.federation.sessions[client] = rounds.federation.new_session(client)
-            return kind == "deaf"
-
-        rounds.network.deaf = deaf
-        rounds.network.spoil = lambda client, phase, data: spoilt(phase, data, fault(client, phase))
-        rounds.play_groups(number)
+        play(rounds, number, schedule)
 
 
 @given(divided(), st.data())

@@ -65,15 +65,6 @@ def test_a_slow_majority_of_the_data_keeps_its_say() -> None:
     assert np.median(np.abs(theirs.mean(axis=0) - wanted) / error) > 10
 
 
-def test_with_one_tier_both_ways_of_weighting_agree() -> None:
-    directions = Directions(SEEDS.key("directions", 0, 0), GAUSSIAN)
-    ring = Ring(clients=3, n_max=900, clip=100.0)
-    scalars = [np.resize(scalars_of(client, directions), TIERS[0]) for client in range(3)]
-    total = ring.decode(add([ring.encode(s, TIERS[0], w, 0.0) for s, w in zip(scalars, SAMPLES, strict=True)]), 3)
-    mean = np.average(scalars, axis=0, weights=SAMPLES)
-    assert total.totals / (ring.scale * total.weight) == pytest.approx(mean, abs=1e-5)
-
-
 @st.composite
 def rings(draw: st.DrawFn) -> tuple[Ring, int, list[int]]:
     """A ring, its K, and tiers that fit into it."""

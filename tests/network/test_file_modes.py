@@ -9,9 +9,7 @@ import pytest
 
 from baffle.cli.join import _alone
 from baffle.cli.log import Log
-from baffle.network import connected, serve
-from baffle.plan import Plan
-from tests.support.lines_in_memory import Federation, new_keys
+from tests.support.lines_in_memory import Federation
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +25,8 @@ def modes(folder: Path, kind: Callable[[Path], bool]) -> dict[str, int]:
     return {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in paths if kind(path)}
 
 
-def test_nothing_of_a_run_is_open_to_others(
-    tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serve, "LOOK", 0.001)
-    monkeypatch.setattr(connected, "AGAIN", 0.0)
-    plan = tiny('secure.mode="on"', "run.deadline_seconds=0.2", "run.evaluate_every=100")
-    federation = Federation(new_keys(tmp_path, 3), tmp_path, plan)
+def test_nothing_of_a_run_is_open_to_others(federate: Callable[..., Federation], tmp_path: Path) -> None:
+    federation = federate(3)
     for number in range(3):
         with _alone(tmp_path / f"client-{number}", federation.keys[number].folder):
             pass
@@ -44,9 +37,6 @@ def test_nothing_of_a_run_is_open_to_others(
     run = {Path(name).name for name in modes(tmp_path / "run", Path.is_file)}
     assert run >= {"journal.sqlite", "kept", "plan.toml", "metrics.jsonl", "summary.json"}
     assert {Path(name).name for name in modes(tmp_path / "client-0", Path.is_file)} == {"replica"}
-
-
-def test_a_log_makes_its_folder_for_its_owner_alone(tmp_path: Path) -> None:
-    """It often comes first: the folder is then that of a run, or of a client's state."""
-    Log("text", "server", tmp_path / "run" / "serve.log", quiet=True)("begins")
-    assert modes(tmp_path / "run", Path.is_dir) == {".": 0o700}
+    # A log often comes first, and makes the folder
+    Log("text", "server", tmp_path / "log" / "serve.log", quiet=True)("begins")
+    assert modes(tmp_path / "log", Path.is_dir) == {".": 0o700}

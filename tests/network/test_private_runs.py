@@ -8,29 +8,21 @@ import pytest
 from baffle.aggregation.client.marks import MarksFile
 from baffle.errors import BaffleError, PlanError
 from baffle.journal.audit import verify
-from baffle.network import serve
-from baffle.network.board import Board
-from baffle.network.policy import Policy
+from baffle.network.member.policy import Policy
+from baffle.network.server.board import Board
 from baffle.network.status import LinkCounts
-from baffle.plan import Plan, change, load
-from baffle.repetition import repeat
-from tests.support.lines_in_memory import Federation, LinesInMemory, StoppedError, new_keys
+from baffle.plan import change, load
+from baffle.simulation import repeat
+from tests.support.lines_in_memory import Federation, LinesInMemory, StoppedError, kill
 from tests.support.watched_runs import records_of
 
-PRIVATE = (
-    *("federation.weighting=uniform", "secure.mode=on", "secure.floor=3", "privacy.clip=1.0", "privacy.epsilon=20"),
-    *("run.deadline_seconds=0.2", "run.evaluate_every=100"),
-)
-USUAL = Policy(scalars_only=False)
-
-
-pytestmark = pytest.mark.usefixtures("impatient")
+PRIVATE = ("federation.weighting=uniform", "secure.floor=3", "privacy.clip=1.0", "privacy.epsilon=20")
 
 
 @pytest.fixture
-def federation(tiny: Callable[..., Plan], tmp_path: Path) -> Federation:
+def federation(federate: Callable[..., Federation]) -> Federation:
     """Four clients; three are enough for a round."""
-    return Federation(new_keys(tmp_path, 4), tmp_path, tiny(*PRIVATE), policy=USUAL)
+    return federate(4, *PRIVATE, policy=Policy(scalars_only=False))
 
 
 def spent(federation: Federation, number: int) -> list[int]:
@@ -40,20 +32,17 @@ def spent(federation: Federation, number: int) -> list[int]:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        (),
-        ('secure.mode="malicious-server"',),
-        ("federation.participation=0.75",),
-        ("federation.tiers=[{k=2, share=0.25}]",),
-        ('estimator="backprop"',),
-    ],
+    [(), ("federation.participation=0.75",), ("federation.tiers=[{k=2, share=0.25}]",), ('estimator="backprop"',)],
 )
 def test_a_private_run_ends_and_verifies_and_every_ledger_counts_its_vectors(
     federation: Federation, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
     federation.plan = change(federation.plan, ["federation.clients=4", *settings])
-    summary = federation.serve(federation.lines(4))
+    board = Board()
+    summary = federation.serve(federation.lines(4), board=board)
     assert (summary["rounds"], summary["skipped_rounds"], summary["train_loss"]) == (6, 0, None)
+    status = board.status(LinkCounts())
+    assert (status.epsilon, status.loss) == (summary["epsilon"], None)
     assert summary["weights_sha256"] == federation.require_agreement(range(4))
     assert 19.9 < summary["epsilon"] <= 20
     asked = [sum(spent(federation, number)) for number in range(4)]
@@ -69,23 +58,6 @@ def test_a_private_run_ends_and_verifies_and_every_ledger_counts_its_vectors(
         repeat(federation.run, tmp_path / "repeated")
 
 
-def test_a_private_run_goes_on_after_the_server_was_stopped_and_clients_restarted(federation: Federation) -> None:
-    lines = federation.lines(4)
-
-    def stop(exchange: int) -> None:
-        if exchange == 11:
-            raise StoppedError
-
-    lines.before = stop
-    with pytest.raises(StoppedError):
-        federation.serve(lines)
-    summary = federation.serve(federation.lines(4))
-    assert summary["rounds"] == 6
-    assert summary["weights_sha256"] == federation.require_agreement(range(4))
-    assert verify(federation.run).rounds == 6
-    assert all(sum(spent(federation, number)) <= 6 for number in range(4))
-
-
 def test_a_spent_budget_ends_the_run_with_a_sentence_and_outlives_it(federation: Federation) -> None:
     """It pays for a part of the run. A server that then deletes what it has and begins again finds nobody."""
     federation.policy = Policy(most_epsilon=12.0)
@@ -99,35 +71,9 @@ def test_a_spent_budget_ends_the_run_with_a_sentence_and_outlives_it(federation:
         assert 10 < MarksFile(federation.keys[number].marks).ledger.epsilon(delta) <= 12
     log = list[str]()
     federation.run = federation.folder / "again"
-    lines = LinesInMemory(
-        {number: federation.member(number, tell=log.append).answer for number in range(4)},
-        before=_stop_after(12),
-    )
+    lines = LinesInMemory({number: federation.member(number, tell=log.append).answer for number in range(4)})
+    lines.at[13] = kill
     with pytest.raises(StoppedError):
         federation.serve(lines)
     assert any("this client's budget is spent" in words for words in log)
     assert [sum(spent(federation, number)) for number in range(4)] == paid
-
-
-def _stop_after(exchanges: int) -> Callable[[int], None]:
-    def stop(exchange: int) -> None:
-        if exchange > exchanges:
-            raise StoppedError
-
-    return stop
-
-
-def test_the_server_refuses_a_private_plan_without_the_secure_sum(federation: Federation) -> None:
-    federation.plan = change(federation.plan, ['secure.mode="off"'])
-    with pytest.raises(PlanError, match=r"voids \[privacy\] in a network"):
-        federation.serve(federation.lines(4))
-    assert not federation.run.exists()
-
-
-def test_the_status_of_a_private_run_tells_its_epsilon_and_no_loss(federation: Federation) -> None:
-    board = Board()
-    plan = change(federation.plan, ["federation.clients=4"])
-    summary = serve.serve(plan, federation.run, federation.lines(4), federation.roster, board=board)
-    status = board.status(LinkCounts())
-    assert status.epsilon == summary["epsilon"]
-    assert status.loss is None

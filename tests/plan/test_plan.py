@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import inspect
 
 import baffle
 from baffle.errors import PlanError
@@ -20,18 +21,17 @@ from baffle.plan import (
     Plan,
     ProbeSettings,
     RingSettings,
-    RunSettings,
     Section,
     SecureSettings,
     Softmax,
     TaskSettings,
     Tier,
-    UpdateSettings,
-    build,
     change,
     load,
+    override,
     parse,
     presets,
+    settings_of,
 )
 from baffle.plan.functions import call_own
 
@@ -46,14 +46,12 @@ def test_every_preset_file_is_listed_loads_and_is_called_by_its_name() -> None:
     assert presets() == files
     assert {"digits", "paper-mnist-lenet"} <= set(files)
     for name in files:
-        assert load(name).name == name
-
-
-def test_the_default_is_the_digits_preset_with_few_scalars() -> None:
+        plan = load(name)
+        assert plan.name == name
+        assert plan.secure.mode == ("off" if name == "digits-crowd" else "on")
+        assert plan.probe.stacked == (name == "digits-crowd")  # which is for simulations alone
     assert load() == load("digits")
-    assert load().task.data == "digits"
-    assert load().federation.clients == 10
-    assert load().probe.k <= 100
+    assert Plan().secure == SecureSettings(mode="on", floor=3, threshold=0)
 
 
 def test_the_papers_preset_has_the_papers_settings() -> None:
@@ -96,7 +94,7 @@ def test_plans_of_backpropagation_differ_from_the_papers_in_nothing_that_it_uses
         ("probe.sigma=1", 1.0),
         ('probe.scheme="central"', "central"),
         ("probe.scheme=central", "central"),
-        ("name=two words", "two words"),
+        ("name = two words ", "two words"),
         ("update.betas=[0.8, 0.95]", (0.8, 0.95)),
         ('task.model={name="softmax"}', Softmax()),
         ("task.model.channels=[2, 3]", (2, 3)),
@@ -112,199 +110,151 @@ def test_a_setting_is_read_as_toml_or_as_a_word(setting: str, expected: object) 
 
 
 def test_later_settings_win_and_settings_may_open_a_section() -> None:
-    assert parse("", ["probe.k=5", "probe.k=7", "ring.d_max=3"]) == Plan(
-        probe=ProbeSettings(k=7), ring=RingSettings(d_max=3.0)
-    )
+    plan = parse("", ["probe.k=5", "probe.k=7", "ring.d_max=3"])
+    assert plan == Plan(probe=ProbeSettings(k=7), ring=RingSettings(d_max=3.0))
+    assert change(plan, ["rounds=2"]) == msgspec.structs.replace(plan, rounds=2)
 
 
-def test_change_lays_settings_over_a_plan() -> None:
-    plan = Plan(probe=ProbeSettings(k=9))
-    assert change(plan, ["rounds=2"]) == Plan(probe=ProbeSettings(k=9), rounds=2)
-    assert plan.rounds == Plan().rounds
-
-
-@pytest.mark.parametrize("setting", ["nothing", "=3", " =3", ""])
-def test_a_setting_without_key_or_value_is_refused(setting: str) -> None:
-    with pytest.raises(PlanError, match=r"section\.key=value"):
-        load("digits", [setting])
-
-
-@pytest.mark.parametrize("setting", ["probe.k.x=3", "name.x.y=3", "federation.tiers.k=3"])
-def test_a_setting_cannot_go_below_a_value(setting: str) -> None:
-    with pytest.raises(PlanError, match="is a value, not a table"):
-        parse('name = "a"\nfederation.tiers = []\nprobe.k = 3', [setting])
-
-
-@pytest.mark.parametrize(
-    ("setting", "key", "nearest"),
-    [
-        ("probe.sigm=1", "probe.sigm", "probe.sigma"),
-        ("prob.k=3", "prob", "probe"),
-        ("federation.client=3", "federation.client", "federation.clients"),
-        ("update.learning_rate=3", "update.learning_rate", None),
-        ("round=3", "round", "rounds"),
-        ("task.model.channel=[1, 2]", "task.model.channel", "task.model.channels"),
-        ("run.worker=3", "run.worker", "run.workers"),
-        ("secure.flor=3", "secure.flor", "secure.floor"),
-        ("federation.dropouts=0.1", "federation.dropouts", "federation.dropout"),
-        ("federation.tiers=[{k=2, shar=0.5}]", "shar", "share"),
-    ],
-)
-def test_an_unknown_key_is_named_with_the_nearest_valid_one(setting: str, key: str, nearest: str | None) -> None:
+def refusal(settings: list[str]) -> str:
+    """The error of a plan `digits` with these settings."""
     with pytest.raises(PlanError) as refused:
-        load("digits", [setting])
-    message = str(refused.value)
-    assert key in message
-    assert "\n" not in message
-    if nearest:
-        assert re.search(rf"did you mean \S*{re.escape(nearest)}\?", message)
+        load("digits", settings)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("setting", "key", "value"),
+    ("setting", "words"),
     [
-        ("probe.k=many", "probe.k", "many"),
-        ("probe.k=1.5", "probe.k", "1.5"),
-        ("probe.k=true", "probe.k", "True"),
-        ("probe.k=0", "probe.k", "0"),
-        ("probe.k=-3", "probe.k", "-3"),
-        ("probe.k=1000001", "probe.k", "1000001"),
-        ("probe.sigma=0", "probe.sigma", "0"),
-        ("probe.sigma=-1e-3", "probe.sigma", "-0.001"),
-        ("probe.sigma=nan", "probe.sigma", "nan"),
-        ("probe.sigma=inf", "probe.sigma", "inf"),
-        ("probe.scheme=sideways", "probe.scheme", "sideways"),
-        ("probe.micro_batch=-1", "probe.micro_batch", "-1"),
-        ("federation.clients=0", "federation.clients", "0"),
-        ("federation.clients=two", "federation.clients", "two"),
-        ("federation.participation=0", "federation.participation", "0"),
-        ("federation.participation=1.01", "federation.participation", "1.01"),
-        ("federation.batch=-1", "federation.batch", "-1"),
-        ("federation.partition=sorted", "federation.partition", "sorted"),
-        ("federation.alpha=0", "federation.alpha", "0"),
-        ("federation.alpha=nan", "federation.alpha", "nan"),
-        ("federation.floor_samples=0", "federation.floor_samples", "0"),
-        ("task.pixels=-1", "task.pixels", "-1"),
-        ("task.pixels=1025", "task.pixels", "1025"),
-        ("task.augment=1", "task.augment", "1"),
-        ("federation.epochs=0", "federation.epochs", "0"),
-        ("federation.dropout=1", "federation.dropout", "1"),
-        ("federation.dropout=-0.1", "federation.dropout", "-0.1"),
-        ("federation.level=sample", "federation.level", "sample"),
-        ("federation.tiers=[{k=0, share=0.5}]", "k", "0"),
-        ("federation.tiers=[{k=1, share=0}]", "share", "0"),
-        ("update.rate=0", "update.rate", "0"),
-        ("update.rate=inf", "update.rate", "inf"),
-        ("update.betas=[0.9, 1.0]", "update.betas", "1.0"),
-        ("update.betas=[0.9]", "update.betas", "[0.9]"),
-        ("update.clip=-1", "update.clip", "-1"),
-        ("update.ema=1", "update.ema", "1"),
-        ("update.weight_decay=-0.1", "update.weight_decay", "-0.1"),
-        ("update.optimizer=adamw", "update.optimizer", "adamw"),
-        ("ring.d_max=0", "ring.d_max", "0"),
-        ("ring.d_max=inf", "ring.d_max", "inf"),
-        ("ring.update_max=inf", "ring.update_max", "inf"),
-        ("ring.update_max=-1", "ring.update_max", "-1"),
-        ("secure.mode=maybe", "secure.mode", "maybe"),
-        ("secure.mode=true", "secure.mode", "True"),
-        ("secure.floor=1", "secure.floor", "1"),
-        ("secure.floor=2.5", "secure.floor", "2.5"),
-        ("secure.threshold=-1", "secure.threshold", "-1"),
-        ("secure.groups=0", "secure.groups", "0"),
-        ("secure.group_seeds=each", "secure.group_seeds", "each"),
-        ("secure.combine=max", "secure.combine", "max"),
-        ("update.norm_max=-1", "update.norm_max", "-1"),
-        ("run.evaluate_every=0", "run.evaluate_every", "0"),
-        ("run.snapshot_every=0", "run.snapshot_every", "0"),
-        ("run.commit_seconds=-1", "run.commit_seconds", "-1"),
-        ("run.downlink=pigeon", "run.downlink", "pigeon"),
-        ("rounds=0", "rounds", "0"),
-        ("seed=-1", "seed", "-1"),
-        ("seed=9223372036854775808", "seed", "9223372036854775808"),
-        ("name=5", "name", "5"),
-        ("task.model.name=vgg", "task.model.name", "vgg"),
-        ("task.model.channels=[0, 3]", "task.model.channels", "0"),
-        ("probe=5", "probe", "5"),
+        *((setting, r"has the form section\.key=value") for setting in ("nothing", "=3", " =3", "")),
+        *((f"{key}=3", "is a value, not a table") for key in ("probe.k.x", "name.x.y", "federation.batch.k")),
+        ("probe.sigm=1", r"unknown key probe\.sigm \(did you mean probe\.sigma\?\)"),
+        ("prob.k=3", r"prob \(did you mean probe\?\)"),
+        ("federation.client=3", r"federation\.client \(did you mean federation\.clients\?\)"),
+        ("update.learning_rate=3", r"unknown key update\.learning_rate"),
+        ("round=3", r"round \(did you mean rounds\?\)"),
+        ("task.model.channel=[1, 2]", r"task\.model\.channel \(did you mean task\.model\.channels\?\)"),
+        ("run.worker=3", r"run\.worker \(did you mean run\.workers\?\)"),
+        ("secure.flor=3", r"secure\.flor \(did you mean secure\.floor\?\)"),
+        ("federation.dropouts=0.1", r"federation\.dropouts \(did you mean federation\.dropout\?\)"),
+        ("federation.tiers=[{k=2, shar=0.5}]", r"shar \(did you mean \S*share\?\)"),
     ],
 )
+def test_a_setting_that_no_plan_has_is_refused_with_the_nearest_valid_one(setting: str, words: str) -> None:
+    assert re.search(words, refusal([setting]))
+
+
+OUT_OF_RANGE = {
+    "0": "probe.k probe.sigma federation.clients federation.participation federation.alpha federation.floor_samples "
+    "federation.epochs update.rate ring.d_max secure.groups run.evaluate_every run.snapshot_every rounds",
+    "-1": "probe.k probe.micro_batch federation.batch task.pixels update.clip update.norm_max ring.update_max "
+    "secure.threshold run.commit_seconds seed",
+    "1": "federation.dropout task.augment update.ema secure.floor",
+    "-0.1": "probe.sigma federation.dropout update.weight_decay",
+    "1.5": "probe.k federation.participation",
+    "2.5": "secure.floor",
+    "nan": "probe.sigma federation.alpha",
+    "inf": "probe.sigma update.rate ring.d_max ring.update_max",
+    "1e+39": "update.rate update.weight_decay update.clip",
+    "true": "probe.k secure.mode",
+    "sideways": "probe.k probe.scheme federation.clients federation.partition federation.level update.optimizer "
+    "secure.mode secure.group_seeds secure.combine run.downlink task.model.name task.model.activation",
+    "5": "probe name",
+    "1025": "task.pixels",
+    "1000001": "probe.k",
+    "9223372036854775808": "seed",
+    "[0.9]": "update.betas",
+}
+"""Values that some keys do not take."""
+
+INSIDE_A_LIST = [
+    ("federation.tiers=[{k=0, share=0.5}]", "federation.tiers", "0"),
+    ("federation.tiers=[{k=1, share=0}]", "federation.tiers", "0"),
+    ("update.betas=[0.9, 1.0]", "update.betas", "1.0"),
+    ("task.model.channels=[0, 3]", "task.model.channels", "0"),
+]
+
+
+def _refused_values() -> Iterator[tuple[str, str, str]]:
+    """A setting, its key, and its value as Python shows it."""
+    for value, keys in OUT_OF_RANGE.items():
+        for key in keys.split():
+            yield f"{key}={value}", key, value.title() if value == "true" else value
+
+
+@pytest.mark.parametrize(("setting", "key", "value"), [*_refused_values(), *INSIDE_A_LIST])
 def test_a_value_out_of_range_or_of_the_wrong_type_is_named_with_its_key(setting: str, key: str, value: str) -> None:
-    with pytest.raises(PlanError) as refused:
-        load("digits", [setting])
-    message = str(refused.value)
-    assert key in message
+    message = refusal([setting])
+    assert message.startswith(key)
     assert value in message.partition(":")[2]
-    assert "\n" not in message
     assert "`" not in message
 
 
-@pytest.mark.parametrize("model", ["{}", '{name="custom"}'])
-def test_a_model_lacking_a_needed_key_is_refused(model: str) -> None:
-    with pytest.raises(PlanError, match=r"task\.model.*(name|factory)"):
-        load("digits", [f"task.model={model}"])
-
-
-@pytest.mark.parametrize("setting", ['federation.level="epoch"', 'estimator="backprop"'])
-def test_tiers_need_scalars(setting: str) -> None:
-    with pytest.raises(PlanError, match=r"federation\.tiers"):
-        load("digits", ["federation.tiers=[{k=2, share=0.5}]", setting])
+TIER = "federation.tiers=[{k=2, share=0.5}]"
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("settings", "words"),
     [
-        (["federation.seeds=own", 'estimator="backprop"'], r'federation\.seeds.*estimator = "probe", got "backprop"'),
-        (["federation.seeds=own", 'federation.level="epoch"'], r'federation\.seeds.*level = "batch", got "epoch"'),
-        (["federation.seeds=own", "secure.groups=3", "secure.group_seeds=own"], r"federation\.seeds.*group_seeds"),
-        (["federation.seeds=own", "federation.tiers=[{k=2, share=0.5}]"], r"federation\.tiers.*seeds"),
-        (["federation.steps=3"], r'federation\.steps.*level = "epoch", got "batch"'),
-        (["federation.steps=3", "federation.epochs=2", 'federation.level="epoch"'], r"steps = 3.*epochs = 2"),
+        (["task.model={}"], r"task\.model.*name"),
+        (['task.model={name="custom"}'], r"task\.model.*factory"),
+        ([TIER, "federation.level=epoch"], r"federation\.tiers need level"),
+        ([TIER, "estimator=backprop"], r"federation\.tiers need .*estimator"),
+        ([TIER, "federation.seeds=own"], r"federation\.tiers need .*seeds"),
+        (["federation.tiers=[{k=8, share=0.5}]", "probe.k=8"], r"federation\.tiers.*below probe\.k = 8, got 8"),
+        (["federation.tiers=[{k=2, share=0.75}, {k=3, share=0.5}]"], r"federation\.tiers.*got 1\.25"),
+        (["federation.seeds=own", "estimator=backprop"], r'seeds.*estimator = "probe", got "backprop".*leave'),
+        (["federation.seeds=own", "federation.level=epoch"], r'seeds.*level = "batch", got "epoch".*leave'),
+        (["federation.seeds=own", "secure.groups=3", "secure.group_seeds=own"], r"seeds.*group_seeds.*leave"),
+        (["federation.steps=3"], r'federation\.steps.*level = "epoch", got "batch".*leave'),
+        (["federation.steps=3", "federation.epochs=2", "federation.level=epoch"], r"steps = 3.*epochs = 2.*leave"),
+        (["secure.groups=11"], r"secure\.groups: expected at most 10, .* got 11"),
+        (["secure.groups=4", "federation.participation=0.3", "secure.mode=off"], r"groups: expected at most 3, "),
+        (["secure.groups=4"], r"secure\.floor: expected at least 3 clients .*, got 2"),
+        (["secure.groups=2", "secure.floor=6"], r"secure\.floor: expected at least 6 clients .*, got 5"),
+        (["secure.groups=2", "secure.threshold=2"], r"secure\.threshold: expected 3 to 5"),
+        (["secure.groups=2", "secure.threshold=6"], r"secure\.threshold: expected 3 to 5"),
+        (["secure.groups=3", "secure.threshold=4"], r"secure\.threshold: expected 3 to 3"),
+        (["secure.mode=malicious-server", "secure.threshold=6"], r"secure\.threshold: expected 7 to 10"),
+        (["secure.mode=malicious-server", "secure.threshold=11"], r"secure\.threshold: expected 7 to 10"),
+        (["secure.mode=malicious-server", "secure.groups=2", "secure.threshold=3"], r"expected 4 to 5"),
+        (["probe.k=4", "probe.supports=units", "probe.layout=[[200, 300, 0, 100, 4]]"], r"layout: every row .* tail"),
+        (["probe.precision=bfloat16", "probe.supports=units"], r"probe\.precision: only whole.*bfloat16.*supports"),
     ],
 )
-def test_own_seeds_and_local_steps_are_refused_where_they_mean_nothing(settings: list[str], named: str) -> None:
-    with pytest.raises(PlanError, match=named) as refused:
-        load("digits", settings)
-    assert "leave" in str(refused.value) or "tiers" in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-def test_clients_with_own_seeds_send_vectors() -> None:
-    assert load("digits", ["federation.seeds=own"]).outcome_kind == "vector"
-    assert load("digits", ["federation.seeds=own", "secure.groups=3"]).outcome_kind == "vector"
-    assert load("digits", ["federation.seeds=shared"]).outcome_kind == "scalars"
-
-
-@pytest.mark.parametrize("k", [8, 9])
-def test_a_tier_has_fewer_directions_than_the_plan(k: int) -> None:
-    with pytest.raises(PlanError, match=rf"federation\.tiers.*below probe\.k = 8, got {k}"):
-        load("digits", ["probe.k=8", f"federation.tiers=[{{k={k}, share=0.5}}]"])
-
-
-def test_tiers_shares_add_up_to_at_most_one() -> None:
-    with pytest.raises(PlanError, match=r"federation\.tiers.*got 1\.25"):
-        load("digits", ["federation.tiers=[{k=2, share=0.75}, {k=3, share=0.5}]"])
-
-
-@pytest.mark.parametrize("shares", [(1.0,), (0.75, 0.25), (0.2, 0.4, 0.3, 0.1)])
-def test_tiers_may_hold_all_clients(shares: tuple[float, ...]) -> None:
-    tiers = ", ".join(f"{{k={i}, share={share}}}" for i, share in enumerate(shares, 1))
-    assert len(load("digits", [f"federation.tiers=[{tiers}]"]).federation.tiers) == len(shares)
+def test_settings_that_do_not_fit_together_are_refused(settings: list[str], words: str) -> None:
+    assert re.search(words, refusal(settings))
 
 
 @pytest.mark.parametrize(
-    ("clients", "participation", "expected"), [(10, 1.0, 10), (10, 0.3, 3), (10, 0.01, 1), (3, 0.5, 2), (1, 1.0, 1)]
+    "settings",
+    [
+        ["federation.tiers=[{k=1, share=0.2}, {k=2, share=0.4}, {k=3, share=0.3}, {k=4, share=0.1}]"],
+        ["secure.groups=3"],
+        ["secure.groups=10", "secure.mode=off"],
+        ["secure.groups=2", "secure.floor=5"],
+        ["secure.groups=2", "secure.threshold=5"],
+        ["secure.mode=malicious-server", "secure.threshold=7"],
+        ["secure.mode=malicious-server", "secure.groups=2", "secure.threshold=4"],
+        ["probe.precision=float16"],
+        ["probe.precision=float16", "probe.supports=layers"],
+    ],
 )
-def test_clients_per_round(clients: int, participation: float, expected: int) -> None:
-    assert Plan(federation=FederationSettings(clients=clients, participation=participation)).per_round == expected
+def test_settings_at_the_edge_of_what_fits_are_taken(settings: list[str]) -> None:
+    plan = load("digits", settings)
+    assert sum(plan.group_sizes) in range(2 * plan.per_round // plan.secure.groups, 2 * plan.per_round + 2)
 
 
-def test_the_secure_sum_is_on_by_default_and_over_three_clients_at_least() -> None:
-    assert Plan().secure == SecureSettings(mode="on", floor=3, threshold=0)
-    for name in presets():
-        assert load(name).secure.mode == ("off" if name == "digits-crowd" else "on")
-
-
-def test_clients_are_stacked_in_the_plan_that_is_for_simulations_alone() -> None:
-    assert [name for name in presets() if load(name).probe.stacked] == ["digits-crowd"]
+@pytest.mark.parametrize(
+    ("clients", "participation", "groups", "per_round", "sizes"),
+    [(10, 1.0, 3, 10, (3, 4)), (10, 0.3, 1, 3, (3, 3)), (10, 0.01, 1, 1, (1, 1)), (3, 0.5, 1, 2, (2, 2))],
+)
+def test_clients_and_groups_of_a_round(
+    clients: int, participation: float, groups: int, per_round: int, sizes: tuple[int, int]
+) -> None:
+    federation = FederationSettings(clients=clients, participation=participation)
+    plan = Plan(federation=federation, secure=SecureSettings(groups=groups))
+    assert (plan.per_round, plan.group_sizes) == (per_round, sizes)
 
 
 @pytest.mark.parametrize(
@@ -314,79 +264,17 @@ def test_a_secure_sum_needs_as_many_clients_a_round_as_its_floor(
     clients: int, participation: float, floor: int
 ) -> None:
     settings = [f"federation.clients={clients}", f"federation.participation={participation}", f"secure.floor={floor}"]
-    with pytest.raises(PlanError, match=rf"secure\.floor.*{floor} clients.*federation\.participation") as refused:
-        load("digits", settings)
-    assert "\n" not in str(refused.value)
-    assert "secure.mode" in str(refused.value)
+    assert re.search(rf"secure\.floor.*{floor} clients.*federation\.participation.*secure\.mode", refusal(settings))
+    assert load("digits", [*settings, f"federation.clients={floor}", "federation.participation=1"]).secure.mode == "on"
     assert load("digits", [*settings, 'secure.mode="off"']).secure.floor == floor
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        (["secure.groups=11"], r"secure\.groups: expected at most 10, .* got 11"),
-        (["secure.groups=11", "secure.mode=off"], r"secure\.groups: expected at most 10, .* got 11"),
-        (
-            ["secure.groups=4", "federation.participation=0.3", "secure.mode=off"],
-            r"secure\.groups: expected at most 3, ",
-        ),
-        (["secure.groups=4"], r"secure\.floor: expected at least 3 clients .*, got 2"),
-        (["secure.groups=2", "secure.floor=6"], r"secure\.floor: expected at least 6 clients .*, got 5"),
-        (["secure.groups=2", "secure.threshold=2"], r"secure\.threshold: expected 3 to 5"),
-        (["secure.groups=2", "secure.threshold=6"], r"secure\.threshold: expected 3 to 5"),
-        (["secure.groups=3", "secure.threshold=4"], r"secure\.threshold: expected 3 to 3"),
-        (["secure.mode=malicious-server", "secure.threshold=6"], r"secure\.threshold: expected 7 to 10"),
-        (["secure.mode=malicious-server", "secure.threshold=11"], r"secure\.threshold: expected 7 to 10"),
-        (["secure.mode=malicious-server", "secure.groups=2", "secure.threshold=3"], r"expected 4 to 5"),
-    ],
-)
-def test_groups_and_thresholds_with_which_no_sum_can_be_are_refused(settings: list[str], named: str) -> None:
-    with pytest.raises(PlanError, match=named) as refused:
-        load("digits", settings)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["secure.groups=3"],
-        ["secure.groups=10", "secure.mode=off"],
-        ["secure.groups=2", "secure.floor=5"],
-        ["secure.groups=2", "secure.threshold=5"],
-        ["secure.mode=malicious-server", "secure.threshold=7"],
-        ["secure.mode=malicious-server", "secure.groups=2", "secure.threshold=4"],
-    ],
-)
-def test_groups_and_thresholds_that_fit_are_taken(settings: list[str]) -> None:
-    plan = load("digits", settings)
-    assert sum(plan.group_sizes) in range(2 * plan.per_round // plan.secure.groups, 2 * plan.per_round + 2)
-
-
-@pytest.mark.parametrize(
-    ("clients", "groups", "expected"), [(10, 1, (10, 10)), (10, 3, (3, 4)), (10, 2, (5, 5)), (11, 4, (2, 3))]
-)
-def test_group_sizes(clients: int, groups: int, expected: tuple[int, int]) -> None:
-    plan = Plan(federation=FederationSettings(clients=clients), secure=SecureSettings(groups=groups))
-    assert plan.group_sizes == expected
 
 
 def test_only_scalars_have_directions_of_their_own() -> None:
     own = ["secure.groups=3", "secure.group_seeds=own"]
     assert load("digits", own).own_seeds
+    assert load("digits", ["federation.seeds=own"]).outcome_kind == "vector"
     for other in (["secure.groups=3"], [*own, 'estimator="backprop"'], [*own, 'federation.level="epoch"']):
         assert not load("digits", other).own_seeds
-
-
-@pytest.mark.parametrize(("clients", "participation", "floor"), [(3, 1.0, 3), (2, 1.0, 2), (10, 0.3, 3), (10, 1.0, 10)])
-def test_a_secure_sum_over_just_its_floor_is_taken(clients: int, participation: float, floor: int) -> None:
-    settings = [f"federation.clients={clients}", f"federation.participation={participation}", f"secure.floor={floor}"]
-    plan = load("digits", settings)
-    assert (plan.secure.mode, plan.per_round) == ("on", floor)
-
-
-def test_a_plan_cannot_be_changed_in_place() -> None:
-    with pytest.raises(AttributeError):
-        Plan().rounds = 3  # type: ignore[misc]
 
 
 def test_unreadable_plans_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -464,8 +352,7 @@ def test_digests_do_not_depend_on_how_a_plan_is_written() -> None:
     one = parse("rounds = 5\n[update]\nrate = 1.0\nclip = 2.0\n[probe]\nk = 3")
     other = parse("probe = {k = 3}\nupdate = {clip = 2, rate = 1}\nrounds = 5")
     assert one == other
-    assert one.digest() == other.digest()
-    assert one.trajectory_digest() == other.trajectory_digest()
+    assert (one.digest(), one.trajectory_digest()) == (other.digest(), other.trajectory_digest())
 
 
 OF_VERSION_1 = ("task.init=", "federation.batch=32", "probe.k=20", "update.rate=0.007", "update.ema=0.995")
@@ -486,98 +373,33 @@ def test_digests_outlive_versions(plan: Plan, digest: str) -> None:
     assert plan.trajectory_digest().hex() == digest
 
 
-def test_the_two_digests_never_coincide() -> None:
-    assert Plan().digest() != Plan().trajectory_digest()
-    assert len(Plan().digest()) == len(Plan().trajectory_digest()) == 32
-
-
-_counts = st.integers(1, 10**6)
-_optional_counts = st.integers(0, 2**62)
-_positive = st.floats(0, 1e30, exclude_min=True)
-_non_negative = st.floats(0, 1e30)
-_decay = st.floats(0, 1, exclude_max=True)
-_activations = st.sampled_from(["hardswish", "relu", "selu", "gelu"])
-_models = st.one_of(
-    st.builds(
-        LeNet,
-        channels=st.tuples(_counts, _counts),
-        head=st.sampled_from(["average", "flatten"]),
-        activation=_activations,
-        norm=st.sampled_from(["none", "group", "batch"]),
-    ),
-    st.just(Softmax()),
-    st.builds(Custom, factory=st.text()),
-)
-
-
-def _sound(plan: Plan) -> Plan:
-    """The same plan, without a secure sum if it has too few clients for one."""
-    if plan.per_round >= plan.secure.floor:
-        return plan
-    return msgspec.structs.replace(plan, secure=msgspec.structs.replace(plan.secure, mode="off"))
-
-
-_plans = st.builds(
-    Plan,
-    name=st.text(),
-    seed=st.integers(0, 2**63 - 1),
-    rounds=_counts,
-    task=st.builds(TaskSettings, data=st.text(), pixels=st.integers(0, 1024), augment=st.booleans(), model=_models),
-    federation=st.builds(
-        FederationSettings,
-        clients=_counts,
-        participation=st.floats(0, 1, exclude_min=True),
-        partition=st.sampled_from(["iid", "dirichlet", "domain", "writer"]),
-        alpha=_positive,
-        floor_samples=_counts,
-        batch=_optional_counts,
-        epochs=_counts,
-        weighting=st.sampled_from(["samples", "uniform"]),
-        tiers=st.lists(st.builds(Tier, k=st.integers(1, 7), share=st.floats(0.01, 0.25)), max_size=3).map(tuple),
-        dropout=_decay,
-    ),
-    probe=st.builds(
-        ProbeSettings,
-        k=st.integers(8, 10**6),
-        sigma=_positive,
-        scheme=st.sampled_from(["forward", "central"]),
-        distribution=st.sampled_from(["gaussian", "rademacher"]),
-        micro_batch=_optional_counts,
-    ),
-    update=st.builds(
-        UpdateSettings,
-        optimizer=st.sampled_from(["adam", "momentum", "sgd"]),
-        rate=_positive,
-        betas=st.tuples(_decay, _decay),
-        momentum=_decay,
-        weight_decay=_non_negative,
-        clip=_non_negative,
-        ema=_decay,
-    ),
-    ring=st.builds(RingSettings, d_max=_positive, update_max=_positive, n_max=_optional_counts),
-    run=st.builds(
-        RunSettings,
-        downlink=st.sampled_from(["scalars", "delta", "weights"]),
-        workers=_optional_counts,
-        evaluate_every=_counts,
-        commit_seconds=_non_negative,
-    ),
-    secure=st.builds(SecureSettings, mode=st.sampled_from(["on", "off"]), floor=st.integers(2, 10**6)),
-).map(_sound)
+def _values(kind: inspect.Type) -> st.SearchStrategy[Any]:
+    """Any value that a setting of this type takes on its own."""
+    match kind:
+        case inspect.StructType(cls=cls, fields=fields):
+            return st.builds(cls, **{field.name: _values(field.type) for field in fields})
+        case inspect.UnionType(types=types):
+            return st.one_of([_values(one) for one in types])
+        case inspect.LiteralType(values=choices):
+            return st.sampled_from(choices)
+        case inspect.IntType(ge=least, le=most):
+            return st.integers(least, most)
+        case inspect.FloatType(gt=above, ge=least, lt=below, le=most):
+            low, high = (above if least is None else least), (below if most is None else most)
+            return st.floats(low, high, allow_nan=False, exclude_min=above is not None, exclude_max=below is not None)
+        case inspect.TupleType(item_types=types):
+            return st.tuples(*map(_values, types))
+        case inspect.VarTupleType(item_type=item):
+            return st.lists(_values(item), max_size=3).map(tuple)
+        case inspect.StrType(pattern=pattern):
+            return st.text() if pattern is None else st.just("")
+        case _:
+            return st.booleans()
 
 
 @settings(max_examples=150)
-@given(_plans)
+@given(_values(inspect.type_info(Plan)))
 def test_a_plan_survives_the_way_through_toml(plan: Plan) -> None:
-    again = parse(plan.to_toml())
-    assert again == plan
-    assert again.digest() == plan.digest()
-    assert again.trajectory_digest() == plan.trajectory_digest()
-    assert build(msgspec.to_builtins(plan)) == plan
-
-
-def test_half_precision_is_for_whole_forward_passes() -> None:
-    assert load("digits", ["probe.precision=float16"]).probe.precision == "float16"
-    assert load("digits", ["probe.precision=float16", "probe.supports=layers"]).probe.precision == "float16"
-    with pytest.raises(PlanError, match=r"probe\.precision: only whole forward passes.*bfloat16.*supports"):
-        load("digits", ["probe.precision=bfloat16", "probe.supports=units"])
+    again = override(plan, [])
+    assert again == plan == settings_of(msgspec.to_builtins(plan), Plan)
+    assert (again.digest(), again.trajectory_digest()) == (plan.digest(), plan.trajectory_digest())

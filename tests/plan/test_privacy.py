@@ -1,7 +1,9 @@
-"""[privacy] in plans: what it comes to, and what would void it."""
+"""[privacy] in plans: the noise and ε that follow, and settings that would void them."""
 
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -58,6 +60,7 @@ def test_a_plan_without_privacy_has_the_digests_that_it_had(tiny: MakePlan) -> N
         (("secure.floor=90", "secure.mode=malicious-server"), 90, 90 - 33),
         (("secure.floor=3", "secure.mode=malicious-server", "secure.groups=3"), 23, 12),
         (("secure.floor=20", "secure.groups=3"), 20, 20),
+        (("federation.clients=3", "secure.floor=3", "secure.mode=malicious-server"), 3, 3),  # fewer than a third lie
     ],
 )
 def test_noise_is_counted_on_from_the_fewest_survivors_without_the_liars(
@@ -87,9 +90,12 @@ def test_somebody_is_always_certain_to_add_noise(clients: int, groups: int, floo
             assert certain_sharers(plan) <= max(floor, 2 * m // 3 + 1) - (math.ceil(m / 3) - 1)
 
 
-def test_a_group_of_three_against_a_liar_still_has_three_who_add_noise(tiny: MakePlan) -> None:
-    plan = tiny(*PRIVATE, "privacy.noise=1.0", "secure.mode=malicious-server")
-    assert certain_sharers(plan) == 3  # all three must survive, and fewer than a third lie
+def test_the_plan_in_the_docs_is_private() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "privacy.md"
+    [text] = re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    plan = parse(text)
+    assert plan.privacy.on
+    assert (plan.privacy.epsilon, plan.secure.floor) == (8, 90)
 
 
 def test_a_target_gives_the_noise_that_just_keeps_it(tiny: MakePlan) -> None:
@@ -101,12 +107,6 @@ def test_a_target_gives_the_noise_that_just_keeps_it(tiny: MakePlan) -> None:
     assert epsilon_of(plan, N, 0) == 0
 
 
-def test_noise_that_was_given_must_keep_a_target_that_was_given_too(tiny: MakePlan) -> None:
-    plan = tiny(*PRIVATE, *HUNDRED, "privacy.epsilon=8", "privacy.noise=5")
-    with pytest.raises(PlanError, match=r"200 rounds with noise 5 come to ε = 1\d\.\d+ at δ = 1e-05, more than 8"):
-        with_noise(plan, N)
-
-
 def test_more_noise_more_rounds_and_the_ring(tiny: MakePlan) -> None:
     plan = with_noise(tiny(*PRIVATE, *HUNDRED, "privacy.noise=9"), N)
     ring = private_ring(plan, N)
@@ -114,19 +114,24 @@ def test_more_noise_more_rounds_and_the_ring(tiny: MakePlan) -> None:
     assert private_ring(change(plan, ['estimator="backprop"']), N).length == N
 
 
-@pytest.mark.parametrize("name", ["clip", "noise", "sharers"])
-def test_what_a_run_fills_in_must_be_there(tiny: MakePlan, name: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["epsilon=8", "noise=5"], r"200 rounds with noise 5 come to ε = 1\d\.\d+ at δ = 1e-05, more than 8"),
+        (["noise=1000000", "sharers=1"], "leaves the ring too coarse for 20 values"),
+        (["epsilon=1e-9"], r"privacy.epsilon: no noise|leaves the ring too coarse"),
+        (["epsilon=1e-6"], r"privacy.epsilon: no noise|leaves the ring too coarse"),
+        (["noise=9", "clip=0"], "privacy.clip is 0"),
+    ],
+)
+def test_noise_that_cannot_keep_its_promise_is_refused(tiny: MakePlan, settings: list[str], words: str) -> None:
+    plan = tiny(*PRIVATE, *HUNDRED, *(f"privacy.{setting}" for setting in settings))
+    with pytest.raises(PlanError, match=words):
+        private_ring(with_noise(plan, N), N)
+
+
+@pytest.mark.parametrize("name", ["noise", "sharers"])
+def test_a_ring_needs_what_a_run_fills_in(tiny: MakePlan, name: str) -> None:
     plan = tiny(*PRIVATE, *HUNDRED, "privacy.noise=9", "privacy.sharers=90", "privacy.epsilon=100")
     with pytest.raises(PlanError, match=f"privacy.{name} is 0"):
         private_ring(change(plan, [f"privacy.{name}=0"]), N)
-
-
-def test_noise_that_leaves_no_room_for_values_is_refused(tiny: MakePlan) -> None:
-    with pytest.raises(PlanError, match="leaves the ring too coarse for 20 values"):
-        private_ring(with_noise(tiny(*PRIVATE, *HUNDRED, "privacy.noise=1000000", "privacy.sharers=1"), N), N)
-
-
-@pytest.mark.parametrize("epsilon", [1e-9, 1e-6])
-def test_a_target_that_no_noise_can_keep_is_refused(tiny: MakePlan, epsilon: float) -> None:
-    with pytest.raises(PlanError, match=r"privacy.epsilon: no noise|leaves the ring too coarse"):
-        with_noise(tiny(*PRIVATE, *HUNDRED, f"privacy.epsilon={epsilon}"), N)

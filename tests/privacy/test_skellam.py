@@ -1,4 +1,5 @@
-"""Skellam noise: its stated error attacked term by term, and its numbers measured."""
+"""Skellam noise: its stated error attacked term by term, its numbers measured, and the rule in docs/privacy.md of how
+many directions are worth their noise."""
 
 import math
 from decimal import Decimal, localcontext
@@ -10,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baffle.core.arrays import F64
-from baffle.privacy.poisson import DIGITS, MARGIN, Table, log_probability, log_probability_exactly, table
-from baffle.privacy.skellam import MORE_BYTES, draw
+from baffle.privacy.skellam import (
+    DIGITS,
+    MARGIN,
+    MORE_BYTES,
+    Table,
+    draw,
+    log_probability,
+    log_probability_exactly,
+    table,
+)
 from tests.support.skellam_law import skellam_logs
 
 VARIANCES = [1e-9, 0.01, 0.5, 2.0, 3.7, 31.0, 500.0, 511.9, 512.0, 1e4, 123456.7, 2.0**30, 2.0**50, 2.0**56]
@@ -33,7 +42,7 @@ def numbers_of(law: Table, block: int) -> list[int]:
 
 @pytest.mark.parametrize("law", TABLES, ids=lambda law: f"{float(law.mean):g}")
 def test_no_candidate_needs_a_chance_above_one(law: Table) -> None:
-    """Or else the table would give too few of some numbers."""
+    """Otherwise the table would give too few of some numbers."""
     assert int(law.ends[-1]) == sum(law.weights) - 1 < 2**64
     mode = math.floor(law.mean)
     for block in range(0, len(law.weights), max(1, len(law.weights) // 40)):
@@ -80,7 +89,7 @@ def test_exact_probabilities_are_exact() -> None:
 
 
 class Script:
-    """Randomness that says what it is told: first the candidates' words, then the bits that decide a close call."""
+    """Scripted randomness: first the candidates' words, then the bits that decide a close call."""
 
     def __init__(self, words: list[list[int]], more: int = 0) -> None:
         self.words, self.more, self.asked = words, more, 0
@@ -136,7 +145,7 @@ def test_drawn_numbers_follow_skellams_law(variance: float) -> None:
     assert abs(statistic - cells) < 4.5 * math.sqrt(2 * cells) + 6
 
 
-@pytest.mark.parametrize("variance", [2.0**20, 2.0**36, 2.0**50, 2.0**56])
+@pytest.mark.parametrize("variance", [2.0**20, 2.0**56])
 def test_numbers_of_a_large_variance_are_nearly_normal(variance: float) -> None:
     count = 200_000
     scaled: F64 = np.sort(draw(count, variance, seeded(6).bytes) / math.sqrt(variance))
@@ -146,7 +155,7 @@ def test_numbers_of_a_large_variance_are_nearly_normal(variance: float) -> None:
     assert scaled.var() == pytest.approx(1, abs=5 * math.sqrt(2 / count))
 
 
-@pytest.mark.parametrize("variance", [2.0**20, 2.0**40, 2.0**56])
+@pytest.mark.parametrize("variance", [2.0**20, 2.0**56])
 def test_no_low_bit_is_favoured(variance: float) -> None:
     """A sampler that rounded a real number would leave gaps; here every low bit is a coin."""
     drawn = draw(100_000, variance, seeded(7).bytes)
@@ -171,13 +180,8 @@ def test_shares_add_up_to_the_variance_of_the_sum(parts: list[float]) -> None:
 
 
 def test_the_same_bytes_give_the_same_noise_and_the_system_never_does() -> None:
-    assert (draw(100, 1e9, seeded(1).bytes) == draw(100, 1e9, seeded(1).bytes)).all()
-    assert (draw(100, 1e9) != draw(100, 1e9)).any()
-
-
-def test_a_fraction_and_its_float_are_the_same_variance() -> None:
     assert (draw(50, Fraction(7, 2), seeded(2).bytes) == draw(50, 3.5, seeded(2).bytes)).all()
-    assert abs(float(draw(50_000, Fraction(10, 3), seeded(3).bytes).var()) - 10 / 3) < 0.12
+    assert (draw(100, 1e9) != draw(100, 1e9)).any()
 
 
 def test_no_variance_is_no_noise_and_a_bad_one_is_refused() -> None:
@@ -194,3 +198,25 @@ def test_probabilities_in_floating_point_hold_at_the_ends() -> None:
     assert log_probability(Fraction(1, 2), np.array([0, 1, 2])).tolist() == pytest.approx(
         [-0.5, math.log(0.5) - 0.5, math.log(0.125) - 0.5], abs=1e-14
     )
+
+
+N, CLIENTS, STEPS = 400, 100, 2**16
+
+
+@pytest.mark.parametrize("noise", [0.0, 5.0, 20.0])
+@pytest.mark.parametrize("agreement", [1.0, 0.5])
+@pytest.mark.parametrize("k", [20, 800])
+def test_noise_costs_as_much_as_the_directions_that_the_rule_takes_away(noise: float, agreement: float, k: int) -> None:
+    """Clients' vectors have the length of the clipping norm, STEPS, and their mean is `agreement` times as long."""
+    worth = k / (1 + noise**2 * k / (agreement * CLIENTS) ** 2)
+    random = np.random.default_rng([int(noise), k])
+    cosines = []
+    for _ in range(40):
+        directions = random.standard_normal((k, N))
+        scalars = directions @ (gradient := random.standard_normal(N))
+        total = CLIENTS * agreement * STEPS * scalars / np.linalg.norm(scalars)
+        estimate = directions.T @ (total + draw(k, (noise * STEPS) ** 2, random.bytes))
+        cosines.append(estimate @ gradient / (np.linalg.norm(estimate) * np.linalg.norm(gradient)))
+    expected = math.sqrt(worth / (worth + N + 1))
+    spread = float(np.std(cosines)) / math.sqrt(len(cosines))
+    assert float(np.mean(cosines)) == pytest.approx(expected, abs=4 * spread + 0.01)

@@ -1,18 +1,19 @@
 """Reports of real runs in a real browser."""
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
+from threading import Event
 from typing import Any
 
 import pytest
 
 from baffle.plan import Plan
+from baffle.report.charts import AXES
 from baffle.report.live import LivePage, LiveRun
-from baffle.report.series import AXES
-from baffle.report.writing import script_name, write_report
+from baffle.report.page import script_name, write_report
+from baffle.server.recorder import Progress
 from baffle.simulation import add_baseline, simulate
 from tests.report.test_page import LIE, lied_run
 from tests.support.browser import Page, browsing, installed
@@ -83,8 +84,7 @@ def test_it_opens_without_an_error_every_chart_has_marks_and_nothing_is_fetched(
 @pytest.mark.parametrize("width", [360, 768, 1200])
 def test_it_fits_its_window(page: Page, reports: dict[str, str], name: str, width: int) -> None:
     page.open(reports[name], width=width, height=740)
-    page.eval("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
-    time.sleep(0.2)
+    page.open_details()
     assert page.eval("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     assert page.eval("[...document.querySelectorAll('.plot')].every((plot) => plot.clientWidth > 250)")
 
@@ -94,8 +94,7 @@ def test_it_fits_its_window(page: Page, reports: dict[str, str], name: str, widt
 def test_contrast_suffices(page: Page, reports: dict[str, str], name: str, dark: bool) -> None:
     page.open(reports[name], dark=dark)
     assert page.eval("matchMedia('(prefers-color-scheme: dark)').matches") is dark
-    page.eval("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
-    time.sleep(0.2)
+    page.open_details()
     found = page.eval((Path(__file__).parent / "contrast.js").read_text())
     assert found["count"] > 200
     assert found["low"] == []
@@ -144,8 +143,7 @@ def test_everything_can_be_reached_and_used_by_keyboard(page: Page, reports: dic
 
 def test_tables_hold_the_numbers_of_their_charts(page: Page, reports: dict[str, str]) -> None:
     page.open(reports["other"])
-    page.eval("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
-    time.sleep(0.2)
+    page.open_details()
     tables = page.eval(
         "[...document.querySelectorAll('figure')].map((figure) => figure.querySelectorAll('tbody tr').length)"
     )
@@ -183,8 +181,7 @@ def test_without_its_script_the_page_says_so_and_has_its_tables(page: Page, runs
 def test_a_lie_in_a_run_does_nothing(page: Page, tiny: Callable[..., Plan], tmp_path: Path) -> None:
     lied_run(tmp_path / "run", tiny)
     page.open(write_report([tmp_path / "run"]).as_uri())
-    page.eval("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
-    time.sleep(0.2)
+    page.open_details()
     assert page.problems == []
     assert page.eval("document.querySelectorAll('img, a, iframe').length") == 0
     assert page.eval("document.querySelectorAll('script').length") == 3
@@ -201,30 +198,33 @@ def test_the_page_could_not_tell_anybody_if_it_wanted_to(page: Page, reports: di
     assert any("Content Security Policy" in problem for problem in page.problems)
 
 
-def test_a_live_page_follows_a_run_in_another_process(
-    page: Page, start: Callable[..., "subprocess.Popen[str]"], tiny_toml: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    settings = ("rounds=400", "secure.mode=on", "run.commit_seconds=0", "run.evaluate_every=50")
-    process = start("run", tiny_toml, "--out", folder, *(part for s in settings for part in ("--set", s)), "--json")
-    while not (folder / "plan.toml").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    with LivePage(LiveRun(folder), 0) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        page.open(server.address)
-        drawn = "(document.getElementById('chart-loss').data[0] || {x: [0]}).x.at(-1)"
-        page.wait(f"{drawn} > 1")
-        page.eval("document.querySelector('#part-courses details').open = true")
-        first = page.eval(drawn)
-        page.wait(f"{drawn} > {first}")
-        page.wait("document.getElementById('live').textContent === 'The run has ended.'")
-        assert page.eval("document.querySelector('.pill').textContent") == "finished"
-        assert page.eval("document.querySelector('#part-courses details').open")
-        assert page.problems == []
-        assert all(request.startswith((server.address, "data:")) for request in page.requests)
-        page.open("about:blank")
-        server.shutdown()
-        thread.join()
-    assert process.wait() == 0
+def test_a_live_page_follows_a_run(page: Page, tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    """The run waits until the page has shown its first rounds, so that it cannot end before."""
+    shown, folder = Event(), tmp_path / "run"
+    plan = tiny("rounds=40", "secure.mode=on", "run.commit_seconds=0", "run.evaluate_every=10")
+
+    def wait_for_the_page(progress: Progress) -> None:
+        assert progress.rounds_done < 20 or shown.wait(60)
+
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(simulate, plan, folder, watch=wait_for_the_page)
+        while not (folder / "plan.toml").exists():
+            assert not run.done(), run.result()
+            time.sleep(0.02)
+        with LivePage(LiveRun(folder), 0) as server:
+            pool.submit(server.serve_forever, 0.01)
+            page.open(server.address)
+            drawn = "(document.getElementById('chart-loss').data[0] || {x: [0]}).x.at(-1)"
+            page.wait(f"{drawn} > 1")
+            page.eval("document.querySelector('#part-courses details').open = true")
+            first = page.eval(drawn)
+            shown.set()
+            page.wait(f"{drawn} > {first}")
+            page.wait("document.getElementById('live').textContent === 'The run has ended.'")
+            assert page.eval("document.querySelector('.pill').textContent") == "finished"
+            assert page.eval("document.querySelector('#part-courses details').open")
+            assert page.problems == []
+            assert all(request.startswith((server.address, "data:")) for request in page.requests)
+            page.open("about:blank")
+            server.shutdown()
+        run.result()

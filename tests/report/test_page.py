@@ -1,8 +1,11 @@
-"""Pages of real runs, and of plans and servers that lie."""
+"""Pages of real runs, and of plans and servers that lie; where they are written, and the command that writes them."""
 
 import json
 import re
+import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -13,13 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baffle.errors import PageError
 from baffle.plan import Plan
-from baffle.report.markup import Html, data_block, element
-from baffle.report.page import SECTIONS, Scripts, content_of, render
-from baffle.report.partition import partition_of
+from baffle.report.charts import partition_of
+from baffle.report.page import Scripts, content_of, drawing_script, render, script_name, write_report
 from baffle.report.record import RunRecord, read_run
-from baffle.report.words import ranges
+from baffle.report.sections import Html, data_block, element
 from baffle.simulation import simulate
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 LIE = "<b>b</b><a href=//x>a</a><script>alert(1)</script><img src=x onerror=alert(2)>\"'&</title></script><!--"
 
@@ -62,34 +67,18 @@ def _data(page: str) -> Any:
 def test_the_page_of_a_finished_run(finished_run: Path) -> None:
     run = read_run(finished_run)
     page = _page(run)
-    elements = _elements(page)
+    elements, charts = _elements(page), _data(page)["charts"]
     assert len(page) < 45_000
-    for heading in SECTIONS:
+    for heading in content_of([run], [partition_of(run)]).sections:
         assert heading in elements.text
     assert f"{run.summary['test_accuracy']:.2%}" in elements.text
     assert run.summary["weights_sha256"] in elements.text
     assert f"baffle verify {finished_run}" in elements.text
     assert "The server refused nothing." in elements.text
-    assert {chart["kind"] for chart in _data(page)["charts"]} == {"lines", "bars", "heat"}
-
-
-def test_every_chart_has_a_place_a_title_and_a_table(finished_run: Path) -> None:
-    page = _page(read_run(finished_run))
-    ids = {attributes.get("id") for _, attributes in _elements(page).found}
-    charts = _data(page)["charts"]
-    assert len(charts) == 6
-    for chart in charts:
-        assert {chart["id"], f"{chart['id']}-title"} <= ids
-    assert page.count("<summary>Numbers: ") == len(charts)
-
-
-def test_headings_are_in_order(finished_run: Path, tiny: Callable[..., Plan], tmp_path: Path) -> None:
-    simulate(tiny("seed=1", "federation.dropout=0.3", "secure.mode=on", "federation.clients=5"), tmp_path / "other")
-    for runs in ([read_run(finished_run)], [read_run(finished_run), read_run(tmp_path / "other")]):
-        levels = [int(tag[1]) for tag, _ in _elements(_page(*runs)).found if re.fullmatch(r"h\d", tag)]
-        assert levels[0] == 1
-        assert levels.count(1) == 1
-        assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert {chart["kind"] for chart in charts} == {"lines", "bars", "heat"}
+    ids = {attributes.get("id") for _, attributes in elements.found}
+    assert {f"{chart['id']}{end}" for chart in charts for end in ("", "-title")} <= ids
+    assert page.count("<summary>Numbers: ") == len(charts) == 6
 
 
 def test_the_page_may_load_nothing_from_anywhere(finished_run: Path) -> None:
@@ -106,39 +95,38 @@ def test_the_page_may_load_nothing_from_anywhere(finished_run: Path) -> None:
     assert not re.findall(r"https?://", page)
 
 
-def test_several_runs_stand_side_by_side_with_what_differs(
+def test_several_runs_stand_side_by_side_with_what_differs_under_headings_in_order(
     tiny: Callable[..., Plan], finished_run: Path, tmp_path: Path
 ) -> None:
-    simulate(tiny("probe.k=9", "name=other"), tmp_path / "other")
-    page = _page(read_run(finished_run), read_run(tmp_path / "other"))
-    text = _elements(page).text
+    more = ("probe.k=9", "federation.dropout=0.3", "secure.mode=on", "federation.clients=5")
+    simulate(tiny(*more, "name=other"), tmp_path / "other")
+    shutil.copytree(tmp_path / "other", tmp_path / "again")
+    run, other, again = (read_run(folder) for folder in (finished_run, tmp_path / "other", tmp_path / "again"))
+    page = _page(run, other)
     settings = page.partition('id="part-settings"')[2].partition("</section>")[0]
     assert "probe.k" in settings
     assert "update.rate" not in settings
-    assert "2 runs side by side" in text
+    assert "2 runs side by side" in _elements(page).text
     assert [line["name"] for line in _data(page)["lines"]] == ["tiny", "other"]
+    for several in (_page(run), page):
+        levels = [int(tag[1]) for tag, _ in _elements(several).found if re.fullmatch(r"h\d", tag)]
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in pairwise(levels))
+    page = _page(other, again)  # runs of one name are told apart by their folders
+    assert [line["name"] for line in _data(page)["lines"]] == ["other (other)", "other (again)"]
     assert page.count('id="part-partition-') == 1  # both have the same
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(tiny: Callable[..., Plan], tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        simulate(tiny(), tmp_path / name)
-    page = _page(read_run(tmp_path / "one"), read_run(tmp_path / "two"))
-    assert [line["name"] for line in _data(page)["lines"]] == ["tiny (one)", "tiny (two)"]
-
-
-def test_a_run_without_rounds_has_a_page(finished_run: Path) -> None:
+def test_a_run_without_rounds_has_a_page_with_commands_that_are_quoted_for_a_shell(
+    finished_run: Path, tmp_path: Path
+) -> None:
     for name in ("journal.sqlite", "metrics.jsonl", "summary.json"):
         (finished_run / name).unlink()
-    text = _elements(_page(read_run(finished_run))).text
+    folder = finished_run.rename(tmp_path / "my run; rm -rf x")
+    text = _elements(_page(read_run(folder))).text
     assert "No round has ended yet." in text
-    assert "baffle run --resume" in text
-
-
-def test_commands_are_quoted_for_a_shell(tiny: Callable[..., Plan], tmp_path: Path) -> None:
-    folder = tmp_path / "my run; rm -rf x"
-    simulate(tiny(), folder)
-    assert f"baffle verify '{folder}'" in _elements(_page(read_run(folder))).text
+    assert f"baffle run --resume '{folder}'" in text
 
 
 def lied_run(folder: Path, tiny: Callable[..., Plan]) -> RunRecord:
@@ -158,12 +146,9 @@ def lied_run(folder: Path, tiny: Callable[..., Plan]) -> RunRecord:
 
 
 def test_html_in_a_plan_a_refusal_or_a_metric_stays_text(tiny: Callable[..., Plan], tmp_path: Path) -> None:
-    honest = tmp_path / "honest"
-    simulate(tiny(), honest)
-    expected = _elements(_page(read_run(honest)))
     page = _page(lied_run(tmp_path / "lie", tiny))
     elements = _elements(page)
-    assert len(elements.named("script")) == len(expected.named("script")) == 3
+    assert len(elements.named("script")) == 3
     assert not elements.named("img")
     assert not elements.named("a")
     assert not any(name.startswith("on") for _, attributes in elements.found for name in attributes)
@@ -194,31 +179,78 @@ def test_html_is_not_escaped_twice() -> None:
     assert element("input", type="radio", checked=True, disabled=False) == '<input type="radio" checked>'
 
 
-@pytest.mark.parametrize(
-    ("numbers", "words"),
-    [([], ""), ([3], "3"), ([1, 2, 3, 7], "1–3, 7"), (list(range(1, 40, 2)), "1, 3, 5, 7, 9, 11, 13, 15, and 12 more")],
-)
-def test_ranges(numbers: list[int], words: str) -> None:
-    assert ranges(numbers) == words
-
-
-def test_own_data_are_not_run_for_a_report(tiny: Callable[..., Plan], finished_run: Path) -> None:
-    """A folder may be a stranger's, and its plan may name any function."""
+def test_own_data_are_not_run_for_a_report_and_those_of_a_program_are_not_looked_for(finished_run: Path) -> None:
+    """The folder may come from an untrusted source, and its plan may name any function."""
     plan = (finished_run / "plan.toml").read_text()
-    (finished_run / "plan.toml").write_text(plan.replace('data = "digits"', 'data = "os:abort"'))
     (finished_run / "journal.sqlite").unlink()
+    (finished_run / "plan.toml").write_text(plan.replace('data = "digits"', 'data = "os:abort"'))
     partition = partition_of(read_run(finished_run))
     assert partition.holdings == ()
     assert "os:abort, which is not run" in partition.missing
-    assert tiny().task.data == "digits"
-
-
-def test_data_that_a_program_gave_are_not_looked_for(finished_run: Path) -> None:
-    plan = (finished_run / "plan.toml").read_text()
     (finished_run / "plan.toml").write_text(plan.replace('data = "digits"', f'data = "given:{"0" * 64}"'))
-    (finished_run / "journal.sqlite").unlink()
     text = _elements(_page(read_run(finished_run))).text
     assert "A program gave the data as objects" in text
     assert "lenet on" not in text
     assert "0" * 64 not in text.partition("Settings")[0]
     assert "baffle run " not in text
+
+
+def test_a_report_lies_in_its_run_s_folder_with_the_script_beside_it_or_shared_in_runs(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    page = write_report([finished_run])
+    assert page == finished_run / "report.html"
+    assert (finished_run / script_name()).read_bytes() == drawing_script().read_bytes()
+    assert f'src="{script_name()}"' in page.read_text()
+    (finished_run / script_name()).unlink()
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    folder = finished_run.rename(runs / "mine")
+    page = write_report([folder])
+    assert not (folder / script_name()).exists()
+    assert (runs / script_name()).exists()
+    assert f'src="../{script_name()}"' in page.read_text()
+
+
+def test_a_standalone_report_holds_its_script_and_one_that_cannot_be_written_is_one_line(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    page = write_report([finished_run], tmp_path / "page.html", standalone=True)
+    assert {file.name for file in tmp_path.iterdir()} == {"page.html", finished_run.name}
+    text = page.read_text()
+    assert drawing_script().read_text() in text
+    assert "src=" not in text.partition("<body")[2].partition("<script>")[0]
+    assert " file:" not in text.partition("<title>")[0]
+    with pytest.raises(PageError, match="cannot be written"):
+        write_report([finished_run], page / "page.html")
+
+
+def test_the_command_writes_a_report_and_so_does_a_run(
+    cli: Cli, finished_run: Path, tiny_toml: Path, tmp_path: Path
+) -> None:
+    done = cli("report", finished_run, "--out", tmp_path / "page.html")
+    assert (done.returncode, done.stdout) == (0, f"report: {tmp_path / 'page.html'}\n")
+    assert cli("report", finished_run, "--quiet").stdout == ""
+    assert (finished_run / "report.html").exists()
+    nothing = cli("report", tmp_path / "nothing")
+    assert nothing.returncode == 2
+    assert nothing.stderr.startswith("error: ")
+    assert "holds no run" in nothing.stderr
+    done = cli("run", tiny_toml, "--out", tmp_path / "run")
+    assert done.stdout.splitlines()[-1].split() == ["report", str(tmp_path / "run" / "report.html")]
+    assert (tmp_path / "run" / "report.html").exists()
+    cli("run", tiny_toml, "--out", tmp_path / "for-a-script", "--json")
+    assert not (tmp_path / "for-a-script" / "report.html").exists()
+
+
+def test_without_plotly_a_run_says_what_to_install_and_a_report_is_refused(
+    cli: Cli, tiny_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setattr("baffle.report.page.find_spec", lambda _name: None)
+    done = cli("run", tiny_toml, "--out", tmp_path / "run")
+    assert done.returncode == 0
+    assert "pip install 'baffle[report]'" in done.stderr
+    refused = cli("report", tmp_path / "run")
+    assert refused.returncode == 2
+    assert refused.stderr == "error: this command needs plotly: pip install 'baffle[report]'\n"

@@ -2,49 +2,52 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from baffle.core.arrays import F32
 from baffle.core.directions import Support, coverage
-from baffle.export import export_module
 from baffle.models.inputs import Inputs
 from baffle.plan import Plan, load
-from baffle.runtime.layers import layer_of, layers_of
+from baffle.runtime.model import layer_of, layers_of
+from baffle.runtime.onnx.foreign import layers_by_nodes
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model import load as load_onnx
 from baffle.runtime.onnx.model import model_in
 from baffle.runtime.onnx.model_folder import read_manifest
 from baffle.runtime.torch.model import TorchModel
 from baffle.runtime.torch.model import load as load_torch
+from tests.support.modules import Made
 from tests.support.numpy_runtime import NumpyModel, NumpySoftmax
+from tests.support.onnx_nets import export_module
 
 INPUTS = Inputs((1, 8, 8), 10, None, None)
 
 
-class Tied(nn.Module):
+def tied() -> nn.Module:
     """A transformer's parts: an embedding that is used again at the end, attention, positions of the module itself, and
     a frozen layer."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.positions = nn.Parameter(torch.zeros(5, 6))
-        self.start = nn.Parameter(torch.zeros(6))
-        self.table = nn.Embedding(9, 6)
-        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
-        self.frozen = nn.Linear(6, 6).requires_grad_(False)
-        self.norm = nn.LayerNorm(6)
-        self.last = nn.Linear(6, 9)
-        self.last.weight = self.table.weight
+    def compute(net: Any, x: Tensor) -> Any:
+        x = net.table(x) + net.positions + net.start
+        x = net.norm(net.frozen(x + net.attention(x, x, x, need_weights=False)[0]))
+        return net.last(x.mean(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.table(x) + self.positions + self.start
-        x = self.norm(self.frozen(x + self.attention(x, x, x, need_weights=False)[0]))
-        output: Tensor = self.last(x.mean(1))
-        return output
+    table, last = nn.Embedding(9, 6), nn.Linear(6, 9)
+    last.weight = table.weight
+    return Made(
+        compute,
+        **{"positions": torch.zeros(5, 6), "start": torch.zeros(6), "table": table},
+        **{"attention": nn.MultiheadAttention(6, 2, batch_first=True), "norm": nn.LayerNorm(6)},
+        **{"frozen": nn.Linear(6, 6).requires_grad_(False), "last": last},
+    )
 
 
 def _torch(module: nn.Module) -> TorchModel:
@@ -52,12 +55,15 @@ def _torch(module: nn.Module) -> TorchModel:
     return TorchModel(plan, plan.task.model, lambda: module)
 
 
-def test_a_layer_is_what_one_module_owns_itself(tmp_path: Path) -> None:
-    module = Tied()
+def test_a_layer_is_what_one_module_owns_itself() -> None:
+    assert [layer.size for layer in _torch(tied()).layers()] == [30, 6, 54, 3 * 36 + 18, 36 + 6, 12, 9]
+
+
+@pytest.mark.slow
+def test_an_exported_module_has_its_own_layers(tmp_path: Path) -> None:
+    module = tied()
     layers = _torch(module).layers()
-    sizes = [layer.size for layer in layers]
-    assert sizes == [30, 6, 54, 3 * 36 + 18, 36 + 6, 12, 9]
-    export_module(module, (5,), tmp_path / "model", input_dtype="int64")
+    export_module(module, (5,), tmp_path / "model", "int64")
     manifest = read_manifest(tmp_path / "model")
     assert model_in(tmp_path / "model", manifest).layers() == layers
     assert OnnxLoss.in_folder(tmp_path / "model").n_weights == layers[-1].stop
@@ -99,3 +105,32 @@ def test_a_layer_in_two_places_is_one_support_and_in_three_places_three() -> Non
     assert layers_of([("a", 2), ("b", 1), ("a", 1), ("c", 1), ("a", 1)]) == (
         *(Support(0, 2), Support(2, 3), Support(3, 4), Support(4, 5), Support(5, 6)),
     )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shapes", "layers"),
+    [
+        (
+            "a = Conv(x, w1, b1) b = LayerNormalization(a, scale, shift) c = Gemm(b, w2, b2)",
+            {"w1": (4, 4), "w2": (4, 4), "b1": (4,), "b2": (4,), "scale": (4,), "shift": (4,)},
+            {"w1": "w1", "b1": "w1", "scale": "scale", "shift": "scale", "w2": "w2", "b2": "w2"},
+        ),
+        (
+            "a = MatMul(x, w) c = Add(b, a) d = Add(c, positions) e = Relu(d) f = Add(e, alone)",
+            {"w": (4, 4), "b": (1, 4), "positions": (3, 4), "alone": (4,)},
+            {"w": "w", "b": "w", "positions": "positions", "alone": "alone"},
+        ),
+        (
+            "a = Gemm(x, w, b1) b = Gemm(a, w, b2)",
+            {"w": (4, 4), "b1": (4,), "b2": (4,), "unused": (2,)},
+            {"w": "w", "b1": "w", "b2": "w", "unused": "unused"},
+        ),
+    ],
+    ids=["weights of one node", "a vector added to a product is its bias", "where a weight comes first, or alone"],
+)
+def test_layers_of_another_tools_graph_follow_from_its_nodes(
+    nodes: str, shapes: dict[str, tuple[int, ...]], layers: dict[str, str]
+) -> None:
+    graph = onnx.parser.parse_graph(f"theirs (float[n, 4] x) => () {{ {nodes} }}")
+    weights: dict[str, F32] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    assert layers_by_nodes(graph, weights) == layers

@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +47,6 @@ MODELS = {
     "mobilenet, imagenet": 'task.model={name="mobilenet", trained="all"}',
 }
 
-ELEPHANTS = {101, 385, 386}
-DOGS = set(range(151, 269))
-"""Classes of ImageNet."""
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -82,8 +79,10 @@ def pixels_of(name: str, data: Dataset, indices: I64) -> F32:
     return np.asarray(np.broadcast_to(levels[:, :, None, None] / 255, (*levels.shape, 32, 32)), np.float32)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [*product(SOURCES, ("softmax", "mobilenet, imagenet")), *product(("digits", "pacs"), ("lenet", "wrn"))],
+)
 def test_a_first_layer_sees_pixels_on_the_scale_that_it_expects(
     name: str, model: str, folder: Path, tiny: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,9 +156,15 @@ def test_features_of_a_frozen_mobilenet_are_those_of_a_gradient_from_minus_one_t
     assert (features - scaled_twice).norm(dim=1).min() > 0.3 * scaled_twice.norm()
 
 
+ELEPHANTS = {101, 385, 386}
+DOGS = set(range(151, 269))
+"""Classes of ImageNet."""
+
+
 REAL = ("mnist", "usps", "cifar10", "cifar100")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_real_images_reach_a_mobilenet_from_minus_one_to_one(
     name: str, data_folder: Path, tiny: Callable[..., Plan]
@@ -191,6 +196,7 @@ def photos_of(data_folder: Path, folder: Path, each: int) -> None:
                 (folder / "pacs" / "photo" / f"class {label:02}" / Path(name).name).write_bytes(members.read(name))
 
 
+@pytest.mark.slow
 def test_a_frozen_mobilenet_knows_dogs_and_elephants_on_photos_of_pacs(
     data_folder: Path, tmp_path: Path, tiny: Callable[..., Plan]
 ) -> None:

@@ -1,6 +1,6 @@
 """A server and its clients on machines that each hold only their part of the data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +9,14 @@ import pytest
 from baffle.data.sources import load as load_data
 from baffle.errors import DataError
 from baffle.journal.audit import verify
-from baffle.network.equipment import count_samples, with_plan
-from baffle.network.member import Member
-from baffle.network.policy import Policy
-from baffle.network.serve import serve
+from baffle.network.keys.folders import ClientKeys
+from baffle.network.member.equipment import count_samples, with_plan
+from baffle.network.member.member import Member
+from baffle.network.member.policy import Policy
+from baffle.network.server.serve import serve
 from baffle.plan import Plan
-from baffle.repetition import repeat
 from baffle.server.recorder import Summary
+from baffle.simulation import repeat
 from tests.support.lines_in_memory import LinesInMemory, new_keys
 
 CLIENTS = 3
@@ -35,17 +36,25 @@ def _usps(folder: Path, *parts: str) -> Path:
     return folder
 
 
+def _clients(keys: Sequence[ClientKeys], folder: Path, data: Path, stop_at: int | None = None) -> LinesInMemory:
+    """Clients in memory, each with its part of the data, and a network that breaks at an exchange."""
+
+    def member(key: ClientKeys) -> Member:
+        number = key.number
+        count, equip = count_samples(number, data, part=True), with_plan(number, data, part=True)
+        return Member(key, folder / f"state-{number}", count, equip, policy=WHOLE)
+
+    def stop(exchange: int) -> None:
+        if exchange == stop_at:
+            raise InterruptedError
+
+    return LinesInMemory({key.number: member(key).answer for key in keys}, before=stop)
+
+
 def _serve(plan: Plan, folder: Path, server_data: Path, clients_data: Path) -> tuple[Summary, list[str]]:
     """A whole run over a network in memory: its summary, and what the server reported."""
     keys, reports = new_keys(folder, CLIENTS), list[str]()
-
-    def member(number: int) -> Member:
-        count = count_samples(number, clients_data, part=True)
-        return Member(
-            keys[number], folder / f"state-{number}", count, with_plan(number, clients_data, part=True), policy=WHOLE
-        )
-
-    nodes = LinesInMemory({number: member(number).answer for number in range(CLIENTS)})
+    nodes = _clients(keys, folder, clients_data)
     summary = serve(plan, folder / "run", nodes, keys[0].roster, data=server_data, tell=reports.append)
     assert verify(folder / "run").weights_sha256 == summary["weights_sha256"]
     return summary, reports
@@ -81,23 +90,9 @@ def test_a_server_without_any_data_measures_no_accuracy_and_says_so(plan: Plan, 
 
 def test_a_server_without_data_can_be_started_again(plan: Plan, tmp_path: Path) -> None:
     data = _usps(tmp_path / "client", "train")
-    keys, folder = new_keys(tmp_path, CLIENTS), tmp_path / "run"
-
-    def nodes(stop_after: int | None = None) -> LinesInMemory:
-        def member(number: int) -> Member:
-            count = count_samples(number, data, part=True)
-            return Member(
-                keys[number], tmp_path / f"state-{number}", count, with_plan(number, data, part=True), policy=WHOLE
-            )
-
-        def stop(exchange: int) -> None:
-            if exchange == stop_after:
-                raise InterruptedError
-
-        return LinesInMemory({number: member(number).answer for number in range(CLIENTS)}, before=stop)
-
+    keys, folder, nothing = new_keys(tmp_path, CLIENTS), tmp_path / "run", tmp_path / "nothing"
     with pytest.raises(InterruptedError):
-        serve(plan, folder, nodes(stop_after=9), keys[0].roster, data=tmp_path / "nothing")
-    summary = serve(plan, folder, nodes(), keys[0].roster, data=tmp_path / "nothing")
+        serve(plan, folder, _clients(keys, tmp_path, data, stop_at=9), keys[0].roster, data=nothing)
+    summary = serve(plan, folder, _clients(keys, tmp_path, data), keys[0].roster, data=nothing)
     assert summary["rounds"] == 3
     assert verify(folder).weights_sha256 == summary["weights_sha256"]

@@ -10,7 +10,7 @@ import pytest
 from baffle.errors import JournalError, ModelError
 from baffle.export import export_run
 from baffle.journal.audit import verify
-from baffle.network.same_plan import differences
+from baffle.network.settling import differences
 from baffle.plan import LeNet, MobileNet, Onnx, Plan, load
 from baffle.simulation import resume, simulate
 from baffle.task.load import load_task

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from baffle.core.arrays import F32
 from baffle.errors import PlanError, RefusalError
 from baffle.journal.audit import verify
-from baffle.network import connected, serve
 from baffle.plan import Plan, change
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.torch.loss import TorchLoss
@@ -26,7 +25,7 @@ from tests.support.own_tasks import HERE
 
 Tiny = Callable[..., Plan]
 Cli = Callable[..., CompletedProcess[str]]
-LEARN = ("rounds=80", "probe.k=24", "federation.batch=0", "update.rate=0.05", "update.ema=0")
+LEARN = ("rounds=60", "probe.k=24", "federation.batch=0", "update.rate=0.05", "update.ema=0")
 
 
 def data(name: str) -> str:
@@ -51,9 +50,9 @@ ON_BOTH = {
 }
 
 
-@pytest.mark.parametrize("runtime", ["torch", "onnx"])
-@pytest.mark.parametrize("name", ON_BOTH)
-def test_it_learns_on_both_runtimes(tiny: Tiny, tmp_path: Path, name: str, runtime: str) -> None:
+@pytest.mark.parametrize(("name", "runtime"), list(zip(ON_BOTH, ("torch", "onnx") * 3, strict=True)))
+def test_it_learns(tiny: Tiny, tmp_path: Path, name: str, runtime: str) -> None:
+    """On one runtime each: the next test says that the other has the same losses."""
     steps = ("probe.sigma=0.3", "update.rate=0.1") if name == "own" else ()
     plan = tiny(*LEARN, *ON_BOTH[name], "task.init=numpy", f"run.runtime={runtime}", *steps)
     summary = simulate(plan, tmp_path / "run")
@@ -70,28 +69,30 @@ def test_it_learns_on_both_runtimes(tiny: Tiny, tmp_path: Path, name: str, runti
 
 
 @pytest.mark.parametrize("name", ON_BOTH)
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 40), by=st.floats(0, 3))
-def test_a_plan_has_the_same_losses_on_both_runtimes(tiny: Tiny, name: str, seed: int, size: int, by: float) -> None:
+def test_a_plan_has_the_same_losses_on_both_runtimes(tiny: Tiny, name: str) -> None:
     tasks = [
         load_task(tiny(*ON_BOTH[name], "task.init=numpy", f"run.runtime={runtime}")) for runtime in ("onnx", "torch")
     ]
-    random = np.random.default_rng(seed)
-    batch = tasks[0].source.train.batch(random.integers(0, 80, size))
-    weights: F32 = tasks[0].initial_weights()
-    np.testing.assert_array_equal(weights, tasks[1].initial_weights())
-    weights = weights + random.normal(0, by, len(weights)).astype(np.float32)
     ours, theirs = (task.runtime() for task in tasks)
     assert (type(ours), type(theirs)) == (OnnxLoss, TorchLoss)
-    assert ours.on(batch)(weights) == pytest.approx(theirs.on(batch)(weights), rel=1e-5, abs=1e-5)
+    weights: F32 = tasks[0].initial_weights()
+    np.testing.assert_array_equal(weights, tasks[1].initial_weights())
+
+    @settings(max_examples=20, deadline=None)
+    @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 40), by=st.floats(0, 3))
+    def same_losses(seed: int, size: int, by: float) -> None:
+        random = np.random.default_rng(seed)
+        batch = tasks[0].source.train.batch(random.integers(0, 80, size))
+        moved = weights + random.normal(0, by, len(weights)).astype(np.float32)
+        assert ours.on(batch)(moved) == pytest.approx(theirs.on(batch)(moved), rel=1e-5, abs=1e-5)
+
+    same_losses()
 
 
-@pytest.mark.parametrize("name", ["tagger", "channels_first_tagger"])
-def test_a_label_for_each_token_whichever_axis_has_the_classes(tiny: Tiny, tmp_path: Path, name: str) -> None:
-    plan = tiny(*LEARN, data("sentences"), model(name), "rounds=50")
-    summary = simulate(plan, tmp_path / "run")
+def test_a_label_for_each_token(tiny: Tiny, tmp_path: Path) -> None:
+    summary = simulate(tiny(*LEARN, data("sentences"), model("channels_first_tagger"), "rounds=25"), tmp_path / "run")
     assert summary["metrics"] == ["accuracy"]
-    assert summary["test_accuracy"] > 0.9
+    assert summary["test_accuracy"] > 0.6
 
 
 def test_both_orders_of_axes_give_the_same_loss(tiny: Tiny) -> None:
@@ -102,13 +103,12 @@ def test_both_orders_of_axes_give_the_same_loss(tiny: Tiny) -> None:
     assert task.runtime().on(batch)(weights) == pytest.approx(other.runtime().on(batch)(weights), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["named", "paired"])
-@pytest.mark.parametrize("supports", ["dense", "layers"])
+@pytest.mark.parametrize(("name", "supports"), [("named", "layers"), ("paired", "dense")])
 def test_several_inputs(tiny: Tiny, tmp_path: Path, name: str, supports: str) -> None:
-    plan = tiny(*LEARN, data(name), model("both"), f"probe.supports={supports}", "probe.micro_batch=24", "rounds=40")
+    plan = tiny(*LEARN, data(name), model("both"), f"probe.supports={supports}", "probe.micro_batch=24", "rounds=14")
     summary = simulate(plan, tmp_path / "run")
-    assert summary["test_accuracy"] > 0.8
-    assert resume(tmp_path / "run", ["rounds=41"])["rounds"] == 41
+    assert summary["test_accuracy"] > 0.7
+    assert resume(tmp_path / "run", ["rounds=15"])["rounds"] == 15
 
 
 def test_several_inputs_are_refused_where_a_model_takes_one(tiny: Tiny, tmp_path: Path) -> None:
@@ -116,17 +116,11 @@ def test_several_inputs_are_refused_where_a_model_takes_one(tiny: Tiny, tmp_path
         simulate(tiny(data("named")), tmp_path / "run")
 
 
-def test_a_loss_that_leaves_pytorch(tiny: Tiny, tmp_path: Path) -> None:
-    plan = tiny(
-        *LEARN, data("blobs"), own("in_numpy"), "probe.sigma=0.3", "update.rate=0.1", 'task.metrics=["accuracy"]'
-    )
-    assert simulate(plan, tmp_path / "run")["test_accuracy"] > 0.9
-
-
-@pytest.mark.parametrize("name", ["share_of_errors", "in_numpy"])
-def test_backpropagation_needs_a_derivative(tiny: Tiny, tmp_path: Path, name: str) -> None:
-    with pytest.raises(PlanError, match=r'^task\.loss: .*no derivative, which estimator = "backprop" needs'):
-        simulate(tiny(data("blobs"), own(name), "estimator=backprop"), tmp_path / "run")
+def test_backpropagation_needs_a_derivative(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(
+        PlanError, match=r'^task\.loss: .*in_numpy has no derivative, which estimator = "backprop" needs'
+    ):
+        simulate(tiny(data("blobs"), own("in_numpy"), "estimator=backprop"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -176,14 +170,6 @@ def test_metrics_are_beside_the_chain(tiny: Tiny, tmp_path: Path) -> None:
     assert "test_rmse" not in resumed
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "LOOK", 0.001)
-    monkeypatch.setattr(serve, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(connected, "AGAIN", 0.0)
-
-
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("loss", ["mse", f"{HERE}:squared"])
 def test_in_a_network_it_is_the_same(tiny: Tiny, tmp_path: Path, loss: str) -> None:
     """Clients that were given the plan take part, and all end with the weights of the journal."""
@@ -198,7 +184,6 @@ def test_in_a_network_it_is_the_same(tiny: Tiny, tmp_path: Path, loss: str) -> N
     federation.require_agreement(range(3))
 
 
-@pytest.mark.usefixtures("quick")
 def test_without_the_plan_a_client_takes_no_part_in_such_a_run(tiny: Tiny, tmp_path: Path) -> None:
     plan = tiny('secure.mode="on"', own("share_of_errors"))
     federation = Federation(new_keys(tmp_path, 3), tmp_path, plan)

@@ -1,20 +1,28 @@
-"""A round, top to bottom: who takes part, what missing and bad replies do, and how clients catch up."""
+"""A round, top to bottom: who takes part, what bad replies do, how clients catch up, how weights are evaluated."""
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from baffle.core.arrays import F32
 from baffle.core.messages import RoundRequest, decode
+from baffle.core.ports import Batch
+from baffle.data.sources import Source, load
 from baffle.journal.audit import verify
 from baffle.plan import Plan
+from baffle.runtime.torch.loss import TorchLoss
 from baffle.schedule import choose_clients
-from baffle.simulation import simulate
+from baffle.simulation import resume, simulate
 from baffle.trajectory import trajectory_of
 from tests.support.rounds_by_hand import RoundsByHand
+
+MakePlan = Callable[..., Plan]
 
 
 class Federation(RoundsByHand):
@@ -34,20 +42,22 @@ class Federation(RoundsByHand):
         return self.disturb(client, self.clients[client].answer(message))
 
 
-@pytest.mark.parametrize("downlink", ["scalars", "delta", "weights"])
-@pytest.mark.parametrize("participation", [1.0, 0.3])
-@pytest.mark.parametrize("settings", [[], ['estimator="backprop"'], ['federation.level="epoch"', "rounds=4"]])
+@pytest.mark.parametrize(
+    ("downlink", "participation", "settings"),
+    [
+        ("scalars", 1.0, []),
+        ("scalars", 0.3, []),
+        ("delta", 0.3, []),
+        ("weights", 0.3, []),
+        ("scalars", 0.3, ['estimator="backprop"']),
+        ("scalars", 0.3, ['federation.level="epoch"', "rounds=4"]),
+    ],
+)
 def test_clients_that_keep_their_own_weights_end_where_a_simulation_ends(
-    tiny: Callable[..., Plan], tmp_path: Path, downlink: str, participation: float, settings: list[str]
+    tiny: MakePlan, tmp_path: Path, downlink: str, participation: float, settings: list[str]
 ) -> None:
-    plan = tiny(
-        "federation.clients=7",
-        "rounds=14",
-        "federation.batch=64",
-        f"federation.participation={participation}",
-        f"run.downlink={downlink}",
-        *settings,
-    )
+    fixed = ("federation.clients=7", "rounds=10", "federation.batch=64")
+    plan = tiny(*fixed, f"federation.participation={participation}", f"run.downlink={downlink}", *settings)
     federation = Federation(plan, tmp_path / "by hand")
     for _ in range(plan.rounds):
         played = federation.play()
@@ -68,49 +78,29 @@ def test_clients_that_keep_their_own_weights_end_where_a_simulation_ends(
         assert federation.kinds.keys() == {"weights"}
 
 
-def test_a_client_that_is_far_behind_applies_all_that_it_missed(tiny: Callable[..., Plan], tmp_path: Path) -> None:
-    """Nothing proves a state in the middle of a run, so it gets none, however many outcomes there are."""
-    federation = Federation(tiny("probe.k=1000", "probe.sigma=1e-3", "federation.batch=8"), tmp_path / "run")
-    federation.play()
-    federation.disturb = lambda client, reply: None if client == 2 else reply
-    for _ in range(4):
-        federation.play()
-    federation.disturb = lambda _client, reply: reply
-    assert set(federation.play().participation.values()) == {"contributed"}
-    assert federation.kinds.keys() == {"outcomes"}
-    assert federation.most_outcomes == 5
-    federation.journal.close()
-    verify(tmp_path / "run")
-
-
-def test_a_missing_reply_is_recorded_and_the_round_goes_on(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+def test_a_missing_reply_is_recorded_and_the_round_goes_on(tiny: MakePlan, tmp_path: Path) -> None:
     federation = Federation(tiny(), tmp_path / "run")
     federation.disturb = lambda client, reply: None if client == 1 else reply
-    for _ in range(3):
+    for _ in range(2):
         played = federation.play()
         assert played.participation == {0: "contributed", 1: "missing", 2: "contributed"}
         assert (played.metrics["contributors"], played.metrics["replies"]) == (2, 2)
         assert played.metrics["uplink_bytes"] == 2 * 60
         assert played.metrics["requests"] + played.metrics["joins"] == 3
+    federation.disturb = lambda client, reply: reply[:-1] if client == 1 else reply
+    played = federation.play()
+    assert "expected a message" in played.participation[1]
+    assert played.metrics["contributors"] == 2
     federation.disturb = lambda _client, reply: reply
     assert set(federation.play().participation.values()) == {"contributed"}
+    assert federation.most_outcomes == 3  # nothing proves a state in the middle of a run, so it applies all of them
     federation.journal.close()
     verify(tmp_path / "run")
 
 
-def test_a_bad_reply_is_refused_and_the_round_goes_on(tiny: Callable[..., Plan], tmp_path: Path) -> None:
-    federation = Federation(tiny(), tmp_path / "run")
-    federation.disturb = lambda client, reply: reply[:-1] if client == 1 else reply
-    played = federation.play()
-    assert played.participation[0] == played.participation[2] == "contributed"
-    assert "expected a message" in played.participation[1]
-    assert played.metrics["contributors"] == 2
-    federation.journal.close()
-
-
 @pytest.mark.parametrize("answer", [None, b"noise"])
 def test_a_round_without_any_contribution_is_skipped_and_changes_nothing(
-    tiny: Callable[..., Plan], tmp_path: Path, answer: bytes | None
+    tiny: MakePlan, tmp_path: Path, answer: bytes | None
 ) -> None:
     federation = Federation(tiny(), tmp_path / "run")
     federation.play()
@@ -127,7 +117,7 @@ def test_a_round_without_any_contribution_is_skipped_and_changes_nothing(
     assert (verified.rounds, verified.skipped) == (3, 1)
 
 
-def test_the_journal_holds_the_round_its_metrics_and_who_took_part(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+def test_the_journal_holds_the_round_its_metrics_and_who_took_part(tiny: MakePlan, tmp_path: Path) -> None:
     federation = Federation(tiny("run.commit_seconds=0"), tmp_path / "run")
     federation.disturb = lambda client, reply: None if client == 1 else reply
     played = federation.play()
@@ -145,7 +135,7 @@ def test_the_journal_holds_the_round_its_metrics_and_who_took_part(tiny: Callabl
     assert rows == [(0, 0, "contributed"), (0, 1, "missing"), (0, 2, "contributed")]
 
 
-def test_the_bytes_of_joining_are_counted_apart(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+def test_the_bytes_of_joining_are_counted_apart(tiny: MakePlan, tmp_path: Path) -> None:
     federation = Federation(tiny("federation.clients=10", "federation.participation=0.5"), tmp_path / "run")
     seen: set[int] = set()
     for _ in range(8):
@@ -159,11 +149,9 @@ def test_the_bytes_of_joining_are_counted_apart(tiny: Callable[..., Plan], tmp_p
 
 
 @pytest.mark.parametrize(("participation", "expected"), [(1.0, 20), (0.3, 6), (0.01, 1)])
-def test_as_many_clients_take_part_as_the_plan_says(
-    tiny: Callable[..., Plan], participation: float, expected: int
-) -> None:
-    plan = tiny("federation.clients=20", f"federation.participation={participation}", "ring.n_max=20")
-    trajectory = trajectory_of(plan, 5)
+def test_as_many_clients_take_part_as_the_plan_says(tiny: MakePlan, participation: float, expected: int) -> None:
+    settings = ("federation.clients=20", f"federation.participation={participation}", "ring.n_max=20")
+    trajectory = trajectory_of(tiny(*settings), 5)
     rounds = [choose_clients(trajectory, number) for number in range(200)]
     assert {len(clients) for clients in rounds} == {expected}
     assert all(clients == sorted(set(clients)) for clients in rounds)
@@ -172,14 +160,42 @@ def test_as_many_clients_take_part_as_the_plan_says(
     assert rounds == [choose_clients(trajectory, number) for number in range(200)]
     if participation == 0.3:
         assert max(abs(count - 60) for count in counts.values()) < 30
+        other = trajectory_of(tiny("probe.k=9", *settings), 5)
+        assert rounds[:9] == [choose_clients(other, number) for number in range(9)]
 
 
-def test_who_takes_part_does_not_depend_on_the_probe(tiny: Callable[..., Plan]) -> None:
-    settings = ["federation.clients=20", "federation.participation=0.3", "ring.n_max=20"]
+def in_domains() -> Source:
+    """The digits, alternately in two domains, and a third domain without samples."""
+    source = load("digits")
+    train, test = (replace(part, domain_of=np.arange(len(part)) % 2) for part in (source.train, source.test))
+    return Source(train, test, source.classes, ("even", "odd", "untested"))
 
-    def chosen(*more: str) -> list[list[int]]:
-        trajectory = trajectory_of(tiny(*settings, *more), 5)
-        return [choose_clients(trajectory, number) for number in range(9)]
 
-    assert chosen() == chosen("probe.k=9")
-    assert chosen() != chosen("seed=1")
+def test_a_run_measures_everything_in_one_forward_pass(
+    tiny: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, outputs = list[int](), TorchLoss.outputs
+
+    def counted(self: TorchLoss, weights: F32, batch: Batch) -> F32:
+        seen.append(len(batch.y))
+        return outputs(self, weights, batch)
+
+    monkeypatch.setattr(TorchLoss, "outputs", counted)
+    plan = tiny(f"task.data={__name__}:in_domains", "run.evaluate_every=3", "update.ema=0")
+    summary = simulate(plan, tmp_path / "run")
+    assert seen == [2] + [len(load("digits").test)] * 2  # the model is first tried on two samples
+    assert summary["test_domains"].keys() == {"even", "odd"}
+    assert summary["test_accuracy"] <= summary["test_top5"] < 1
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    for name in ("test_accuracy", "test_accuracy_last", "test_top5", "test_domains"):
+        assert last[name] == summary[name]
+    assert resume(tmp_path / "run")["test_domains"] == summary["test_domains"]
+
+
+def test_domains_are_about_the_averaged_weights(tiny: MakePlan, tmp_path: Path) -> None:
+    """Their mean is the accuracy of the averaged weights, which differs here from that of the last weights."""
+    summary = simulate(tiny(f"task.data={__name__}:in_domains", "update.rate=0.5"), tmp_path / "run")
+    assert summary["test_accuracy"] != summary["test_accuracy_last"]
+    counts = np.bincount(np.arange(len(load("digits").test)) % 2)
+    mean = np.average([domain["accuracy"] for domain in summary["test_domains"].values()], weights=counts)
+    assert mean == pytest.approx(summary["test_accuracy"], abs=2e-6)

@@ -1,6 +1,5 @@
 """A real browser without a screen: Debian's Chromium, driven by the DevTools protocol."""
 
-import base64
 import json
 import os
 import shutil
@@ -10,24 +9,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from types import TracebackType
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--remote-debugging-port=0",
-)
+DISABLED = ("gpu", "quic", "background-networking", "component-update", "sync")
+FLAGS = ("--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in DISABLED))
 PATIENCE = 60.0
 
 
@@ -49,9 +38,7 @@ class Page:
     def __enter__(self) -> "Page":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         self._socket.close()
 
     def call(self, method: str, **parameters: Any) -> Any:
@@ -71,13 +58,18 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=scheme)
         self.call("Page.navigate", url=address)
         self.wait("document.readyState === 'complete'")
-        time.sleep(0.3)
+        self.wait("[...document.querySelectorAll('.plot')].every((plot) => plot.childNodes.length)")
 
     def wait(self, condition: str) -> None:
         limit = time.monotonic() + PATIENCE
         while not self.eval(condition):
             assert time.monotonic() < limit, f"never came true: {condition}"
             time.sleep(0.05)
+
+    def open_details(self) -> None:
+        """Open everything that is folded, and wait until its tables are filled."""
+        self.eval("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+        self.wait("[...document.querySelectorAll('figure details .scroll')].every((box) => box.childNodes.length)")
 
     def eval(self, expression: str) -> Any:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
@@ -89,16 +81,6 @@ class Page:
         common = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", **common, text=text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
-
-    def screenshot(self, file: Path, *, whole: bool = True) -> None:
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **self._clip(whole))
-        file.write_bytes(base64.b64decode(shot["data"]))
-
-    def _clip(self, whole: bool) -> dict[str, Any]:
-        if not whole:
-            return {}
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
 
     def _note(self, message: dict[str, Any]) -> None:
         what = message.get("params", {})
@@ -117,13 +99,8 @@ class Page:
 def browsing() -> Iterator[Page]:
     """A new browser with one empty page. It is gone afterwards, with all that it has kept."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        process = subprocess.Popen(
-            [installed(), *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        command = [installed(), *FLAGS, "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank"]
+        process = subprocess.Popen(command, stdout=DEVNULL, stderr=PIPE, text=True, start_new_session=True)
         assert process.stderr is not None
         try:
             address = next(line.split()[-1] for line in process.stderr if "DevTools listening on" in line)

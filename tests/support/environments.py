@@ -1,14 +1,17 @@
-"""Empty environments to install into, and the Pythons of this machine to make them with."""
+"""What tests need of a machine: empty environments, Pythons to make them with, a small disk, imports that fail."""
 
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-SUPPORTED = ("3.11", "3.12", "3.13")
+SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
 
 
 def python(version: str) -> str | None:
@@ -50,3 +53,62 @@ def run_python(*arguments: str | Path, cwd: Path, program: str | None = None) ->
     done = subprocess.run(command, input=program, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
+
+
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class SmallDisk:
+    """A file system of its own, mounted at a folder."""
+
+    folder: Path
+
+    @property
+    def _ballast(self) -> Path:
+        return self.folder / "ballast"
+
+    def fill(self, leave: int = 0) -> None:
+        """Leave room for this many pages and no more."""
+        with suppress(OSError), self._ballast.open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(PAGE))
+        with self._ballast.open("r+b") as file:
+            file.truncate(self._ballast.stat().st_size - leave * PAGE)
+
+    def free(self) -> None:
+        self._ballast.unlink(missing_ok=True)
+
+
+@contextmanager
+def small_disk(folder: Path, size: int = 1 << 20) -> Iterator[SmallDisk]:
+    """Mount a small disk at a folder. Skips the test where this is not allowed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "baffle-test", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("needs mount")
+    if done.returncode:
+        pytest.skip(f"needs the right to mount a disk: {done.stderr.strip()}")
+    try:
+        yield SmallDisk(folder)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+BLOCK = """
+import importlib.abc, sys
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in {packages!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def without(*packages: str) -> str:
+    """The beginning of a program that cannot import these packages."""
+    return BLOCK.format(packages=packages)

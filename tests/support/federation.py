@@ -11,13 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from baffle.aggregation.client.marks import Memory
 from baffle.aggregation.client.session import ClientSession
 from baffle.aggregation.client_policy import ClientPolicy, checked_slot
-from baffle.aggregation.messages import (
-    Advertisement,
-    MaskedRequest,
-    Opening,
-    Unmask,
-)
+from baffle.aggregation.messages import BOX_BYTES, Advertisement, MaskedRequest, Opening, Unmask, Unmasked, cut
 from baffle.aggregation.server.slot import ServerSlot
+from baffle.aggregation.shares import SHARE_BYTES
 from baffle.core.messages import CatchUp, RoundRequest, encode
 from baffle.core.ring import RingVector, add
 
@@ -58,14 +54,7 @@ class Federation:
         self.advertised: dict[int, Advertisement] = {}
 
     def new_session(self, client: int, memory: Memory | None = None) -> ClientSession:
-        return ClientSession(
-            client,
-            self.identities[client],
-            self.directory,
-            self.run,
-            self.policy,
-            memory=memory,
-        )
+        return ClientSession(client, self.identities[client], self.directory, self.run, self.policy, memory=memory)
 
     def advertise(self, slot: int = 0) -> None:
         self.advertised = {client: session.advertise(slot) for client, session in self.sessions.items()}
@@ -113,11 +102,7 @@ class Federation:
         return server
 
     def masked(
-        self,
-        server: ServerSlot,
-        requests: Mapping[int, MaskedRequest],
-        sending: Sequence[int],
-        length: int = LENGTH,
+        self, server: ServerSlot, requests: Mapping[int, MaskedRequest], sending: Sequence[int], length: int = LENGTH
     ) -> dict[int, RingVector]:
         """Send the masked vectors of the clients in `sending`, and return them as they were before masking."""
         plain = {client: random_vector(length) for client in sending}
@@ -142,3 +127,31 @@ class Federation:
             server.take_unmasked(client, self.sessions[client].unmask(unmask))
         assert np.array_equal(server.total(), add(list(plain.values())))
         return unmask
+
+
+def new_federation(n: int = 4, **settings: object) -> Federation:
+    federation = Federation(n, **settings)  # type: ignore[arg-type]
+    federation.advertise()
+    return federation
+
+
+def never() -> RingVector:
+    raise AssertionError("a vector was computed for a request that must be refused")
+
+
+def unmasked_by(federation: Federation, server: ServerSlot, answering: tuple[int, ...]) -> None:
+    unmask = server.unmask()
+    for client in answering:
+        server.take_unmasked(client, federation.sessions[client].unmask(unmask))
+
+
+def asked_of(server: ServerSlot) -> dict[int, MaskedRequest]:
+    return server.requests(dict.fromkeys(server.sealed, about(server.slot.number)))
+
+
+def boxes_of(asked: MaskedRequest) -> list[bytes]:
+    return cut(asked.boxes, BOX_BYTES, len(asked.boxes) // BOX_BYTES, "boxes")
+
+
+def shares_of(released: Unmasked) -> list[bytes]:
+    return cut(released.shares, SHARE_BYTES, len(released.shares) // SHARE_BYTES, "shares")

@@ -1,43 +1,51 @@
-"""A link and lines over loopback, with real keys: clients that answer, clients that misbehave, and a wire that can be
-cut."""
+"""A link and its clients over loopback, with real keys: a clock that tests turn, clients that answer, clients that
+misbehave, a wire that can be cut, and plain HTTP requests."""
 
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
-from types import TracebackType
 
 from websockets.sync.client import ClientConnection, connect
 
 from baffle.core.messages import CatchUp, RoundRequest, encode
-from baffle.network.authority import ServerKeys, make_keys
-from baffle.network.keys import ClientKeys
+from baffle.network.clock import Clock
+from baffle.network.keys.authority import ServerKeys, make_keys
+from baffle.network.keys.folders import ClientKeys
+from baffle.network.link import client
 from baffle.network.link.client import Line, client_tls
 from baffle.network.link.envelope import Request, read_request, reply
 from baffle.network.link.handshake import PATH, ClientSide
 from baffle.network.link.server import Link, server_tls
+from baffle.network.server.board import Board
+from baffle.network.status import Pages
 
+UPGRADE = (
+    b"GET /link HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
 RUN = bytes(range(32))
 HOST = "127.0.0.1"
-PATIENCE = 30.0
-"""Seconds to wait for anything on a busy machine."""
+PATIENCE = 30.0  # seconds to wait for anything on a busy machine
 
 
 @dataclass(frozen=True)
 class Keys:
+    folder: Path
     server: ServerKeys
     clients: list[ClientKeys]
 
 
-def new_keys(folder: Path, clients: int) -> Keys:
+def new_keys(folder: Path, clients: int = 3) -> Keys:
     make_keys(folder, clients, ["localhost", HOST])
-    return Keys(
-        ServerKeys.load(folder / "server"), [ClientKeys.load(folder / f"client-{number}") for number in range(clients)]
-    )
+    own = [ClientKeys.load(folder / f"client-{number}") for number in range(clients)]
+    return Keys(folder, ServerKeys.load(folder / "server"), own)
 
 
 def until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
@@ -54,61 +62,81 @@ def question(number: int, size: int = 0) -> bytes:
 
 
 def answer_to(body: bytes) -> bytes:
-    """What an honest client answers in these tests."""
+    """The reply of an honest client in these tests."""
     return b"answer to " + body[:200]
 
 
-@dataclass
-class Linked:
-    """A link and what it told."""
+class LinkClock:
+    """A link's clock. It runs as usual until a test holds it; then time passes only when the test turns it."""
 
-    link: Link
-    keys: Keys
-    told: list[str]
+    def __init__(self) -> None:
+        self._ahead, self._held = 0.0, float("nan")
+        self._is_held = False
 
-    @property
-    def address(self) -> str:
-        return f"{HOST}:{self.link.port}"
+    def __call__(self) -> float:
+        return self._ahead + (self._held if self._is_held else time.monotonic())
 
-    def ask(self, *clients: int, number: int = 0, size: int = 0) -> dict[int, bytes]:
-        return dict(self.link.carry(dict.fromkeys(clients, question(number, size)), RUN))
+    def hold(self) -> None:
+        self._held = time.monotonic()
+        self._is_held = True
 
-    def until_present(self, *clients: int) -> None:
-        until(lambda: set(clients) <= set(self.link.present()))
+    def release(self) -> None:
+        if self._is_held:
+            self._ahead -= time.monotonic() - self._held
+            self._is_held = False
+
+    def turn(self, seconds: float) -> None:
+        self._ahead += seconds
 
 
-@contextmanager
-def linked(keys: Keys, *, seconds: float = PATIENCE, tls: bool = True, port: int = 0) -> Iterator[Linked]:
-    """A link at a free port. `seconds` is the deadline of its exchanges."""
-    told: list[str] = []
-    context = server_tls(keys.server) if tls else None
-    with Link(keys.server, HOST, port, context, seconds, tell=told.append) as link:
-        yield Linked(link, keys, told)
+class Pauses(Clock):
+    """A line's clock. It records the pauses between attempts to connect, and makes none longer than `longest` seconds;
+    its time passes by them alone. The wait of a client that leaves, until the server has its last reply, may take
+    long."""
+
+    def __init__(self, longest: float = 0.01) -> None:
+        self._longest = longest
+        self.made: list[float] = []
+        self.deliveries = 0
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wait(self, event: Event, seconds: float) -> bool:
+        if seconds == client.DELIVER_SECONDS:
+            self.deliveries += 1
+            return event.wait(PATIENCE)
+        self.made.append(seconds)
+        self.time += seconds
+        return event.wait(min(seconds, self._longest))
 
 
 class Client:
     """A client on a thread, which answers each request with `answer`."""
 
     def __init__(
-        self, address: str, keys: ClientKeys, *, tls: bool = True, answer: Callable[[bytes], bytes] = answer_to
+        self,
+        address: str,
+        keys: ClientKeys,
+        *,
+        tls: bool = True,
+        answer: Callable[[bytes], bytes] = answer_to,
+        longest_pause: float = 0.01,
     ) -> None:
         self.told: list[str] = []
         self.asked: list[Request] = []
         self.fault: BaseException | None = None
+        self.pauses = Pauses(longest_pause)
         self._answer = answer
-        self.line = Line(address, keys, client_tls(keys) if tls else None, self.told.append)
+        self.line = Line(address, keys, client_tls(keys) if tls else None, self.told.append, self.pauses)
         self._thread = Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> "Client":
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.leave()
-
-    def leave(self) -> None:
+    def __exit__(self, *_fault: object) -> None:
         self.line.stop()
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
@@ -127,51 +155,170 @@ class Client:
             self.fault = fault
 
 
-@dataclass
+@dataclass(repr=False)
 class Peer:
-    """A client that keeps to the handshake, and then does whatever the test wants."""
+    """A client that keeps to the handshake, and then does what the test wants."""
 
     connection: ClientConnection
     keys: ClientKeys
 
-    def request(self, seconds: float = PATIENCE) -> Request:
-        frame = self.connection.recv(seconds)
+    def request(self) -> Request:
+        frame = self.connection.recv(PATIENCE)
         assert isinstance(frame, bytes)
-        return read_request(self.keys.roster.server_key, self.own, frame)
+        own = self.keys.identity.public_key().public_bytes_raw()
+        return read_request(self.keys.roster.server_key, own, frame)
 
     def reply(self, request: Request, body: bytes) -> bytes:
         """A signed reply. The test sends it."""
         return reply(self.keys.identity, self.keys.roster.server_key, request, body)
 
+    def answer(self, body: bytes) -> Request:
+        """Answer the next request."""
+        request = self.request()
+        self.connection.send(self.reply(request, body))
+        return request
+
+    def give_sign_of_life(self) -> None:
+        """Returns when the link has heard it, and everything that was sent before."""
+        assert self.connection.ping().wait(PATIENCE)
+
+
+@dataclass(repr=False)
+class Linked:
+    """A link, its clock, what it logged, and the clients that were connected from the start."""
+
+    link: Link
+    keys: Keys
+    tls: bool
+    clock: LinkClock
+    told: list[str]
+    pool: ThreadPoolExecutor
+    clients: dict[int, Client] = field(default_factory=dict)
+
     @property
-    def own(self) -> bytes:
-        return self.keys.identity.public_key().public_bytes_raw()
+    def address(self) -> str:
+        return f"{HOST}:{self.link.port}"
+
+    def ask(self, *clients: int, number: int = 0, size: int = 0) -> dict[int, bytes]:
+        return dict(self.link.carry(dict.fromkeys(clients, question(number, size)), RUN))
+
+    def asking(self, *clients: int, number: int = 0, size: int = 0) -> "Future[dict[int, bytes]]":
+        """Ask on another thread."""
+        return self.pool.submit(self.ask, *clients, number=number, size=size)
+
+    def client(self, number: int, answer: Callable[[bytes], bytes] = answer_to) -> Client:
+        """A client that has not connected yet."""
+        return Client(self.address, self.keys.clients[number], tls=self.tls, answer=answer)
+
+    @contextmanager
+    def peer(self, number: int, process: bytes = bytes(16)) -> Iterator[Peer]:
+        """A client that is authenticated."""
+        own = self.keys.clients[number]
+        with self.opened(number) as connection:
+            side = ClientSide(own.identity, own.roster.server_key, HOST, process)
+            connection.send(side.greeting())
+            connection.send(side.proof(connection.recv(PATIENCE, decode=False)))
+            connection.recv(PATIENCE)
+            self.link.present()  # the link has taken it in, and not only told it so
+            yield Peer(connection, own)
+
+    @contextmanager
+    def opened(self, number: int = 0) -> Iterator[ClientConnection]:
+        """A websocket to the link, before the handshake. A client's CA is trusted."""
+        address = f"{'wss' if self.tls else 'ws'}://{self.address}{PATH}"
+        plain = partial(connect, compression=None, proxy=None, max_size=None, ping_interval=None, close_timeout=1)
+        with plain(address, ssl=client_tls(self.keys.clients[number]) if self.tls else None) as connection:
+            yield connection
+
+    def dial(self, source: str = HOST) -> socket.socket:
+        """A socket to the link, with TLS if the link has it."""
+        return dial(self.address, client_tls(self.keys.clients[0]) if self.tls else None, source)
+
+    def until_present(self, *clients: int) -> None:
+        until(lambda: set(clients) <= set(self.link.present()))
+
+    def until_broken(self, client: int) -> None:
+        """Wait until the link knows that a client's connection has ended."""
+        until(lambda: client not in self.link._exchanges.connections)
+
+    def turn(self, seconds: float) -> None:
+        """Let time pass. Returns when the link has done what is due."""
+        self.link.present()  # whatever has begun sets its deadline before the clock is turned
+        self.clock.turn(seconds)
+        for _ in range(3):  # wake the link; what is due comes next, and what follows from it after that
+            self.link.present()
 
 
 @contextmanager
-def opened(address: str, keys: ClientKeys, *, tls: bool = True) -> Iterator[ClientConnection]:
-    """A websocket to a link, before the handshake."""
-    with connect(
-        f"{'wss' if tls else 'ws'}://{address}{PATH}",
-        ssl=client_tls(keys) if tls else None,
-        compression=None,
-        proxy=None,
-        max_size=None,
-        ping_interval=None,
-        close_timeout=1,
-    ) as connection:
-        yield connection
+def linked(
+    keys: Keys,
+    *clients: int,
+    seconds: float = PATIENCE,
+    tls: bool = True,
+    port: int = 0,
+    hold: bool = False,
+    answer: Callable[[bytes], bytes] = answer_to,
+) -> Iterator[Linked]:
+    """A link at a free port, with these clients connected. `seconds` is the deadline of its exchanges. With `hold` its
+    time passes only when the test turns the clock."""
+    told: list[str] = []
+    clock = LinkClock()
+    context = server_tls(keys.server) if tls else None
+    with (
+        ThreadPoolExecutor() as pool,
+        Link(keys.server, HOST, port, context, seconds, tell=told.append, clock=clock) as link,
+        ExitStack() as stack,
+    ):
+        at = Linked(link, keys, tls, clock, told, pool)
+        for number in clients:
+            at.clients[number] = stack.enter_context(at.client(number, answer))
+        at.until_present(*clients)
+        if hold:
+            clock.hold()
+        try:
+            yield at
+        finally:
+            clock.release()
 
 
 @contextmanager
-def proved(address: str, keys: ClientKeys, *, tls: bool = True, process: bytes = bytes(16)) -> Iterator[Peer]:
-    """A client that has proved who it is."""
-    with opened(address, keys, tls=tls) as connection:
-        side = ClientSide(keys.identity, keys.roster.server_key, HOST, process)
-        connection.send(side.greeting())
-        connection.send(side.proof(connection.recv(PATIENCE, decode=False)))
-        connection.recv(PATIENCE)
-        yield Peer(connection, keys)
+def wired(
+    keys: Keys, answer: Callable[[bytes], bytes] = answer_to, seconds: float = PATIENCE
+) -> Iterator[tuple[Linked, "Wire", Client]]:
+    """A link without TLS, whose clock is held, and client 0 at the other end of a wire."""
+    with (
+        linked(keys, tls=False, seconds=seconds, hold=True) as at,
+        Wire(at.address) as wire,
+        Client(wire.address, keys.clients[0], tls=False, answer=answer) as client,
+    ):
+        at.until_present(0)
+        yield at, wire, client
+
+
+@contextmanager
+def link_with_pages(keys: Keys, *, tls: bool = True, board: Board | None = None) -> Iterator[Link]:
+    """A link that shows the pages of a board."""
+    pages = Pages(keys.server.token, (board or Board()).status)
+    with Link(keys.server, HOST, 0, server_tls(keys.server) if tls else None, 5.0, pages) as link:
+        yield link
+
+
+def say(link: Link, request: bytes, tls: ssl.SSLContext | None = None) -> bytes:
+    """Send bytes over a new connection, and return everything that comes back until the link closes it, or wants to
+    close its websocket."""
+    answer = b""
+    with dial(f"{HOST}:{link.port}", tls) as connection, suppress(ConnectionResetError, ssl.SSLEOFError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(request)
+        while not _closes(answer) and (data := connection.recv(65_536)):
+            answer += data
+    return answer
+
+
+def _closes(answer: bytes) -> bool:
+    """Whether an answer opens a websocket and ends with a frame that closes it."""
+    frame = answer.partition(b"\r\n\r\n")[2]
+    return answer.startswith(b"HTTP/1.1 101 ") and frame[:1] == b"\x88" and len(frame) >= 2 + frame[1]
 
 
 def dial(address: str, tls: ssl.SSLContext | None = None, source: str = HOST) -> socket.socket:
@@ -202,7 +349,7 @@ def is_closed(connection: socket.socket, seconds: float = PATIENCE) -> bool:
 
 @dataclass
 class _Pipe:
-    """One direction of a wire: what was sent, how much of it has passed, and where it is to be cut."""
+    """One direction of a wire: the bytes sent, those that have passed, and after how many it is cut."""
 
     sent: bytearray = field(default_factory=bytearray)
     passed: bytearray = field(default_factory=bytearray)
@@ -210,7 +357,7 @@ class _Pipe:
 
 
 class Wire:
-    """A relay between lines and a link: it records what passes, and can be cut or held."""
+    """A relay between clients and a link: it records the bytes that pass, and can be cut or held."""
 
     def __init__(self, address: str) -> None:
         self._to = address
@@ -229,9 +376,7 @@ class Wire:
         self._threads[0].start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         self._closed = True
         self._flowing.set()
         with suppress(OSError):
@@ -248,7 +393,7 @@ class Wire:
                 end.shutdown(socket.SHUT_RDWR)
 
     def hold(self) -> None:
-        """Let nothing pass until `release`; nobody is told."""
+        """Let nothing pass until `release`. Both ends keep their connections."""
         self._flowing.clear()
 
     def release(self) -> None:
@@ -271,18 +416,11 @@ class Wire:
                 continue
             self.connections += 1
             self._sockets += [near, far]
-            near.settimeout(None)
-            far.settimeout(None)
-            down, up = _Pipe(), _Pipe()
-            self.to_client.append(down)
-            self.to_server.append(up)
-            flows = [
-                Thread(target=self._flow, args=(far, near, down), daemon=True),
-                Thread(target=self._flow, args=(near, far, up), daemon=True),
-            ]
-            self._threads += flows
-            for flow in flows:
-                flow.start()
+            for source, sink, pipes in ((far, near, self.to_client), (near, far, self.to_server)):
+                source.settimeout(None)
+                pipes.append(_Pipe())
+                self._threads.append(Thread(target=self._flow, args=(source, sink, pipes[-1]), daemon=True))
+                self._threads[-1].start()
 
     def _flow(self, source: socket.socket, sink: socket.socket, pipe: _Pipe) -> None:
         with suppress(OSError):

@@ -1,6 +1,7 @@
 """Federations of real processes on this machine, each started from the command line."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,9 +17,9 @@ from baffle.client.replica import read_saved
 from baffle.core.state import unpack
 from baffle.journal.store import Journal
 from baffle.trajectory import trajectory_of
+from tests.support.command_line import setting
 
-PATIENCE = 150.0
-"""Seconds to wait for anything on a busy machine."""
+PATIENCE = 150.0  # seconds to wait for anything on a busy machine
 
 
 @dataclass
@@ -28,15 +29,9 @@ class Network:
     folder: Path
     keys: Path
     plan: list[str]
-    engine: str = "link"
     insecure: bool = False
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    port: int = 0
-
-    def __post_init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+    port: int = 0  # the system chooses it when the server first starts
 
     @property
     def run(self) -> Path:
@@ -46,6 +41,21 @@ class Network:
         folders = ("--keys", self.keys / "server", "--out", self.run)
         address = ("--host", "127.0.0.1", "--port", self.port)
         self._start("server", "serve", *self.plan, *folders, *address, *options)
+        if not self.port:
+            self.until(lambda: "listening at" in self.log("server"))
+            self.port = int(re.findall(r"listening at 127\.0\.0\.1:(\d+)", self.log("server"))[0])
+
+    def begin(self, plan: Path, *settings: str, clients: int = 4, least: int = 4) -> None:
+        """Serve a plan of four clients with secure sums, and let so many of them join. It waits for the `least`."""
+        self.plan = [str(plan), *setting("federation.clients=4", 'secure.mode="on"', *settings)]
+        self.serve("--least", str(least))
+        for number in range(clients):
+            self.join(number)
+
+    def require_end(self, clients: int = 4) -> None:
+        """The server and so many clients must end well."""
+        assert self.ended("server") == 0, self.log("server")
+        assert [self.ended(f"client-{number}") for number in range(clients)] == [0] * clients
 
     def join(self, number: int, *options: object, name: str = "", keys: Path | None = None) -> str:
         name = name or f"client-{number}"
@@ -89,7 +99,7 @@ class Network:
             process.wait()
 
     def _start(self, name: str, *arguments: object) -> None:
-        options = ["--engine", self.engine, *(["--insecure"] if self.insecure else [])]
+        options = ["--insecure"] if self.insecure else []
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "baffle.cli.main", *map(str, arguments), *options],

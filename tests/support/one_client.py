@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -9,14 +10,7 @@ from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.client.worker import Worker
 from baffle.core.arrays import F32, F64
-from baffle.core.messages import (
-    CatchUp,
-    Contribution,
-    Reply,
-    RoundRequest,
-    decode_reply,
-    encode,
-)
+from baffle.core.messages import CatchUp, Contribution, Reply, RoundRequest, decode_reply, encode
 from baffle.core.ports import Batch, GradientRuntime
 from baffle.core.probe import Loss
 from baffle.core.ring import Sum
@@ -35,16 +29,17 @@ STEPS = ['federation.level="epoch"', "federation.steps=6"]
 OWN = ["federation.seeds=own"]
 
 
+@dataclass
 class Bowl:
     """A runtime whose loss is a parabola around a batch's mean label. It remembers its batches, forwards and seeds. Its
     loss can be given, for every forward or for the one with the number `when`."""
 
-    def __init__(self, n: int, *, loss: float | None = None, when: int | None = None) -> None:
-        self.n = n
-        self.batches: list[list[int]] = []
-        self.forwards = 0
-        self.seeds: list[int] = []
-        self._loss, self._when = loss, when
+    n: int
+    loss: float | None = None
+    when: int | None = None
+    forwards: int = 0
+    batches: list[list[int]] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
 
     def on(self, batch: Batch) -> Loss:
         self.batches.append(batch.y.tolist())
@@ -52,8 +47,8 @@ class Bowl:
         def loss(weights: F32) -> float:
             self.forwards += 1
             distance = weights.astype(np.float64) - np.mean(batch.y) / SAMPLES
-            if self._loss is not None and self._when in (None, self.forwards):
-                return self._loss
+            if self.loss is not None and self.when in (None, self.forwards):
+                return self.loss
             return float(np.mean(distance**2))
 
         return loss

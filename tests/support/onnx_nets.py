@@ -1,4 +1,4 @@
-"""Small ONNX models as other tools write them: nodes by hand, with weights inside."""
+"""ONNX models: as other tools write them, node by node with weights inside, and exported from modules."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +8,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
+from torch import nn
+
+from baffle.export import write_export
+from baffle.runtime.onnx.from_module import graph_of
+from baffle.runtime.onnx.model_folder import Manifest
 
 KINDS = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}
 
@@ -57,3 +62,9 @@ class Net:
         onnx.checker.check_model(model)
         onnx.save(model, path)
         return path
+
+
+def export_module(module: nn.Module, shape: tuple[int, ...], out: Path, dtype: str = "float32") -> Manifest:
+    """Export a module with its present weights, for samples of this shape and type."""
+    graph = graph_of(module, shape, np.dtype(dtype))
+    return write_export(out, graph, graph.flat())

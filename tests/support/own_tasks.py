@@ -119,13 +119,8 @@ def both() -> nn.Module:
 
 def share_of_errors(output: Any, labels: Any) -> Any:
     """1 − accuracy, on PyTorch or NumPy: it has no derivative."""
-    return (
-        (output.argmax(1) != labels).astype(np.float64) if isinstance(output, np.ndarray) else _errors(output, labels)
-    )
-
-
-def _errors(output: Tensor, labels: Tensor) -> Tensor:
-    return (output.argmax(1) != labels).double()
+    errors = output.argmax(1) != labels
+    return errors.astype(np.float64) if isinstance(output, np.ndarray) else errors.double()
 
 
 def in_numpy(output: Tensor, labels: Tensor) -> float:
@@ -142,14 +137,6 @@ def broken(_output: Any, _target: Any) -> float:
     raise ZeroDivisionError("no luck")
 
 
-def of_tokens(output: Tensor, _labels: Tensor) -> Tensor:
-    return output
-
-
 def largest_error(outputs: Array, targets: Array) -> float:
     assert isinstance(outputs, np.ndarray)
     return float(np.abs(outputs[:, 0] - targets).max())
-
-
-def no_number(_outputs: Array, _targets: Array) -> str:
-    return "high"

@@ -1,64 +1,50 @@
 """Rounds of secure sums over a network that fails on purpose."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
-from baffle.aggregation.candid import CandidSum
 from baffle.aggregation.client_policy import ClientPolicy
-from baffle.aggregation.messages import (
-    Agree,
-    Hello,
-    MaskedRequest,
-    Request,
-    Turn,
-    decode_request,
-)
+from baffle.aggregation.messages import decode_request, phase_of
+from baffle.aggregation.server.crash_record import CrashFile
 from baffle.aggregation.server.secure_sum import SecureSum
-from baffle.client.abstaining import abstention
-from baffle.core.messages import Contribution, Message, RoundRequest, encode
+from baffle.client.client import Client
+from baffle.client.replica import Replica
+from baffle.core.arrays import F32
+from baffle.core.messages import RoundRequest
 from baffle.core.ports import Collected
 from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
-from baffle.errors import BaffleError, RefusalError
+from baffle.federation import with_reasons
 from tests.support.federation import LENGTH, Federation, about
 
 Spoil = Callable[[int, str, bytes], bytes | None]
 
 
-def phase_of(asked: Request) -> str:
-    match asked:
-        case Hello():
-            return "hello"
-        case MaskedRequest():
-            return "vector"
-        case Turn(unmask=None):
-            return "seal"
-        case Agree():
-            return "agree"
-        case _:
-            return "unmask"
+@dataclass(frozen=True)
+class Computes:
+    """A client's worker, and its replica of weights that nobody looks at."""
+
+    vector: Callable[[int, F32], RingVector]
+
+    def weights_for(self, _request: RoundRequest) -> F32:
+        return np.zeros(1, np.float32)
 
 
+@dataclass
 class Network:
-    """Carries messages to sessions. `deaf` loses requests; `spoil` changes replies, or with none loses them."""
+    """Carries messages to clients. `deaf` loses requests; `spoil` changes replies, or with none loses them."""
 
-    def __init__(
-        self,
-        federation: Federation,
-        ring: Ring,
-        *,
-        deaf: Callable[[int, str], bool] = lambda _client, _phase: False,
-        spoil: Spoil = lambda _client, _phase, data: data,
-    ) -> None:
-        self.federation = federation
-        self.ring = ring
-        self.deaf = deaf
-        self.spoil = spoil
-        self.exchanges: list[dict[int, str]] = []
-        self.tell: Callable[[int, str], None] = lambda _client, _why: None
-        self.plain: dict[tuple[int, int], RingVector] = {}
-        self.up: dict[int, int] = {}
-        self.down: dict[int, int] = {}
+    federation: Federation
+    ring: Ring
+    deaf: Callable[[int, str], bool] = lambda _client, _phase: False
+    spoil: Spoil = lambda _client, _phase, data: data
+    tell: Callable[[int, str], None] = lambda _client, _why: None
+    exchanges: list[dict[int, str]] = field(default_factory=list)
+    plain: dict[tuple[int, int], RingVector] = field(default_factory=dict)
+    up: dict[int, int] = field(default_factory=dict)
+    down: dict[int, int] = field(default_factory=dict)
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         self.exchanges.append({client: phase_of(decode_request(data)) for client, data in requests.items()})
@@ -68,33 +54,16 @@ class Network:
             phase = phase_of(decode_request(data))
             if self.deaf(client, phase):
                 continue
-            reply = self.spoil(client, phase, self._answer(client, data))
+            reply = self.spoil(client, phase, self._client(client).answer(data))
             if reply is not None:
                 replies[client] = reply
                 self.up[client] = self.up.get(client, 0) + len(reply)
         return replies
 
-    def _answer(self, client: int, data: bytes) -> bytes:
-        try:
-            return encode(self._reply(client, decode_request(data)))
-        except BaffleError as fault:
-            self.tell(client, f"abstained: {fault}")
-            return abstention(data)
-
-    def _reply(self, client: int, asked: Request) -> Message:
-        session = self.federation.sessions[client]
-        match asked:
-            case Hello():
-                return session.advertise(asked.slot)
-            case Agree():
-                return session.agree(asked)
-            case Turn():
-                return session.turn(asked, lambda words: self.tell(client, words))
-            case MaskedRequest():
-                vector = session.mask(asked, lambda: self._vector(client, asked.request.round))
-                return Contribution(asked.request.round, vector.tobytes())
-            case _:
-                raise RefusalError("a request without masks")
+    def _client(self, number: int) -> Client:
+        computes = Computes(lambda round_number, _weights: self._vector(number, round_number))
+        session = self.federation.sessions[number]
+        return Client(cast(Replica, computes), computes, session, lambda words: self.tell(number, words))
 
     def _vector(self, client: int, round_number: int) -> RingVector:
         values = np.random.default_rng([client, round_number]).normal(size=LENGTH)
@@ -103,11 +72,11 @@ class Network:
         return vector
 
 
+@dataclass
 class MemoryStore:
-    """A crash store that outlives its server."""
+    """A crash record in memory that outlives its server."""
 
-    def __init__(self) -> None:
-        self.data: bytes | None = None
+    data: bytes | None = None
 
     def write(self, record: bytes) -> None:
         self.data = record
@@ -142,7 +111,8 @@ class Rounds:
     def new_server(self) -> SecureSum:
         """A server that has just been started: only the crash store outlives it."""
         federation = self.federation
-        return SecureSum(self.ring, LENGTH, federation.run, federation.directory, self.policy, self.crash_store)
+        store = cast(CrashFile | None, self.crash_store)
+        return SecureSum(self.ring, LENGTH, federation.run, federation.directory, self.policy, store)
 
     def play(self, number: int, request: RoundRequest | None = None) -> tuple[Sum | None, dict[int, str]]:
         """One round of one group."""
@@ -153,14 +123,12 @@ class Rounds:
     def play_groups(self, number: int, request: RoundRequest | None = None) -> Collected:
         """Play one round, and require every sum to be the plain sum over exactly the clients that contributed. The
         record says why clients abstained, as in a simulation."""
-        before = len(self.network.exchanges)
-        self.network.up = {}
-        self.network.down = {}
-        groups = self.groups(number)
-        asked = request or about(number)
-        candid = CandidSum(self.sum)
-        self.network.tell = lambda client, why: candid.log_of(client)(why)
-        collected = candid.collect([dict.fromkeys(group, asked) for group in groups], self.network)
+        before, groups, asked = len(self.network.exchanges), self.groups(number), request or about(number)
+        self.network.up, self.network.down = {}, {}
+        reasons: dict[int, list[str]] = {}
+        self.network.tell = lambda client, why: reasons.setdefault(client, []).append(why)
+        silent = self.sum.collect([dict.fromkeys(group, asked) for group in groups], self.network)
+        collected = with_reasons(silent, reasons)
         self.exchanges = self.network.exchanges[before:]
         assert collected.events.keys() == {client for group in groups for client in group}
         assert dict(collected.uplink) == self.network.up

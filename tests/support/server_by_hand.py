@@ -4,13 +4,12 @@ from typing import Any
 
 import msgspec
 
-from baffle.core.chain import chain_start
 from baffle.core.messages import Message, decode, encode
+from baffle.core.state import chain_start
 from baffle.network.joining import Begin, Introduce, Introduction, Openings, Ready, Salted
-from baffle.network.keys import ClientKeys
-from baffle.network.member import Member
-from baffle.network.same_plan import for_roster
-from baffle.network.settling import N_MAX, tiers_for
+from baffle.network.keys.folders import ClientKeys
+from baffle.network.member.member import Member
+from baffle.network.settling import N_MAX, tiers_for, with_places
 from baffle.plan import Plan
 from baffle.statement import (
     NOTHING,
@@ -31,7 +30,7 @@ class ServerByHand:
 
     def __init__(self, keys: list[ClientKeys], plan: Plan) -> None:
         self.keys, self.roster = keys, keys[0].roster
-        task = load_server_task(for_roster(plan, self.roster), None, plan.ring.n_max or N_MAX)
+        task = load_server_task(with_places(plan, len(self.roster.clients)), None, plan.ring.n_max or N_MAX)
         self.plan = shared_plan(task.plan)
         self.trajectory = trajectory_of(task.plan, len(task.initial_weights()))
         self.state = self.trajectory.rule.start(task.initial_weights())
@@ -54,20 +53,10 @@ class ServerByHand:
         """The first statement of the run, with a client's own commitment; `changes` are to its fields."""
         asked = self.introduce(changes.get("epoch", 0))
         own = Commitment(client, introduction.commitment, introduction.signature)
-        commitments = (own if number == client else self.commitment(number, asked) for number in range(len(self.keys)))
-        first = Statement(
-            2,
-            asked.plan,
-            self.state.digest(),
-            asked.roster,
-            asked.roster_hash,
-            tiers_for(self.plan, {}),
-            0,
-            NOTHING,
-            0,
-            self.chain,
-            tuple(commitments),
-        )
+        others = (self.commitment(number, asked) for number in range(len(self.keys)))
+        commitments = tuple(own if one.client == client else one for one in others)
+        roster, tiers = (asked.roster, asked.roster_hash), tiers_for(self.plan, {})
+        first = Statement(2, asked.plan, self.state.digest(), *roster, tiers, 0, NOTHING, 0, self.chain, commitments)
         return msgspec.structs.replace(first, **changes)
 
     def openings(self, client: int, statement: Statement, nonce: bytes) -> Openings:

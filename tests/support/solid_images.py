@@ -1,10 +1,11 @@
-"""A few images of every data set, in the set's own format. A label determines the colour of its images."""
+"""A few images of every data set, in the set's own format, and readers that read both parts at once."""
 
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ from PIL import Image
 from baffle.core.arrays import I64, U8
 from baffle.data import cifar
 from baffle.data.images import OFFICEHOME, PACS, Collection
+from baffle.data.sources import Source
 
 SIDES = {"mnist": 28, "usps": 16, "cifar10": 32, "cifar100": 32}
 
-PER_FILE = {"cifar10": (4, 4), "cifar100": (20, 4)}
-"""Images in a CIFAR file: a published one has thousands."""
+PER_FILE = {"cifar10": (4, 4), "cifar100": (20, 4)}  # images in a CIFAR file: a published one has thousands
 
 
 def colours(labels: I64) -> U8:
@@ -97,3 +98,19 @@ def write_idx(path: Path, array: U8) -> None:
 
 def _grey(labels: I64, side: int) -> U8:
     return np.repeat(greys(labels), side * side).reshape(-1, side, side)
+
+
+P = ParamSpec("P")
+
+
+def eager(read: Callable[P, Source]) -> Callable[P, Source]:
+    """The same reader, which reads the training and the test set before it returns."""
+
+    @wraps(read)
+    def read_both(*args: P.args, **kwargs: P.kwargs) -> Source:
+        source = read(*args, **kwargs)
+        assert source.train is source.train
+        assert source.test is source.test
+        return source
+
+    return read_both

@@ -8,10 +8,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.aggregation.context import length_prefixed, state_text
-from baffle.core.chain import Present, chain_epoch
 from baffle.core.messages import Group, Outcome, encode
+from baffle.core.state import Present, chain_epoch
 from baffle.journal.store import Journal
-from baffle.lineage import Lineage, Link
+from baffle.lineage import Lineage
 from baffle.plan import Plan
 from baffle.statement import (
     NOTHING,
@@ -22,15 +22,14 @@ from baffle.statement import (
     Statement,
     commitment_text,
     commitment_to,
+    epoch_of,
     read_statement,
     ready_text,
-    salt_of,
     shared_plan,
 )
 from baffle.trajectory import trajectory_of
 
-N = 5
-"""Weights of the model whose run is journalled."""
+N = 5  # weights of the model whose run is journalled
 
 INITIAL = np.linspace(-1, 1, N, dtype=np.float32)
 
@@ -102,20 +101,19 @@ class NetworkedRun:
 
     def begin(self, salters: Iterable[int] | None = None) -> EpochRecord:
         """Begin an epoch at the present."""
-        links, present = self.lineage.links, self.present
+        epochs, present = self.lineage.epochs, self.present
         statement = self.signers.statement(
             self.lineage.trajectory.plan,
             self.initial.digest(),
             present.chain,
-            epoch=len(links),
-            previous=links[-1].run if links else NOTHING,
+            epoch=len(epochs),
+            previous=epochs[-1].run if epochs else NOTHING,
             first=present.round,
             salters=salters,
         )
         record = self.signers.record(statement)
         self.journal.add_epoch(record, self.signers.roster, present.state)
-        salt = salt_of(record.run, statement, record.nonces)
-        self.lineage = self.lineage.in_epoch(Link(present.round, record.run, present.chain), salt)
+        self.lineage = self.lineage.in_epoch(epoch_of(record))
         self.present = Present(present.round, present.state, chain_epoch(present.chain, record.run))
         return record
 
@@ -136,7 +134,7 @@ class NetworkedRun:
     def certify(self, signers: Sequence[int] | None = None) -> Certificate:
         """Have clients of the present epoch sign the present state, and keep it."""
         everybody = range(len(self.signers.identities))
-        run, present = self.lineage.links[-1].run, self.present
+        run, present = self.lineage.epochs[-1].run, self.present
         certificate = self.signers.certificate(run, present.round, present.chain, tuple(signers or everybody))
         self.journal.statements.add_certificate(certificate)
         return certificate

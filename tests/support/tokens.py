@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from baffle import Dataset, Source
 from baffle.core.arrays import I64
 
-ROUNDED = (801, 887, 993)
-"""Ids that bfloat16 rounds, to 800, 888 and 992."""
+ROUNDED = (801, 887, 993)  # ids that bfloat16 rounds, to 800, 888 and 992
 
 LENGTH, VOCABULARY, CLASSES = 5, 1000, 4
 
-seen = set[int]()
-"""Ids that reached an embedding."""
+seen = set[int]()  # ids that reached an embedding
 
 
 class Recording(nn.Embedding):

@@ -10,7 +10,7 @@ import torch
 from baffle.core.probe import forward_difference
 from baffle.data.sources import Dataset, Source
 from baffle.plan import parse
-from baffle.runtime.torch.footprint import grown
+from baffle.runtime.torch.trials import grown
 from baffle.task.load import load_task
 from baffle.trajectory import trajectory_of
 
@@ -33,7 +33,7 @@ def main() -> None:
     taken = grown(
         lambda: forward_difference(runtime.on(batch), weights, trajectory.directions(0), trajectory.supports, 1e-3)
     )
-    report = {"micro_batch": size, "taken": taken, "bound": task.server.footprint().bytes(size)}
+    report = {"micro_batch": size, "taken": taken, "bound": task.footprint().bytes(size)}
     report["together"] = task.plan.probe.together
     sys.stdout.write(json.dumps(report))
 

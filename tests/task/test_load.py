@@ -12,46 +12,13 @@ import torch
 from baffle.errors import PlanError, UnusableDataError
 from baffle.plan import Plan
 from baffle.runtime.torch.loss import TorchLoss
-from baffle.task.load import Runtimes, Task, load_task, resolve, versions
+from baffle.task.load import Runtimes, Task, load_task, versions
 
-
-@pytest.mark.parametrize(
-    ("settings", "n_max", "micro_batch"),
-    [
-        ([], 30, 32),
-        (["federation.batch=200"], 30, 64),
-        (["federation.batch=0"], 30, 30),
-        (["federation.weighting=uniform"], 1, 32),
-        (["ring.n_max=7", "probe.micro_batch=5"], 7, 5),
-    ],
-)
-def test_open_settings_are_filled_in(
-    tiny: Callable[..., Plan], settings: list[str], n_max: int, micro_batch: int
-) -> None:
-    plan = resolve(tiny(*settings), 30)
-    assert (plan.ring.n_max, plan.probe.micro_batch) == (n_max, micro_batch)
-    assert resolve(plan, 30) == plan
-
-
-def test_a_task_carries_the_resolved_plan(tiny: Callable[..., Plan]) -> None:
-    task = load_task(tiny())
-    assert task.plan.ring.n_max == 480
-    assert load_task(task.plan).plan == task.plan
-
-
-def test_clients_whose_samples_overflow_the_ring_are_refused(tiny: Callable[..., Plan]) -> None:
-    with pytest.raises(PlanError, match=r"ring\.n_max: 3 clients.*at most 178956970.*uniform"):
-        resolve(tiny("ring.n_max=178956971"), 5)
-    resolve(tiny("ring.n_max=178956970"), 5)
-
-
-def test_more_clients_than_samples_are_refused(tiny: Callable[..., Plan]) -> None:
-    with pytest.raises(PlanError, match=r"federation\.clients: 1439 clients cannot share 1438 samples"):
-        load_task(tiny("federation.clients=1439"))
+MakePlan = Callable[..., Plan]
 
 
 @pytest.mark.parametrize("device", ["abacus", "cuda:99", ""])
-def test_a_missing_device_is_refused(tiny: Callable[..., Plan], device: str) -> None:
+def test_a_missing_device_is_refused(tiny: MakePlan, device: str) -> None:
     with pytest.raises(PlanError, match=r"run\.device"):
         load_task(tiny(f'run.device="{device}"'))
 
@@ -63,20 +30,14 @@ def _fingerprint(task: Task) -> tuple[bytes, bytes]:
 @pytest.mark.parametrize(
     "setting", ["probe.k=64", "probe.sigma=0.1", 'estimator="backprop"', "update.rate=0.5", 'federation.level="epoch"']
 )
-def test_plans_of_one_seed_start_from_the_same_weights_on_the_same_clients(
-    tiny: Callable[..., Plan], setting: str
-) -> None:
-    assert _fingerprint(load_task(tiny(setting))) == _fingerprint(load_task(tiny()))
+def test_plans_of_one_seed_start_from_the_same_weights_on_the_same_clients(tiny: MakePlan, setting: str) -> None:
+    assert _fingerprint(load_task(tiny(setting))) == (first := _fingerprint(load_task(tiny())))
+    weights, shares = _fingerprint(load_task(tiny(setting, "seed=1")))
+    assert first[0] != weights
+    assert first[1] != shares
 
 
-def test_another_seed_gives_other_weights_and_other_shares(tiny: Callable[..., Plan]) -> None:
-    weights, shares = _fingerprint(load_task(tiny()))
-    other_weights, other_shares = _fingerprint(load_task(tiny("seed=1")))
-    assert weights != other_weights
-    assert shares != other_shares
-
-
-def test_initial_weights_leave_the_callers_random_numbers_alone(tiny: Callable[..., Plan]) -> None:
+def test_initial_weights_leave_the_callers_random_numbers_alone(tiny: MakePlan) -> None:
     task = load_task(tiny())
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -96,59 +57,38 @@ def test_initial_weights_leave_the_callers_random_numbers_alone(tiny: Callable[.
         ("{k=2, share=0.01}", {8: 10}),
     ],
 )
-def test_tiers_hold_their_shares_of_the_clients(
-    tiny: Callable[..., Plan], tiers: str, expected: dict[int, int]
-) -> None:
-    task = load_task(tiny("federation.clients=10", "probe.k=8", f"federation.tiers=[{tiers}]"))
-    assert Counter(task.tiers) == expected
+def test_tiers_hold_their_shares_of_the_clients(tiny: MakePlan, tiers: str, expected: dict[int, int]) -> None:
+    settings = ("federation.clients=10", "probe.k=8", f"federation.tiers=[{tiers}]")
+    found = load_task(tiny(*settings)).tiers
+    assert Counter(found) == expected
+    assert load_task(tiny(*settings)).tiers == found
+    assert len(expected) == 1 or any(load_task(tiny(*settings, f"seed={seed}")).tiers != found for seed in (1, 2))
 
 
-def test_the_tier_of_each_client_follows_from_the_seed(tiny: Callable[..., Plan]) -> None:
-    def tiers(seed: int) -> list[int]:
-        settings = ["federation.clients=50", "probe.k=8", "federation.tiers=[{k=2, share=0.5}]", f"seed={seed}"]
-        return load_task(tiny(*settings)).tiers
+def test_a_runtime_is_lent_to_one_borrower_at_a_time(tiny: MakePlan) -> None:
+    runtimes, lent = Runtimes(load_task(tiny()), 2), list[object]()
 
-    assert tiers(0) == tiers(0)
-    assert tiers(0) != tiers(1)
+    def borrow_one() -> None:
+        with runtimes.borrow() as runtime:
+            lent.append(runtime)
 
-
-def test_a_runtime_is_lent_to_one_borrower_at_a_time(tiny: Callable[..., Plan]) -> None:
-    runtimes = Runtimes(load_task(tiny()), 2)
-    waited = threading.Event()
-
-    def wait_for_runtime() -> None:
-        with runtimes.borrow():
-            waited.set()
-
-    with runtimes.borrow() as first:
-        with runtimes.borrow() as second:
-            assert first is not second
-            third = threading.Thread(target=wait_for_runtime)
-            third.start()
-            assert not waited.wait(0.05)
-        assert waited.wait(10)
-        third.join()
+    third = threading.Thread(target=borrow_one)
+    with runtimes.borrow() as first, runtimes.borrow() as second:
+        assert first is not second
+        third.start()
+        assert not lent
+    third.join(30)
+    assert lent == [first] or lent == [second]
+    for _ in range(3):  # each comes back from a borrower that fails
+        with pytest.raises(ZeroDivisionError), runtimes.borrow():
+            raise ZeroDivisionError
 
 
-def test_a_runtime_comes_back_from_a_borrower_that_fails(tiny: Callable[..., Plan]) -> None:
-    runtimes = Runtimes(load_task(tiny()), 1)
-    with pytest.raises(ZeroDivisionError), runtimes.borrow():
-        raise ZeroDivisionError
-    with runtimes.borrow():
-        pass
-
-
-def test_versions_say_what_a_run_was_computed_with(tiny: Callable[..., Plan]) -> None:
+def test_versions_say_what_a_run_was_computed_with(tiny: MakePlan) -> None:
     installed = versions(load_task(tiny()).model)
     assert installed["torch"] == torch.__version__
     assert installed["numpy"] == np.__version__
     assert {"baffle", "python", "machine"} <= installed.keys()
-
-
-def test_mnist_can_be_given_by_folder(tiny: Callable[..., Plan], data_folder: Path) -> None:
-    task = load_task(tiny('task.data="mnist"', 'task.model={name="lenet"}'), data_folder)
-    assert len(task.initial_weights()) == 26_730
-    assert [len(share) for share in task.shares] == [20_000] * 3
 
 
 OWN = """
@@ -170,7 +110,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return 'task.data="own_grouped_data:source"'
 
 
-def test_shares_follow_the_plans_partition(tiny: Callable[..., Plan], own: str) -> None:
+def test_shares_follow_the_plans_partition(tiny: MakePlan, own: str) -> None:
     by_domain = load_task(tiny(own, "federation.partition=domain", "federation.clients=4"))
     assert [set((share // 40).tolist()) for share in by_domain.shares] == [{0}, {0}, {1}, {1}]
     by_writer = load_task(tiny(own, "federation.partition=writer", "federation.clients=5"))
@@ -180,14 +120,14 @@ def test_shares_follow_the_plans_partition(tiny: Callable[..., Plan], own: str) 
     assert dirichlet.plan.ring.n_max == max(len(share) for share in dirichlet.shares)
 
 
-def test_a_partition_that_the_data_cannot_have_is_refused(tiny: Callable[..., Plan], own: str) -> None:
+def test_a_partition_that_the_data_cannot_have_is_refused(tiny: MakePlan, own: str) -> None:
     with pytest.raises(PlanError, match=r"federation\.clients: 3 clients cannot be divided among 2 domains"):
         load_task(tiny(own, "federation.partition=domain"))
     with pytest.raises(PlanError, match=r"federation\.partition: digits has no writers"):
         load_task(tiny("federation.partition=writer"))
 
 
-def test_data_that_cannot_be_augmented_or_sized_is_refused(tiny: Callable[..., Plan], own: str) -> None:
+def test_data_that_cannot_be_augmented_or_sized_is_refused(tiny: MakePlan, own: str) -> None:
     assert load_task(tiny(own, "task.augment=true")).plan.task.augment
     with pytest.raises(PlanError, match=r"task\.augment: digits has no augmentation"):
         load_task(tiny("task.augment=true"))
@@ -196,7 +136,7 @@ def test_data_that_cannot_be_augmented_or_sized_is_refused(tiny: Callable[..., P
 
 
 def test_probes_are_computed_in_the_precision_of_the_plan_and_backpropagation_in_float32(
-    tiny: Callable[..., Plan],
+    tiny: MakePlan,
 ) -> None:
     task = load_task(tiny("probe.precision=bfloat16"))
     for precision, dtype in (("", torch.bfloat16), ("float32", torch.float32)):
@@ -204,7 +144,7 @@ def test_probes_are_computed_in_the_precision_of_the_plan_and_backpropagation_in
         assert isinstance(runtime, TorchLoss)
         assert {p.dtype for p in runtime._module.parameters()} == {dtype}
     assert task.initial_weights().dtype == np.float32
-    assert load_task(tiny("probe.precision=bfloat16", "estimator=backprop")).server.precision == "float32"
+    assert load_task(tiny("probe.precision=bfloat16", "estimator=backprop")).precision == "float32"
 
 
 class FullPrecisionOnly(torch.nn.Linear):
@@ -220,14 +160,14 @@ def full_precision_only() -> torch.nn.Module:
     return FullPrecisionOnly(64, 10)
 
 
-def test_a_machine_that_cannot_compute_in_a_precision_says_so(tiny: Callable[..., Plan]) -> None:
+def test_a_machine_that_cannot_compute_in_a_precision_says_so(tiny: MakePlan) -> None:
     model = f"task.model={{name='custom', factory='{__name__}:full_precision_only'}}"
     load_task(tiny(model))
     with pytest.raises(PlanError, match=r"probe\.precision: this machine cannot.*float16.*float32.*not implemented"):
         load_task(tiny(model, "probe.precision=float16"))
 
 
-def test_a_client_without_samples_is_refused_by_its_number(tiny: Callable[..., Plan]) -> None:
+def test_a_client_without_samples_is_refused_by_its_number(tiny: MakePlan) -> None:
     none = np.arange(0)
     with pytest.raises(UnusableDataError, match=r"^client 1 of 3 has no samples; leave it out, or give it some$"):
         load_task(tiny(), share=lambda _plan, _source: [np.arange(5), none, np.arange(5)])

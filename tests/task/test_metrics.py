@@ -1,6 +1,7 @@
 """Metrics: what they are of a model's outputs and labels, and what becomes of those of one's own."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,24 +14,24 @@ from baffle.core.arrays import F32
 from baffle.core.ports import Batch
 from baffle.core.probe import Loss
 from baffle.core.samples import PADDING, Array
-from baffle.data.dataset import Dataset, Source
+from baffle.data.sources import Dataset, Source
 from baffle.errors import OwnFunctionError, PlanError
 from baffle.plan import Plan, change
-from baffle.task.metrics import Metric, measured, metrics_of, own_metric
+from baffle.task.metrics import Metric, evaluate, metrics_of, own_metric
 from tests.support.own_tasks import HERE
 
 
+@dataclass
 class Fixed:
     """A runtime whose outputs are given; its loss is the number of samples."""
 
-    def __init__(self, given: Array) -> None:
-        self._given = given
+    given: Array
 
     def on(self, batch: Batch) -> Loss:
         return lambda _: float(len(batch.y))
 
     def outputs(self, _weights: F32, _batch: Batch) -> F32:
-        return self._given
+        return self.given
 
 
 def results(
@@ -41,7 +42,7 @@ def results(
     source = Source(data, data, classes, domains)
     plan = change(Plan(), [f"task.loss={loss}"])
     batch = source.test.batch(np.arange(len(labels)))
-    return measured(metrics or metrics_of(plan, source), Fixed(outputs), np.empty(0, np.float32), batch, source)
+    return evaluate(metrics or metrics_of(plan, source), Fixed(outputs), np.empty(0, np.float32), batch, source)
 
 
 @given(st.integers(2, 30), st.integers(1, 3), st.integers(0, 2**32 - 1))
@@ -77,9 +78,18 @@ def test_accuracy_is_over_positions_that_count(samples: int, length: int, classe
         assert found["test_accuracy"] == expected
 
 
-def test_accuracy_of_marks_is_on_which_side_of_zero_a_logit_is() -> None:
-    outputs, targets = np.array([[2.0, -1.0], [-3.0, 4.0]], np.float32), np.array([[1, 0], [1, 0.4]])
-    assert results(outputs, targets, 0, loss="bce") == {"test_accuracy": 0.5}
+@given(st.integers(2, 12), st.integers(1, 40), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_domains_add_up_to_the_whole(classes: int, samples: int, domains: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    labels, domain_of = random.integers(0, classes, samples), np.arange(samples) % domains
+    outputs = random.normal(size=(samples, classes)).astype(np.float32)
+    assert "test_domains" not in results(outputs, labels, classes, loss="cross_entropy")
+    found = results(outputs, labels, classes, loss="cross_entropy", domain_of=domain_of)
+    assert found.get("test_top5", 1.0) >= found["test_accuracy"]
+    for name in ("accuracy", "top5") if classes > 5 else ("accuracy",):
+        parts = [of[name] for of in found["test_domains"].values()]
+        mean = np.average(parts, weights=np.bincount(domain_of))
+        assert found[f"test_{name}"] == pytest.approx(mean, abs=2e-6)
 
 
 def test_the_loss_is_the_runtimes_own_also_for_each_domain() -> None:
@@ -88,15 +98,17 @@ def test_the_loss_is_the_runtimes_own_also_for_each_domain() -> None:
     assert found == {"test_loss": 4.0, "test_domains": {"d0": {"loss": 3.0}, "d2": {"loss": 1.0}}}
 
 
-def test_what_is_not_finite_is_none() -> None:
-    assert results(np.zeros((3, 1), np.float32), np.ones(3), 0) == {"test_mae": 1.0, "test_r2": None}
-
-
-def test_one_of_the_users_own() -> None:
+def test_small_examples() -> None:
+    """Which side of zero a logit is on is right for marks; what is not finite is None; a function of one's own."""
+    marks, targets = np.array([[2.0, -1.0], [-3.0, 4.0]], np.float32), np.array([[1, 0], [1, 0.4]])
+    assert results(marks, targets, 0, loss="bce") == {"test_accuracy": 0.5}
+    zeros, data = np.zeros((3, 1), np.float32), Dataset(np.zeros((3, 1)), np.arange(3.0))
+    assert results(zeros, np.ones(3), 0) == {"test_mae": 1.0, "test_r2": None}
     plan = change(Plan(), ["task.loss=mse", f'task.metrics=["{HERE}:largest_error"]'])
-    data = Dataset(np.zeros((3, 1)), np.arange(3.0))
-    metrics = metrics_of(plan, Source(data, data, 0))
-    assert results(np.zeros((3, 1), np.float32), np.arange(3.0), 0, *metrics) == {"test_largest_error": 2.0}
+    assert results(zeros, data.labels, 0, *metrics_of(plan, Source(data, data, 0))) == {"test_largest_error": 2.0}
+    plan = change(Plan(), [f'task.loss="{HERE}:squared"', 'task.metrics=["top5"]'])
+    with pytest.raises(PlanError, match='"top5" needs classes'):
+        metrics_of(plan, Source(data, data, 0))
 
 
 def test_faults_of_the_users_own() -> None:
@@ -105,10 +117,3 @@ def test_faults_of_the_users_own() -> None:
         results(outputs, np.zeros(3), 0, own_metric("mine", lambda _outputs, _labels: 1 / 0))
     with pytest.raises(PlanError, match=r"^task\.metrics: mine must return a number, got str$"):
         results(outputs, np.zeros(3), 0, own_metric("mine", lambda _outputs, _labels: "high"))
-
-
-def test_top_5_needs_classes() -> None:
-    plan = change(Plan(), [f'task.loss="{HERE}:squared"', 'task.metrics=["top5"]'])
-    data = Dataset(np.zeros((3, 1)), np.arange(3.0))
-    with pytest.raises(PlanError, match='"top5" needs classes'):
-        metrics_of(plan, Source(data, data, 0))

@@ -9,10 +9,6 @@ from hypothesis import strategies as st
 from baffle.tune.race import Leg, _climb, _settle, best_rate, extended, legs_of, nearest, series
 
 
-def test_the_series_has_three_values_a_decade() -> None:
-    assert [series(number) for number in range(-3, 4)] == [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
-
-
 @given(st.floats(1e-12, 1e12))
 def test_the_nearest_value_is_within_half_a_step(value: float) -> None:
     assert abs(math.log(series(nearest(value)) / value)) <= math.log(2.5) / 2 + 1e-9
@@ -30,10 +26,6 @@ def test_climb_and_settle_find_the_least_loss_from_any_start(best: int, start: i
     assert {best - 1, best + 1} <= settled.keys()
 
 
-def test_where_everything_diverges_the_climb_goes_down() -> None:
-    assert _climb(lambda number: math.inf if number > -10 else float(-number), 0) in (0, -10)
-
-
 @given(st.floats(-3, 3))
 def test_a_parabola_gives_the_rate_between_those_that_were_tried(best: float) -> None:
     rates = [series(number) for number in range(-12, 13)]
@@ -41,14 +33,14 @@ def test_a_parabola_gives_the_rate_between_those_that_were_tried(best: float) ->
     assert math.log10(best_rate(leg)) == pytest.approx(best, abs=0.05)
 
 
-def test_a_best_rate_at_the_edge_is_taken_as_it_is() -> None:
-    assert best_rate(Leg(10, {0.1: 1.0, 0.2: 2.0})) == 0.1
-    assert best_rate(Leg(10, {0.1: 2.0, 0.2: 1.0, 0.5: math.inf})) == 0.2
-
-
-def test_the_rate_falls_with_the_root_of_the_rounds() -> None:
+def test_rates_by_hand() -> None:
+    """The series has three values a decade; a rate falls with the root of the rounds; one at the edge stays."""
+    assert [series(number) for number in range(-3, 4)] == [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0]
     assert extended(0.04, 25, 100) == pytest.approx(0.02)
     assert extended(0.04, 100, 100) == 0.04
+    assert _climb(lambda number: math.inf if number > -10 else float(-number), 0) in (0, -10)
+    assert best_rate(Leg(10, {0.1: 1.0, 0.2: 2.0})) == 0.1
+    assert best_rate(Leg(10, {0.1: 2.0, 0.2: 1.0, 0.5: math.inf})) == 0.2
 
 
 @given(st.integers(1, 100_000))

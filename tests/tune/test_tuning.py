@@ -1,4 +1,5 @@
-"""`tune`: the same advice from any σ and rate, with reasons, and plans that it cannot help."""
+"""`tune`: the same advice from any σ and rate, with reasons; other splits and cheaper directions; plans that it cannot
+help."""
 
 import tomllib
 from collections.abc import Callable
@@ -12,12 +13,25 @@ import pytest
 from baffle.errors import PlanError
 from baffle.plan import Plan, parse
 from baffle.simulation import simulate
-from baffle.tune.split import splits_of
+from baffle.task.prices import Price, Prices
+from baffle.tune import tuning
+from baffle.tune.race import Runner
 from baffle.tune.trial import Ground, Spent, shared_variance, split_off
-from baffle.tune.tuning import SIGMAS_TO_TRY, Tuned, tune
+from baffle.tune.tuning import SIGMAS_TO_TRY, Tuned, splits_of, tune, verdict
 from tests.conftest import TINY
 
-ROUNDS = "rounds=20"
+MakePlan = Callable[..., Plan]
+
+ROUNDS = "rounds=8"
+DENSE = Price(1e-3, {"supports": "dense", "distribution": "rademacher"})
+STAGES = Price(1e-4, {"supports": "stages", "distribution": "rademacher"})
+ALIKE = {"dense": DENSE, "stages": STAGES._replace(seconds=9e-4)}
+
+
+@pytest.fixture(autouse=True)
+def _prices_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement takes longer than these trials. `tests/cli/test_commands.py` tunes with real prices."""
+    monkeypatch.setattr(tuning, "prices_of", lambda *_task: ALIKE)
 
 
 @cache
@@ -25,17 +39,16 @@ def tuned(*settings: str) -> Tuned:
     return tune(parse(TINY, [ROUNDS, "probe.k=16", *settings]))
 
 
-@pytest.mark.parametrize(
-    "wrong", ["probe.sigma=0.1", "probe.sigma=1e-5", "update.rate=1.0", "update.rate=1e-4", "update.rate=1e4"]
-)
-def test_the_advice_does_not_depend_on_sigma_and_rate(wrong: str) -> None:
-    right, other = tuned(), tuned(wrong)
-    assert other.plan == right.plan
+SMALL = ("probe.sigma=1e-5", "update.rate=1e-4", "run.workers=3")
+LARGE = ("probe.sigma=0.1", "update.rate=1e4", "run.workers=1")
+
+
+@pytest.mark.parametrize("wrong", [SMALL, LARGE], ids=["small", "large"])
+def test_the_advice_does_not_depend_on_sigma_rate_and_workers(wrong: tuple[str, ...]) -> None:
+    right, other = tuned(), tuned(*wrong)
+    assert [(reason.key, reason.after) for reason in other.reasons] == [(r.key, r.after) for r in right.reasons]
     assert (other.forwards, other.trial_rounds) == (right.forwards, right.trial_rounds)
-
-
-def test_the_same_plan_gets_the_same_advice_with_any_number_of_workers() -> None:
-    assert tuned("run.workers=1").plan.update == tuned("run.workers=3").plan.update
+    assert other.plan.update == right.plan.update
 
 
 def test_another_seed_is_another_trial() -> None:
@@ -43,40 +56,34 @@ def test_another_seed_is_another_trial() -> None:
 
 
 def test_every_setting_has_a_reason_and_nothing_else_changes() -> None:
-    advice = tuned("update.rate=1.0")
-    assert [reason.key for reason in advice.reasons] == [
-        "probe.sigma",
-        "update.rate",
-        "probe.k",
-        "federation.batch",
-    ]
+    advice = tuned()
     sigma, rate, k, batch = (reason.after for reason in advice.reasons)
-    assert advice.plan == parse(
-        TINY,
-        [ROUNDS, f"probe.k={k}", f"probe.sigma={sigma}", f"update.rate={rate}", f"federation.batch={batch}"],
-    )
+    keys = ["probe.sigma", "update.rate", "probe.k", "federation.batch"]
+    assert [reason.key for reason in advice.reasons] == keys
+    chosen = [f"{key}={value}" for key, value in zip(keys, (sigma, rate, k, batch), strict=True)]
+    assert advice.plan == parse(TINY, [ROUNDS, *chosen])
     assert advice.forwards > 0
-    assert advice.share == pytest.approx(advice.forwards / (20 * 3 * 17), rel=1e-6)
+    assert advice.share == pytest.approx(advice.forwards / (8 * 3 * 17), rel=1e-6)
     assert 0 <= (advice.alignment_measured or 0) <= advice.alignment_predicted
 
 
 def test_the_plan_is_written_with_its_reasons_as_comments() -> None:
-    text = tuned("update.rate=1.0").to_toml()
+    wrong = tuned(*LARGE)
+    text = wrong.to_toml()
     assert "# update.rate = " in text
-    assert "(was 1): held-out loss" in text
-    assert parse(text) == tuned("update.rate=1.0").plan
+    assert "(was 10000): held-out loss" in text
+    assert parse(text) == wrong.plan
     assert tomllib.loads(text)["name"] == "tiny"
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
-def test_rates_of_other_optimizers_are_found_too(tiny: Callable[..., Plan], tmp_path: Path, optimizer: str) -> None:
-    plan = tune(tiny(ROUNDS, "probe.k=16", f"update.optimizer={optimizer}", "update.rate=1e-5")).plan
-    before = simulate(tiny(ROUNDS, "probe.k=16", f"update.optimizer={optimizer}", "update.rate=1e-5"), tmp_path / "1")
-    assert simulate(plan, tmp_path / "2")["train_loss"] < before["train_loss"] - 0.1
+def test_the_rate_of_another_optimizer_is_found_too(tiny: MakePlan, tmp_path: Path) -> None:
+    slow = tiny("rounds=12", "probe.k=16", "update.optimizer=sgd", "update.rate=1e-5")
+    before, after = (simulate(plan, tmp_path / name) for name, plan in (("before", slow), ("after", tune(slow).plan)))
+    assert after["train_loss"] < before["train_loss"] - 0.1
 
 
-def test_at_epoch_level_the_rate_is_tuned_and_the_split_stays(tiny: Callable[..., Plan]) -> None:
-    advice = tune(tiny("rounds=6", 'federation.level="epoch"', "federation.batch=200", "update.rate=10.0"))
+def test_at_epoch_level_the_rate_is_tuned_and_the_split_stays(tiny: MakePlan) -> None:
+    advice = tune(tiny("rounds=4", 'federation.level="epoch"', "federation.batch=200", "update.rate=10.0"))
     assert advice.plan.update.rate < 10
     assert advice.plan.federation.batch == 200
     assert advice.alignment_measured is None
@@ -97,36 +104,28 @@ class Own(nn.Module):
 def stepped(shape, classes):
     return Own(shape, classes, lambda outputs: (5 * outputs).round())
 
-def rough(shape, classes):
-    return Own(shape, classes, lambda outputs: outputs + 5 * (1e6 * outputs).sin())
-
 def signs(shape, classes):
     return Own(shape, classes, lambda outputs: 1e-9 * outputs.sign())
 """
 
 
-def advice_on(folder: Path, plan: Plan) -> Tuned:
+def advice_on(model: str, tiny: MakePlan, folder: Path) -> Tuned:
     (folder / "own_models.py").write_text(OWN_MODELS)
     with chdir(folder):
-        return tune(plan)
+        return tune(tiny("rounds=4", "probe.k=16", f'task.model={{name="custom", factory="own_models:{model}"}}'))
 
 
-@pytest.mark.parametrize("model", ["stepped", "rough"])
-def test_a_loss_without_derivatives_gets_a_sigma_that_sees_beyond_its_grain(
-    tiny: Callable[..., Plan], tmp_path: Path, model: str
-) -> None:
-    plan = tiny(ROUNDS, "probe.k=16", f'task.model={{name="custom", factory="own_models:{model}"}}')
-    assert advice_on(tmp_path, plan).plan.probe.sigma >= 0.01
+def test_a_loss_without_derivatives_gets_a_sigma_that_sees_beyond_its_grain(tiny: MakePlan, tmp_path: Path) -> None:
+    assert advice_on("stepped", tiny, tmp_path).plan.probe.sigma >= 0.01
 
 
-def test_where_no_two_steps_agree_trials_choose_sigma(tiny: Callable[..., Plan], tmp_path: Path) -> None:
-    plan = tiny(ROUNDS, "probe.k=16", 'task.model={name="custom", factory="own_models:signs"}')
-    advice = advice_on(tmp_path, plan)
+def test_where_no_two_steps_agree_trials_choose_sigma(tiny: MakePlan, tmp_path: Path) -> None:
+    advice = advice_on("signs", tiny, tmp_path)
     assert "short trials decided" in advice.reasons[0].why
     assert advice.plan.probe.sigma in SIGMAS_TO_TRY
 
 
-def test_backpropagation_is_refused(tiny: Callable[..., Plan]) -> None:
+def test_backpropagation_is_refused(tiny: MakePlan) -> None:
     with pytest.raises(PlanError, match=r'estimator: "backprop" has no σ.*expected "probe"'):
         tune(tiny('estimator="backprop"'))
 
@@ -141,16 +140,6 @@ def test_held_out_samples_are_trained_on_by_nobody() -> None:
     assert all(np.array_equal(one, other) for one, other in zip(kept, again, strict=True))
 
 
-def test_splits_keep_the_rows_and_respect_a_clients_policy(tiny: Callable[..., Plan]) -> None:
-    def splits(*settings: str) -> list[tuple[int, int]]:
-        return splits_of(Ground(tiny(*settings), None, Spent()).task)
-
-    assert splits("probe.k=40", "federation.batch=32") == [(160, 8), (10, 128)]
-    assert splits("probe.k=40", "federation.batch=16") == [(10, 64)]
-    assert splits("probe.k=16", "federation.batch=0") == []
-    assert splits("probe.k=40", 'federation.level="epoch"') == []
-
-
 def test_what_clients_have_in_common_is_signal() -> None:
     random = np.random.default_rng(0)
     common, own = random.standard_normal(4000), random.standard_normal((10, 4000))
@@ -158,3 +147,53 @@ def test_what_clients_have_in_common_is_signal() -> None:
     assert shared_variance(common + np.sqrt(10) * own, weights) == pytest.approx(0.5, abs=0.05)
     assert shared_variance(np.tile(common, (10, 1)), weights) == pytest.approx(1)
     assert shared_variance(own, weights) == pytest.approx(0, abs=0.1)
+
+
+def tuned_at(prices: Prices, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Tuned:
+    monkeypatch.setattr(tuning, "prices_of", lambda *_task: prices)
+    return tune(plan)
+
+
+def test_cheaper_directions_get_a_trial_that_judges_them(tiny: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = tiny("run.runtime=torch", "rounds=4", "federation.batch=16")
+    alike, cheaper = (tuned_at(prices, plan, monkeypatch) for prices in (ALIKE, {"dense": DENSE, "stages": STAGES}))
+    assert alike.prices == {"dense": 1e-3, "stages": 9e-4}
+    assert alike.advice == ()
+    (advice,) = cheaper.advice
+    assert "along stage directions a scalar takes 0.1 ms of CPU instead of 1; held-out loss after 4 rounds" in advice
+    own = advice.partition("against ")[2].partition(",")[0]
+    assert f"{own} at" in cheaper.reasons[1].why
+    assert advice in cheaper.to_toml()
+    assert (cheaper.plan, cheaper.forwards) == (alike.plan, alike.forwards)
+    private = tiny("rounds=1", "privacy.noise=0.1", "privacy.clip=5.0", "federation.weighting=uniform")
+    (advice,) = tuned_at({"dense": DENSE, "stages": STAGES}, private, monkeypatch).advice
+    assert "no trial, because the clipping norm is for the plan's own" in advice
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (0.5, "clearly lower: set it"),
+        (1.0, "no clear difference: set it"),
+        (1.5, "clearly higher: the plan keeps its own"),
+        (np.inf, "clearly higher: the plan keeps its own"),
+    ],
+)
+def test_the_verdict_is_on_the_losses(loss: float, said: str) -> None:
+    scatter = np.linspace(-0.01, 0.01, 16)
+    # A verdict never looks at the trial itself.
+    cheap, own = (Runner(0.1, None, losses) for losses in (loss + scatter, 1.0 - scatter))  # type: ignore[arg-type]
+    assert verdict(cheap, own, "set it").startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("settings", "splits"),
+    [
+        (["probe.k=40", "federation.batch=32"], [(160, 8), (10, 128)]),
+        (["probe.k=40", "federation.batch=16"], [(10, 64)]),  # a client's policy refuses fewer than 8 samples
+        (["probe.k=16", "federation.batch=0"], []),
+        (["probe.k=40", 'federation.level="epoch"'], []),
+    ],
+)
+def test_splits_keep_the_rows(tiny: MakePlan, settings: list[str], splits: list[tuple[int, int]]) -> None:
+    assert splits_of(Ground(tiny(*settings), None, Spent()).task) == splits

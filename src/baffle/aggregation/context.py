@@ -1,4 +1,4 @@
-"""What keys, masks and signatures are bound to, so that none of them can be used for anything else."""
+"""The contexts that keys, masks and signatures are bound to, so that none can be used for another purpose."""
 
 import struct
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ def keys_digest(run: bytes, advertisements: Iterable[Advertisement], slot: int) 
 
 
 def round_context(keys: bytes, opening: Opening, request: RoundRequest, participants: tuple[int, ...]) -> bytes:
-    """Binds masks to everything that a round is about. A client that is shown another past, other weights, other
+    """Binds masks to everything that a round is about. A client that was sent another past, other weights, other
     participants or another threshold than the rest masks with other streams, and the server gets noise."""
     about = (request.round, opening.slot, opening.threshold, opening.floor)
     lists = b"".join(_counted(numbers) for numbers in (about, participants, opening.members))
@@ -32,12 +32,12 @@ def round_context(keys: bytes, opening: Opening, request: RoundRequest, particip
 
 
 def survivors_text(run: bytes, context: bytes, alive: tuple[int, ...]) -> bytes:
-    """What clients sign when they agree on who survived a round."""
+    """The text that clients sign to agree on the survivors of a round."""
     return b"baffle/survivors/1" + run + context + _counted(alive)
 
 
 def state_text(run: bytes, round_number: int, chain: bytes) -> bytes:
-    """What clients sign about the state before a round, once for each round of a run."""
+    """The text that clients sign about the state before a round, once for each round of a run."""
     return b"baffle/state/2" + length_prefixed(run, round_number.to_bytes(8, "big"), chain)
 
 
@@ -47,15 +47,14 @@ def box_context(key: bytes, sender: int, receiver: int) -> bytes:
 
 
 def seed_commitment(run: bytes, slot: int, sender: int, seed: bytes) -> bytes:
-    """What a client says about its self mask's seed when it shares it. The seed is random, so this gives nothing
-    away."""
+    """A client's commitment to its self mask's seed. The seed is random, so the commitment reveals nothing."""
     fields = length_prefixed(run, struct.pack(">Q", slot), struct.pack(">Q", sender), seed)
     return sha256(b"baffle/seed/2" + fields).digest()
 
 
 def share_digest(run: bytes, slot: int, dealer: int, holder: int, place: int, share: bytes) -> bytes:
-    """What a dealer says about the share at one place of a holder's box, so that a holder that was dealt a wrong share
-    can be told from one that releases a wrong share."""
+    """A dealer's digest of the share at one place of a holder's box. It distinguishes a holder that was dealt a wrong
+    share from one that releases a wrong share."""
     numbers = struct.pack(">QQQQ", slot, dealer, holder, place)
     return sha256(b"baffle/share/2" + length_prefixed(run, numbers, share)).digest()[:DIGEST_BYTES]
 

@@ -14,18 +14,16 @@ MOST_KEYS = 1024
 Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Session = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Signature = Annotated[bytes, Meta(min_length=64, max_length=64)]
-Packed = bytes
-"""Items of one size, concatenated, so that none costs more than its own bytes."""
+Packed = bytes  # items of one size, concatenated, so that none costs more than its own bytes
 Share = Annotated[bytes, Meta(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]
 Secret = Annotated[bytes, Meta(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]
 
-DIGEST_BYTES = 8
-"""Enough that nobody finds another share with the same digest before a round is over."""
+DIGEST_BYTES = 8  # long enough that no other share with the same digest can be found within a round
 BOX_BYTES = 2 * SHARE_BYTES + 16 + 2 * DIGEST_BYTES
-"""Two shares and an authentication tag; then, for everybody to read, a digest of each share."""
+"""Two shares and an authentication tag, followed by an unencrypted digest of each share."""
 SIGNATURE_BYTES = 64
 NO_SHARE = b"\xff" * SHARE_BYTES
-"""Takes the place of a share whose box could not be opened. It is beyond the prime, so no true share looks like it."""
+"""Sent in place of a share whose box could not be opened. It is above the prime, so no real share has this value."""
 Members = Annotated[tuple[Number, ...], Meta(max_length=MOST_MEMBERS)]
 
 
@@ -68,7 +66,7 @@ class Sealed(Message, frozen=True, tag="sealed"):
 class MaskedRequest(Message, frozen=True, tag="masked-request"):
     """To a client: the round, its participants, a digest of the keys of all participants, and the boxes from the
     client's neighbours among them. A client knows only its neighbours' keys. The digest goes into every mask, so that
-    masks cancel only among clients that were told the same."""
+    masks cancel only among clients that were sent the same."""
 
     request: RoundRequest
     participants: Members
@@ -77,8 +75,7 @@ class MaskedRequest(Message, frozen=True, tag="masked-request"):
 
 
 class Agree(Message, frozen=True, tag="agree"):
-    """To a client, in the mode that does not trust the server to tell all clients the same: sign which participants
-    have sent a vector and which have not."""
+    """To a client, where the server may lie: sign which participants have sent a vector and which have not."""
 
     slot: Number
     alive: Members
@@ -94,8 +91,7 @@ class Agreed(Message, frozen=True, tag="agreed"):
 
 
 class Unmask(Message, frozen=True, tag="unmask"):
-    """To a client: which participants have sent a vector and which have not. If clients must agree on that, also the
-    signatures."""
+    """To a client: which participants have sent a vector and which have not, with signatures where clients agree."""
 
     slot: Number
     alive: Members
@@ -138,7 +134,7 @@ def decode_request(data: bytes) -> Request:
 
 
 class Turned(Message, frozen=True, tag="turned"):
-    """From a client: its answers to both parts of a turn; none to a part that it was not asked or refuses."""
+    """From a client: its replies to both parts of a turn; None for a part that was not asked or is refused."""
 
     unmasked: Unmasked | None
     sealed: Sealed | None
@@ -146,14 +142,6 @@ class Turned(Message, frozen=True, tag="turned"):
 
 def phase_of(message: Message) -> str:
     """The phase of a round that a message to a client belongs to."""
-    match message:
-        case Hello():
-            return "keys"
-        case Turn(unmask=None):
-            return "share"
-        case Turn():
-            return "unmask"
-        case Agree():
-            return "agree"
-        case _:
-            return "vector"
+    if isinstance(message, Turn):
+        return "unmask" if message.unmask else "share"
+    return "keys" if isinstance(message, Hello) else "agree" if isinstance(message, Agree) else "vector"

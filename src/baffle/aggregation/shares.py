@@ -2,8 +2,8 @@
 
 Keys are derived from the secrets, so a secret must be as hard to guess as the keys are to break: guessing takes 2¹²⁷
 trials on average, and X25519 about 2¹²⁶ operations. The prime is the largest that 16 bytes can hold. Secrets are drawn
-uniformly from all numbers below it, so every value that comes out of shares is a possible secret. Only a liar writes a
-share as a number that is not below the prime. It counts as that number modulo the prime, everywhere.
+uniformly from all numbers below it, so every value that shares can give is a possible secret. An honest client never
+writes a share as a number above the prime. Such a share counts as that number modulo the prime, everywhere.
 """
 
 import math
@@ -16,11 +16,8 @@ from operator import mul
 import numpy as np
 
 PRIME = 2**128 - 159
-SHARE_BYTES = 16
-"""Of a share, and of a secret."""
-MOST_POINT = 2**21
-"""Products of three differences of points fit into 63 bits."""
-
+SHARE_BYTES = 16  # of a share, and of a secret
+MOST_POINT = 2**21  # products of three differences of points fit into 63 bits
 BLOCK = 16
 HALF = 128 + 21 * BLOCK + 1
 """A number below the prime that is multiplied by a point BLOCK times, with another such number added each time, has at
@@ -29,7 +26,7 @@ LOW_HALF = 2**HALF - 1
 
 
 def new_secret() -> bytes:
-    """A secret that nobody can guess."""
+    """A random secret."""
     return _written(*_random_numbers(1))
 
 
@@ -50,7 +47,7 @@ def split(first: bytes, second: bytes, t: int, points: Sequence[int]) -> list[tu
 
 
 def weights(points: Sequence[int]) -> list[int]:
-    """Lagrange's coefficients at 0. They depend only on who answers, so one set serves all secrets of these holders."""
+    """Lagrange's coefficients at 0. They depend on the holders alone, so one set serves all their secrets."""
     whole = math.prod(points) % PRIME
     places = np.array(points, dtype=np.int64)
     apart = places - places[:, None]
@@ -128,8 +125,7 @@ def _without_product(one: list[int], factor: list[int], other: list[int]) -> lis
 
 
 def _random_numbers(count: int) -> list[int]:
-    """Numbers below the prime, each as likely as any other. Random bytes nearly always are one; if not, it is drawn
-    again."""
+    """Numbers below the prime, each as likely as any other. Random bytes nearly always are one."""
     noise = secrets.token_bytes(count * SHARE_BYTES)
     drawn = (int.from_bytes(noise[at : at + SHARE_BYTES], "big") for at in range(0, len(noise), SHARE_BYTES))
     return [number if number < PRIME else secrets.randbelow(PRIME) for number in drawn]
@@ -147,14 +143,9 @@ def _shares_at(point: int, blocks: list[list[int]]) -> tuple[bytes, bytes]:
     return _written(low), _written(high)
 
 
-def _products_of_others(values: list[int]) -> list[int]:
-    """For each position, the product of all other values."""
-    before = list(accumulate(values[:-1], lambda a, b: a * b % PRIME, initial=1))
-    after = list(accumulate(reversed(values[1:]), lambda a, b: a * b % PRIME, initial=1))[::-1]
-    return [a * b % PRIME for a, b in zip(before, after, strict=True)]
-
-
 def _inverses(values: list[int]) -> list[int]:
-    """All inverses for the price of one."""
-    whole = pow(reduce(lambda a, b: a * b % PRIME, values), -1, PRIME)
-    return [whole * others % PRIME for others in _products_of_others(values)]
+    """All inverses, with a single modular inversion: each is that of the whole product, times all other values."""
+    before = list(accumulate(values, lambda a, b: a * b % PRIME, initial=1))
+    after = list(accumulate(reversed(values[1:]), lambda a, b: a * b % PRIME, initial=1))[::-1]
+    whole = pow(before.pop(), -1, PRIME)
+    return [whole * a * b % PRIME for a, b in zip(before, after, strict=True)]

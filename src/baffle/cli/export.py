@@ -7,6 +7,11 @@ import click
 
 from baffle.cli.options import data_option, json_option, path, set_option
 
+LOSS = """With --onnx: the loss in the graph, as task.loss names it (default: cross_entropy); none for a function of
+your own."""
+SHAPE = """With --onnx: the sizes of one sample, as 1,28,28, if the file leaves them open; NAME=SIZES for each of
+several inputs."""
+
 
 @click.command()
 @click.argument("source", required=False)
@@ -15,19 +20,8 @@ from baffle.cli.options import data_option, json_option, path, set_option
 @click.option(
     "--freeze", multiple=True, metavar="PATTERN", help="With --onnx: weights that are not trained; may be repeated."
 )
-@click.option(
-    "--loss",
-    type=click.Choice(["cross_entropy", "mse", "mae", "bce", "none"]),
-    help="With --onnx: the loss that the graph holds (default: cross_entropy); none for a function of your own.",
-)
-@click.option(
-    "--shape",
-    multiple=True,
-    metavar="SIZES",
-    help="With --onnx: the sizes of one sample, as 1,28,28, if the file leaves them open; NAME=SIZES for each of "
-    "several inputs.",
-)
-@click.option("--outer", is_flag=True, help="Also write outer.onnx, in which many outer directions share a pass.")
+@click.option("--loss", metavar="NAME", help=LOSS)
+@click.option("--shape", multiple=True, metavar="SIZES", help=SHAPE)
 @set_option
 @data_option
 @json_option
@@ -38,7 +32,6 @@ def export(
     freeze: tuple[str, ...],
     loss: str | None,
     shape: tuple[str, ...],
-    outer: bool,
     settings: tuple[str, ...],
     data: Path | None,
     as_json: bool,
@@ -52,26 +45,23 @@ def export(
     from msgspec import to_builtins
 
     from baffle.export import export_onnx, export_plan, export_run
-    from baffle.runtime.onnx.model_folder import graph_loss
+    from baffle.runtime.onnx.model_folder import GRAPH_LOSSES, graph_loss
 
+    if loss and loss not in (*GRAPH_LOSSES, "none"):
+        raise click.UsageError(f"--loss: expected {', '.join(GRAPH_LOSSES)} or none, got {loss!r}")
     if onnx:
-        manifest = export_onnx(onnx, out, freeze, _shape(shape), graph_loss(loss or "cross_entropy"), outer=outer)
+        manifest = export_onnx(onnx, out, freeze, _shape(shape), graph_loss(loss or "cross_entropy"))
     elif run:
-        manifest = export_run(run, out, data=data, outer=outer)
+        manifest = export_run(run, out, data=data)
     else:
-        manifest = export_plan(str(source), out, settings, data=data, outer=outer)
+        manifest = export_plan(str(source), out, settings, data=data)
     if as_json:
         click.echo(json.dumps(to_builtins(manifest)))
         return
-    from baffle.cli import show
-
-    console, _ = show.consoles()
     for tensor in manifest.weights:
-        console.print(f"{tensor.name:40} {' × '.join(map(str, tensor.shape))}", soft_wrap=True)
-    console.print(
-        f"{manifest.n_weights:,} weights after {manifest.rounds:,} rounds, sha256 {manifest.weights_sha256}, in {out}",
-        soft_wrap=True,
-    )
+        click.echo(f"{tensor.name:40} {' × '.join(map(str, tensor.shape))}")
+    weights = f"{manifest.n_weights:,} weights after {manifest.rounds:,} rounds"
+    click.echo(f"{weights}, sha256 {manifest.weights_sha256}, in {out}")
 
 
 def _shape(given: tuple[str, ...]) -> tuple[int, ...] | dict[str, tuple[int, ...]]:

@@ -3,10 +3,9 @@
 import fcntl
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from threading import Event, Timer
 from typing import TYPE_CHECKING
 
 import click
@@ -14,24 +13,18 @@ import click
 from baffle.cli.log import Log, Style
 from baffle.cli.options import engine_option, log_option, path, stopped_by_sigterm
 from baffle.errors import KeysError, RunFolderError
-from baffle.files import make_folder, read_file
+from baffle.files import make_folder
 
 if TYPE_CHECKING:
-    from baffle.network.keys import ClientKeys
-    from baffle.network.member import Member
+    from baffle.network.keys.folders import ClientKeys
+    from baffle.network.member.member import Member
 
 SMALL = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MALLOC_ARENA_MAX": "1",
-    "PYTHONOPTIMIZE": "2",
-    "PYTHONNODEBUGRANGES": "1",
+    **{"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
+    **{"PYTHONOPTIMIZE": "2", "PYTHONNODEBUGRANGES": "1"},
 }
 """The environment of a client on ONNX Runtime. It uses one thread, and each further thread or arena costs megabytes; so
-do Python's docstrings and positions in lines."""
-
-LINGER = 3.0
-"""Seconds for which a client stays after its last reply: a server that sees it leave too early loses that reply."""
+do docstrings, and the columns that Python keeps for tracebacks."""
 
 
 @click.command()
@@ -43,7 +36,7 @@ LINGER = 3.0
     "--state",
     type=path,
     required=True,
-    help="This client's own folder: it must survive restarts, and no other client may use it.",
+    help="This client's own folder, for its copy of the weights. It must survive restarts.",
 )
 @click.option(
     "--data", type=path, help="Folder of this client's samples, in the formats of docs/data.md (default: $BAFFLE_DATA)."
@@ -62,7 +55,7 @@ LINGER = 3.0
     "--policy",
     "policy_file",
     type=path,
-    help="A TOML file with what this client takes part in (default: docs/policy.md).",
+    help="A TOML file that says which plans this client accepts (default: see docs/policy.md).",
 )
 @click.option("--plan", "pinned", help="Take part in this plan only.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a setting of --plan.")
@@ -84,7 +77,6 @@ def join(
     settings: tuple[str, ...],
     insecure: bool,
     stay: bool,
-    engine: str,
     log_style: Style,
 ) -> None:
     """Take part in a server's runs as one client. The server is at ADDRESS (host:port)."""
@@ -93,10 +85,10 @@ def join(
     if model and not SMALL.keys() <= os.environ.keys():
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**SMALL, **os.environ})
     from baffle.core.freed_memory import keep_freed_memory
-    from baffle.network.equipment import count_samples, with_onnx, with_plan
-    from baffle.network.keys import ClientKeys
-    from baffle.network.member import Member
-    from baffle.network.policy import load_policy
+    from baffle.network.keys.folders import ClientKeys
+    from baffle.network.member.equipment import count_samples, with_onnx, with_plan
+    from baffle.network.member.member import Member
+    from baffle.network.member.policy import load_policy
     from baffle.network.settling import require_clients_of_their_own
     from baffle.plan import load
 
@@ -104,32 +96,24 @@ def join(
         keep_freed_memory()
     own = ClientKeys.load(keys_folder)
     log = Log(log_style, f"client {own.number}", state / "join.log")
-    equip = (
-        with_onnx(own.number, data, model, part=part)
-        if model
-        else with_plan(own.number, data, part=part, runtime=runtime or "")
-    )
+    if model:
+        equip = with_onnx(own.number, data, model, part=part)
+    else:
+        equip = with_plan(own.number, data, part=part, runtime=runtime or "")
     expected = load(pinned, settings) if pinned else None
     if expected:
         require_clients_of_their_own(expected)
-    member = Member(
-        own,
-        state,
-        count_samples(own.number, data, part=part),
-        equip,
-        affords,
-        expected,
-        log,
-        load_policy(policy_file) if policy_file else None,
-    )
+    policy = load_policy(policy_file) if policy_file else None
+    samples = count_samples(own.number, data, part=part)
+    member = Member(own, state, samples, equip, affords, expected, log, policy)
     with stopped_by_sigterm(log, "the same command joins again"), _alone(state, keys_folder), closing(member):
-        if engine == "flower":
-            _over_flower(address, own, member, log, state, None if insecure else keys_folder, stay=stay)
-        else:
-            _over_link(address, own, member, log, insecure=insecure, stay=stay)
+        take_part(address, own, member, log, insecure=insecure, stay=stay)
 
 
-def _over_link(address: str, own: "ClientKeys", member: "Member", log: Log, *, insecure: bool, stay: bool) -> None:
+def take_part(
+    address: str, own: "ClientKeys", member: "Member", log: Callable[[str], None], *, insecure: bool, stay: bool
+) -> None:
+    """Answer the server's requests until the run is over; with `stay`, the requests of later runs too."""
     from baffle.network.link.client import Line, client_tls
 
     with Line(address, own, None if insecure else client_tls(own), log) as line:
@@ -146,66 +130,18 @@ def _over_link(address: str, own: "ClientKeys", member: "Member", log: Log, *, i
                     return
 
 
-def _over_flower(
-    address: str, own: "ClientKeys", member: "Member", log: Log, state: Path, keys: Path | None, *, stay: bool
-) -> None:
-    """Take part over Flower. With the folder of this client's keys the connection has TLS."""
-    from baffle.flower.identify import with_identity
-    from baffle.flower.node import FlowerNode
-    from baffle.network.node_keys import load_node_key
-
-    leaving = Event()
-
-    def tell(words: str) -> None:
-        if not leaving.is_set():  # a server that closes the connection then is no news
-            log(words)
-
-    answer = with_identity(own.identity, own.number, member.answer)
-    roots, key = (own.ca, load_node_key(keys, own)) if keys else (None, None)
-    known = _known_node(state)
-    with FlowerNode(address, roots, key, tell, known=known) as node:
-        for message in node.messages():
-            if node.number != known:
-                known = node.number
-                _node_file(state).write_text(str(known))
-            node.reply(message, answer(message.content))
-            if member.revoked:
-                raise KeysError(member.revoked)
-            if member.over:
-                tell("the run is over")
-                member.over = False
-                if not stay:
-                    leaving.set()
-                    Timer(LINGER, node.stop).start()
-
-
 @contextmanager
 def _alone(state: Path, keys: Path) -> Iterator[None]:
     """Lock a client's folders for this process: two with the same marks could each answer about the same weights."""
-    locks: list[int] = []
-    try:
+    with ExitStack() as locks:
         for folder, option in ((state, "--state"), (keys, "--keys")):
             try:
                 make_folder(folder)
-                locks.append(os.open(folder, os.O_RDONLY))
-                fcntl.flock(locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock = os.open(folder, os.O_RDONLY)
+                locks.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RunFolderError(f"{folder} is in use by another client; each needs its own {option}") from None
             except OSError as fault:
                 raise RunFolderError(f"{folder} cannot be used: {fault.strerror or fault}; give another") from None
         yield
-    finally:
-        for lock in locks:
-            os.close(lock)
-
-
-def _node_file(state: Path) -> Path:
-    return state / "node"
-
-
-def _known_node(state: Path) -> int:
-    """The node that this client was last, or 0 if unknown. Knowing it only saves waiting."""
-    try:
-        return int(read_file(_node_file(state), 100))
-    except (OSError, ValueError):
-        return 0

@@ -8,14 +8,13 @@ import click
 from baffle.cli.options import path
 
 if TYPE_CHECKING:
-    from baffle.network.rosters import Roster
+    from baffle.network.keys.rosters import Roster
 
 DAYS = 3650
-LOOPBACK = "127.0.0.1"
-"""Every certificate is also for this address: there the server itself reaches Flower's SuperLink."""
-
+HOST = "A name or address of the server"
+LOOPBACK = "127.0.0.1"  # processes on the server's own machine reach it here, so every certificate is also for it
 days_option = click.option(
-    "--days", type=click.IntRange(1), default=DAYS, show_default=True, help="How long what is made is valid."
+    "--days", type=click.IntRange(1), default=DAYS, show_default=True, help="How long certificate or roster are valid."
 )
 
 
@@ -27,25 +26,19 @@ def keys() -> None:
 @keys.command()
 @click.argument("folder", type=path)
 @click.option("--clients", type=click.IntRange(1), required=True, help="Number of clients in the federation.")
-@click.option(
-    "--host",
-    "hosts",
-    multiple=True,
-    default=("localhost", LOOPBACK),
-    help="A name or address of the server; may be repeated.",
-)
+@click.option("--host", "hosts", multiple=True, default=("localhost", LOOPBACK), help=f"{HOST}; may be repeated.")
 @days_option
 def new(folder: Path, clients: int, hosts: tuple[str, ...], days: int) -> None:
-    """Make the keys of a federation. FOLDER gets an authority, a CA, and a folder for the server, for each client and
-    for operators. The server's certificate and the roster are valid for --days."""
-    from baffle.network.authority import make_keys
+    """Make the keys of a federation. FOLDER gets the keys of an authority and of a CA, and a folder for the server, for
+    each client and for operators. The server's certificate and the roster are valid for --days."""
+    from baffle.network.keys.authority import make_keys
 
     make_keys(folder, clients, _with_loopback(hosts), days)
     click.echo(f"{folder}/server is for the server, {folder}/client-0 … client-{clients - 1} for the clients.")
-    click.echo(f"{folder}/operator is for whoever may see who is connected.")
+    click.echo(f"{folder}/operator is for operators, who may see which clients are connected.")
     click.echo(
         f"Keep {folder}/authority.key and {folder}/ca.key offline: "
-        "whoever has them can add clients, and set up servers that these clients trust."
+        "anybody who has them can add clients, and set up servers that these clients trust."
     )
 
 
@@ -55,14 +48,14 @@ def new(folder: Path, clients: int, hosts: tuple[str, ...], days: int) -> None:
     "--host",
     "hosts",
     multiple=True,
-    help="A name or address of the server; may be repeated (default: those of the present certificate).",
+    help=f"{HOST}; may be repeated (default: those of the present certificate).",
 )
 @days_option
 def certificate(folder: Path, hosts: tuple[str, ...], days: int) -> None:
     """Make a new certificate for the server. FOLDER is the one that `baffle keys new` made, with ca.key. Identities and
-    roster stay, and clients need nothing new."""
-    from baffle.network.authority import renew_certificate
-    from baffle.network.certificates import hosts_in
+    roster stay the same, and clients need nothing new."""
+    from baffle.network.keys.authority import renew_certificate
+    from baffle.network.keys.certificates import hosts_in
 
     made = renew_certificate(folder, _with_loopback(hosts) if hosts else (), days)
     names = ", ".join(hosts_in(made))
@@ -77,9 +70,9 @@ def certificate(folder: Path, hosts: tuple[str, ...], days: int) -> None:
 @click.argument("folder", type=path)
 @click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Number of new clients.")
 def add(folder: Path, count: int) -> None:
-    """Make new clients. FOLDER is the one that `baffle keys new` made, with authority.key. They get the places of
-    clients that were revoked, or new ones. Everybody else keeps key and number."""
-    from baffle.network.membership import add_clients
+    """Make the keys of new clients. FOLDER is the one that `baffle keys new` made, with authority.key. New clients get
+    the numbers of revoked ones, or new numbers. All others keep their keys and numbers."""
+    from baffle.network.keys.authority import add_clients
 
     added = add_clients(folder, count)
     for number in added.numbers:
@@ -91,9 +84,9 @@ def add(folder: Path, count: int) -> None:
 @click.argument("folder", type=path)
 @click.argument("numbers", type=click.IntRange(0), nargs=-1, required=True, metavar="NUMBER...")
 def revoke(folder: Path, numbers: tuple[int, ...]) -> None:
-    """Take clients off the roster, by their numbers: one whose key was stolen or lost, or who leaves. FOLDER is the one
-    that `baffle keys new` made, with authority.key. Everybody else keeps key and number."""
-    from baffle.network.membership import revoke_clients
+    """Take clients off the roster, by their numbers: because they leave, or because their keys were stolen or lost.
+    FOLDER is the one that `baffle keys new` made, with authority.key. All others keep their keys and numbers."""
+    from baffle.network.keys.authority import revoke_clients
 
     roster = revoke_clients(folder, numbers)
     click.echo(f"Revoked: {', '.join(map(str, sorted(set(numbers))))}. `baffle keys add` gives their places to others.")
@@ -106,12 +99,13 @@ def revoke(folder: Path, numbers: tuple[int, ...]) -> None:
 def renew(folder: Path, days: int) -> None:
     """Sign the same roster again, valid for --days from now. FOLDER is the one that `baffle keys new` made, with
     authority.key."""
-    from baffle.network.membership import renew_roster
+    from baffle.network.keys.authority import renew_roster
 
     _say_where(folder, renew_roster(folder, days))
 
 
 def _say_where(folder: Path, roster: "Roster") -> None:
+    """Say what to do with a new roster."""
     click.echo(
         f"Roster {roster.number} has {len(roster.directory())} clients and is valid until {roster.expiry:%Y-%m-%d}."
     )

@@ -14,11 +14,8 @@ from baffle.files import make_folder
 
 Style = Literal["text", "json"]
 
-MOST_CHARACTERS = 2_000
-"""A message is cut to this length."""
-
-MOST_BYTES = 10_000_000
-"""A log file that has reached this size becomes the older one, and a new one begins."""
+MOST_CHARACTERS = 2_000  # a message is cut to this length
+MOST_BYTES = 10_000_000  # a log file that has reached this size is moved away, and a new one begins
 
 
 class Log:
@@ -68,7 +65,7 @@ class Log:
 
 
 def older(file: Path) -> Path:
-    """Where the lines go that a log file has no more room for."""
+    """Where a log file is moved when it has grown too large."""
     return file.with_name(f"{file.name}.1")
 
 
@@ -87,7 +84,7 @@ def _append(lines: list[str], file: Path) -> None:
 
 
 def _print(line: str) -> None:
-    """Nobody may read stderr any more, or it may be closed: no reason to stop a run."""
+    """Print a line to stderr. It may be closed, or its reader may be gone: neither stops a run."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
             sys.stderr.write(f"{line}\n")

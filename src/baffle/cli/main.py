@@ -1,6 +1,6 @@
-"""The entry of the command line: it finds the commands and reports their errors.
+"""The command line: finds commands, runs them, and reports their errors.
 
-A command is a file of this package that defines a click command of the same name, and a line in `COMMANDS`.
+A command is a click command in a file of this package, and a line in `COMMANDS`.
 """
 
 import sys
@@ -16,72 +16,54 @@ from baffle.version import __version__
 COMMANDS = {
     "export": ("baffle.cli.export", "Export a model for devices without PyTorch."),
     "join": ("baffle.cli.join", "Take part in a server's runs as one client."),
-    "keys": (
-        "baffle.cli.keys",
-        "Make the keys of a federation, or change who belongs to it.",
-    ),
-    "paper": ("baffle.cli.paper", "Reproduce a table or figure of the paper."),
+    "keys": ("baffle.cli.keys", "Make the keys of a federation, or change who belongs to it."),
+    "paper": ("baffle.cli.run", "Reproduce a table or figure of the paper."),
     "plan": ("baffle.cli.plan", "Show what a run will cost."),
-    "report": ("baffle.cli.report", "Show what happened in a run, on one page."),
+    "report": ("baffle.cli.results", "Show what happened in a run, on one page."),
     "run": ("baffle.cli.run", "Simulate a federation."),
     "serve": ("baffle.cli.serve", "Run a plan with clients that join over a network."),
-    "status": ("baffle.cli.status", "Show how a server's run goes."),
-    "tune": ("baffle.cli.tune", "Choose σ, rate, K and batch for a plan."),
-    "verify": ("baffle.cli.verify", "Replay a run's journal and check every hash."),
-    "watch": ("baffle.cli.watch", "Show a run while it goes on."),
+    "status": ("baffle.cli.results", "Show how a server's run goes."),
+    "tune": ("baffle.cli.plan", "Choose σ, rate, K and batch for a plan."),
+    "verify": ("baffle.cli.results", "Replay a run's journal and check every hash."),
+    "watch": ("baffle.cli.results", "Show a run while it goes on."),
 }
 """Each command's module, and the line that `baffle --help` shows for it: the first sentence of the command's own help.
-
-The line stands here too so that --help need not import the modules.
-"""
+It stands here too so that --help need not import the modules."""
 
 EXTRAS = {
-    "torch": "torch",
-    "onnx": "onnx",
-    "onnxscript": "export",
-    "onnxruntime": "edge",
-    "flwr": "flower",
-    "google": "flower-client",
-    "plotly": "report",
+    **{"torch": "torch", "onnx": "onnx", "onnxscript": "export"},
+    **{"onnxruntime": "edge", "flwr": "flower", "plotly": "report"},
 }
 """Packages that a command may need, and the extra that installs each."""
 
-INTERRUPTED = 130
-"""The exit code of a process that Ctrl-C stopped."""
+INTERRUPTED = 130  # the exit code of a process that Ctrl-C stopped
 
 
 def main() -> None:
-    """Run the command line; an error is one line on stderr and exit code 2. Below a line about a bug in a user's own
-    function comes that bug's traceback."""
+    """Run the command line. An error is one line on stderr and exit code 2. A bug in a user's own function also shows
+    its traceback."""
+    below = ""
     try:
-        code = commands.main(standalone_mode=False)
+        sys.exit(commands.main(standalone_mode=False) or 0)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(INTERRUPTED)
     except click.exceptions.NoArgsIsHelpError as fault:
         click.echo(fault.format_message(), err=True)
         sys.exit(2)
     except click.ClickException as fault:
-        sys.exit(_error(f"{fault.format_message()} (see baffle --help)"))
-    except OwnFunctionError as fault:
-        code = _error(str(fault))
-        click.echo(_traceback(fault), err=True, nl=False)
-        sys.exit(code)
+        message = f"{fault.format_message()} (see baffle --help)"
     except BaffleError as fault:
-        sys.exit(_error(str(fault)))
+        message, below = str(fault), _traceback(fault) if isinstance(fault, OwnFunctionError) else ""
     except ModuleNotFoundError as fault:
         if fault.name not in EXTRAS:
             raise
-        sys.exit(_error(f"this command needs {fault.name}: pip install 'baffle[{EXTRAS[fault.name]}]'"))
-    except (KeyboardInterrupt, click.Abort):
-        sys.exit(INTERRUPTED)
-    sys.exit(code or 0)
-
-
-def _error(message: str) -> int:
-    click.echo(f"error: {' '.join(message.split())}", err=True)
-    return 2
+        message = f"this command needs {fault.name}: pip install 'baffle[{EXTRAS[fault.name]}]'"
+    click.echo(f"error: {' '.join(message.split())}\n{below}", err=True, nl=False)
+    sys.exit(2)
 
 
 def _traceback(error: OwnFunctionError) -> str:
-    """The traceback of a bug in a user's function, from that function on: our own frames before it say nothing."""
+    """The traceback of a bug in a user's function, without our own frames above that function."""
     fault = error.__cause__ or error
     frames = traceback.extract_tb(fault.__traceback__)
     ours = str(Path(__file__).parents[1])
@@ -94,11 +76,7 @@ class LazyCommands(click.Group):
     """Imports the module of a command when that command is called, and none to list them all."""
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _ = COMMANDS[cmd_name]
-        command: click.Command = getattr(import_module(module), cmd_name)
-        return command
+        return getattr(import_module(COMMANDS[cmd_name][0]), cmd_name) if cmd_name in COMMANDS else None
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -25,21 +25,32 @@ log_option = click.option(
     show_default=True,
     help="Log lines of text, or one JSON object a line.",
 )
+
+
+def _refuse_flower(_context: click.Context, _option: click.Parameter, engine: str) -> None:
+    if engine == "flower":
+        raise click.UsageError(
+            "--engine flower is gone: leave the option out, or run BAFFLE as a Flower App, see docs/flower.md"
+        )
+
+
 engine_option = click.option(
     "--engine",
     type=click.Choice(["link", "flower"]),
     default="link",
-    show_default=True,
-    help="What carries messages: BAFFLE's own link, or Flower's SuperLink. The same on both sides.",
+    hidden=True,
+    expose_value=False,
+    callback=_refuse_flower,
 )
+"""For command lines that were written for version 0.2."""
 
 
 @contextmanager
 def stopped_by_sigterm(tell: Callable[[str], None], what_next: str) -> Iterator[None]:
     """SIGTERM ends the process in order, with exit code 0. `what_next` tells the reader of the log what to do.
 
-    Nothing is logged before everything has ended: the signal may have interrupted a line that is being logged. A second
-    SIGTERM is ignored, as it would cut short what the first has begun."""
+    The line is logged after everything else has ended, because the signal may interrupt the log itself. A second
+    SIGTERM is ignored: it would interrupt the orderly end."""
     stopped = False
 
     def stop(_signal: int, _frame: object) -> None:

@@ -1,10 +1,10 @@
-"""`baffle run`: simulate a federation in this process."""
+"""`baffle run`: simulate a federation in this process. `baffle paper`: the tables and figures of the paper."""
 
 import json
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "original",
     type=path,
     metavar="DIR",
-    help="Repeat the networked run in DIR: under its statements, with its dropouts, to the same weights.",
+    help="Repeat the networked run in DIR in this process, with its dropouts, to the same weights.",
 )
 @data_option
 @click.option("--baseline", is_flag=True, help="Also train by backpropagation, into DIR/baseline, and compare.")
@@ -49,36 +49,35 @@ def run(
         )
     if original and (plan or resumed or baseline):
         raise click.UsageError("--as DIR repeats that run as it was; give no PLAN, --resume or --baseline with it")
-    from baffle.journal.naming import new_folder
+    from baffle.journal.folder import new_folder
     from baffle.plan import load
 
     chosen = None if resumed or original else load(plan or "digits", settings)
     folder = resumed or out or new_folder(chosen.name if chosen else "run")
     from baffle.cli import show
-    from baffle.cli.progress import watching
-    from baffle.repetition import repeat
-    from baffle.simulation import add_baseline, require_baseline, resume, simulate
+    from baffle.simulation import add_baseline, repeat, require_baseline, resume, simulate
 
     if baseline and chosen:
-        require_baseline(chosen, data)  # before the run and not after it
+        require_baseline(chosen, data)  # refuse it before the run, not after it
     console, remarks = show.consoles()
     console.quiet = quiet or as_json
     remarks.quiet = quiet
+    warn = partial(show.note, remarks)
     try:
-        with watching(console, "probing") as watch:
+        with show.watching(console, "probing") as watch:
             if original:
                 summary = repeat(original, folder, settings, data=data, watch=watch)
             elif chosen is None:
-                summary = resume(folder, settings, data=data, watch=watch, warn=partial(show.note, remarks))
+                summary = resume(folder, settings, data=data, watch=watch, warn=warn)
             else:
-                summary = simulate(chosen, folder, data=data, watch=watch, warn=partial(show.note, remarks))
+                summary = simulate(chosen, folder, data=data, watch=watch, warn=warn)
         if baseline:
-            with watching(console, "backpropagation") as watch:
+            with show.watching(console, "backpropagation") as watch:
                 summary = add_baseline(folder, data=data, watch=watch)
     except KeyboardInterrupt:
         begun = (folder / "plan.toml").exists() and not original
-        remedy = f"go on with: baffle run --resume {shlex.quote(str(folder))}" if begun else "nothing was begun"
-        remarks.print(f"stopped; {remedy}", soft_wrap=True)
+        resuming = f"; go on with: baffle run --resume {shlex.quote(str(folder))}" if begun else ""
+        show.say(remarks, f"stopped{resuming}")
         raise click.Abort from None
     if as_json:
         click.echo(json.dumps(summary))
@@ -87,15 +86,57 @@ def run(
 
 
 def _report(remarks: "Console", folder: Path, data: Path | None) -> Path | None:
-    """Write the run's report. Without one the run is no less finished."""
-    from baffle.report.writing import write_report
+    """Write the run's report. If that fails, say why: the run itself is finished."""
+    from baffle.report.page import write_report
 
     try:
         return write_report([folder], data=data, own_code=True)
     except ModuleNotFoundError as fault:
         if fault.name != "plotly":
             raise
-        remarks.print("no report was made: it needs plotly: pip install 'baffle[report]'", soft_wrap=True)
+        why = "it needs plotly: pip install 'baffle[report]'"
     except BaffleError as fault:
-        remarks.print(f"no report was made: {fault}", soft_wrap=True)
+        why = str(fault)
+    remarks.print(f"no report was made: {why}", soft_wrap=True)
     return None
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--list", "list_targets", is_flag=True, help="List the tables and figures.")
+@click.option("--scale", type=click.Choice(["smoke", "short", "full"]), default="short", show_default=True)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="TEXT",
+    help="Only the row of this name, or the rows whose names contain it; may be repeated. Other rows of the page stay.",
+)
+@click.option("--runs", type=path, default=Path("runs"), help="Folder of the runs (runs/).")
+@click.option("--out", type=path, default=Path("paper"), help="Folder of the page (paper/).")
+@data_option
+@quiet_option
+def paper(
+    name: str | None,
+    list_targets: bool,
+    scale: str,
+    only: tuple[str, ...],
+    runs: Path,
+    out: Path,
+    data: Path | None,
+    quiet: bool,
+) -> None:
+    """Reproduce a table or figure of the paper. Runs what is missing, continues what was stopped, and writes Markdown,
+    HTML, JSON and PNG."""
+    from baffle.cli import show
+    from baffle.paper.page import Onlooker, build_page
+    from baffle.paper.registry import TARGETS, target
+
+    console, _ = show.consoles()
+    console.quiet = quiet
+    if list_targets or not name:
+        for listed in TARGETS.values():
+            show.say(console, f"{listed.name:19}{listed.about}")
+        return
+    onlooker = Onlooker(partial(show.watching, console), partial(show.telling, console))
+    page = build_page(target(name), cast(Any, scale), runs, out, onlooker, data, only)
+    show.say(console, f"{page.read_text()}\nwritten to {page}")

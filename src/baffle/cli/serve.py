@@ -1,39 +1,21 @@
 """`baffle serve`: the server of a networked run."""
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING
 
 import click
 
+from baffle.cli import options
 from baffle.cli.log import Log, Style
-from baffle.cli.options import (
-    data_option,
-    engine_option,
-    json_option,
-    log_option,
-    path,
-    plan_argument,
-    set_option,
-    stopped_by_sigterm,
-)
-
-if TYPE_CHECKING:
-    from baffle.network.authority import ServerKeys
-    from baffle.network.board import Board
-    from baffle.network.joining import Lines
-    from baffle.network.rosters import Reread
-    from baffle.plan import Plan
-    from baffle.server.recorder import Progress, Summary
+from baffle.cli.options import path
 
 PORT = 9092
 
 
 @click.command()
-@plan_argument
-@set_option
+@options.plan_argument
+@options.set_option
 @click.option(
     "--keys", "keys_folder", type=path, required=True, help="The server's folder that `baffle keys new` made."
 )
@@ -43,13 +25,17 @@ PORT = 9092
 @click.option("--host", default="0.0.0.0", show_default=True, help="Where to listen.")
 @click.option("--port", type=int, default=PORT, show_default=True)
 @click.option(
-    "--least", type=click.IntRange(1), help="Begin once this many clients are here (default: as many as a round takes)."
+    "--least",
+    type=click.IntRange(1),
+    help="Begin when this many clients are connected (default: as many as a round takes).",
 )
-@click.option("--insecure", is_flag=True, help="No TLS: only on a single machine, or behind a proxy that has TLS.")
-@engine_option
-@log_option
-@data_option
-@json_option
+@click.option(
+    "--insecure", is_flag=True, help="Listen without TLS: only on a single machine, or behind a proxy that has TLS."
+)
+@options.engine_option
+@options.log_option
+@options.data_option
+@options.json_option
 def serve(
     plan: str | None,
     settings: tuple[str, ...],
@@ -59,81 +45,39 @@ def serve(
     port: int,
     least: int | None,
     insecure: bool,
-    engine: str,
     log_style: Style,
     data: Path | None,
     as_json: bool,
 ) -> None:
     """Run a plan with clients that join over a network. If it is stopped, the same command continues the run. PLAN is a
-    TOML file or a preset's name (default: digits). `baffle status` shows how the run goes, but not with --engine
-    flower."""
-    from baffle.network.authority import ServerKeys
+    TOML file or a preset's name (default: digits). `baffle status` shows how the run goes."""
+    from baffle.network.keys.authority import ServerKeys
     from baffle.plan import load
 
     own = ServerKeys.load(keys_folder)
     chosen = load(plan or "digits", settings)
-    # Imported only now, because it is slow: an error in the keys or the plan is reported at once.
+    # These imports are slow, so errors in the keys or the plan are reported before them.
     from baffle.cli import show
-    from baffle.cli.progress import watching
-    from baffle.network.board import Board
-    from baffle.network.serve import serve as serve_run
+    from baffle.network.link.server import Link, server_tls
+    from baffle.network.server.board import Board
+    from baffle.network.server.machine import require_open_files
+    from baffle.network.server.serve import serve as serve_run
+    from baffle.network.status import Pages
 
     console, _ = show.consoles()
     console.quiet = as_json or log_style == "json"
     log = Log(log_style, "server", out / "serve.log", quiet=as_json)
-    board, advanced = Board(), Event()
-
-    def play(lines: "Lines", reread: "Reread" = lambda: None) -> "Summary":
-        with watching(console, "probing") as watch:
-
-            def watched(progress: "Progress") -> None:
-                if progress.rounds_done:
-                    advanced.set()
-                watch(progress)
-
-            return serve_run(
-                chosen,
-                out,
-                lines,
-                own.roster,
-                least=least or 0,
-                data=data,
-                reread=reread,
-                board=board,
-                watch=watched,
-                tell=log,
-            )
-
-    with stopped_by_sigterm(log, "the same command continues the run"):
-        if engine == "flower":
-            from baffle.flower.engine import play_over_flower
-
-            summary = play_over_flower(own, chosen, host, port, play, log, advanced, out, insecure=insecure)
-        else:
-            summary = _play_over_link(own, chosen, host, port, play, log, board, insecure=insecure)
+    require_open_files(len(own.roster.directory()), log)
+    board, tls = Board(), None if insecure else server_tls(own)
+    pages = Pages(own.token, board.status)
+    play = partial(serve_run, least=least or 0, data=data, reread=own.rereading(), board=board, tell=log)
+    with (
+        options.stopped_by_sigterm(log, "the same command continues the run"),
+        Link(own, host, port, tls, chosen.run.deadline_seconds, pages, log) as link,
+    ):
+        log(f"listening at {host}:{link.port}{' without TLS' if insecure else ''}")
+        with show.watching(console, "probing") as watch:
+            summary = play(chosen, out, link, own.roster, watch=watch)
     if as_json:
         click.echo(json.dumps(summary))
     show.result(console, summary, out)
-
-
-def _play_over_link(
-    own: "ServerKeys",
-    plan: "Plan",
-    host: str,
-    port: int,
-    play: Callable[["Lines", "Reread"], "Summary"],
-    tell: Callable[[str], None],
-    board: "Board",
-    *,
-    insecure: bool,
-) -> "Summary":
-    from baffle.network.link.pages import Pages
-    from baffle.network.link.server import Link, server_tls
-    from baffle.network.open_files import require_open_files
-    from baffle.network.succession import rereading
-
-    require_open_files(len(own.roster.directory()), tell)
-    tls = None if insecure else server_tls(own)
-    with Link(own, host, port, tls, plan.run.deadline_seconds, Pages(own.token, board.status), tell) as link:
-        tell(f"listening at {host}:{link.port}{' without TLS' if insecure else ''}")
-        return play(link, rereading(own))

@@ -1,82 +1,103 @@
-"""What a person reads after a run, or before it: rows of a name and a value, aligned."""
+"""What people see in a terminal: the result of a run, what a run will cost, a partition, and progress.
+
+Progress is a live line that fits the terminal, or plain lines at whole rounds where there is none.
+"""
 
 import math
 import shlex
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
 
-from baffle.report.words import duration, is_share, metric_name, size
+from baffle.report.words import duration, is_share, metric_name, round_number, shown_loss, size
 
 if TYPE_CHECKING:
-    from baffle.server.recorder import Summary
-    from baffle.task.costs import Costs
-    from baffle.task.privacy import Privacy
+    from baffle.data.partition import Holding
+    from baffle.measuring.costs import Costs
+    from baffle.server.recorder import Progress, Summary, Watch
 
-ACCURACIES = ["accuracy", "top5"]
-"""The metrics of runs whose summary names none, because they were made before there were others."""
+ACCURACIES = ["accuracy", "top5"]  # the metrics of runs that were made before summaries named their metrics
+RARE = ("clipped", "dropouts", "refusals")  # rows that are left out where there was none
+MOST_LINES = 40  # of more clients than this, only a selection is shown
+SHOWN = 11  # lines of a selection: the smallest client, the largest, and others at even steps between them
+WIDTH = 20  # characters of the longest bar of a partition
+LEVELS = "▁▂▃▄▅▆▇█"
+SOONEST, LATEST = 1.0, 10.0  # the least and the most seconds between two lines where there is no terminal
+LINES = 10  # a run has at least this many lines, unless they would come too often
+BAR, SHORT_BAR = 24, 8  # characters of a bar, and of one in a terminal of less than a hundred columns
+
+
+def consoles() -> tuple[Console, Console]:
+    """One console for results (stdout), one for remarks (stderr)."""
+    return Console(highlight=False, markup=False), Console(file=sys.stderr, highlight=False, markup=False)
+
+
+def say(console: Console, words: str) -> None:
+    """Print a line that the terminal may wrap, and nothing else does."""
+    console.print(words, soft_wrap=True)
 
 
 def note(remarks: Console, advice: str) -> None:
-    remarks.print(f"note: {advice}", soft_wrap=True)
+    say(remarks, f"note: {advice}")
 
 
 def result(console: Console, summary: "Summary", folder: Path, report: Path | None = None) -> None:
     """The rows of a finished run, its folder, and its report if there is one."""
     rows = summary_rows(summary, folder) | {"folder": str(folder)} | ({"report": str(report)} if report else {})
-    console.print(aligned(rows), soft_wrap=True)
+    say(console, aligned(rows))
 
 
 def aligned(rows: Mapping[str, str]) -> str:
-    """A line for each name and value, the values below one another."""
+    """A line for each name and value, with the values in one column."""
     width = max(map(len, rows))
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())
 
 
 def summary_rows(summary: "Summary", folder: Path) -> dict[str, str]:
     """A finished run in a few lines."""
-    weights = 4 * summary["n_weights"]
+    skipped = f", {summary['skipped_rounds']:,} skipped" if summary["skipped_rounds"] else ""
+    weights = f"{summary['n_weights']:,} ({4 * summary['n_weights']:,} bytes)"
     rows = {
         **_measured(summary),
-        "rounds": f"{summary['rounds']:,}" + _skipped(summary),
+        "rounds": f"{summary['rounds']:,}{skipped}",
         "time": _time(summary),
         "forward passes": f"{summary['forwards']:,}{_partly(summary['supports'])}",
         "up": f"{summary['uplink_bytes_per_client_round']:,} bytes per client and round",
         "down": f"{summary['downlink_bytes_per_client_round']:,} bytes per client and round",
-        "weights": f"{summary['n_weights']:,} ({weights:,} bytes), sha256 {summary['weights_sha256'][:16]}…",
+        "weights": f"{weights}, sha256 {summary['weights_sha256'][:16]}…",
         "clipped": f"{summary['clipped']:,} values",
         "secure sum": summary["secure"],
-        **_spent(summary),
+        "privacy": "",
         "dropouts": f"{summary['dropouts']:,} replies missing",
         "refusals": f"{summary['refusals']:,} messages; to read them: baffle status {shlex.quote(str(folder))}",
         "peak memory": f"{summary['peak_rss_mb']:,.0f} MB, whole process",
     }
+    private = "epsilon" in summary
+    if private:
+        rows["privacy"] = (
+            f"ε = {summary['epsilon']:.3g} at δ = {summary['delta']:g}, noise {summary['noise']:.4g} × the "
+            f"clipping norm {summary['clip']:g}; losses are not measured: the run is private"
+        )
     headline = summary.get("metrics", ACCURACIES)[0]
     if (value := summary.get(f"baseline_test_{headline}")) is not None:
         rows["backpropagation"] = (
             f"{measure(headline, value)} in {duration(summary['baseline_seconds'])}, "
-            f"{summary['baseline_uplink_bytes_per_client_round']:,} bytes up"
-            + (", without noise" if "epsilon" in summary else "")
+            f"{summary['baseline_uplink_bytes_per_client_round']:,} bytes up{', without noise' if private else ''}"
         )
-    rare = ("clipped", "dropouts", "refusals")
-    return {name: value for name, value in rows.items() if name not in rare or summary[name]}
-
-
-def _spent(summary: "Summary") -> dict[str, str]:
-    """What a private run has cost a client that took part in every round."""
-    if "epsilon" not in summary:
-        return {}
-    return {
-        "privacy": f"ε = {summary['epsilon']:.3g} at δ = {summary['delta']:g}, noise {summary['noise']:.4g} × the "
-        f"clipping norm {summary['clip']:g}; losses are not measured: the run is private"
-    }
+    return {name: value for name, value in rows.items() if value and (name not in RARE or summary[name])}
 
 
 def _time(summary: "Summary") -> str:
-    """What the seconds are: those of all rounds, and how many of them went into probing or training."""
+    """The seconds of all rounds, and how many of them were spent on probing or training."""
     seconds = summary["seconds"]
     if "evaluation_seconds" not in summary:
         return f"{duration(seconds)} in all"
@@ -95,24 +116,29 @@ def measure(metric: str, value: float | None, decimals: int = 2) -> str:
 def _measured(summary: "Summary") -> dict[str, str]:
     """All metrics of a run, the headline first and also for each domain."""
     headline, *others = summary.get("metrics", ACCURACIES)
+    title = metric_name(f"test_{headline}")
     if f"test_{headline}" not in summary:
-        return {_title(headline): "not measured: no test set"}
+        return {title: "not measured: no test set"}
     value, last = (measure(headline, summary[f"test_{headline}{which}"]) for which in ("", "_last"))
-    rows = {_title(headline): f"{value}  (without averaging: {last})"}
-    rows |= {_title(name): measure(name, summary[f"test_{name}"]) for name in others if f"test_{name}" in summary}
+    rows = {title: f"{value}  (without averaging: {last})"}
+    found = {name: summary[f"test_{name}"] for name in others if f"test_{name}" in summary}
+    rows |= {metric_name(f"test_{name}"): measure(name, value) for name, value in found.items()}
     if "test_domains" in summary:
         domains = summary["test_domains"].items()
         rows["domains"] = ", ".join(f"{name} {measure(headline, values[headline])}" for name, values in domains)
     return rows
 
 
-def _title(metric: str) -> str:
-    return metric_name(f"test_{metric}")
+def _partly(supports: str) -> str:
+    return "" if supports in ("dense", "layers") else f", each only the part that its {supports} change"
 
 
 def costs_rows(costs: "Costs") -> dict[str, str]:
     """What a run will cost, in a few lines."""
     share = costs.uplink_bytes / costs.weights_bytes
+    memory = "not known: this runtime does not say"
+    if costs.memory_bytes is not None:
+        memory = f"about {size(costs.memory_bytes)} of arrays at most on a client, beside its runtime and samples"
     rows = {
         "weights": f"{costs.n_weights:,}  ({size(costs.weights_bytes)})",
         "clients": f"{costs.clients_per_round:,} a round, {costs.samples_per_client:,} samples each (median)",
@@ -121,52 +147,170 @@ def costs_rows(costs: "Costs") -> dict[str, str]:
         + _partly(costs.supports),
         "up": f"{costs.uplink_bytes:,} bytes per client and round  ({share:.1%} of the weights)",
         "down": f"{costs.downlink_bytes:,} bytes per client and round; {costs.join_bytes:,} once to join",
-        "secure sum": f"{costs.secure_bytes:,} bytes of these"
-        if costs.secure_bytes
-        else "off: the server sees each client",
-        "memory": _memory(costs.memory_bytes),
+        "secure sum": f"{costs.secure_bytes:,} bytes of these",
+        "memory": memory,
     }
+    if not costs.secure_bytes:
+        del rows["hidden among"]
+        rows["secure sum"] = "off: the server sees each client"
     if costs.alignment is not None:
         rows["alignment"] = f"cos {costs.alignment:.3f} expected with the gradient"
-    if costs.contrast is not None:
-        rows["layers"] = (
-            f"{costs.contrast.layers:,}; gradients differ {costs.contrast.factor:.2g}-fold, noise of dense directions "
-            f"× {costs.contrast.noise:.2g}"
-        )
-    if costs.precision is not None:
+    if contrast := costs.contrast:
+        noise = f"noise of dense directions × {contrast.noise:.2g}"
+        rows["layers"] = f"{contrast.layers:,}; gradients differ {contrast.factor:.2g}-fold, {noise}"
+    if precision := costs.precision:
         rows["a scalar"] = (
-            f"{costs.precision.typical:.3g} typical; {costs.precision.noise:.2%} of it rounding, "
-            f"{costs.precision.curvature:.1%} curvature, {costs.precision.quantum:.3%} a ring step"
+            f"{precision.typical:.3g} typical; {precision.noise:.2%} of it rounding, "
+            f"{precision.curvature:.1%} curvature, {precision.quantum:.3%} a ring step"
         )
-    if costs.privacy is not None:
-        rows |= _privacy_rows(costs.privacy)
-    return {name: value for name, value in rows.items() if name != "hidden among" or costs.secure_bytes}
+    if privacy := costs.privacy:
+        rows["privacy"] = (
+            f"ε = {privacy.epsilon:.3g} at δ = {privacy.delta:g} for a client that takes part in all "
+            f"{privacy.rounds:,} rounds"
+        )
+        share = privacy.noise_on_value / privacy.value if privacy.value else math.inf
+        rows["noise"] = (
+            f"{privacy.noise:.4g} × the clipping norm {privacy.clip:g}, a part in {privacy.sharers:,} of the "
+            f"variance from each client; {share:.0%} of a mean value ({privacy.value:.2g})"
+        )
+    return rows
 
 
-def _privacy_rows(privacy: "Privacy") -> dict[str, str]:
-    share = privacy.noise_on_value / privacy.value if privacy.value else math.inf
-    return {
-        "privacy": f"ε = {privacy.epsilon:.3g} at δ = {privacy.delta:g} for a client that takes part in all "
-        f"{privacy.rounds:,} rounds",
-        "noise": f"{privacy.noise:.4g} × the clipping norm {privacy.clip:g}, a part in {privacy.sharers:,} of the "
-        f"variance from each client; {share:.0%} of a mean value ({privacy.value:.2g})",
+def partition_view(held: list["Holding"]) -> Group:
+    """A partition: a few figures, then a line for each client, or a selection of lines for a large federation. A line
+    has a bar for the client's samples, and a small bar for each class."""
+    shown, remark = held, ""
+    if len(held) > MOST_LINES:
+        ranked = sorted(held, key=lambda holding: holding.samples)
+        shown = [ranked[place * (len(held) - 1) // (SHOWN - 1)] for place in range(SHOWN)]
+        remark = f"{SHOWN} of {len(held):,} clients, from the smallest to the largest:"
+    most = max(holding.samples for holding in held)
+    grouped = any(holding.group for holding in shown)
+    lines = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for title in ("client", *(["of"] if grouped else []), "samples", "", "classes", "largest"):
+        lines.add_column(title, justify="right" if title in ("client", "samples") else "left", overflow="fold")
+    for holding in shown:
+        bar = "█" * max(1, round(WIDTH * holding.samples / most))
+        top, largest = max(holding.classes, default=0), ""
+        if top:
+            largest = f"{top / sum(holding.classes):.0%} are class {holding.classes.index(top)}"
+        cells = [str(holding.client), f"{holding.samples:,}", bar, spark(holding.classes), largest]
+        lines.add_row(*cells[:1], *([holding.group] if grouped else []), *cells[1:])
+    return Group(_figures(held), remark, lines)
+
+
+def spark(counts: list[int]) -> str:
+    """A character for each class, as high as its share of the client's largest class; a dot for no sample."""
+    top = max(counts, default=0)
+    return "".join(LEVELS[-(-count * len(LEVELS) // top) - 1] if count else "·" for count in counts)
+
+
+def _figures(held: list["Holding"]) -> Table:
+    def spread(numbers: list[int]) -> str:
+        return f"{min(numbers):,} to {max(numbers):,} a client, median {median(numbers):,.0f}"
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_row("clients", f"{len(held):,}, with {sum(holding.samples for holding in held):,} samples in all")
+    table.add_row("samples", spread([holding.samples for holding in held]))
+    if held[0].classes:
+        table.add_row("classes", spread([sum(count > 0 for count in holding.classes) for holding in held]))
+    for domain in sorted({holding.domain for holding in held if holding.domain}):
+        sizes = [holding.samples for holding in held if holding.domain == domain]
+        table.add_row(domain, f"{len(sizes):,} clients, {sum(sizes):,} samples")
+    return table
+
+
+@contextmanager
+def watching(console: Console, label: str, now: Callable[[], float] = time.monotonic) -> Iterator["Watch"]:
+    """A live line of progress on a terminal; otherwise a plain line every few seconds, at whole rounds. `now` is the
+    clock."""
+    if not console.is_terminal:
+        yield _lines(console, label, now)
+        return
+    width = BAR if console.width >= 100 else SHORT_BAR
+    room = console.width - len(label) - width - 3
+    columns = (TextColumn(label), BarColumn(bar_width=width), TextColumn("{task.description}"))
+    with Bar(*columns, console=console, refresh_per_second=8) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def watch(progress: "Progress") -> None:
+            words = progress_line(progress, room)
+            bar.update(task, total=progress.rounds, completed=progress.rounds_done, description=words)
+
+        yield watch
+
+
+@contextmanager
+def counting(console: Console, label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar that counts rounds; nothing if the output is not a terminal."""
+    columns = (TextColumn(label), BarColumn(bar_width=BAR), TextColumn("{task.completed}/{task.total} rounds"))
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def telling(console: Console, label: str) -> Iterator[Callable[[str], None]]:
+    """The current step in words: one live line on a terminal; otherwise a plain line for each step."""
+    if not console.is_terminal:
+        yield lambda step: console.print(f"{label}  {step}", soft_wrap=True, highlight=False)
+        return
+    with console.status(label) as status:
+        yield lambda step: status.update(f"{label}  {step}")
+
+
+@contextmanager
+def trying(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar that counts the rounds of all trials and names the current step; without a terminal, a line a step."""
+    if not console.is_terminal:
+        yield lambda words, done, _of: say(console, f"round {done}  {words}")
+        return
+    with Bar(TextColumn("trying"), BarColumn(BAR), TextColumn("{task.description}"), console=console) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda words, done, of: bar.update(task, completed=done, total=max(of, done), description=words)
+
+
+def progress_line(progress: "Progress", room: int = 1000) -> str:
+    """Round, loss, the first metric, bytes, dropouts if there were any, time left. A private run has ε instead of a
+    loss, which is not measured there. If there is no room for all of it, what matters least is left out."""
+    whole = progress.rounds_done == int(progress.rounds_done)
+    loss = f"loss {shown_loss(progress.loss)}" if progress.loss is not None else "loss –"
+    known = progress.value is not None
+    parts = {
+        "round": f"round {progress.rounds_done:.{0 if whole else 1}f}/{progress.rounds}",
+        "loss": loss if progress.epsilon is None else f"ε {progress.epsilon:.3g}",
+        "metric": f"{progress.metric} {measure(progress.metric, progress.value, 1) if known else '–'}",
+        "up": f"up {size(progress.uplink_bytes)}",
+        "down": f"down {size(progress.downlink_bytes)}",
+        "dropped": f"dropped {progress.dropouts:,}" if progress.dropouts else "",
+        "left": f"{duration(progress.seconds_left)} left" if progress.seconds_left is not None else "– left",
     }
+    for name in ("", "down", "up", "dropped", "loss", "left", "metric"):
+        parts.pop(name, None)
+        shown = "  ".join(part for part in parts.values() if part)
+        if len(shown) <= room:
+            return shown
+    return shown[: max(0, room)]
 
 
-def consoles() -> tuple[Console, Console]:
-    """One console for results (stdout), one for remarks (stderr)."""
-    return Console(highlight=False, markup=False), Console(file=sys.stderr, highlight=False, markup=False)
+def _lines(console: Console, label: str, now: Callable[[], float]) -> "Watch":
+    began, before, last = now(), -1.0, 0.0
+
+    def watch(progress: "Progress") -> None:
+        nonlocal before, last
+        done = progress.rounds_done
+        before = done - 1 if before < 0 else before  # a run that is resumed does not begin with the first round
+        if done != int(done):
+            return
+        step = step_of(progress.rounds, (now() - began) / max(1.0, done - before))
+        if (done % step == 0 and done - last >= step) or done == progress.rounds:
+            say(console, f"{label}  {progress_line(progress)}")
+            last = done
+
+    return watch
 
 
-def _memory(count: int | None) -> str:
-    if count is None:
-        return "not known: this runtime does not say"
-    return f"about {size(count)} of arrays at most on a client, beside its runtime and samples"
-
-
-def _partly(supports: str) -> str:
-    return "" if supports in ("dense", "layers") else f", each only the part that its {supports} change"
-
-
-def _skipped(summary: "Summary") -> str:
-    return f", {summary['skipped_rounds']:,} skipped" if summary["skipped_rounds"] else ""
+def step_of(rounds: int, seconds: float) -> int:
+    """After how many rounds, each of this many seconds, there is a line: 1, 2, 5, 10, 20, 50, …"""
+    soonest, latest = (round_number(limit / max(seconds, 1e-6)) for limit in (SOONEST, LATEST))
+    return max(soonest, min(latest, round_number(rounds / LINES)))

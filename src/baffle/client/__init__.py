@@ -1,1 +1,1 @@
-"""One participant: it talks, it computes, and it holds a copy of the weights."""
+"""One participant: it communicates, computes, and holds a copy of the weights."""

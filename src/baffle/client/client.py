@@ -1,4 +1,4 @@
-"""The half of a client that talks: a request in, a reply out. Its `Worker` computes what it sends."""
+"""The communicating half of a client: requests in, replies out. A `Worker` computes the contributions."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +15,7 @@ from baffle.trajectory import Trajectory
 
 
 class Computing(Protocol):
-    """What computes a client's contributions: a Worker, or its place in a stack of simulated ones."""
+    """Computes a client's contributions: a Worker, or a place in a stack of simulated clients."""
 
     def vector(self, round_number: int, weights: F32, /) -> RingVector: ...
 
@@ -25,7 +25,7 @@ class Client:
     """One participant: its copy of the weights, its worker, and its side of the secure sum.
 
     Without a session the server sees its values. Without a worker it can still answer the other messages of a secure
-    sum, but computes nothing. `tell` gets the whole reason of everything that it refuses or cannot do.
+    sum, but computes nothing. `tell` receives the full reason whenever it abstains.
     """
 
     replica: Replica

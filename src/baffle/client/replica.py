@@ -1,8 +1,8 @@
-"""A client's copy of the weights: how it is brought up to date, and how the client checks that it is right.
+"""A client's copy of the weights: how it is updated and checked.
 
-A client begins at weights that it made itself, and moves by the outcomes of rounds, which it applies itself. Each step
-leads to a hash of everything before it, and a request names the hash that it is about. A client that comes later may
-take the state with which an epoch begins, if that state leads to the hash in the epoch's statement.
+A client makes the initial weights itself and applies the outcomes of rounds itself. Each step extends a chain of
+hashes, and a request names the hash that it is about. A client that joins later may take the state at the start of an
+epoch, if that state leads to the hash in the epoch's statement.
 """
 
 import threading
@@ -15,24 +15,19 @@ import msgspec
 import numpy as np
 
 from baffle.core.arrays import F32
-from baffle.core.chain import Present, chain_next
 from baffle.core.messages import CatchUp, RoundRequest, read
-from baffle.core.state import FLOAT, pack, unpack
+from baffle.core.state import FLOAT, Present, chain_next, pack, unpack
 from baffle.errors import BaffleError, JournalError, MessageError, unwritable
 from baffle.files import read_file, replace
 from baffle.lineage import Lineage
 from baffle.trajectory import Trajectory
 
-SAVE_SECONDS = 10.0
-"""Seconds between two saves, so a client that was killed repeats at most this much work."""
-
-SLACK_BYTES = 1 << 16
-"""Room in a saved replica for everything but its state."""
+SAVE_SECONDS = 10.0  # seconds between two saves. A client that was killed repeats at most this much work.
+SLACK_BYTES = 1 << 16  # bytes of a saved replica for everything but its state
 
 
 class Saved(msgspec.Struct, frozen=True, array_like=True):
-    """A replica as bytes: the run that it belongs to, where it is, and its state, or only weights if it does not replay
-    rounds."""
+    """A replica as bytes: its run, where it is, and its state, or only weights if it does not replay rounds."""
 
     trajectory: bytes
     run: bytes
@@ -45,13 +40,14 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
 class Replica:
     """A client's copy of the weights. Simulated clients share one replica, because their weights are identical.
 
-    It begins where the client can begin by itself. With `downlink` other than "scalars" the server sends weights, or
-    their differences, and the client takes its word for them. A state is taken whole only with `snapshots`. With a
-    `file`, the state is saved there every few seconds, and a client that is restarted continues from it.
+    It starts at a present that the client can compute itself. With a `downlink` other than "scalars" the server sends
+    weights, or their differences, and the client trusts them. A whole state is accepted only with `snapshots`. With a
+    `file`, the state is saved there every few seconds, and a restarted client continues from it.
     """
 
-    astray: bool
-    """Whether a catch-up failed to lead to the run's state: this client has been told another story than the others."""
+    diverged: bool
+    """Whether the last catch-up did not lead to the state that the server names: the server's history does not match
+    this client's replay."""
 
     def __init__(self, lineage: Lineage, present: Present, file: Path | None = None, *, snapshots: bool = True) -> None:
         self._prepare(lineage, file, snapshots=snapshots)
@@ -61,12 +57,9 @@ class Replica:
                 self._continue(read_saved(file, lineage.trajectory))
 
     def _prepare(self, lineage: Lineage, file: Path | None, *, snapshots: bool) -> None:
-        self._lineage = lineage
-        self._snapshots = snapshots
-        self._file = file
-        self._saved = time.monotonic()
-        self._lock = threading.Lock()
-        self.astray = False
+        self._lineage, self._file, self._snapshots = lineage, file, snapshots
+        self._saved, self._lock = time.monotonic(), threading.Lock()
+        self.diverged = False
         self._present: Present | None = None
 
     @property
@@ -80,16 +73,16 @@ class Replica:
 
     @property
     def chain(self) -> bytes:
-        """The hash of all that led to the weights, by this client's own account; empty if it has none."""
+        """The hash of everything that led to the weights, as this client computed it; empty if it was sent weights."""
         return self._present.chain if self._present else b""
 
     def in_epoch(self, lineage: Lineage, *, snapshots: bool = True) -> "Replica":
-        """A replica that goes on from here in a later epoch of the same run."""
+        """A replica that continues from here in a later epoch of the same run."""
         return Replica.thawed(lineage, self.frozen(), self._file, snapshots=snapshots)
 
     @classmethod
     def thawed(cls, lineage: Lineage, frozen: bytes, file: Path | None = None, *, snapshots: bool = True) -> "Replica":
-        """A replica that continues from what another held when it was frozen."""
+        """A replica that continues from a frozen one."""
         replica = cls.__new__(cls)
         replica._prepare(lineage, file, snapshots=snapshots)
         replica._continue(read(frozen, Saved, "Replica"))
@@ -107,35 +100,33 @@ class Replica:
         self._saved = time.monotonic()
 
     def frozen(self) -> bytes:
-        """What this replica holds, as bytes from which another replica can continue."""
-        run = self._lineage.links[-1].run if self._lineage.links else b""
+        """This replica as bytes, from which another replica can continue."""
+        run = self._lineage.epochs[-1].run if self._lineage.epochs else b""
         state = pack(self._present.state) if self._present else b""
         weights = b"" if self._present else self._weights.astype(FLOAT, copy=False).tobytes()
         return msgspec.msgpack.encode(Saved(self.trajectory.digest, run, self._round, self.chain, state, weights))
 
     def weights_for(self, request: RoundRequest) -> F32:
-        """The weights that the request is about, after its catch-up. If they do not have the hash that the server
-        names, the request is refused and the replica keeps what it had."""
+        """The weights that the request is about, after its catch-up. If their hash is not the one that the server
+        names, the request is refused and the replica stays as it was."""
         if request.trajectory != self.trajectory.digest:
             raise MessageError("the server follows another plan than this client")
         with self._lock:
-            if self._round == request.round and self._hash == request.weights_hash and self._knows(request.chain):
+            here = self._round, self._hash, self.chain or request.chain
+            if here == (request.round, request.weights_hash, request.chain):
                 return self._weights
             replays = request.catch_up.kind in ("outcomes", "hashed", "snapshot")
-            self.astray = replays  # until the hashes below prove otherwise
+            self.diverged = replays  # until the hashes below prove otherwise
             try:
                 self._move(request)
             except MessageError:
                 raise
             except BaffleError as fault:
                 raise MessageError(f"what the server says does not lead to its weights: {fault}") from None
-            self.astray = False
+            self.diverged = False
             if time.monotonic() - self._saved > SAVE_SECONDS:
                 self.save()
             return self._weights
-
-    def _knows(self, chain: bytes) -> bool:
-        return self._present is None or self._present.chain == chain
 
     def _move(self, request: RoundRequest) -> None:
         catch_up = request.catch_up
@@ -149,16 +140,15 @@ class Replica:
             self._round = request.round
             return
         present = self._replayed(catch_up)
-        if (present.round, present.chain) != (request.round, request.chain):
-            raise _other_weights(request)
-        if present.state.weights_hash() != request.weights_hash:
+        named = request.round, request.chain, request.weights_hash
+        if (present.round, present.chain, present.state.weights_hash()) != named:
             raise _other_weights(request)
         self._hold(present)
 
     def _replayed(self, catch_up: CatchUp) -> Present:
-        """The present that the outcomes lead to. The last state is hashed here, so the chain is right only if it and
-        all hashes that the server names are. Where the server may lie, none of its hashes count: one for a round that
-        no client saw could make a chain that clients sign and no auditor can follow."""
+        """The present after the outcomes. The last state is hashed here, so the chain is right only if all hashes from
+        the server are. If the server may lie, none of its hashes is used: a false one, for a round that no client saw,
+        could lead to a chain that clients sign and no auditor can follow."""
         present = self._present
         if catch_up.kind == "snapshot":
             present, catch_up = self._proved(catch_up), CatchUp("outcomes", catch_up.since, catch_up.items[3:])
@@ -170,16 +160,16 @@ class Replica:
         return present
 
     def _proved(self, catch_up: CatchUp) -> Present:
-        """The state with which the present epoch begins. It comes with the hash of the chain before the last round, and
-        that round's outcome: together they must give the hash in the epoch's statement."""
-        link = self._lineage.links[-1] if self._lineage.links else None
-        if link is None or link.first != catch_up.since or link.before is None or len(catch_up.items) < 3:
+        """The state with which the present epoch begins. It comes with the hash of the chain before the previous round
+        and that round's outcome. Together they must give the hash in the epoch's statement."""
+        epoch = self._lineage.epochs[-1] if self._lineage.epochs else None
+        if epoch is None or epoch.first != catch_up.since or epoch.before is None or len(catch_up.items) < 3:
             raise MessageError("a state that nothing proves; it is taken only where an epoch begins")
         if not self._snapshots:
             raise MessageError("a state that no certificate vouches for; this client applies outcomes, or waits")
         packed, before, outcome = catch_up.items[:3]
         state = unpack(self.trajectory.rule, packed)
-        return self._lineage.linked(Present(link.first, state, chain_next(before, outcome, state)))
+        return self._lineage.linked(Present(epoch.first, state, chain_next(before, outcome, state)))
 
     def _sent(self, catch_up: CatchUp) -> F32:
         if len(catch_up.items) != 1:
@@ -199,7 +189,7 @@ class Replica:
         """Hold what was saved, if it belongs to this run."""
         if saved.trajectory != self.trajectory.digest:
             raise MessageError("a replica of another plan")
-        runs = [link.run for link in self._lineage.links]
+        runs = [epoch.run for epoch in self._lineage.epochs]
         if saved.run not in (runs or [b""]):
             raise MessageError("a replica of another run")
         if saved.weights:
@@ -212,7 +202,7 @@ class Replica:
 
 
 def read_saved(file: Path, trajectory: Trajectory) -> Saved:
-    """What a file holds. A damaged file is refused: the server can send everything again."""
+    """Read a saved replica. A damaged file is refused: the server can send everything again."""
     state = sum(vector.nbytes for vector in trajectory.rule.start(np.zeros(trajectory.n, np.float32)).vectors())
     data = read_file(file, state + SLACK_BYTES)
     if sha256(data[32:]).digest() != data[:32]:

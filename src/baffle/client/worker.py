@@ -1,10 +1,17 @@
-"""The half of a client that computes: samples in, forward passes, one vector out. It sends and receives nothing."""
+"""The computing half of a client: samples in, forward passes, one vector out. It sends and receives nothing.
+
+Simulated clients can be stacked: the samples of all clients of a round go through the model together. At batch level
+with shared seeds, all clients probe the same moved weights. So a sample's loss does not depend on whose batch it is in,
+up to rounding, and each client gets the mean over its own samples.
+"""
 
 import math
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import NamedTuple
 
@@ -12,16 +19,17 @@ import numpy as np
 
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.directions import Directions
-from baffle.core.ports import Batch, GradientRuntime, Runtime
+from baffle.core.ports import Batch, GradientRuntime, Runtime, SampleRuntime, joined
 from baffle.core.probe import SCHEMES
 from baffle.core.rebuild import gradient_from_scalars
 from baffle.core.ring import Ring, RingVector
+from baffle.core.samples import pieces
 from baffle.core.seeds import batch_indices, permutation
 from baffle.data.sources import Dataset
 from baffle.errors import RefusalError
 from baffle.plan import Plan
 from baffle.privacy.skellam import Randomness
-from baffle.schedule import key_number_of
+from baffle.schedule import choose_groups, key_number_of
 from baffle.trajectory import Trajectory, distribution, optimizer
 
 BorrowRuntime = Callable[[], AbstractContextManager[Runtime]]
@@ -51,18 +59,18 @@ class Worker:
     indices: I64
     borrow: BorrowRuntime
     random: Randomness = os.urandom
-    """Where the noise of a private run comes from: nobody may be able to repeat it."""
+    """The source of the noise of a private run. It must be unpredictable."""
 
     def vector(self, round_number: int, weights: F32) -> RingVector:
-        """What this client contributes to a round at these weights, as integers. Whatever its losses are, it takes all
-        steps and gives a vector: one that is not finite becomes the ring's `nothing`. In a private run each call draws
-        other noise, so whoever sends what it gives must call it once for a question."""
+        """This client's contribution to a round at these weights, as integers. All steps are taken and a vector is
+        returned even if losses are not finite; such a vector becomes the ring's `nothing`. In a private run each call
+        draws new noise, so call it once for each request."""
         with self.borrow() as runtime, np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             work = self._work(round_number, weights, runtime)
         return self.encoded(work)
 
     def encoded(self, work: Work) -> RingVector:
-        """What was computed, as integers, with this client's weight."""
+        """Computed values as integers, with this client's weight."""
         weight = self.trajectory.weight_of(len(self.indices))
         vector = self.trajectory.ring.encode(work.values, self.trajectory.length, weight, work.loss, work.clipped)
         private = self.trajectory.private
@@ -77,11 +85,9 @@ class Worker:
             key = self.trajectory.seeds(number).key("local", number, self.number, 0)
             work, gradient = self._estimate(weights, batch, key, runtime)
             return work._replace(values=gradient.astype(np.float64))
-        probe = SCHEMES[plan.probe.scheme]
-        supports = self.trajectory.supports[: self.k]
+        probe, supports = SCHEMES[plan.probe.scheme], self.trajectory.supports[: self.k]
         directions = self.trajectory.directions(key_number_of(self.trajectory, number, self.number))
-        block = self.trajectory.block
-        probed = probe(runtime.on(batch), weights, directions, supports, plan.probe.sigma, block)
+        probed = probe(runtime.on(batch), weights, directions, supports, plan.probe.sigma, self.trajectory.block)
         return Work(probed.scalars, probed.base)
 
     def _train_locally(self, round_number: int, weights: F32, runtime: Runtime) -> Work:
@@ -110,11 +116,13 @@ class Worker:
 
     def _estimate(self, weights: F32, batch: Batch, key: bytes, runtime: Runtime) -> tuple[Work, F32]:
         """The gradient on a batch, estimated by this client alone. Its scalars pass through a ring for one client, so
-        that the same bits come out on every machine. If one of them is not finite, neither is the loss that is
-        returned, and the work goes on with zeros, so that it takes no less time."""
+        that the result has the same bits on every machine. If a scalar is not finite, the returned loss is not either,
+        and the work continues with zeros, so that it takes as long as usual."""
         plan, trajectory = self.trajectory.plan, self.trajectory
         if plan.estimator == "backprop":
-            loss, gradient = _gradient(runtime, batch, weights, int.from_bytes(key[:8], "big") >> 1)
+            if not isinstance(runtime, GradientRuntime):
+                raise RefusalError("the plan asks for backpropagation, but this client can only run inference")
+            loss, gradient = runtime.gradient_on(batch, int.from_bytes(key[:8], "big") >> 1)(weights)
             return Work(np.empty(0), loss), gradient
         directions = Directions(key, distribution(plan.probe))
         probed = SCHEMES[plan.probe.scheme](
@@ -145,12 +153,6 @@ class Worker:
         return self.data.batch(self.indices[chosen], key)
 
 
-def _gradient(runtime: Runtime, batch: Batch, weights: F32, seed: int) -> tuple[float, F32]:
-    if not isinstance(runtime, GradientRuntime):
-        raise RefusalError("the plan asks for backpropagation, but this client can only run inference")
-    return runtime.gradient_on(batch, seed)(weights)
-
-
 def local_steps(plan: Plan, samples: int) -> int:
     """How many steps one client takes in one round at epoch level."""
     federation = plan.federation
@@ -162,3 +164,75 @@ def forwards_of(trajectory: Trajectory, k: int, samples: int) -> int:
     plan = trajectory.plan
     per_step = {"forward": k + 1, "central": 2 * k}[plan.probe.scheme] if plan.estimator == "probe" else 1
     return per_step if plan.federation.level == "batch" else per_step * local_steps(plan, samples)
+
+
+Compute = Callable[[int, F32], RingVector]  # round and weights → what a client contributes
+IsAway = Callable[[int, int], bool]  # round and client → whether the client is not asked
+
+
+@dataclass
+class Stack:
+    """The workers of all clients. The first request for a vector of a round computes those of all its clients.
+
+    Clients with the same directions form one batch, which is cut into the plan's micro-batches. Threads share these, so
+    no bit depends on the number of threads.
+    """
+
+    trajectory: Trajectory
+    workers: Mapping[int, Worker]
+    borrow: BorrowRuntime
+    is_away: IsAway = lambda _round, _client: False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _round: int = -1
+    _vectors: Mapping[int, RingVector] = field(default_factory=dict)
+
+    def vector(self, client: int, round_number: int, weights: F32) -> RingVector:
+        """What a client contributes to a round."""
+        with self._lock:
+            if self._round != round_number:
+                self._vectors = self.vectors(round_number, weights)
+                self._round = round_number
+            return self._vectors[client]
+
+    def vectors(self, round_number: int, weights: F32) -> dict[int, RingVector]:
+        """What each client of a round contributes to it."""
+        alike = dict[tuple[int, int], list[int]]()  # clients by the key and the number of their directions
+        for group, clients in enumerate(choose_groups(self.trajectory, round_number)):
+            key = self.trajectory.key_number(round_number, group)
+            for client in clients:
+                if not self.is_away(round_number, client):
+                    alike.setdefault((key, self.workers[client].k), []).append(client)
+        found = dict[int, RingVector]()
+        for (key, k), clients in alike.items():
+            found |= self._probed(sorted(clients), key, k, round_number, weights)
+        return found
+
+    def _probed(self, clients: Sequence[int], key: int, k: int, number: int, weights: F32) -> dict[int, RingVector]:
+        """The vectors of clients that probe the same directions."""
+        batches = [self.workers[client].batch_of_round(number) for client in clients]
+        scalars, losses = self._scalars(joined(batches), key, k, weights)
+        stops = np.cumsum([len(batch.y) for batch in batches])
+        rows = [slice(stop - len(batch.y), stop) for stop, batch in zip(stops, batches, strict=True)]
+        return {
+            client: self.workers[client].encoded(Work(scalars[:, own].mean(axis=1), float(losses[own].mean())))
+            for client, own in zip(clients, rows, strict=True)
+        }
+
+    def _scalars(self, batch: Batch, key: int, k: int, weights: F32) -> tuple[F64, F64]:
+        """A row of scalars for each direction, with a column for each sample; and each sample's loss."""
+        trajectory, probe = self.trajectory, self.trajectory.plan.probe
+        directions, supports = trajectory.directions(key), trajectory.supports[:k]
+
+        def work(rows: slice) -> tuple[F64, F64]:
+            with self.borrow() as runtime, np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                if not isinstance(runtime, SampleRuntime):
+                    raise RefusalError("this runtime gives the mean loss of a batch alone; leave probe.stacked out")
+                losses = runtime.samples_on(batch.take(rows))
+                probed = SCHEMES[probe.scheme](losses, weights, directions, supports, probe.sigma, trajectory.block)
+                return probed.scalars, probed.base
+
+        micro_batches = -(-len(batch.y) // probe.micro_batch)
+        each = -(-micro_batches // trajectory.threads) * probe.micro_batch
+        with ThreadPoolExecutor(trajectory.threads, thread_name_prefix="stack") as pool:
+            parts = list(pool.map(work, pieces(len(batch.y), each)))
+        return np.concatenate([part[0] for part in parts], axis=1), np.concatenate([part[1] for part in parts])

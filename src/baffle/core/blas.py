@@ -1,16 +1,14 @@
-"""NumPy's BLAS on one thread. More threads wait for each other between small products, many times slower; whoever wants
-several threads gives each of them products of its own."""
+"""NumPy's BLAS on one thread. With more threads, small products spend most of their time waiting. To use several
+threads, give each of them products of its own."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from threading import Lock
 
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
 
-class _Limit:
-    """One limit that threads share: the first to come sets it, and the last to leave lifts it."""
+class _OneThread:
+    """A limit that threads share: the first to enter sets it, and the last to leave lifts it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -18,13 +16,13 @@ class _Limit:
         self._users = 0
         self._limits: threadpool_limits | None = None
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         with self._lock:
             self._users += 1
             if self._users == 1:
                 self._limits = self._controller.limit(limits=1, user_api="blas")
 
-    def leave(self) -> None:
+    def __exit__(self, *_fault: object) -> None:
         with self._lock:
             self._users -= 1
             if not self._users and self._limits is not None:
@@ -32,16 +30,6 @@ class _Limit:
 
 
 @cache
-def _shared_limit() -> _Limit:
-    return _Limit()
-
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """Run NumPy's BLAS on one thread, in this and all other threads of the process."""
-    limit = _shared_limit()
-    limit.enter()
-    try:
-        yield
-    finally:
-        limit.leave()
+def one_blas_thread() -> _OneThread:
+    """Run NumPy's BLAS on one thread, in this and all other threads of the process, within a `with`."""
+    return _OneThread()

@@ -11,12 +11,17 @@ multiplies integers z_k by integer totals and gets Σ (u_k · ∇L) · u_k witho
 Outer directions are the exception to the numbering: their numbers follow from factors of whole tensors, which have
 places of their own in the stream (`baffle.core.outer`). They know the shapes of the model's tensors, and a support of
 theirs consists of whole tensors.
+
+A layout says how many directions each support has. The directions are numbered so that those of every support are
+spread evenly: a client that evaluates only the first k of them covers all supports in proportion. Code that handles
+the directions of one support together collects them first (`grouped`).
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from math import sqrt
+from itertools import pairwise
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -25,8 +30,7 @@ from numpy.typing import NDArray
 
 from baffle.core.arrays import F64, I64, U8, Integers
 from baffle.core.outer import Shapes, flat
-from baffle.core.seeds import BLOCK, Scratch, keystream, look_up
-from baffle.core.signs import decode_signs
+from baffle.core.seeds import BLOCK, Scratch, decode_signs, keystream, look_up
 
 NUMBERS_AT_ONCE = 1 << 17
 """A loop over directions draws this many numbers at a time: enough to be quick, few enough to stay in cache."""
@@ -45,8 +49,7 @@ class Support(NamedTuple):
         return self.stop - self.start + self.tail[1] - self.tail[0]
 
     def parts(self, first: int = 0, last: int | None = None) -> list[tuple[slice, slice]]:
-        """Which weights numbers `first` to `last` of a direction belong to: pairs of a slice of the weights and the
-        matching slice of those numbers."""
+        """Pairs of slices: of weights, and of the numbers of a direction, `first` to `last`, that belong to them."""
         last = self.size if last is None else last
         ends = ((self.start, 0, self.stop - self.start), (self.tail[0], self.stop - self.start, self.size))
         return [
@@ -164,7 +167,7 @@ def _stretch(directions: Directions, number: int, size: int) -> float:
     for start in range(0, size, NUMBERS_AT_ONCE):
         (z,) = directions.draw([number], start, min(start + NUMBERS_AT_ONCE, size)).astype(np.float64)
         square += int(z @ z)  # below 2⁵³, where float64 counts every integer
-    return sqrt((size << 2 * directions.distribution.unit_bits) / square) if square else 1.0
+    return math.sqrt((size << 2 * directions.distribution.unit_bits) / square) if square else 1.0
 
 
 def dense(n: int, k: int) -> tuple[Support, ...]:
@@ -199,3 +202,90 @@ def coverage(supports: Sequence[Support], stop: int, start: int = 0) -> I64:
             edges[weights.start - start] += len(numbers)
             edges[weights.stop - start] -= len(numbers)
     return np.cumsum(edges, out=edges)[:-1]
+
+
+class LayoutEntry(NamedTuple):
+    """A support and the number of its directions."""
+
+    support: Support
+    directions: int
+
+
+Layout = tuple[LayoutEntry, ...]
+SupportRow = tuple[int, int, int, int]  # a support as plain numbers: start, stop, start and stop of the tail
+Row = tuple[int, int, int, int, int]  # an entry as plain numbers: those of its support, and its count
+
+
+def supports(layout: Layout) -> tuple[Support, ...]:
+    """The support of every direction, in order. Direction i of an entry's n is placed (i + ½)/n of the way along."""
+    counts = np.array([entry.directions for entry in layout], dtype=np.int64)
+    owners = np.repeat(np.arange(len(layout)), counts)
+    turns = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    order = np.argsort((turns + 0.5) / counts[owners], kind="stable")
+    return tuple(layout[number].support for number in owners[order].tolist())
+
+
+def allocate(sizes: Sequence[int], costs: Sequence[float], k: int) -> list[int]:
+    """Share k directions out among supports: K_s ∝ √(n_s / c_s), for n_s weights and a cost of c_s for each scalar.
+
+    Every support gets at least one. The rest go by largest remainder, and to the earlier support in a tie.
+    """
+    if k < len(sizes):
+        raise ValueError(f"expected a direction for each of {len(sizes)} supports, got {k} directions")
+    wanted = [math.sqrt(size / cost) for size, cost in zip(sizes, costs, strict=True)]
+    counts = [1] * len(sizes)
+    open_numbers = list(range(len(sizes)))
+    # A support whose share is below one is settled at one; the others share what is left.
+    while open_numbers:
+        left = k - (len(sizes) - len(open_numbers))
+        total = math.fsum(wanted[number] for number in open_numbers)
+        shares = {number: left * wanted[number] / total for number in open_numbers}
+        small = [number for number in open_numbers if shares[number] < 1]
+        if not small:
+            for number in open_numbers:
+                counts[number] = math.floor(shares[number])
+            by_remainder = sorted(open_numbers, key=lambda number: (counts[number] - shares[number], number))
+            missing = k - sum(counts)
+            for number in by_remainder[:missing]:
+                counts[number] += 1
+            break
+        open_numbers = [number for number in open_numbers if number not in small]
+    return counts
+
+
+def lay_out(layers: Sequence[Support], k: int) -> Layout:
+    """Share k directions out among the layers of a model: K_s ∝ √n_s, because a whole forward pass costs the same for
+    each. If there are more layers than directions, neighbouring layers share theirs."""
+    joined = merge(layers, k)
+    return tuple(map(LayoutEntry, joined, allocate([layer.size for layer in joined], [1.0] * len(joined), k)))
+
+
+def merge(layers: Sequence[Support], most: int) -> tuple[Support, ...]:
+    """The same weights in at most `most` supports: the two neighbours that have the fewest weights together become one
+    until there are few enough. Slices of one layer that lie apart count as neighbours of what lies between them."""
+    if len(layers) <= most:
+        return tuple(layers)
+    slices = sorted((part.start, part.stop) for layer in layers for part, _ in layer.parts())
+    while len(slices) > most:
+        sizes = [right[1] - left[0] for left, right in pairwise(slices)]
+        at = sizes.index(min(sizes))
+        slices[at : at + 2] = [(slices[at][0], slices[at + 1][1])]
+    return tuple(Support(start, stop) for start, stop in slices)
+
+
+def rows_of(layout: Layout) -> list[Row]:
+    """A layout as a plan can hold it."""
+    return [(*row_of(entry.support), entry.directions) for entry in layout]
+
+
+def layout_of(rows: Sequence[Row]) -> Layout:
+    return tuple(LayoutEntry(support_of(row), count) for *row, count in rows)
+
+
+def row_of(support: Support) -> SupportRow:
+    return support.start, support.stop, *support.tail
+
+
+def support_of(row: Sequence[int]) -> Support:
+    start, stop, first, last = row
+    return Support(start, stop, (first, last))

@@ -13,11 +13,8 @@ from baffle.core.arrays import I32
 from baffle.core.ring import ELEMENT, RingVector
 from baffle.errors import AbstainedError, MessageError, one_line
 
-Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""A round, a key's number, a weight."""
-
-Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-"""A SHA-256 hash."""
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # a round, a key's number, a weight
+Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]  # a SHA-256 hash
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -87,8 +84,8 @@ class Contribution(Message, frozen=True, tag="contribution"):
 
 
 class Abstention(Message, frozen=True, tag="abstention"):
-    """From client to server: the client does not do what it was asked about this round. It says no more, so that it
-    is the same for every reason; only the client's own log has that."""
+    """From client to server: the client does not follow a request about this round. The message is the same for every
+    reason; only the client's own log has the reason."""
 
     round: Number
 
@@ -109,8 +106,7 @@ def tag_of(data: bytes) -> str:
 
 
 def first_number(data: bytes) -> int:
-    """The first number of an encoded message, which is the round or slot that it is about; 0 if it begins with anything
-    else or is no number of a message. The rest is not read."""
+    """The first number of an encoded message, its round or slot, read alone; 0 if the data are no such message."""
     at = 0
     while at < len(data) and (data[at] >> 4 == 0x9 or data[at] >> 5 == 0b101 or data[at] == 0xC0):
         at += 1 + (data[at] & 0x1F if data[at] >> 5 == 0b101 else 0)  # into arrays, past short strings and nil
@@ -119,12 +115,12 @@ def first_number(data: bytes) -> int:
 
 
 def decode(data: bytes, kind: type[M]) -> M:
-    """Read one message of the given type; anything else is refused."""
+    """Read one message of the given type, and refuse any other."""
     return cast(M, read(data, kind, kind.__name__))
 
 
 def decode_answer(data: bytes, kind: type[M]) -> M:
-    """Read a client's answer of the given type; an AbstainedError if it has none."""
+    """Read a client's answer of the given type. Raises AbstainedError for an abstention."""
     if tag_of(data) == Abstention.__struct_config__.tag:
         decode(data, Abstention)
         raise AbstainedError
@@ -136,7 +132,7 @@ def decode_reply(data: bytes) -> Reply:
 
 
 def contribution_to(request: RoundRequest, data: bytes) -> RingVector:
-    """The vector in a reply to a request; an AbstainedError for a reply without one."""
+    """The vector in a reply to a request. Raises AbstainedError for an abstention."""
     reply = decode_reply(data)
     if reply.round != request.round:
         raise MessageError(f"a reply to round {reply.round}, expected round {request.round}")
@@ -146,7 +142,7 @@ def contribution_to(request: RoundRequest, data: bytes) -> RingVector:
 
 
 def read(data: bytes, kind: Any, name: str) -> Any:
-    """Read one message of a type, or of a union of types. An error calls the type `name`."""
+    """Read one message of a type or of a union of types, which errors call `name`."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as fault:
@@ -178,8 +174,8 @@ _NUMBERS = np.dtype([("tag", "u1"), ("number", ">i8")])
 
 
 def _packed(items: tuple[Any, ...]) -> msgspec.Raw | None:
-    """The same bytes for many numbers, or for many byte strings of one length, at once: messages between hundreds of
-    clients hold lists of all of them. None for anything else."""
+    """Many numbers, or many byte strings of one length, encoded at once into the same bytes, because messages between
+    hundreds of clients hold such lists. None for other items."""
     kinds = set(map(type, items)) if len(items) >= _MANY else set()
     if kinds == {int}:
         numbers = np.empty(len(items), _NUMBERS)
@@ -191,8 +187,7 @@ def _packed(items: tuple[Any, ...]) -> msgspec.Raw | None:
     return None
 
 
-_MANY = 16
-"""From this many items on, msgpack writes an array's length into bytes of its own."""
+_MANY = 16  # from this many items on, msgpack writes an array's length into separate bytes
 
 
 def _array_head(length: int) -> bytes:

@@ -6,7 +6,7 @@ no weights of their own, many of them share a forward pass, and Σ_k T_k a_k b_k
 A model is a list of tensors, in the order of its flat weight vector. A tensor of two or more dimensions counts as a
 matrix of out × in: its first dimension times all others, as they lie in memory. Any other tensor is a vector.
 
-Where the numbers of direction k lie in stream k (those of `baffle.core.signs`), without gaps, and whichever of the
+Where the numbers of direction k lie in stream k (those of `signs`), without gaps, and whichever of the
 tensors a direction touches:
 
     for each tensor in turn   a matrix: out numbers of a, then in numbers of b
@@ -23,12 +23,10 @@ from typing import NamedTuple
 import numpy as np
 
 from baffle.core.arrays import Integers
-from baffle.core.seeds import Scratch
-from baffle.core.signs import signs
+from baffle.core.seeds import Scratch, signs
 
 Shape = tuple[int, ...]
-Shapes = tuple[Shape, ...]
-"""The shape of every tensor of a model, in the order of its flat weight vector."""
+Shapes = tuple[Shape, ...]  # the shape of every tensor of a model, in the order of its flat weight vector
 
 
 class Place(NamedTuple):
@@ -42,13 +40,6 @@ class Place(NamedTuple):
     @property
     def stop(self) -> int:
         return self.start + self.rows * (self.columns or 1)
-
-
-class Factors(NamedTuple):
-    """One tensor's share of some directions, a row each: z_k = a_k b_kᵀ, or a_k itself if the tensor is a vector."""
-
-    a: Integers  # int8, directions × out
-    b: Integers | None  # int8, directions × in
 
 
 @lru_cache(maxsize=64)
@@ -67,23 +58,6 @@ def size_of(shapes: Shapes) -> int:
     return sum(prod(shape) for shape in shapes)
 
 
-def factors(key: bytes, numbers: Sequence[int], shapes: Shapes) -> list[Factors]:
-    """The factors of each tensor for the directions in `numbers`."""
-    every = places(shapes)
-    drawn = signs(key, numbers, 0, sum(place.rows + place.columns for place in every))
-    return [_split(drawn[:, place.number : place.number + place.rows + place.columns], place) for place in every]
-
-
-def factors_at(key: bytes, numbers: Sequence[int], place: Place, scratch: Scratch | None = None) -> Factors:
-    """The factors of one tensor, drawn alone. They lie in `scratch`."""
-    last = place.number + place.rows + place.columns
-    return _split(signs(key, numbers, place.number, last, scratch), place)
-
-
-def _split(drawn: Integers, place: Place) -> Factors:
-    return Factors(drawn[:, : place.rows], drawn[:, place.rows :] if place.columns else None)
-
-
 def flat(
     key: bytes, numbers: Sequence[int], shapes: Shapes, start: int, stop: int, scratch: Scratch | None = None
 ) -> Integers:
@@ -96,14 +70,14 @@ def flat(
         first, last = whole[0].number, whole[-1].number + whole[-1].rows + whole[-1].columns
         drawn = signs(key, numbers, first, last, scratch)
         for place in whole:
-            here = place.number - first
-            a, b = _split(drawn[:, here : here + place.rows + place.columns], place)
-            _multiply(a, b, z[:, place.start - start : place.stop - start])
+            a = place.number - first
+            b = a + place.rows
+            right = drawn[:, b : b + place.columns] if place.columns else None
+            _multiply(drawn[:, a:b], right, z[:, place.start - start : place.stop - start])
     for place in touched:
         low, high = max(start, place.start), min(stop, place.stop)
         if (low, high) != (place.start, place.stop):
-            part = _slice(key, numbers, place, low - place.start, high - place.start)
-            z[:, low - start : high - start] = part
+            z[:, low - start : high - start] = _slice(key, numbers, place, low - place.start, high - place.start)
     return z
 
 

@@ -1,4 +1,4 @@
-"""What the values of an image mean, so that a model can bring them to the scale that its weights expect."""
+"""The scale of an image's values, with which a model converts them to the scale that its weights expect."""
 
 import math
 from dataclasses import dataclass
@@ -18,24 +18,21 @@ class PixelScale:
     deviation: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
-        if not self.mean or len(self.mean) != len(self.deviation):
-            raise DataError(
-                f"a PixelScale needs a mean and a deviation for every channel, got {len(self.mean)} and "
-                f"{len(self.deviation)}"
-            )
-        if not all(map(math.isfinite, self.mean)) or not all(0 < number < math.inf for number in self.deviation):
-            raise DataError(
-                f"a PixelScale needs finite means and positive deviations, got {self.mean} and {self.deviation}"
-            )
+        mean, deviation = self.mean, self.deviation
+        if not mean or len(mean) != len(deviation):
+            given = f"{len(mean)} and {len(deviation)}"
+            raise DataError(f"a PixelScale needs a mean and a deviation for every channel, got {given}")
+        if not all(map(math.isfinite, mean)) or not all(0 < number < math.inf for number in deviation):
+            raise DataError(f"a PixelScale needs finite means and positive deviations, got {mean} and {deviation}")
 
     @property
     def channels(self) -> int:
-        """How many channels it has numbers for; one number serves any number of channels."""
+        """The number of channels; 1 stands for any number of channels."""
         return len(self.mean)
 
     def after(self, applied: "PixelScale") -> "PixelScale":
-        """What is left to do to values that `applied` has scaled already: with p = v·d' + m', (p − m) / d is
-        (v − (m − m') / d') / (d / d')."""
+        """The scale that remains to be applied to values that `applied` has scaled already: with p = v·d' + m', (p − m)
+        / d is (v − (m − m') / d') / (d / d')."""
         channels = max(self.channels, applied.channels)
         mean, deviation, mean_applied, deviation_applied = (
             tuple(islice(cycle(numbers), channels))

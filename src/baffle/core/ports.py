@@ -1,4 +1,4 @@
-"""The seams of the system: each takes one value and returns one."""
+"""The interfaces between the parts of the system: batches, runtimes, transports and aggregations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from baffle.core.samples import Labels, Rows
 
 
 class Batch(NamedTuple):
-    """Samples and their labels. `x` is of the type Samples; most who use it know which form they have."""
+    """Samples and their labels. `x` is of the type Samples; most callers know which form it has."""
 
     x: Any
     y: Labels
@@ -34,11 +34,9 @@ class Runtime(Protocol):
 
     def on(self, batch: Batch) -> Loss:
         """The loss on a batch, which is prepared once and then asked about many weights."""
-        ...
 
     def outputs(self, weights: F32, batch: Batch) -> F32:
-        """What the model says at these weights, a row for each sample."""
-        ...
+        """The model's outputs at these weights, a row for each sample."""
 
 
 def joined(batches: "Sequence[Batch]") -> Batch:
@@ -48,11 +46,10 @@ def joined(batches: "Sequence[Batch]") -> Batch:
 
 @runtime_checkable
 class SampleRuntime(Runtime, Protocol):
-    """A runtime that can also tell samples apart: simulated clients may share a batch of it."""
+    """A runtime that can also give the loss of each sample, so that simulated clients can share a batch."""
 
     def samples_on(self, batch: Batch) -> SampleLosses:
         """The loss of each sample of a batch, which is prepared once and then asked about many weights."""
-        ...
 
 
 @runtime_checkable
@@ -61,23 +58,22 @@ class GradientRuntime(Runtime, Protocol):
 
     def gradient_on(self, batch: Batch, seed: int = 0) -> Callable[[F32], tuple[float, F32]]:
         """Loss and gradient at weights. The seed determines what is random in training, such as dropout."""
-        ...
 
 
 class Transport(Protocol):
-    """Carries one message to each client and brings replies back; who does not answer is not in the result."""
+    """Carries a message to each client and brings back replies. Clients that do not answer are missing from these."""
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]: ...
 
 
 CONTRIBUTED, MISSING = "contributed", "missing"
-"""What became of a client in a round; anything else says why it is not in the sum."""
+"""How a client ended a round. Any other text is the reason why its values are not in the sum."""
 
 
 class Collected(NamedTuple):
-    """How a round ended: for each group the sum over its clients (or none), what became of each client, how many were
-    silent and how many abstained in which phase, what was refused (abstentions included), the bytes from and to each,
-    and what clients have signed about the state before the round."""
+    """How a round ended: the sum of each group (or none), how each client ended the round, how many clients were silent
+    and how many abstained in each phase, what was refused (including abstentions), the bytes from and to each client,
+    and the states that clients signed before the round."""
 
     sums: Sequence[Sum | None]
     events: Mapping[int, str]
@@ -90,9 +86,9 @@ class Collected(NamedTuple):
 
 
 class Aggregation(Protocol):
-    """For each group of clients: requests → the sum of the replies. Plain or secure."""
+    """Sends requests to groups of clients and returns the sum of each group's replies, by a plain or a secure sum."""
 
     def collect(self, groups: Sequence[Mapping[int, RoundRequest]], transport: Transport) -> Collected: ...
 
     def forget(self, client: int) -> None:
-        """Drop what is known of a client that may have been restarted."""
+        """Drop what is kept about a client that may have restarted."""

@@ -1,76 +1,87 @@
 """The client's half of a round: directional derivatives of a loss, by forward passes alone.
 
-Core walks along the directions. For each of them it writes the moved weights into a scratch vector and asks the runtime
-for the loss there; that one call is all that crosses the border between the two. A structured loss is the exception: it
-knows a cheaper way to many losses at once.
+For each direction, core writes the moved weights into a scratch vector and asks the runtime for the loss there. This
+call is the whole interface between the two. A structured loss is the exception: it can compute many losses at once for
+less.
 
-A loss that is not finite stops nothing: whether a client's losses are finite says something about its samples, and so
-would the time that it takes. What follows from such a loss is not finite either, and the ring makes nothing of it.
+A loss that is not finite stops nothing, because whether a client's losses are finite says something about its samples,
+and so would the time that it takes. Values that follow from such a loss are not finite either, and the ring encodes
+them as `nothing`.
+
+`estimate` is the estimator on its own: the gradient of any function, from values of that function.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from baffle.core.arrays import F32, F64
-from baffle.core.directions import NUMBERS_AT_ONCE, Directions, Support, blocks, grouped
+from baffle.core.directions import (
+    NUMBERS_AT_ONCE,
+    Directions,
+    Support,
+    blocks,
+    dense,
+    distribution_names,
+    distribution_of,
+    grouped,
+)
+from baffle.core.samples import Array
+from baffle.errors import PlanError
 
-Loss = Callable[[F32], float]
-"""Weights → loss on a fixed batch. This is all that an inference runtime must supply."""
+Loss = Callable[[F32], float]  # weights → loss on a fixed batch. An inference runtime needs to supply nothing else
 
 SampleLosses = Callable[[F32], F64]
 """Weights → the loss of each sample of a fixed batch. Where clients are simulated, many of them share a batch."""
 
-Value = TypeVar("Value", float, F64)
-"""What is probed: a loss, or those of all samples, side by side."""
+Value = TypeVar("Value", float, F64)  # what is probed: a loss, or those of all samples, side by side
 
 
-@runtime_checkable
-class InPlaceLoss(Protocol):
-    """A loss whose forward pass reads its weights from `scratch`: called with that vector, it copies nothing."""
-
-    @property
-    def scratch(self) -> F32: ...
-
-    def __call__(self, weights: F32) -> Any: ...
-
-
+@dataclass(frozen=True)
 class InPlace(Generic[Value]):
-    """A loss, or losses, at the weights that a runtime reads from `scratch`."""
+    """A loss, or losses, at the weights in `scratch`. Called with that very vector, it copies nothing."""
 
-    def __init__(self, scratch: F32, value: Callable[[], Value]) -> None:
-        self.scratch = scratch
-        self._value: Callable[[], Value] = value
+    scratch: F32
+    value: Callable[[], Value]
 
     def __call__(self, weights: F32) -> Value:
         if weights is not self.scratch:
             self.scratch[:] = weights
-        return self._value()
+        return self.value()
 
 
 @runtime_checkable
 class StructuredLoss(Protocol):
-    """A loss that reaches many points around one for less than a forward pass each."""
+    """A loss that can be computed at many points around one for less than a forward pass each."""
 
     def __call__(self, weights: F32) -> Any: ...
 
     def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
         """L(W + step · s_k · unit · z_k) for every k, where s_k is the direction's stretch: numbers, or a row each."""
-        ...
 
 
 class Probed(NamedTuple, Generic[Value]):
-    """What a client learns about its loss at one point. If the losses of samples are probed, it is what each of them
-    would learn."""
+    """The result of a probe at one point: scalars of a loss, or a column of them for each sample."""
 
     scalars: F64  # D_k ≈ s_k² · z_k · ∇L with the stretch s_k (1 except on the sphere), independent of σ; or D_k's rows
     base: Value  # the loss itself
     forwards: int
 
 
-class Scheme(Protocol):
-    """How differences of losses become directional derivatives. At most `block` numbers are drawn at a time."""
+Formula = Callable[[Callable[[], Value], Callable[[float], F64], float], tuple[F64, Value]]
+"""The loss at W, the losses at W + step · z_k for a step, and σ → D_k for every k, and the loss itself."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How differences of losses become directional derivatives."""
+
+    formula: Formula[Any]
+    forwards: Callable[[int], int]
+    """Directions → forward passes."""
 
     def __call__(
         self,
@@ -80,37 +91,28 @@ class Scheme(Protocol):
         supports: Sequence[Support],
         sigma: float,
         block: int = NUMBERS_AT_ONCE,
-    ) -> Probed[Value]: ...
+    ) -> Probed[Value]:
+        """Probe a loss at W. At most `block` numbers are drawn at a time."""
+        scalars, base = self.formula(
+            lambda: loss(weights), lambda step: losses_along(loss, weights, directions, supports, step, block), sigma
+        )
+        return Probed(_stretched(scalars, directions, supports), base, self.forwards(len(supports)))
 
 
-def forward_difference(
-    loss: Callable[[F32], Value],
-    weights: F32,
-    directions: Directions,
-    supports: Sequence[Support],
-    sigma: float,
-    block: int = NUMBERS_AT_ONCE,
-) -> Probed[Value]:
+def _forward(at: Callable[[], Value], along: Callable[[float], F64], sigma: float) -> tuple[F64, Value]:
     """D_k = (L(W + σz_k) − L(W)) / σ with K + 1 forwards (eq. 1). With twice the K it is the paper's twice-FD."""
-    base = loss(weights)
-    moved = losses_along(loss, weights, directions, supports, sigma, block)
-    return Probed(_stretched((moved - base) / sigma, directions, supports), base, len(supports) + 1)
+    base = at()
+    return (along(sigma) - base) / sigma, base
 
 
-def central_difference(
-    loss: Callable[[F32], Value],
-    weights: F32,
-    directions: Directions,
-    supports: Sequence[Support],
-    sigma: float,
-    block: int = NUMBERS_AT_ONCE,
-) -> Probed[Value]:
+def _central(_at: Callable[[], Value], along: Callable[[float], F64], sigma: float) -> tuple[F64, Value]:
     """D_k = (L(W + σz_k) − L(W − σz_k)) / 2σ with 2K forwards (eq. 2)."""
-    ahead = losses_along(loss, weights, directions, supports, sigma, block)
-    behind = losses_along(loss, weights, directions, supports, -sigma, block)
-    base = (np.mean(ahead, axis=0) + np.mean(behind, axis=0)) / 2
-    return Probed(_stretched((ahead - behind) / (2 * sigma), directions, supports), base, 2 * len(supports))
+    ahead, behind = along(sigma), along(-sigma)
+    return (ahead - behind) / (2 * sigma), (np.mean(ahead, axis=0) + np.mean(behind, axis=0)) / 2
 
+
+forward_difference = Scheme(_forward, lambda k: k + 1)
+central_difference = Scheme(_central, lambda k: 2 * k)
 
 SCHEMES: Mapping[str, Scheme] = {"forward": forward_difference, "central": central_difference}
 
@@ -142,7 +144,7 @@ def losses_along(
 
 def _scratch(loss: object, weights: F32) -> F32:
     """A copy of the weights to move: the loss's own scratch, where it has one of the same kind of numbers."""
-    if isinstance(loss, InPlaceLoss) and loss.scratch.dtype == weights.dtype:
+    if isinstance(loss, InPlace) and loss.scratch.dtype == weights.dtype:
         loss.scratch[:] = weights
         return loss.scratch
     return weights.copy()
@@ -172,3 +174,65 @@ def moves(
             yield k
         for touched, _ in support.parts():
             scratch[touched] = weights[touched]
+
+
+def estimate(
+    loss: Callable[[Array], float],
+    weights: Array,
+    key: bytes | int,
+    k: int,
+    sigma: float,
+    *,
+    scheme: str = "forward",
+    distribution: str = "rademacher",
+) -> Array:
+    """The gradient of a black-box function, estimated from its values along `k` random directions.
+
+    `loss` is called with arrays of the shape of `weights` and must give a number; it need not have a derivative.
+    `sigma` is how far to move along a direction. The key determines the directions: the same key gives the same
+    estimate. `scheme` "forward" calls the function k + 1 times, "central" 2k times and with less bias. The estimate has
+    the shape of the weights; it is float64 if they are, otherwise float32. Directions of the `distribution` "outer" are
+    products a bᵀ of ±1, for weights that are a matrix.
+
+    >>> import numpy as np
+    >>> import baffle
+    >>> def bowl(weights):
+    ...     return float(np.sum((weights - 3) ** 2))
+    >>> weights = np.zeros(4)
+    >>> for step in range(200):
+    ...     weights -= 0.02 * baffle.estimate(bowl, weights, key=step, k=8, sigma=1e-4)
+    >>> np.round(weights, 2)
+    array([3., 3., 3., 3.])
+    """
+    for name, value, known in (("scheme", scheme, SCHEMES), ("distribution", distribution, distribution_names())):
+        if value not in known:
+            raise PlanError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}")
+    if k < 1 or not sigma > 0:
+        raise PlanError(f"expected at least one direction and a positive sigma, got k = {k} and sigma = {sigma:g}")
+    given = np.asarray(weights)
+    flat: Array = given.astype(np.float64 if given.dtype == np.float64 else np.float32).reshape(-1)
+    directions = Directions(_key(key), distribution_of(distribution, (given.shape,)))
+    supports = dense(len(flat), k)
+
+    def at(moved: Array) -> float:
+        found = loss(moved.reshape(given.shape).copy())  # a copy, so that `loss` may keep it
+        try:
+            return float(found)
+        except (TypeError, ValueError):
+            raise PlanError(f"loss: expected a function that returns one number, got {type(found).__name__}") from None
+
+    scalars = SCHEMES[scheme](at, flat, directions, supports, sigma).scalars
+    total = np.zeros(len(flat))
+    for numbers, support in blocks(supports):
+        total += scalars[list(numbers)] @ directions.over(support, numbers).astype(np.float64)
+    return np.asarray(total * (directions.distribution.unit / k), flat.dtype).reshape(given.shape)
+
+
+def _key(key: bytes | int) -> bytes:
+    """Thirty-two bytes are used as they are; any other key is hashed."""
+    if isinstance(key, bytes) and len(key) == 32:
+        return key
+    if not isinstance(key, (bytes, int, np.integer)):
+        raise PlanError(f"key: expected bytes or a whole number, got {key!r}")
+    text = key if isinstance(key, bytes) else str(int(key)).encode()
+    return sha256(b"baffle/estimate/1" + text).digest()

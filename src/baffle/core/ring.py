@@ -1,35 +1,27 @@
 """From real numbers to integers and back: fixed point in the integers modulo 2³².
 
 A sum of ring elements does not depend on its order, so every client order gives the same bits, and masks (which live
-in the same ring) cancel without a trace.
+in the same ring) cancel without a trace. The sums of several groups are combined by their mean, or by a median that no
+single group can move far, elementwise and in a fixed order.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from baffle.core.arrays import F64, I32
+from baffle.core.arrays import F32, F64, I32, I64
 from baffle.errors import MessageError
 
-GUARD = 2**29
-"""No sum may exceed this: two bits below the ring's edge."""
-
-EXTRAS = 4
-"""Coordinates that travel behind the values: sample weight, the constant 1, clipped values, base loss."""
-
-LOSS_MAX = 64.0
-"""The base loss is clipped to ± this before it is summed. It is only reported, never trained on."""
-
-NOT_FINITE = "no client's loss was finite"
-"""Why a round has no sum although clients answered."""
-
-ELEMENT = np.dtype("<u4")
-"""A ring element on the wire."""
+GUARD = 2**29  # no sum may exceed this: two bits below the ring's edge
+EXTRAS = 4  # coordinates that travel behind the values: sample weight, the constant 1, clipped values, base loss
+LOSS_MAX = 64.0  # the base loss is clipped to ± this before it is summed. It is only reported, never trained on
+NOT_FINITE = "no client's loss was finite"  # why a round has no sum although clients answered
+ELEMENT = np.dtype("<u4")  # a ring element on the wire
 
 RingVector = NDArray[np.uint32]
 
@@ -50,18 +42,15 @@ class Encoding(Protocol):
     @property
     def n_max(self) -> int:
         """The largest weight of a client."""
-        ...
 
     @property
     def scale(self) -> float:
         """How many steps of the ring a value of 1 has."""
-        ...
 
     def encode(self, values: F64, length: int, weight: int, loss: float, clipped_before: int = 0) -> RingVector: ...
 
     def most(self, contributors: int) -> int:
         """The largest total that so many honest clients can cause."""
-        ...
 
     def check(self, total: RingVector, contributors: int) -> None: ...
 
@@ -149,8 +138,7 @@ class Ring:
             raise MessageError(f"the sum claims a mean loss beyond ±{LOSS_MAX:g}")
 
     def decode(self, total: RingVector, contributors: int) -> Sum:
-        """Read the sum of `contributors` vectors. One that honest clients cannot have produced is refused, and so is
-        one in which everybody sent nothing."""
+        """Read a sum. One that honest clients cannot have produced is refused, and so is one of nothing."""
         self.check(total, contributors)
         signed = total.view(np.int32)
         weight, _, clipped, loss = (int(extra) for extra in signed[-EXTRAS:])
@@ -174,3 +162,49 @@ def _exponent(clients: int, n_max: int, bound: Fraction) -> int:
     room = Fraction(GUARD - clients) / (bound * clients * n_max)
     guess = room.numerator.bit_length() - room.denominator.bit_length()
     return guess if Fraction(2) ** guess <= room else guess - 1
+
+
+Combine = Literal["mean", "median"]
+
+
+class Totals(NamedTuple):
+    """A sum in the ring and its ΣN_c."""
+
+    numbers: I32
+    weight: int
+
+
+def combine_totals(groups: Sequence[Totals], how: Combine) -> Totals:
+    """One sum from groups that probed the same directions. Their mean is exactly the sum of all their totals."""
+    if len(groups) == 1:
+        return groups[0]
+    weight = sum(group.weight for group in groups)
+    if how == "median":
+        middle = _median(np.stack([group.numbers / group.weight for group in groups]))
+        rounded: I32 = np.rint(np.clip(middle * weight, -GUARD, GUARD)).astype(np.int32)
+        return Totals(rounded, weight)
+    whole: I64 = np.sum([group.numbers for group in groups], axis=0, dtype=np.int64)
+    if np.abs(whole).max(initial=0) > GUARD:
+        raise MessageError("the groups' totals together are more than clients can send within their bounds")
+    return Totals(whole.astype(np.int32), weight)
+
+
+def combine_gradients(gradients: Sequence[F32], weights: Sequence[int], how: Combine) -> F32:
+    """One gradient from groups that each probed their own directions."""
+    if len(gradients) == 1:
+        return gradients[0]
+    if how == "median":
+        return _median(np.stack(gradients).astype(np.float64)).astype(np.float32)
+    whole = np.zeros(len(gradients[0]))
+    for gradient, weight in zip(gradients, weights, strict=True):
+        whole += gradient.astype(np.float64) * weight
+    return (whole / sum(weights)).astype(np.float32)
+
+
+def _median(rows: F64) -> F64:
+    """The middle number of each column, or the mean of the two in the middle."""
+    rows.sort(axis=0)
+    low = (len(rows) - 1) // 2
+    high = len(rows) // 2
+    middle: F64 = (rows[low] + rows[high]) / 2
+    return middle

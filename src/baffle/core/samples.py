@@ -1,10 +1,10 @@
 """Samples as a model takes them: one array, a tuple of arrays or a dict of arrays, whose first axis counts samples.
 
-A module is called with `module(x)`, `module(*x)` or `module(**x)`. Everything that cuts samples up, counts or describes
-them is here, so that nobody else needs to know which of the three they are.
+A module is called with `module(x)`, `module(*x)` or `module(**x)`. All functions that slice, count or describe samples
+are here, so that other modules need not distinguish the three forms.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ Samples: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]
 """Model input. Floats, or integers such as token ids, which must not be rounded."""
 
 Labels: TypeAlias = NDArray[Any]
-"""What a model should say, with the sample as the first axis: class numbers (int64), one for each sample or each token;
+"""The targets of a model, with the sample as the first axis: class numbers (int64), one for each sample or each token;
 or numbers (float32), one or more for each sample."""
 
 Shape: TypeAlias = tuple[int, ...] | tuple[tuple[int, ...], ...] | dict[str, tuple[int, ...]]
@@ -24,15 +24,14 @@ Shape: TypeAlias = tuple[int, ...] | tuple[tuple[int, ...], ...] | dict[str, tup
 
 Rows: TypeAlias = NDArray[np.int64] | slice
 
-PADDING = -100
-"""The label of a position that does not count."""
+PADDING = -100  # the label of a position that is ignored
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
 def each(function: Callable[[A], B], x: "A | tuple[A, ...] | dict[str, A]") -> "B | tuple[B, ...] | dict[str, B]":
-    """The function's result for every array (or tensor), in the same form."""
+    """Apply a function to every array (or tensor) and keep the form."""
     if isinstance(x, tuple):
         return tuple(map(function, x))
     if isinstance(x, dict):
@@ -83,11 +82,8 @@ def is_plain(shape: Shape) -> bool:
 
 
 def describe(x: Samples) -> str:
-    """What samples look like, for messages: "float32 of shape (3, 8, 8)"."""
-    if isinstance(x, Mapping):
-        return ", ".join(f"{name}: {_described(array)}" for name, array in x.items())
-    return ", ".join(map(_described, arrays(x)))
-
-
-def _described(array: Array) -> str:
-    return f"{array.dtype} of shape {array.shape[1:]}"
+    """Describe samples in an error message: "float32 of shape (3, 8, 8)"."""
+    described = each(lambda array: f"{array.dtype} of shape {array.shape[1:]}", x)
+    if isinstance(described, dict):
+        return ", ".join(f"{name}: {text}" for name, text in described.items())
+    return ", ".join(arrays(described))

@@ -1,10 +1,11 @@
-"""Keys for every random choice of a run, derived from its root seed by hashing, and the stream of numbers of a key.
+"""Keys for every random choice of a run, derived from its root seed by hashing, and the streams of numbers of a key.
 
 Anybody who knows the root seed can repeat all of it, so nothing that must stay secret may come from here.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import DTypeLike, NDArray
 
-from baffle.core.arrays import I64, U8
+from baffle.core.arrays import I64, U8, Integers
 
 Purpose = Literal[
     "directions", "local", "batches", "augment", "init", "partition", "participation", "groups", "tiers", "dropout"
@@ -31,8 +32,8 @@ SALTED: frozenset[Purpose] = frozenset({"directions", "local", "batches", "augme
 """Purposes whose keys also depend on a networked run's salt, so that two runs of one plan never ask the same question.
 Initial weights, partition and tiers follow from the plan alone."""
 
-BLOCK = 16
-"""Bytes in one block of the stream."""
+BLOCK = 16  # bytes in one block of the stream
+BITS = 8 * BLOCK  # numbers of ±1 in one block of the stream
 
 BIG_ENDIAN = np.dtype(">u8")
 
@@ -95,6 +96,29 @@ def look_up(table: NDArray[Any], codes: NDArray[Any], scratch: Scratch) -> NDArr
     np.copyto(index, codes)  # `take` would do the same, but into fresh memory
     numbers = scratch.array("numbers", codes.shape, table.dtype)
     return table.take(index, out=numbers, mode="wrap")  # "wrap" skips checking that codes are in the table
+
+
+def signs(key: bytes, lanes: Sequence[int], start: int, stop: int, scratch: Scratch | None = None) -> Integers:
+    """Numbers `start` to `stop` of ±1 of each stream in `lanes`, a row each. Bit i of a stream is number i, the lowest
+    bit of a byte first. The result lies in `scratch`."""
+    scratch = scratch or Scratch()
+    first = start // BITS
+    stream = keystream(key, lanes, first, -(-stop // BITS) - first, scratch)
+    skip = start - first * BITS
+    return decode_signs(stream, scratch)[:, skip : skip + stop - start]
+
+
+@cache
+def _signs_table() -> NDArray[np.uint64]:
+    """The eight numbers of each possible byte of the stream, as int8, packed into one uint64."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    table: NDArray[np.uint64] = (2 * bits.view(np.int8) - 1).view(np.uint64)[:, 0]
+    table.flags.writeable = False
+    return table
+
+
+def decode_signs(stream: U8, scratch: Scratch) -> Integers:
+    return look_up(_signs_table(), stream, scratch).view(np.int8)
 
 
 def permutation(key: bytes, n: int) -> I64:

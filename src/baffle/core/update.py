@@ -3,32 +3,33 @@
 Every operation is an elementwise IEEE float32 operation in a fixed order (sum, product, quotient, square root, and a
 maximum, which has no order), so that a replay on another machine gives the same bits. Running products stand in for
 powers. State is a flat tuple of float32 vectors, so that it can be hashed and stored without knowing what it means.
+
+A mean over a layer must be the same bits everywhere, and a library's sum is not: its order depends on the machine. So
+squares are added one pair at a time, as the leaves of a tree in the order of the weights: first neighbours, then
+neighbouring sums, a missing one counting as zero. They are added in float64, where the square of a float32 is exact and
+neither overflows nor vanishes, and the mean is rounded to float32 once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from baffle.core.arrays import F32
+from baffle.core.arrays import F32, F64
+from baffle.core.directions import Support
 
-WEIGHTS_AT_ONCE = 1 << 16
-"""An update of several operations handles this many weights at a time: few enough to stay in cache, and enough that
-calls into NumPy take no time."""
+WEIGHTS_AT_ONCE = 1 << 16  # so many stay in cache, and are enough that calls into NumPy take no time
 
 State: TypeAlias = tuple[F32, ...]
 
-Init: TypeAlias = Callable[[F32], State]
-"""Weights → the state before the first step."""
-
-Update: TypeAlias = Callable[[State, F32, F32], tuple[State, F32]]
-"""State, gradient, weights → the next state and the transformed gradient; the last transform's is the step."""
-
 
 class Transform(NamedTuple):
-    init: Init
-    update: Update
+    """`init`: weights → the state before the first step. `update`: state, gradient, weights → the next state and the
+    transformed gradient; the last transform's is the step."""
+
+    init: Callable[[F32], State]
+    update: Callable[[State, F32, F32], tuple[State, F32]]
 
 
 def compose(*transforms: Transform) -> Transform:
@@ -48,10 +49,10 @@ def compose(*transforms: Transform) -> Transform:
     return Transform(init, update)
 
 
-def _pieces(n: int) -> Iterator[slice]:
-    """The weights from 0 to n, a cache's worth at a time."""
-    for start in range(0, n, WEIGHTS_AT_ONCE):
-        yield slice(start, min(start + WEIGHTS_AT_ONCE, n))
+def _pieces(start: int, stop: int, at_once: int = WEIGHTS_AT_ONCE) -> Iterator[slice]:
+    """The weights from `start` to `stop`, at most `at_once` at a time."""
+    for first in range(start, stop, at_once):
+        yield slice(first, min(first + at_once, stop))
 
 
 def _stateless(f: Callable[[F32, F32], F32]) -> Transform:
@@ -105,7 +106,7 @@ def adam(rate: float, beta1: float = 0.9, beta2: float = 0.99, epsilon: float = 
         spare = np.empty(min(len(gradient), WEIGHTS_AT_ONCE), np.float32)
         # m = b1·m + (1 − b1)·g, v = b2·v + (1 − b2)·g², step = −rate · (m / (1 − b1ᵗ)) / (√(v / (1 − b2ᵗ)) + ε), each
         # operation written to where its result belongs: fresh memory would take longer than the arithmetic.
-        for here in _pieces(len(gradient)):
+        for here in _pieces(0, len(gradient)):
             g, m, v, s = gradient[here], mean[here], square[here], step[here]
             x = spare[: len(g)]
             np.multiply(mean_before[here], b1, out=m)
@@ -126,14 +127,62 @@ def adam(rate: float, beta1: float = 0.9, beta2: float = 0.99, epsilon: float = 
     return Transform(init, update)
 
 
-Optimizer: TypeAlias = Callable[[float, tuple[float, float], float], Transform]
-"""Rate, Adam's two betas, momentum → the transform that steps with them."""
+def adam_by_layers(
+    layers: Sequence[Support],
+    rate: float,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    epsilon: float = 1e-8,
+    at_once: int = WEIGHTS_AT_ONCE,
+) -> Transform:
+    """Adam whose second moments are means over layers, which together hold every weight once. No bit depends on
+    `at_once`, the largest number of weights that is handled at a time; it is a power of two."""
+    b1, b2, eps, c = np.float32(beta1), np.float32(beta2), np.float32(epsilon), np.float32(-rate)
+    one = np.float32(1)
 
-OPTIMIZERS: dict[str, Optimizer] = {
+    def init(weights: F32) -> State:
+        return np.zeros_like(weights), np.zeros(len(layers), np.float32), np.ones(1, np.float32), np.ones(1, np.float32)
+
+    def update(state: State, gradient: F32, _: F32) -> tuple[State, F32]:
+        mean_before, square, power1, power2 = state
+        power1, power2 = b1 * power1, b2 * power2
+        latest: F64 = np.array([sum_of_squares(gradient, layer, at_once) / layer.size for layer in layers])
+        square = b2 * square + (one - b2) * latest.astype(np.float32)
+        scales = np.sqrt(square / (one - power2)) + eps
+        mean, step = np.empty_like(gradient), np.empty_like(gradient)
+        for layer, scale in zip(layers, scales, strict=True):
+            for part, _numbers in layer.parts():
+                for here in _pieces(part.start, part.stop, at_once):
+                    mean[here] = b1 * mean_before[here] + (one - b1) * gradient[here]
+                    step[here] = c * ((mean[here] / (one - power1)) / scale)
+        return (mean, square, power1, power2), step
+
+    return Transform(init, update)
+
+
+def sum_of_squares(values: F32, layer: Support, at_once: int = WEIGHTS_AT_ONCE) -> float:
+    """A piece whose length is a power of two is a branch of the tree, so any such length gives the same bits."""
+    sums = list[float]()
+    for here in _pieces(0, layer.size, at_once):
+        wide = np.concatenate([values[weights] for weights, _ in layer.parts(here.start, here.stop)]).astype(np.float64)
+        sums.append(_tree_sum(wide * wide))
+    return _tree_sum(np.array(sums))
+
+
+def _tree_sum(numbers: F64) -> float:
+    while len(numbers) > 1:
+        if len(numbers) % 2:
+            numbers = np.append(numbers, 0.0)
+        numbers = numbers[0::2] + numbers[1::2]
+    return float(numbers[0])
+
+
+OPTIMIZERS: dict[str, Callable[[float, tuple[float, float], float], Transform]] = {
     "adam": lambda rate, betas, _momentum: adam(rate, *betas),
     "momentum": lambda rate, _betas, beta: momentum(rate, beta),
     "sgd": lambda rate, _betas, _momentum: sgd(rate),
 }
+"""Rate, Adam's two betas, momentum → the transform that steps with them."""
 
 
 def average(decay: float) -> Transform:
@@ -147,7 +196,7 @@ def average(decay: float) -> Transform:
         before, steps = state
         d = np.minimum(most, (one + steps) / (ten + steps))
         smooth = np.empty_like(weights)
-        for here in _pieces(len(weights)):
+        for here in _pieces(0, len(weights)):
             np.multiply(before[here], d, out=smooth[here])
             smooth[here] += (one - d) * weights[here]
         return (smooth, steps + one), smooth

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,27 +13,18 @@ from numpy.typing import NDArray
 from baffle.core.arrays import F32, I64, U8
 from baffle.core.pixels import PixelScale
 from baffle.core.seeds import permutation
-from baffle.data.dataset import Dataset, Source
 from baffle.data.files import damaged, find, open_zip, read_file, read_member
+from baffle.data.sources import Dataset, Source
 from baffle.errors import DataError
 
 if TYPE_CHECKING:
     import PIL.Image
 
-FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
-"""By file extension. Pillow tries no other formats, because some of them start programs."""
-
-MOST_PIXELS = 2**26
-"""The most pixels that an image may have before it is resized."""
-
-ROWS = 64
-"""Rows of an image that are converted at once."""
-
-SCALE = PixelScale((0.5,), (0.5,))
-"""Colours from -1 to 1: centred, which suits models that bring no scale of their own."""
-
-PUBLISHED_PIXELS = 128
-"""The size of images if a plan names none."""
+FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}  # some others start programs in Pillow
+MOST_PIXELS = 2**26  # that an image may have before it is resized
+PUBLISHED_PIXELS = 128  # the size of images if a plan names none
+ROWS = 64  # of an image that are converted at once
+SCALE = PixelScale((0.5,), (0.5,))  # colours from -1 to 1, which suits models without a scale of their own
 
 
 @dataclass(frozen=True)
@@ -48,25 +39,18 @@ class Collection:
 
 
 PACS = Collection(
-    title="PACS",
-    name="pacs",
-    domains=("art_painting", "cartoon", "photo", "sketch"),
-    classes=7,
+    *("PACS", "pacs", ("art_painting", "cartoon", "photo", "sketch"), 7),
     get_it="put its four folders of domains, or one zip of them (from dali-dl.github.io/project_iccv2017.html),",
 )
 
 OFFICEHOME = Collection(
-    title="OfficeHome",
-    name="officehome",
-    domains=("Art", "Clipart", "Product", "Real World"),
-    classes=65,
+    *("OfficeHome", "officehome", ("Art", "Clipart", "Product", "Real World"), 65),
     get_it="put its four folders of domains, or one zip of them (from www.hemanthdv.org/officeHomeDataset.html),",
 )
 
 
-@dataclass(frozen=True)
-class Image:
-    """An image that has not been read yet: its domain, class and file name, its place for messages, and its reader."""
+class Image(NamedTuple):
+    """An image to be read later: its domain, class and file name, its place for messages, and its reader."""
 
     domain: str
     kind: str
@@ -75,21 +59,15 @@ class Image:
     read: Callable[[], bytes]
 
 
-def pacs(folder: Path | None, pixels: int = PUBLISHED_PIXELS) -> Source:
-    return collected(PACS, folder, pixels)
-
-
-def officehome(folder: Path | None, pixels: int = PUBLISHED_PIXELS) -> Source:
-    return collected(OFFICEHOME, folder, pixels)
-
-
-def collected(collection: Collection, folder: Path | None, pixels: int) -> Source:
+def collected(collection: Collection, folder: Path | None, pixels: int = PUBLISHED_PIXELS) -> Source:
     """A published set. Its files are looked for when samples are first needed."""
 
     def look(where: Path) -> Path | None:
         zips = (path for path in where.glob("*.zip") if _plain(path.name).startswith(_plain(collection.name)))
-        roots = (where, *where.glob("*/"), *where.glob("*/*/"))
-        return next((root for root in roots if _domains_in(root, collection)), None) or next(iter(sorted(zips)), None)
+        for root in (where, *where.glob("*/"), *where.glob("*/*/")):
+            if {_plain(name) for name in collection.domains} <= {_plain(path.name) for path in root.glob("*/")}:
+                return root
+        return min(zips, default=None)
 
     @cache
     def listing() -> Listing:
@@ -97,6 +75,9 @@ def collected(collection: Collection, folder: Path | None, pixels: int) -> Sourc
         return _listed(path, collection)
 
     return _source(listing, pixels, collection.classes, collection.domains)
+
+
+pacs, officehome = partial(collected, PACS), partial(collected, OFFICEHOME)
 
 
 def image_set(path: Path, pixels: int) -> Source:
@@ -107,19 +88,13 @@ def image_set(path: Path, pixels: int) -> Source:
 
 
 def _source(listing: "Callable[[], Listing]", pixels: int, classes: int, domains: tuple[str, ...]) -> Source:
-    return Source(
-        lambda: listing().part(pixels, held_out=False),
-        lambda: listing().part(pixels, held_out=True),
-        classes,
-        domains,
-        SCALE,
-        shape=(3, pixels, pixels),
-    )
+    train, test = (lambda: listing().part(pixels, held_out=False)), (lambda: listing().part(pixels, held_out=True))
+    return Source(train, test, classes, domains, SCALE, shape=(3, pixels, pixels))
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a set, none of which has been read yet."""
+    """The images of a set, to be read later."""
 
     images: list[Image]
     domains: tuple[str, ...]
@@ -139,12 +114,12 @@ class Listing:
 
 
 def _listed(path: Path, collection: Collection | None = None) -> Listing:
-    """The images in a folder or a zip, after a check that a published set is complete."""
-    images = sorted(_in_zip(path) if path.is_file() else _in_folder(path), key=lambda i: (i.domain, i.kind, i.name))
+    """List the images in a folder or a zip, and check that a published set is complete."""
+    images = sorted(_in_zip(path) if path.is_file() else _in_folder(path), key=lambda image: image[:3])
     if collection:
         known = {_plain(name) for name in collection.domains}
         images = [image for image in images if _plain(image.domain) in known]
-    domains, kinds = (sorted(set(names)) for names in ([i.domain for i in images], [i.kind for i in images]))
+    domains, kinds = sorted({image.domain for image in images}), sorted({image.kind for image in images})
     if not images:
         raise DataError(f"{path} holds no images: expected domain/class/name, ending in {', '.join(FORMATS)}")
     if collection and (len(domains), len(kinds)) != (len(collection.domains), collection.classes):
@@ -166,7 +141,7 @@ def decode(path: Path) -> U8:
 
 
 def _decoded(raw: bytes, place: str, pixels: int | None) -> U8:
-    """An image's pixels. If a size is given, the image is squeezed to a square of it, so that nothing is cut off."""
+    """An image's pixels. With a size, the whole image is squeezed to a square of that size."""
     try:
         import PIL.Image
     except ImportError:
@@ -181,12 +156,12 @@ def _decoded(raw: bytes, place: str, pixels: int | None) -> U8:
             return np.asarray(colours)
     except DataError:
         raise
-    except Exception as fault:  # a hostile image can raise anything that Pillow can
+    except Exception as fault:  # Pillow can raise anything on a hostile image
         raise damaged(place, fault) from None
 
 
 def _in_eight_bits(image: "PIL.Image.Image") -> "PIL.Image.Image":
-    """A grey image of 16 bits a pixel with its brightness kept: Pillow itself would make all but the darkest white."""
+    """Convert a grey image of 16 bits a pixel and keep its brightness. Pillow would turn almost all of it white."""
     if not image.mode.startswith("I"):
         return image
     import PIL.Image
@@ -218,7 +193,8 @@ def _in_folder(folder: Path) -> Iterator[Image]:
     for path in folder.glob("*/*/*"):
         name = PurePosixPath(path.relative_to(folder).as_posix())
         if _is_image(name):
-            yield _image(name, str(path), partial(read_file, path))
+            domain, kind, last = name.parts
+            yield Image(domain, kind, last, str(path), partial(read_file, path))
 
 
 def _in_zip(path: Path) -> Iterator[Image]:
@@ -230,15 +206,11 @@ def _in_zip(path: Path) -> Iterator[Image]:
             continue
         if len(name.parts) < 3:
             raise DataError(f"{path}: expected domain/class/name, got {full}")
-        above.add(name.parts[:-3])
-        yield _image(name, f"{path}: {full}", partial(read_member, archive, full))
+        *folders, domain, kind, last = name.parts
+        above.add(tuple(folders))
+        yield Image(domain, kind, last, f"{path}: {full}", partial(read_member, archive, full))
     if len(above) > 1:
         raise DataError(f"{path}: expected all images as domain/class/name in one folder, got {len(above)} folders")
-
-
-def _image(name: PurePosixPath, place: str, read: Callable[[], bytes]) -> Image:
-    domain, kind, last = name.parts[-3:]
-    return Image(domain, kind, last, place, read)
 
 
 def _is_image(name: PurePosixPath) -> bool:
@@ -246,11 +218,6 @@ def _is_image(name: PurePosixPath) -> bool:
     return name.suffix.lower() in FORMATS and not hidden
 
 
-def _domains_in(folder: Path, collection: Collection) -> bool:
-    there = {_plain(path.name) for path in folder.glob("*/")}
-    return {_plain(name) for name in collection.domains} <= there
-
-
 def _plain(name: str) -> str:
-    """A name in lower case, without the separators in which publishers and mirrors differ."""
+    """A name in lower case without separators, in which publishers and mirrors differ."""
     return "".join(letter for letter in name.lower() if letter.isalnum())

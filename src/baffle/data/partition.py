@@ -1,12 +1,14 @@
-"""Which client holds which samples. Shares follow from a key, in integers and correctly rounded arithmetic, so that
-they are the same on every machine."""
+"""Partitions: which client holds which samples. Shares follow from a key by integers and correctly rounded arithmetic,
+so they are the same on every machine."""
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from baffle.core.arrays import I64
 from baffle.core.samples import PADDING, Labels
 from baffle.core.seeds import Seeds, keystream, permutation
-from baffle.data.dataset import Source
+from baffle.data.sources import Source
 from baffle.errors import PlanError
 from baffle.plan import Plan
 
@@ -18,27 +20,20 @@ def share_out(plan: Plan, source: Source) -> list[I64]:
     match plan.federation.partition:
         case "iid":
             return iid(key, len(train), clients)
-        case "dirichlet":
-            if not source.classes or train.labels.ndim > 1:
-                raise PlanError(
-                    f'federation.partition: "dirichlet" divides classes, but {data} has no class for each sample; '
-                    'expected "iid"'
-                )
+        case "dirichlet" if source.classes and train.labels.ndim == 1:
             return dirichlet(key, train.labels, clients, plan.federation.alpha, plan.federation.floor_samples)
-        case "domain":
-            if train.domain_of is None:
-                raise PlanError(
-                    f'federation.partition: {data} has no domains; expected "pacs", "officehome" or a set of your own '
-                    "with domains"
-                )
+        case "dirichlet":
+            fault = f'"dirichlet" divides classes, but {data} has no class for each sample; expected "iid"'
+        case "domain" if train.domain_of is not None:
             return by_domain(key, train.domain_of, clients)
-        case "writer":
-            if train.writer_of is None:
-                raise PlanError(
-                    f'federation.partition: {data} has no writers; expected "mnist" with '
-                    "qmnist-train-labels-idx2-int.gz (from github.com/facebookresearch/qmnist) beside its files"
-                )
+        case "domain":
+            fault = f'{data} has no domains; expected "pacs", "officehome" or a set of your own with domains'
+        case "writer" if train.writer_of is not None:
             return by_writer(key, train.writer_of, clients)
+        case "writer":
+            files = "qmnist-train-labels-idx2-int.gz (from github.com/facebookresearch/qmnist)"
+            fault = f'{data} has no writers; expected "mnist" with {files} beside its files'
+    raise PlanError(f"federation.partition: {fault}")
 
 
 def iid(key: bytes, samples: int, clients: int) -> list[I64]:
@@ -48,10 +43,10 @@ def iid(key: bytes, samples: int, clients: int) -> list[I64]:
 
 
 def dirichlet(key: bytes, labels: I64, clients: int, alpha: float, floor: int) -> list[I64]:
-    """Each class is divided among clients in proportions that are drawn for it from Dirichlet(alpha, …, alpha).
+    """Divide each class among clients in proportions drawn from Dirichlet(alpha, …, alpha).
 
     Classes are dealt out one after the other. A client that already has an even share of all samples gets none of the
-    next class. Clients that end below the floor get samples from the client that has most at the time.
+    next class. Clients that end below the floor get samples from the client that has the most at that time.
     """
     _require(clients, floor, len(labels))
     order = permutation(key, len(labels))
@@ -73,7 +68,7 @@ def dirichlet(key: bytes, labels: I64, clients: int, alpha: float, floor: int) -
 
 
 def by_domain(key: bytes, domain_of: I64, clients: int) -> list[I64]:
-    """The same number of clients for each domain, in the domains' order; they share its samples evenly."""
+    """The same number of clients for each domain, in the order of domains. They share its samples evenly."""
     domains = np.unique(domain_of)
     if clients % len(domains):
         raise PlanError(
@@ -93,7 +88,7 @@ def by_domain(key: bytes, domain_of: I64, clients: int) -> list[I64]:
 
 
 def by_writer(key: bytes, writer_of: I64, clients: int) -> list[I64]:
-    """One client for each writer. If there are fewer clients than writers, writers are drawn at random."""
+    """One client for each writer. With fewer clients than writers, writers are drawn at random."""
     writers, person = np.unique(writer_of, return_inverse=True)
     if clients > len(writers):
         raise PlanError(
@@ -101,7 +96,8 @@ def by_writer(key: bytes, writer_of: I64, clients: int) -> list[I64]:
         )
     order = permutation(key, len(writer_of))
     shares = _grouped(order, person[order].astype(np.int64), len(writers))
-    return [shares[writer] for writer in permutation(_next(key), len(writers))[:clients]]
+    next_key = keystream(key, [1], 0, 2).tobytes()
+    return [shares[writer] for writer in permutation(next_key, len(writers))[:clients]]
 
 
 def class_counts(labels: Labels, shares: list[I64], classes: int) -> I64:
@@ -138,11 +134,6 @@ def _grouped(order: I64, owner: I64, clients: int) -> list[I64]:
     return np.split(order[np.argsort(owner, kind="stable")], ends)
 
 
-def _next(key: bytes) -> bytes:
-    """A key for a second draw."""
-    return keystream(key, [1], 0, 2).tobytes()
-
-
 def _require(clients: int, floor: int, samples: int) -> None:
     if clients * floor > samples:
         of = f" of at least {floor} each" if floor > 1 else ""
@@ -150,3 +141,36 @@ def _require(clients: int, floor: int, samples: int) -> None:
             f"federation.clients: {clients} clients cannot share {samples} samples{of}; "
             f"set it to at most {samples // floor}"
         )
+
+
+@dataclass(frozen=True)
+class Holding:
+    """How many samples of each class a client holds; its domain or writer if all of its samples share it."""
+
+    client: int
+    samples: int
+    classes: list[int]
+    domain: str | None = None
+    writer: int | None = None
+
+    @property
+    def group(self) -> str:
+        return self.domain or ("" if self.writer is None else f"writer {self.writer}")
+
+
+def holdings(source: Source, shares: list[I64]) -> list[Holding]:
+    """The holding of each client, in the clients' order."""
+    counts = class_counts(source.train.labels, shares, source.classes)
+    held = list[Holding]()
+    for client, (share, classes) in enumerate(zip(shares, counts, strict=True)):
+        domain, writer = (_common(of, share) for of in (source.train.domain_of, source.train.writer_of))
+        name = None if domain is None else source.domains[domain]
+        held.append(Holding(client, len(share), classes.tolist(), name, writer))
+    return held
+
+
+def _common(group_of: I64 | None, share: I64) -> int | None:
+    """The group that all samples of a client belong to; None if they belong to several."""
+    if group_of is None or (group_of[share] != group_of[share[0]]).any():
+        return None
+    return int(group_of[share[0]])

@@ -1,1 +1,1 @@
-"""One call for your own model and your own data (`baffle.fit`), and the run that it gives back."""
+"""`baffle.fit`, which trains your own model on your own data in one call, and the run that it returns."""

@@ -3,27 +3,26 @@
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec.structs import replace as changed
 
 from baffle.core.arrays import I64
-from baffle.core.samples import Labels
-from baffle.data.dataset import Source
 from baffle.data.partition import share_out
+from baffle.data.sources import Source
 from baffle.errors import PlanError, RunFolderError, UnusableDataError
 from baffle.fitting.given_data import GivenData, given_data
 from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_metrics, with_names
-from baffle.fitting.plans import GivenPlan, plan_of
 from baffle.fitting.run import Run
-from baffle.journal.folder import RunFolder
-from baffle.journal.naming import new_folder
+from baffle.journal.folder import RunFolder, new_folder
 from baffle.journal.replay import initial_weights
-from baffle.plan import Custom, Plan, check, load
+from baffle.plan import Custom, Plan, build, check, load
 from baffle.plan.functions import GIVEN
+from baffle.plan.tasks import LOSSES, is_of_numbers
 from baffle.report.words import is_share
 from baffle.server.recorder import Progress, Watch
 from baffle.server.round import Played
@@ -34,6 +33,21 @@ from baffle.task.metrics import metrics_of
 
 if TYPE_CHECKING:
     from torch import nn
+
+DEFAULTS: Mapping[str, Any] = {
+    "name": "fit",
+    "rounds": 200,
+    "federation": {"batch": 16},
+    "probe": {"k": 80, "distribution": "rademacher", "supports": "layers"},
+    "update": {"rate": 0.01, "ema": 0.99},
+    "secure": {"mode": "off"},
+}
+"""At this rate, directions of one layer each did as well as dense ones at the end, and better on some nets
+(docs/performance.md, "One layer at a time"). The sums are plain, because in one process there is no one to hide values
+from; secure sums give the same bits."""
+
+GivenPlan = str | Plan | Mapping[str, Any] | None
+"""A preset's name or a TOML file, a plan, or settings such as {"rounds": 300, "probe.k": 50}."""
 
 Callback = Callable[[Mapping[str, Any]], object]
 """Called after every round with what it measured: `round` (counted from 1), `loss`, and `test_…` where the model was
@@ -67,15 +81,20 @@ def fit(
     >>> run = baffle.fit(model, clients=[(x0, y0), (x1, y1), (x2, y2)], test=(x, y), plan={"rounds": 300})
     >>> run["test_accuracy"], run.metrics["loss"], run.model, run.predict(x)
     """
-    wanted, data = plan_of(plan), given_data(clients, test)
+    wanted, data = _plan_of(plan), given_data(clients, test)
     stop = _stop(callbacks)
     folder = _new_folder(Path(out) if out else new_folder(wanted.name))
     objects = _Objects(_given(model, train, loss, data, folder.path), data, tuple(metrics))
+
+    def warn(words: str) -> None:
+        if data.test is not None or "is not measured" not in words:  # without test data, nobody expects measurements
+            warnings.warn(words, stacklevel=5)
+
     try:
         task = objects.task(objects.settled(wanted))
-        begin(folder, task, _progress(shown=progress), _warn(tested=data.test is not None), stop)
+        begin(folder, task, _progress() if progress else lambda _now: None, warn, stop)
     except BaseException:
-        if not folder.plan.exists():  # nothing has begun, so the next attempt finds everything as this one did
+        if not folder.plan.exists():  # the run has not begun, so leave no trace of this attempt
             objects.model.forget()
         raise
     return Run(folder.path, objects.model)
@@ -105,7 +124,7 @@ def resume(
     """
     if isinstance(settings, str):
         raise PlanError(f"settings: expected a list of them, as [{settings!r}], got one text")
-    report, stop = watch or _progress(shown=False), _stop(callbacks)
+    report, stop = watch or (lambda _now: None), _stop(callbacks)
     plan = load(str(RunFolder.existing(Path(path)).plan))
     if not plan.task.data.startswith(f"{GIVEN}:"):
         if model is not None or clients is not None:
@@ -122,18 +141,17 @@ def resume(
 
 @dataclass(frozen=True)
 class _Objects:
-    """What was given to a fit."""
+    """The objects that were given to a fit."""
 
     model: GivenModel
     data: GivenData
     metrics: tuple[str | Function, ...]
 
     def settled(self, wanted: Plan) -> Plan:
-        """The wanted plan, with names by which these objects are known again."""
+        """The wanted plan, with names that identify these objects when the run is resumed."""
         plan = with_names(wanted, self.model, self.metrics, self.data.fingerprint())
         if self.data.shares is not None:
-            federation = msgspec.structs.replace(plan.federation, clients=len(self.data.shares))
-            plan = msgspec.structs.replace(plan, federation=federation)
+            plan = changed(plan, federation=changed(plan.federation, clients=len(self.data.shares)))
         check(plan)
         self._require_labels(plan)
         self._source(plan).train  # noqa: B018  refuses unusable data before the model is tried on them
@@ -143,8 +161,7 @@ class _Objects:
         """The task of a run with these objects."""
         source = self._source(plan)
         task = load_task(plan, share=self._share, source=source, model=self.model.on(plan))
-        metrics = metrics_of(plan, source, given_metrics(self.metrics))
-        return replace(task, server=replace(task.server, metrics=metrics))
+        return replace(task, metrics=metrics_of(plan, source, given_metrics(self.metrics)))
 
     def require_known(self, plan: Plan) -> None:
         """Refuse objects that are not those of the run with this plan."""
@@ -153,37 +170,31 @@ class _Objects:
         self.model.require_known(plan, self.data.few())
 
     def _require_labels(self, plan: Plan) -> None:
-        """Refuse labels that are no classes of the model, in the words of a fit: it has no source to correct."""
-        if plan.task.loss not in ("cross_entropy", "mse", "mae", "bce"):
+        """Refuse labels that do not suit the model, in words for users of `fit`, who have no source to correct."""
+        if plan.task.loss not in LOSSES:
             return
-        shape = self.model.says(self.data.few().x).shape[1:]
-        sets = {"clients": self.data.train, **({"test": self.data.test} if self.data.test else {})}
-        for whose, data in sets.items():
-            if plan.task.loss == "cross_entropy":
-                self._require_classes(plan, whose, data.labels, shape)
-            elif prod(data.labels.shape[1:]) != prod(shape):
-                raise UnusableDataError(
-                    f"{whose}: y has shape {data.labels.shape[1:]} for each sample, but the model's outputs have "
-                    f"{shape}: expected as many numbers"
-                )
-
-    def _require_classes(self, plan: Plan, whose: str, labels: Labels, shape: tuple[int, ...]) -> None:
+        shape, classes = self.model.outputs(self.data.few().x).shape[1:], self._classes(plan)
         wanted = f"shape {shape[:-1]}, one for each position" if shape[:-1] else "one class number for each sample"
-        if labels.dtype.kind not in "iu":
-            raise UnusableDataError(
-                f"{whose}: y is {labels.dtype}, but the loss is cross_entropy: expected class numbers from 0, as "
-                'integers; of rows with a one for the class, y.argmax(1); for numbers to predict give loss="mse"'
-            )
-        if labels.shape[1:] not in (shape[:-1], shape[1:]):
-            raise UnusableDataError(
-                f"{whose}: y has shape {labels.shape[1:]} for each sample, but the model's outputs have {shape}: "
-                f"expected {wanted}"
-            )
-        if labels.size and labels.max() >= (classes := self._classes(plan)):
-            raise UnusableDataError(
-                f"{whose}: y has class {labels.max()}, but the model has outputs for {classes}: expected class "
-                f"numbers from 0 to {classes - 1}; give the model more outputs, or correct the labels"
-            )
+        sets = {"clients": self.data.train, **({"test": self.data.test} if self.data.test else {})}
+        for whose, y in {whose: data.labels for whose, data in sets.items()}.items():
+            fault = ""
+            has = f"y has shape {y.shape[1:]} for each sample, but the model's outputs have {shape}: expected"
+            if plan.task.loss != "cross_entropy":
+                fault = f"{has} as many numbers" if prod(y.shape[1:]) != prod(shape) else ""
+            elif y.dtype.kind not in "iu":
+                fault = (
+                    f"y is {y.dtype}, but the loss is cross_entropy: expected class numbers from 0, as integers; of "
+                    'rows with a one for the class, y.argmax(1); for numbers to predict give loss="mse"'
+                )
+            elif y.shape[1:] not in (shape[:-1], shape[1:]):
+                fault = f"{has} {wanted}"
+            elif y.size and y.max() >= classes:
+                fault = (
+                    f"y has class {y.max()}, but the model has outputs for {classes}: expected class numbers from 0 to "
+                    f"{classes - 1}; give the model more outputs, or correct the labels"
+                )
+            if fault:
+                raise UnusableDataError(f"{whose}: {fault}")
 
     def _source(self, plan: Plan) -> Source:
         return Source(self.data.train, self.data.test, self._classes(plan))
@@ -192,14 +203,43 @@ class _Objects:
         return share_out(plan, source) if self.data.shares is None else self.data.shares
 
     def _classes(self, plan: Plan) -> int:
-        """As many classes as the model tells apart; none if it predicts numbers."""
+        """The number of classes that the model distinguishes; 0 if it predicts numbers."""
         few = self.data.few()
-        if plan.task.loss != "cross_entropy" and few.y.dtype.kind != "i":
+        if is_of_numbers(plan.task.loss) or (plan.task.loss != "cross_entropy" and few.y.dtype.kind != "i"):
             return 0
-        if plan.task.loss in ("mse", "mae", "bce"):
-            return 0
-        shape = self.model.says(few.x).shape
+        shape = self.model.outputs(few.x).shape
         return shape[-1] if shape[:-1] == few.y.shape else shape[1] if len(shape) > 1 else 1
+
+
+def _plan_of(given: GivenPlan) -> Plan:
+    """Convert a given plan."""
+    if isinstance(given, Plan):
+        return given
+    if isinstance(given, str):
+        return load(given)
+    if given is not None and not isinstance(given, Mapping):
+        raise PlanError(
+            f"plan: expected a preset's name, the path of a TOML file, a baffle.Plan or a dict of settings, got "
+            f"{type(given).__name__}"
+        )
+    raw: dict[str, Any] = deepcopy(dict(DEFAULTS))
+    _lay_over(raw, given or {})
+    return build(raw)
+
+
+def _lay_over(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    """Write settings, nested or with dotted names, over those in `raw`."""
+    for path, value in settings.items():
+        *tables, key = str(path).split(".")
+        table = raw
+        for name in tables:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise PlanError(f"plan: {path}: {name} is a value, not a table")
+        if isinstance(value, Mapping) and isinstance(table.get(key), dict):
+            _lay_over(table[key], value)
+        else:
+            table[key] = list(value) if isinstance(value, tuple) else value
 
 
 def _given(model: Any, train: str | Sequence[str], loss: str | Function, data: GivenData, out: Path) -> GivenModel:
@@ -212,7 +252,7 @@ def _given(model: Any, train: str | Sequence[str], loss: str | Function, data: G
 
 
 def _given_again(model: Any, loss: str | Function, plan: Plan, run: Path) -> GivenModel:
-    """The model of a run, given again. A module gets the weights that the run began with."""
+    """The model of a run that is resumed. A module gets the weights that the run began with."""
     if not isinstance(plan.task.model, Custom):
         from baffle.fitting.given_onnx import GivenOnnx
 
@@ -246,13 +286,13 @@ def _stop(callbacks: Sequence[Callback]) -> Stop:
     return stop
 
 
-def _progress(*, shown: bool) -> Watch:
+def _progress() -> Watch:
     """Writes a line whenever the model has been evaluated."""
     last = ""
 
     def watch(now: Progress) -> None:
         nonlocal last
-        if not shown or now.value is None or now.rounds_done != int(now.rounds_done):
+        if now.value is None or now.rounds_done != int(now.rounds_done):
             return
         value = f"{now.value:.1%}" if is_share(now.metric) else f"{now.value:.4g}"
         if value == last and now.rounds_done != now.rounds:
@@ -264,13 +304,3 @@ def _progress(*, shown: bool) -> Watch:
         sys.stdout.flush()
 
     return watch
-
-
-def _warn(*, tested: bool) -> Callable[[str], None]:
-    """Passes advice on as warnings. Who gave no test data knows that nothing is measured on them."""
-
-    def warn(words: str) -> None:
-        if tested or "is not measured" not in words:
-            warnings.warn(words, stacklevel=5)
-
-    return warn

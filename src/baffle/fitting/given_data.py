@@ -1,10 +1,10 @@
-"""Data as people have it: arrays, tensors, lists, map-style data sets, and tuples or dicts of them as a model's inputs.
+"""Data as users have them: arrays, tensors, lists, map-style data sets, and tuples or dicts of them as a model's
+inputs.
 
-All of it becomes arrays in memory. A client's data is a pair of samples and targets, or a map-style data set (anything
-with a length and items by number) whose items are such pairs. A list holds the data of several clients.
+All of them become arrays in memory. A client's data are a pair of samples and targets, or a map-style data set
+(anything with a length and items by number) whose items are such pairs. A list holds the data of several clients.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -13,29 +13,28 @@ import numpy as np
 
 from baffle.core.arrays import I64
 from baffle.core.ports import Batch
-from baffle.core.samples import Array, Labels, Samples, arrays, count, describe, each
-from baffle.data.dataset import Dataset
+from baffle.core.samples import Array, Labels, Samples, arrays, count, describe, joined
+from baffle.data.sources import Dataset
 from baffle.errors import UnusableDataError
 
-FEW = 2
-"""How many samples a model is tried on."""
+FEW = 2  # samples that a model is tried on
 
 
 @dataclass(frozen=True)
 class GivenData:
-    """What `baffle.fit` trains on. `shares` says which client holds which training samples; None if the data came as
-    one set, to be shared out by the plan's partition."""
+    """The data that `baffle.fit` trains on. `shares` has the training samples of each client; None if the data came as
+    one set, which the plan's partition divides."""
 
     train: Dataset
     test: Dataset | None
     shares: list[I64] | None
 
     def few(self) -> Batch:
-        """The first samples, which a model is tried on and known again by."""
+        """The first samples, on which a model is tried and by which it is identified."""
         return self.train.batch(np.arange(min(FEW, len(self.train))))
 
     def fingerprint(self) -> str:
-        """Identifies the training data and who holds what of it."""
+        """A hash of the training data and of the shares of clients."""
         known = sha256()
         shares = self.shares or [np.arange(len(self.train))]
         for array in (np.array([len(share) for share in shares]), *arrays(self.train.samples), self.train.labels):
@@ -45,32 +44,33 @@ class GivenData:
 
 
 def given_data(clients: Any, test: Any = None) -> GivenData:
-    """Data that was given to `baffle.fit`. A list is one of clients; anything else is one set for all of them."""
-    data = _given_data(clients, test)
-    if not len(data.train):
-        raise UnusableDataError("clients: expected samples, got none")
-    return data
-
-
-def _given_data(clients: Any, test: Any) -> GivenData:
+    """Convert data that were given to `baffle.fit`: a list with the data of each client, or one set for all of them."""
     held_out = None if test is None else Dataset(*_pair(test, "test"))
-    if not isinstance(clients, list):
-        data = GivenData(Dataset(*_pair(clients, "clients")), held_out, None)
-        _require_alike({"clients": data.train.samples}, held_out)
-        return data
-    if not clients:
-        raise UnusableDataError("clients: expected the data of at least one client, got an empty list")
-    pairs = [_pair(data, f"clients[{number}]") for number, data in enumerate(clients)]
-    _require_alike({f"clients[{number}]": x for number, (x, _) in enumerate(pairs)}, held_out)
-    for number, (x, y) in enumerate(pairs):
+    if isinstance(clients, list):
+        if not clients:
+            raise UnusableDataError("clients: expected the data of at least one client, got an empty list")
+        pairs = {f"clients[{number}]": _pair(data, f"clients[{number}]") for number, data in enumerate(clients)}
+    else:
+        pairs = {"clients": _pair(clients, "clients")}
+    (first, (x, _)), *_ = pairs.items()
+    tested = {} if held_out is None else {"test": held_out.samples}
+    for whose, other in ({whose: samples for whose, (samples, _) in pairs.items()} | tested).items():
+        if type(other) is not type(x) or describe(other) != describe(x):
+            raise UnusableDataError(
+                f"{whose} has samples of {describe(other)}, but {first} of {describe(x)}; make them alike"
+            )
+    for whose, (x, y) in pairs.items():
         if count(x) != len(y):
             raise UnusableDataError(
-                f"clients[{number}] has {count(x):,} samples, but {len(y):,} labels; expected a label for each sample"
+                f"{whose} has {count(x):,} samples, but {len(y):,} labels; expected a label for each sample"
             )
-    ends = np.cumsum([len(y) for _, y in pairs])
-    shares = [np.arange(end - len(y), end) for end, (_, y) in zip(ends, pairs, strict=True)]
-    samples, labels = joined([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
-    return GivenData(Dataset(samples, labels), held_out, shares)
+    labels = np.concatenate([y for _, y in pairs.values()])
+    if not len(labels):
+        raise UnusableDataError("clients: expected samples, got none")
+    ends = np.cumsum([len(y) for _, y in pairs.values()])
+    shares = [np.arange(end - len(y), end) for end, (_, y) in zip(ends, pairs.values(), strict=True)]
+    data = Dataset(joined([x for x, _ in pairs.values()]), labels)
+    return GivenData(data, held_out, shares if isinstance(clients, list) else None)
 
 
 def given_samples(x: Any, whose: str = "x") -> Samples:
@@ -80,13 +80,6 @@ def given_samples(x: Any, whose: str = "x") -> Samples:
     if isinstance(x, tuple):
         return tuple(_array(values, f"{whose}[{number}]") for number, values in enumerate(x))
     return _array(x, whose)
-
-
-def joined(parts: Sequence[Samples]) -> Samples:
-    """Samples behind each other, in the form that they have."""
-    columns = [np.concatenate(column) for column in zip(*map(arrays, parts), strict=True)]
-    remaining = iter(columns)
-    return each(lambda _: next(remaining), parts[0])
 
 
 def _pair(data: Any, whose: str) -> tuple[Samples, Labels]:
@@ -109,13 +102,12 @@ def _columns(data: Any, whose: str) -> tuple[Any, Any]:
     items = [data[number] for number in range(len(data))]
     if not all(isinstance(item, (tuple, list)) and len(item) == 2 for item in items):
         raise UnusableDataError(f"{whose}: expected items of a data set that are pairs (x, y), got others")
-    xs, ys = zip(*items, strict=True) if items else ((), ())
-    first = xs[0] if xs else None
-    if isinstance(first, dict):
-        return {name: [x[name] for x in xs] for name in first}, list(ys)
-    if isinstance(first, tuple):
-        return tuple(list(column) for column in zip(*xs, strict=True)), list(ys)
-    return list(xs), list(ys)
+    xs, ys = [x for x, _ in items], [y for _, y in items]
+    if xs and isinstance(xs[0], dict):
+        return {name: [x[name] for x in xs] for name in xs[0]}, ys
+    if xs and isinstance(xs[0], tuple):
+        return tuple(list(column) for column in zip(*xs, strict=True)), ys
+    return xs, ys
 
 
 def _array(values: Any, whose: str) -> Array:
@@ -138,18 +130,8 @@ def _array(values: Any, whose: str) -> Array:
 
 
 def _from_tensor(value: Any) -> Any:
-    """A tensor's numbers; anything else as it is. Known by its methods, since PyTorch need not be installed."""
+    """A tensor's numbers; other values as they are. Tensors are known by their methods: PyTorch may be missing."""
     if not hasattr(value, "detach"):
         return value
     value = value.detach().cpu()
     return (value.float() if value.is_floating_point() else value).numpy()
-
-
-def _require_alike(clients: Mapping[str, Samples], test: Dataset | None) -> None:
-    """Refuse samples of several clients, or of the test set, that differ in form, type or shape."""
-    (first, x), *others = clients.items()
-    for whose, other in (*others, *([("test", test.samples)] if test else [])):
-        if type(other) is not type(x) or describe(other) != describe(x):
-            raise UnusableDataError(
-                f"{whose} has samples of {describe(other)}, but {first} of {describe(x)}; make them alike"
-            )

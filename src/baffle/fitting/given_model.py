@@ -1,21 +1,22 @@
-"""A model, a loss and metrics that were given as objects: their names in a plan, and how they are known again."""
+"""Models, losses and metrics that were given as objects: their names in a plan, and how a resumed run recognises
+them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace as changed
 
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch
 from baffle.core.samples import Array, Samples
 from baffle.core.state import FLOAT
 from baffle.errors import ModelError, PlanError
-from baffle.plan import Custom, Model, Plan
+from baffle.plan import Custom, Plan
 from baffle.plan.functions import GIVEN
 from baffle.runtime.model import FLOAT32, RunnableModel
 from baffle.task.metrics import Metric, own_metric
@@ -23,55 +24,19 @@ from baffle.task.metrics import Metric, own_metric
 if TYPE_CHECKING:
     from torch import nn
 
-Function = Callable[[Any, Any], Any]
-"""A loss or a metric: outputs and targets → a number, or for a loss one for each sample."""
+    from baffle.fitting.given_onnx import GivenOnnx
 
-SAID = 8
-"""How many of a model's outputs a plan keeps, so that the model is known again."""
+GivenModel: TypeAlias = "GivenModule | GivenOnnx"
+"""A model that was given as an object or as an ONNX file, with its loss. Both classes have the same methods."""
 
-CLOSE = 1e-3
-"""How far these may differ on another machine."""
-
-
-class GivenModel(Protocol):
-    """A model that was given as an object, with its loss."""
-
-    @property
-    def loss(self) -> str | Function: ...
-
-    @property
-    def unsettled(self) -> Model:
-        """How a plan names this model before it is known what it says."""
-        ...
-
-    def on(self, plan: Plan) -> RunnableModel:
-        """The model as a run has it."""
-        ...
-
-    def says(self, x: Samples, weights: F32 | None = None) -> Array:
-        """The model's outputs, a row for each sample, with its own weights or with others."""
-        ...
-
-    def with_weights(self, weights: F32) -> Any:
-        """A copy of what was given, with these weights in what is trained: a module, or an ONNX model."""
-        ...
-
-    def forget(self) -> None:
-        """Remove what was written to give the model to a run."""
-        ...
-
-    def settled(self, plan: Plan, few: Batch) -> Plan:
-        """The plan, with that by which the model is known again."""
-        ...
-
-    def require_known(self, plan: Plan, few: Batch) -> None:
-        """Refuse a model or a loss that is not the run's."""
-        ...
+Function = Callable[[Any, Any], Any]  # a loss or a metric of outputs and targets; a loss may give one for each sample
+KEPT_OUTPUTS = 8  # outputs in a plan that identify a model
+CLOSE = 1e-3  # how far outputs may differ on another machine
 
 
 @dataclass(frozen=True)
 class GivenModule:
-    """A user's module, what of it is trained (as in `task.model.train`), and the loss. The module is never changed."""
+    """A user's module, which is never changed, the part that is trained (as in `task.model.train`), and the loss."""
 
     module: "nn.Module"
     train: tuple[str, ...]
@@ -79,32 +44,33 @@ class GivenModule:
 
     @classmethod
     def of(cls, module: object, train: str | Sequence[str], loss: str | Function) -> "GivenModule":
-        from baffle.runtime.torch.given import require_module
+        from baffle.runtime.torch.model import require_module
 
         patterns = (train,) if isinstance(train, str) else tuple(train)
         return cls(require_module(module), () if patterns == ("all",) else patterns, loss)
 
     def trained(self) -> "nn.Module":
-        """A copy in which exactly what is trained requires gradients."""
-        from baffle.models.trained_part import choose_trained
+        """A copy in which exactly the trained part requires gradients."""
+        from baffle.models.build import choose_trained
 
         return choose_trained(deepcopy(self.module), self.train)
 
     def starting_at(self, weights: F32) -> "GivenModule":
-        """The same model with these weights in what is trained."""
-        from baffle.runtime.torch.given import restored
+        """The same model with these weights in its trained part."""
+        from baffle.runtime.torch.model import restored
 
         return replace(self, module=restored(self.module, self.trained(), weights))
 
     def forget(self) -> None:
-        """Nothing was written."""
+        """Remove files that were written for a run: none."""
 
     def with_weights(self, weights: F32) -> "nn.Module":
+        """A copy of the module with these weights in its trained part."""
         return self.starting_at(weights).module
 
     def on(self, plan: Plan) -> RunnableModel:
         """The model as a run has it."""
-        from baffle.runtime.torch.criteria import own_criterion
+        from baffle.runtime.torch.loss import own_criterion
         from baffle.runtime.torch.model import TorchModel
 
         criterion = own_criterion(name_of(self.loss), self.loss) if callable(self.loss) else None
@@ -112,30 +78,30 @@ class GivenModule:
 
     @property
     def unsettled(self) -> Custom:
+        """The model's settings in a plan before they are complete."""
         return Custom(factory=_named(type(self.module)), train=self.train)
 
-    def says(self, x: Samples, weights: F32 | None = None) -> Array:
-        from baffle.runtime.torch.given import outputs
+    def outputs(self, x: Samples, weights: F32 | None = None) -> Array:
+        """The model's outputs, a row for each sample, with its own weights or with others."""
+        from baffle.runtime.torch.model import outputs
 
         return outputs(self.module if weights is None else self.starting_at(weights).module, x)
 
     def settled(self, plan: Plan, few: Batch) -> Plan:
-        return msgspec.structs.replace(plan, task=msgspec.structs.replace(plan.task, model=self._known_as(plan, few)))
+        """The plan with the settings that identify the model."""
+        return changed(plan, task=changed(plan.task, model=self._known_as(plan, few)))
 
     def _known_as(self, plan: Plan, batch: Batch) -> Custom:
-        """How a plan knows this model: by its initial weights, and by what it and its loss say about a few samples."""
+        """The settings that identify the model: its initial weights, and its outputs and loss on a few samples."""
         model = self.on(plan)
         weights = model.initial_weights()
         loss = model.runtime(plan.probe, FLOAT32).on(batch)(weights)
-        said = [*self.says(batch.x).reshape(-1)[:SAID].tolist(), loss]
-        return msgspec.structs.replace(
-            self.unsettled,
-            weights=sha256(weights.astype(FLOAT).tobytes()).hexdigest(),
-            says=tuple(float(f"{number:.6g}") for number in said),
-        )
+        said = [*self.outputs(batch.x).reshape(-1)[:KEPT_OUTPUTS].tolist(), loss]
+        digest = sha256(weights.astype(FLOAT).tobytes()).hexdigest()
+        return changed(self.unsettled, weights=digest, says=tuple(float(f"{number:.6g}") for number in said))
 
     def require_known(self, plan: Plan, few: Batch) -> None:
-        """Refuse a model or a loss that says something else than the run's own, with the weights that it began with."""
+        """Refuse a model or a loss whose values differ from the run's own, at the weights that the run began with."""
         theirs = plan.task.model
         assert isinstance(theirs, Custom)
         ours = self._known_as(plan, few)
@@ -144,22 +110,22 @@ class GivenModule:
         close = np.isclose(ours.says, theirs.says if same_kind else np.nan, rtol=CLOSE, atol=CLOSE)
         if not close[:-1].all():
             raise ModelError(
-                f"model: this is not the run's model: with the same weights it says other things; {remedy}"
+                f"model: this is not the run's model: with the same weights it has other outputs; {remedy}"
             )
         if not close[-1]:
             raise PlanError(f"loss: this is not the run's loss: it gives another value; {remedy}")
 
 
 def with_names(plan: Plan, model: GivenModel, metrics: Sequence[str | Function], data: str) -> Plan:
-    """The plan with names for what was given as objects. `data` identifies the data."""
-    task = msgspec.structs.replace(
+    """The plan with names for the given objects. `data` identifies the data."""
+    task = changed(
         plan.task,
         data=f"{GIVEN}:{data}",
         model=model.unsettled,
         loss=_named(model.loss) if callable(model.loss) else model.loss,
         metrics=tuple(_named(metric) if callable(metric) else metric for metric in metrics),
     )
-    return msgspec.structs.replace(plan, task=task)
+    return changed(plan, task=task)
 
 
 def given_metrics(metrics: Sequence[str | Function]) -> Mapping[str, Metric]:

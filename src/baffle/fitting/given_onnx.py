@@ -7,10 +7,10 @@ from fnmatch import fnmatch
 from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace as changed
 
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch
@@ -20,18 +20,10 @@ from baffle.export import export_onnx
 from baffle.fitting.given_model import Function, name_of
 from baffle.plan import Onnx, Plan
 from baffle.runtime.model import RunnableModel
-from baffle.runtime.onnx.criteria import own_criterion
-from baffle.runtime.onnx.loss import OnnxLoss
+from baffle.runtime.onnx.foreign import file_with_weights, graph_with_weights, require_file
+from baffle.runtime.onnx.loss import OnnxLoss, own_criterion
 from baffle.runtime.onnx.model import model_in
-from baffle.runtime.onnx.model_folder import (
-    CROSS_ENTROPY,
-    NO_LOSS,
-    WEIGHTS,
-    graph_loss,
-    read_manifest,
-    read_weights,
-)
-from baffle.runtime.onnx.trained import file_with_weights, graph_with_weights, require_file
+from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, NO_LOSS, WEIGHTS, graph_loss, read_manifest, read_weights
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -39,8 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GivenOnnx:
-    """A graph in an exported folder, which holds its loss unless that is a function of the user's own. `file` is the
-    ONNX file that it was made of, if that was given."""
+    """A graph in an exported folder, which includes the loss unless that is a function of your own. `file` is the ONNX
+    file that it was made from, if one was given."""
 
     folder: Path
     loss: str | Function
@@ -61,47 +53,39 @@ class GivenOnnx:
 
     @classmethod
     def again(cls, path: Path, loss: str | Function, plan: Plan) -> "GivenOnnx":
-        """The model of a run with this plan, given again: its file, or its folder."""
+        """The model of a run that is resumed: its file, or its folder."""
         if path.is_dir():
             return cls(path, loss)
         require_file(path, read_manifest(Path(plan.run.model)))
         return cls(Path(plan.run.model), loss, path)
 
-    @property
-    def unsettled(self) -> Onnx:
-        return Onnx()
+    unsettled: ClassVar = Onnx()
 
     def on(self, _plan: Plan) -> RunnableModel:
-        manifest = read_manifest(self.folder)
         criterion = own_criterion(name_of(self.loss), self.loss) if callable(self.loss) else None
-        return model_in(self.folder, manifest, criterion)
+        return model_in(self.folder, read_manifest(self.folder), criterion)
 
-    def says(self, x: Samples, weights: F32 | None = None) -> Array:
+    def outputs(self, x: Samples, weights: F32 | None = None) -> Array:
         runtime = OnnxLoss.in_folder(self.folder)
         manifest = runtime.manifest
-        if weights is None:
-            weights = read_weights(self.folder / WEIGHTS, manifest)
         kind = np.int64 if manifest.loss == CROSS_ENTROPY else np.float32
         unknown = np.zeros((count(x), *manifest.label_shape), kind)
-        return runtime.outputs(weights, Batch(x, unknown))
+        own = read_weights(self.folder / WEIGHTS, manifest) if weights is None else weights
+        return runtime.outputs(own, Batch(x, unknown))
 
     def forget(self) -> None:
         if self.file:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def with_weights(self, weights: F32) -> "ModelProto":
-        """The file that was given with these weights, or else the graph in the folder."""
+        """The given file with these weights, or the graph in the folder."""
         if self.file:
             return file_with_weights(self.file, read_manifest(self.folder), weights)
         return graph_with_weights(self.folder, weights)
 
     def settled(self, plan: Plan, _few: Batch) -> Plan:
-        model = Onnx(graph=read_manifest(self.folder).model_sha256)
-        return msgspec.structs.replace(
-            plan,
-            task=msgspec.structs.replace(plan.task, model=model),
-            run=msgspec.structs.replace(plan.run, model=str(self.folder)),
-        )
+        task = changed(plan.task, model=Onnx(graph=read_manifest(self.folder).model_sha256))
+        return changed(plan, task=task, run=changed(plan.run, model=str(self.folder)))
 
     def require_known(self, plan: Plan, _few: Batch) -> None:
         model = plan.task.model
@@ -112,7 +96,7 @@ class GivenOnnx:
 
 
 def _frozen(names: Sequence[str], train: str | Sequence[str]) -> list[str]:
-    """The names of the weights that are not trained, as patterns that fit them alone."""
+    """Patterns that match exactly the names of the weights that are not trained."""
     patterns = [train] if isinstance(train, str) else list(train)
     if patterns == ["all"]:
         return []

@@ -1,4 +1,4 @@
-"""A run to look at and to use: its metrics as arrays, its trained model, its page."""
+"""A run: its metrics as arrays, its trained model, its report."""
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -30,7 +30,7 @@ class Run(Mapping[str, Any]):
     a run of a module that was opened from its folder has none until it is given one (`restore`).
     """
 
-    def __init__(self, path: str | Path, given: GivenModel | None = None) -> None:
+    def __init__(self, path: str | Path, given: "GivenModel | None" = None) -> None:
         self._folder = RunFolder.existing(Path(path))
         self._given = given
         self.path = self._folder.path
@@ -38,13 +38,13 @@ class Run(Mapping[str, Any]):
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """What the run came to, as in its `summary.json`."""
+        """The run's summary, as in its `summary.json`."""
         return self._folder.read_summary()
 
     @cached_property
     def metrics(self) -> dict[str, F64]:
-        """What every round measured, an array for each name; not a number where a round did not measure it, as the loss
-        of a private run. `round` counts rounds from 1."""
+        """The metrics of every round, an array for each name; NaN where a round did not measure it, as the loss of a
+        private run. `round` is counted from 1."""
         with Journal.open(self._folder.journal) as journal:
             records = list(journal.metrics())
         rounds = {"round": np.array([record["round"] + 1.0 for record in records])}
@@ -54,11 +54,14 @@ class Run(Mapping[str, Any]):
             for name, value in record.items()
             if name != "round" and isinstance(value, (int, float)) and not isinstance(value, bool)
         }
-        return rounds | {name: np.array([_number(record.get(name)) for record in records]) for name in names}
+        values = {name: [record.get(name) for record in records] for name in names}
+        return rounds | {
+            name: np.array([value if isinstance(value, (int, float)) else np.nan for value in column], np.float64)
+            for name, column in values.items()
+        }
 
     def weights(self, *, last: bool = False) -> F32:
-        """The trained weights as one vector: averaged over the last rounds if the plan says so, as metrics measure
-        them, or the last ones."""
+        """The trained weights as one vector: averaged as the plan says, which metrics measure, or the last ones."""
         with Journal.open(self._folder.journal) as journal:
             lineage = lineage_of(journal, self.plan)
             state = catch_up(journal, lineage).state
@@ -78,8 +81,7 @@ class Run(Mapping[str, Any]):
     def restore(self, model: str | Path, *, last: bool = False) -> "ModelProto": ...
 
     def restore(self, model: "nn.Module | str | Path", *, last: bool = False) -> "nn.Module | ModelProto":
-        """A copy of a module, or the model in an ONNX file, with the run's weights in what was trained; everything else
-        is as it was."""
+        """A copy of a module, or the model in an ONNX file, with the run's weights in the trained part alone."""
         weights = self.weights(last=last)
         if isinstance(model, (str, Path)):
             if not isinstance(self.plan.task.model, Onnx):
@@ -91,32 +93,28 @@ class Run(Mapping[str, Any]):
         return GivenModule.of(model, train, self.plan.task.loss).with_weights(weights)
 
     def predict(self, x: Any) -> Array:
-        """What the trained model says about samples, a row for each: logits for classes, numbers for a regression."""
-        return self._require_given().says(given_samples(x), self.weights())
+        """The trained model's outputs, a row for each sample: logits for classes, numbers for a regression."""
+        return self._require_given().outputs(given_samples(x), self.weights())
 
     def report(self, out: str | Path | None = None, *, standalone: bool = False) -> Path:
-        """Write a page that shows what happened, `report.html` in the run's folder or the file `out`. A standalone page
-        holds the script that draws its charts."""
-        from baffle.report.writing import write_report
+        """Write a report: `report.html` in the run's folder, or the file `out`. A standalone report includes the script
+        that draws its charts."""
+        from baffle.report.page import write_report
 
         return write_report([self.path], Path(out) if out else None, standalone=standalone)
 
     def plot(self) -> Any:
-        """The loss, or the ε of a private run, and the first metric against rounds, as a figure of plotly, which a
-        notebook shows."""
+        """A figure of plotly for notebooks: the loss (ε of a private run) and the first metric against rounds."""
         from plotly.subplots import make_subplots
 
-        names = [
-            "epsilon" if self.plan.privacy.on else "loss",
-            *(f"test_{name}" for name in self.summary.get("metrics", [])),
-        ][:2]
+        metrics = [f"test_{name}" for name in self.summary.get("metrics", [])]
+        names = ["epsilon" if self.plan.privacy.on else "loss", *metrics[:1]]
         figure = make_subplots(rows=1, cols=len(names), subplot_titles=[metric_name(name) for name in names])
         for column, name in enumerate(names, 1):
             values = self.metrics.get(name, np.full(len(self.metrics["round"]), np.nan))
             measured = ~np.isnan(values)
-            figure.add_scatter(
-                x=self.metrics["round"][measured], y=values[measured], name=metric_name(name), row=1, col=column
-            )
+            rounds = self.metrics["round"][measured]
+            figure.add_scatter(x=rounds, y=values[measured], name=metric_name(name), row=1, col=column)
             figure.update_xaxes(title="rounds", row=1, col=column)
             figure.update_yaxes(tickformat=".0%" if is_share(name) else None, row=1, col=column)
         return figure.update_layout(showlegend=False, template="plotly_white", height=360)
@@ -152,7 +150,3 @@ def open_run(path: str | Path) -> Run:
     >>> run.metrics["loss"]
     """
     return Run(path)
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else float("nan")

@@ -1,10 +1,10 @@
-"""BAFFLE as a Flower App: what `flwr run` starts, on a SuperLink with SuperNodes or in Flower's simulation.
+"""BAFFLE as a Flower App: `flwr run` starts it on a SuperLink with SuperNodes, or in Flower's simulation.
 
-    server      runs the plan in the run's configuration with the nodes that are present
+    server      runs the configured plan with the nodes that are online
     client      answers one message; a stock SuperNode starts a process for each message
 
-Between two messages a client exists as bytes in its node's memory. Its marks must survive the node, so they lie beside
-its key, as with `baffle join`.
+Between two messages a client exists as bytes in its node's memory. Its marks must survive the node, so they are kept
+beside its key, as with `baffle join`.
 """
 
 import fcntl
@@ -13,39 +13,51 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, get_args
+
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
 
 from baffle.aggregation.messages import Request
 from baffle.client.abstaining import abstention
 from baffle.core.messages import tag_of
-from baffle.errors import BaffleError, KeysError, PlanError, RunFolderError
-from baffle.flower.app_wrappers import Delivery, Settings, client_app, server_app
-from baffle.flower.identify import Who, with_identity
-from baffle.flower.lines import FlowerLines
-from baffle.flower.records import action
-from baffle.flower.run import AppRun
-from baffle.network.authority import ServerKeys
-from baffle.network.equipment import count_samples, with_onnx, with_plan
+from baffle.errors import BaffleError, KeysError, MessageError, PlanError, RunFolderError
+from baffle.flower.grid_transport import NOT_OURS, RECORD, GridTransport, action, content_of, to_record
+from baffle.flower.lines import FlowerLines, Who, with_identity
 from baffle.network.joining import Asked
-from baffle.network.keys import ClientKeys
-from baffle.network.member import NEEDS_WORK, Member
-from baffle.network.policy import load_policy
+from baffle.network.keys.authority import ServerKeys
+from baffle.network.keys.folders import ClientKeys
+from baffle.network.member.equipment import count_samples, with_onnx, with_plan
+from baffle.network.member.member import NEEDS_WORK, Member
+from baffle.network.member.policy import load_policy
 from baffle.plan import Plan, load
 
 if TYPE_CHECKING:
     from baffle.server.recorder import Progress
 
-PROGRESS_INTERVAL = 5.0
-"""Seconds between two log lines about a run's progress."""
+PROGRESS_INTERVAL = 5.0  # seconds between two log lines about a run's progress
 
+STATE = "state"  # the key under which a ClientApp keeps its state in the node's memory of a run
+Settings = Mapping[str, bool | int | float | str | bytes]  # a node's or a run's configuration, as Flower hands it over
 T = TypeVar("T", bool, int, str)
 
 
+class Delivery(NamedTuple):
+    """The arguments of a ClientApp: a message's content, the state that it left in the node's memory last time, and the
+    configurations of its node and of the run."""
+
+    content: bytes
+    state: bytes
+    node: Settings
+    run: Settings
+
+
 def setting(configs: tuple[Settings, ...], name: str, default: T) -> T:
-    """A setting, from the first configuration that has it."""
+    """A setting, from the first of these configurations that has it."""
     value = next((config[name] for config in configs if config.get(name, "") != ""), default)
     if type(value) is not type(default):
         raise PlanError(f"{name}: expected {type(default).__name__}, got {value!r}")
@@ -53,7 +65,7 @@ def setting(configs: tuple[Settings, ...], name: str, default: T) -> T:
 
 
 def folder(configs: tuple[Settings, ...], name: str) -> Path | None:
-    """A folder, or a file. Flower starts its processes in any working directory, so the path must be absolute."""
+    """A setting that is the path of a folder or file. It must be absolute: Flower starts processes in any folder."""
     text = setting(configs, name, "")
     if text and not Path(text).is_absolute():
         raise PlanError(f"{name}: expected an absolute path, got {text!r}")
@@ -66,28 +78,18 @@ def plan_of(configs: tuple[Settings, ...], default: str) -> Plan | None:
     return load(name, tuple(shlex.split(setting(configs, "settings", "")))) if name else None
 
 
-def play(run: AppRun, config: Settings) -> None:
+def play(nodes: GridTransport, config: Settings) -> None:
     """The ServerApp: serve the configured plan, as `baffle serve` does."""
-    from baffle.network.serve import serve
+    from baffle.network.server.serve import serve
 
     configs = (config,)
-    plan = plan_of(configs, "digits")
-    keys = folder(configs, "keys")
-    out = folder(configs, "out")
+    plan, keys, out = plan_of(configs, "digits"), folder(configs, "keys"), folder(configs, "out")
     if plan is None or keys is None or out is None:
         raise PlanError("keys and out: expected folders, got none; name them with flwr run --run-config")
     roster = ServerKeys.load(keys / "server").roster
-    summary = serve(
-        plan,
-        out,
-        FlowerLines(run, roster.directory(), plan.run.deadline_seconds, tell),
-        roster,
-        least=setting(configs, "least", 0),
-        data=folder(configs, "data"),
-        watch=_ProgressLog(),
-        tell=tell,
-    )
-    tell(json.dumps(summary))
+    lines = FlowerLines(nodes, roster.directory(), plan.run.deadline_seconds, tell)
+    least, data = setting(configs, "least", 0), folder(configs, "data")
+    tell(json.dumps(serve(plan, out, lines, roster, least=least, data=data, watch=_ProgressLog(), tell=tell)))
 
 
 def answer(delivery: Delivery) -> tuple[bytes, bytes]:
@@ -108,18 +110,16 @@ def answer(delivery: Delivery) -> tuple[bytes, bytes]:
 
 
 def _identify(delivery: Delivery) -> tuple[ClientKeys, Path | None]:
-    """This client's keys, and the folder for its weights. Its node names them; or the run names a folder with the keys
-    of all clients, and the partition number says which of them this is."""
-    own = folder((delivery.node,), "keys")
+    """This client's keys, and the folder for its weights. The node's configuration names them; or the run's names a
+    folder with the keys of all clients, and the node's partition number says which client this is."""
+    own, state = (folder((delivery.node,), name) for name in ("keys", "state"))
     if own is not None:
-        state = folder((delivery.node,), "state")
         if state is None:
             raise KeysError(
                 "node-config: keys without state; a client needs a folder for its copy of the weights: set state"
             )
         return ClientKeys.load(own), state
-    all_keys = folder((delivery.run,), "keys")
-    state = folder((delivery.run,), "state")
+    all_keys, state = (folder((delivery.run,), name) for name in ("keys", "state"))
     number = setting((delivery.node,), "partition-id", -1)
     if all_keys is None or number < 0:
         raise KeysError("node-config: expected keys and state; or a partition-id, with keys in the run's configuration")
@@ -128,28 +128,20 @@ def _identify(delivery: Delivery) -> tuple[ClientKeys, Path | None]:
 
 
 def _member(delivery: Delivery, own: ClientKeys, state: Path | None) -> Member:
-    configs = (delivery.node, delivery.run)
-    number = own.number
-    data = folder(configs, "data")
-    model = folder((delivery.node,), "model")
-    policy = folder((delivery.node,), "policy")
-    part = setting(configs, "part", False)
-    return Member(
-        own,
-        state,
-        count_samples(number, data, part=part),
-        with_onnx(number, data, model, part=part) if model else with_plan(number, data, part=part),
-        setting((delivery.node,), "affords", 0),
-        plan_of((delivery.node,), ""),
-        lambda words: tell(f"client {number}: {words}"),
-        load_policy(policy) if policy else None,
-    )
+    configs, alone, number = (delivery.node, delivery.run), (delivery.node,), own.number
+    data, part = folder(configs, "data"), setting(configs, "part", False)
+    model, policy = folder(alone, "model"), folder(alone, "policy")
+    samples = count_samples(number, data, part=part)
+    equip = with_onnx(number, data, model, part=part) if model else with_plan(number, data, part=part)
+    affords, pinned = setting(alone, "affords", 0), plan_of(alone, "")
+    log, limits = (lambda words: tell(f"client {number}: {words}")), load_policy(policy) if policy else None
+    return Member(own, state, samples, equip, affords, pinned, log, limits)
 
 
 @contextmanager
 def _exclusively(own: ClientKeys) -> Iterator[None]:
     """Answer one message at a time. A SuperNode may start two processes from the same memory; the second one waits
-    here, and then sees the marks of the first."""
+    here, and then finds the marks of the first."""
     folder = own.marks.parent
     try:
         lock = os.open(folder, os.O_RDONLY)
@@ -183,5 +175,26 @@ class _ProgressLog:
 
 ACTIONS = [action(str(kind.__struct_config__.tag)) for kind in (Who, *get_args(Asked), *get_args(Request))]
 
-server = server_app(play)
-client = client_app(ACTIONS, answer)
+server = ServerApp()  # `flwr run` looks for these two names in the text of this file
+client = ClientApp()
+
+
+@server.main()
+def _main(grid: Grid, context: Context) -> None:
+    play(GridTransport(grid), context.run_config)
+
+
+def _handle(message: Message, context: Context) -> Message:
+    content = content_of(message)
+    if content is None:
+        raise MessageError(NOT_OURS)
+    memory = context.state.get(RECORD)
+    state = memory.get(STATE) if isinstance(memory, ConfigRecord) else None
+    state = state if isinstance(state, bytes) else b""
+    reply, state = answer(Delivery(content, state, context.node_config, context.run_config))
+    context.state[RECORD] = ConfigRecord({STATE: state})
+    return Message(to_record(reply), reply_to=message)
+
+
+for name in ACTIONS:
+    client.train(name)(_handle)

@@ -2,6 +2,9 @@
 
 An auditor may be handed a forged folder. Nothing in one is imported or called, and no size that it names is believed
 before the data of that size has been seen; what is wrong is reported as a `BaffleError`.
+
+The journal of a networked run also holds the clients' signatures. They prove that the run is the one of its statements
+and that its states are those of its journal, against a server that shows different clients different histories.
 """
 
 from collections.abc import Callable
@@ -11,18 +14,23 @@ from typing import Annotated
 
 import msgspec
 
-from baffle.core.chain import Present, chain_start
-from baffle.errors import ChainError, JournalError
+from baffle.core.state import Present, ServerState, chain_start
+from baffle.errors import BaffleError, ChainError, JournalError
 from baffle.files import read_file
-from baffle.journal.evidence import Evidence
-from baffle.journal.folder import RunFolder
+from baffle.journal.folder import SUMMARY_BYTES, RunFolder
 from baffle.journal.replay import follow, lineage_of
 from baffle.journal.store import Journal
-from baffle.plan import load
+from baffle.lineage import Lineage
+from baffle.plan import load, parse
+from baffle.statement import (
+    read_roster_text,
+    read_statement,
+    require_certified,
+    require_enough_salt,
+    require_signed_by_all,
+    require_signed_commitments,
+)
 from baffle.trajectory import Trajectory
-
-SUMMARY_BYTES = 1 << 20
-"""No summary is longer than this; a real one takes about a kilobyte."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +67,7 @@ def _replay_all(folder: RunFolder, journal: Journal, progress: Callable[[int, in
         raise JournalError(f"{folder.plan} describes another run than the journal beside it")
     lineage = lineage_of(journal, plan)
     trajectory = lineage.trajectory
-    total = journal.length()
-    snapshots = set(journal.snapshot_numbers())
-    skipped = 0
+    total, skipped, snapshots = journal.length(), 0, set(journal.snapshot_numbers())
     initial = journal.snapshot(trajectory.rule, 0)
     evidence = Evidence(journal, lineage, initial)
     evidence.check(0, chain_start(trajectory.digest, initial))
@@ -74,8 +80,7 @@ def _replay_all(folder: RunFolder, journal: Journal, progress: Callable[[int, in
             _check_snapshot(journal, trajectory, present)
         evidence.check(present.round, entry.chain)
         progress(present.round, total)
-    evidence.require_planned(present.round)
-    evidence.require_all_used()
+    evidence.end(present.round)
     if total != present.round:
         raise ChainError(f"the journal holds {total - present.round} rounds before round 0", 0)
     if max(snapshots) > total:
@@ -125,3 +130,51 @@ def _check_claim(folder: RunFolder, claim: Claim, verified: Verified) -> None:
         )
     if claim.weights_sha256 != verified.weights_sha256:
         raise JournalError(f"{folder.summary} claims other weights ({claim.weights_sha256}) than the journal leads to")
+
+
+class Evidence:
+    """The statements of a journal, checked at once, and its certificates, checked as the rounds are replayed."""
+
+    def __init__(self, journal: Journal, lineage: Lineage, initial: ServerState) -> None:
+        self._lineage = lineage
+        self._clients: dict[bytes, tuple[dict[int, bytes], int]] = {}  # run → identities, how many sign for a state
+        self._planned: list[tuple[int, int]] = []  # the first round of each epoch, and where its plan ends
+        self._certificates = journal.statements.certificates()
+        for number, (record, roster) in enumerate(journal.statements.epochs_with_rosters()):
+            try:
+                statement = read_statement(record.statement)
+                plan = parse(statement.plan)
+                server, directory = read_roster_text(roster, statement.roster_hash)
+                require_signed_commitments(statement, server, directory)
+                require_enough_salt(statement, plan)
+                require_signed_by_all(record, statement, directory)
+            except BaffleError as fault:
+                raise JournalError(f"the statement of epoch {number} does not hold: {fault}") from None
+            if statement.initial != initial.digest():
+                raise ChainError(f"the statement of epoch {number} begins with other weights than the journal", 0)
+            self._clients[record.run] = directory, plan.per_round
+            self._planned.append((statement.first, plan.rounds))
+
+    def check(self, number: int, chain: bytes) -> None:
+        """Check the certificates about the state before a round, if there are any. `chain` is the hash of the chain
+        there, without the links of epochs that begin with the round."""
+        while self._certificates and self._certificates[0].round == number:
+            certificate = self._certificates.pop(0)
+            if certificate.run not in self._clients:
+                raise JournalError(f"the certificate before round {number} belongs to another run")
+            if certificate.chain not in self._lineage.chains(number, chain):
+                raise ChainError(f"clients have signed another state before round {number}", number)
+            try:
+                require_certified(certificate, *self._clients[certificate.run])
+            except BaffleError as fault:
+                raise ChainError(f"the certificate before round {number} does not hold: {fault}", number) from None
+
+    def end(self, total: int) -> None:
+        """Refuse rounds that no epoch's clients have agreed to, and certificates about rounds that are missing."""
+        ends = [*(first for first, _ in self._planned[1:]), total]
+        for number, ((_, rounds), end) in enumerate(zip(self._planned, ends, strict=False)):
+            if end > rounds:
+                raise ChainError(f"the journal holds {end} rounds, but epoch {number} was to end with {rounds}", rounds)
+        if self._certificates:
+            number = self._certificates[0].round
+            raise JournalError(f"a certificate is about the state before round {number}; the journal has no such state")

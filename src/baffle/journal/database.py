@@ -1,46 +1,44 @@
-"""The SQLite file of a journal: how it is opened, and what it must look like before any of it is believed."""
+"""The SQLite file of a journal: how it is opened, the checks that it must pass before anything in it is used, and its
+tables besides the rounds: how each client ended each round and, in a networked run, the statements of its epochs and
+certificates. Participation is outside the chain, but as durable as the rounds."""
 
 import shlex
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from baffle.errors import FULL, FullDiskError, JournalError, RunFolderError
-from baffle.files import require_room
+from baffle.core.messages import decode, encode
+from baffle.core.ports import CONTRIBUTED
+from baffle.errors import FULL, FullDiskError, JournalError, MessageError, RunFolderError
+from baffle.files import Attempt, require_room
+from baffle.plan.sections import LARGEST
+from baffle.statement import Certificate, EpochRecord, read_statement
 
 SIMULATED, NETWORKED = "baffle-journal/1", "baffle-journal/2"
-"""The formats of journals: of a simulation, and of a networked run, which has statements. Networked runs of version 0.1
-have the first."""
-READERS_SECONDS = 60.0
-"""How long a run waits for another process that is reading its journal."""
+"""Of a simulation, and of a networked run, which has statements. Networked runs of version 0.1 have the first."""
 
-FOLD_SECONDS = 1.0
-"""How long a run that ends waits for a gap between readers, to leave one plain file behind."""
+READERS_SECONDS = 60.0  # how long a run waits for another process that is reading its journal
+FOLD_SECONDS = 1.0  # how long a run that ends waits for a gap between readers, to leave one plain file behind
 
-SCHEMAS = {
-    SIMULATED: """
+_TABLES = """
 CREATE TABLE run (format TEXT, plan TEXT, trajectory_digest BLOB, n_weights INTEGER, versions TEXT);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, outcome BLOB NOT NULL, chain BLOB NOT NULL);
 CREATE TABLE metrics (round INTEGER PRIMARY KEY, record TEXT NOT NULL);
 CREATE TABLE snapshots (round INTEGER PRIMARY KEY, state BLOB NOT NULL);
 CREATE TABLE participation (round INTEGER, client INTEGER, event TEXT, PRIMARY KEY (round, client)) WITHOUT ROWID;
 """
-}
-SCHEMAS[NETWORKED] = (
-    SCHEMAS[SIMULATED]
-    + """
+_OF_NETWORKS = """
 CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, statement BLOB NOT NULL, nonces BLOB NOT NULL,
   signatures BLOB NOT NULL, roster BLOB NOT NULL);
 CREATE TABLE certificates (round INTEGER, run BLOB, record BLOB NOT NULL, PRIMARY KEY (round, run)) WITHOUT ROWID;
 """
-)
-STATISTICS = ("sqlite_stat1", "sqlite_stat4")
-"""Tables that SQLite's own `ANALYZE` adds."""
-
-SIDECARS = ("-wal", "-shm", "-journal")
-"""Endings of the files that SQLite keeps beside a database."""
+SCHEMAS = {SIMULATED: _TABLES, NETWORKED: _TABLES + _OF_NETWORKS}
+STATISTICS = ("sqlite_stat1", "sqlite_stat4")  # tables that SQLite's own `ANALYZE` adds
+SIDECARS = ("-wal", "-shm", "-journal")  # endings of the files that SQLite keeps beside a database
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
@@ -64,33 +62,36 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def fold_log(db: sqlite3.Connection) -> None:
-    """Fold the write-ahead log into the file. While another process reads, the log has to stay; one that looks again
-    and again, as a live page does, leaves gaps."""
+    """Fold the write-ahead log into the file, in a gap between readers. If none comes, the log has to stay."""
     give_up = time.monotonic() + FOLD_SECONDS
-    while True:
+    while time.monotonic() <= give_up:
         try:
             db.execute("PRAGMA journal_mode = DELETE")
         except sqlite3.OperationalError as fault:
             if fault.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 return
+            time.sleep(0.01)
         except sqlite3.Error:
             return
         else:
             return
-        if time.monotonic() > give_up:
-            return
-        time.sleep(0.01)
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Report whatever SQLite finds wrong as a damaged journal. A damaged length can also ask for too much memory, and
-    what SQLite quotes from the file need not be text."""
+    """Report every error of SQLite as a damaged journal. A damaged length can also ask for too much memory, and an
+    error message may quote bytes of the file that are not text."""
     try:
         yield
     except (sqlite3.Error, MemoryError, UnicodeDecodeError) as fault:
         reason = str(fault) or "out of memory"
         raise JournalError(f"{path} cannot be read: {reason}; it is damaged or not a journal") from None
+
+
+def fetch(db: sqlite3.Connection, path: Path, query: str, *values: object) -> list[Any]:
+    """All rows that a query gives."""
+    with reading(path):
+        return db.execute(query, values).fetchall()
 
 
 def is_begun(path: Path, *, read_only: bool = False) -> bool:
@@ -108,8 +109,7 @@ def is_begun(path: Path, *, read_only: bool = False) -> bool:
 
 @contextmanager
 def writing(db: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """Report what SQLite cannot write. Rounds that are not yet durable can be computed again, but half a round must not
-    stay, whatever it was interrupted by."""
+    """Report a failed write, and leave no half round, even after an interrupt: lost rounds can be computed again."""
     try:
         yield
     except BaseException as fault:
@@ -118,12 +118,13 @@ def writing(db: sqlite3.Connection, path: Path) -> Iterator[None]:
         if not isinstance(fault, sqlite3.DatabaseError):
             raise
         raise_if_full(path, fault)
-        raise RunFolderError(f"{path} cannot be written: {fault}; {_remedy(path)}") from None
+        raise RunFolderError(f"{path} cannot be written: {fault}; {remedy(path.parent)}") from None
 
 
 def raise_if_full(path: Path, fault: sqlite3.Error) -> None:
-    """Raise a FullDiskError if SQLite failed because there is no room. It does not tell an exhausted quota, or a limit
-    on the size of files, from a broken disk, so a file is written to find out: only in a folder of one's own."""
+    """Raise a FullDiskError if SQLite failed because there is no room. SQLite does not tell an exhausted quota, or a
+    limit on the size of files, from a broken disk, so a file is written to find out; never call this for a folder that
+    is only read."""
     code = getattr(fault, "sqlite_errorcode", sqlite3.SQLITE_OK)
     full, why = code == sqlite3.SQLITE_FULL, str(fault)
     if code & 0xFF in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
@@ -132,11 +133,12 @@ def raise_if_full(path: Path, fault: sqlite3.Error) -> None:
         except OSError as reason:
             full, why = reason.errno in FULL, reason.strerror or str(reason)
     if full:
-        raise FullDiskError(f"{path} cannot be written: {why}", _remedy(path)) from None
+        raise FullDiskError(f"{path} cannot be written: {why}", remedy(path.parent)) from None
 
 
-def _remedy(path: Path) -> str:
-    return f"free some space or mend the disk, then go on with: baffle run --resume {shlex.quote(str(path.parent))}"
+def remedy(folder: Path) -> str:
+    """What to do when a file of a run cannot be written."""
+    return f"free some space or mend the disk, then go on with: baffle run --resume {shlex.quote(str(folder))}"
 
 
 def require_journal(path: Path) -> None:
@@ -148,17 +150,6 @@ def require_journal(path: Path) -> None:
     if formats != [schema]:
         got = repr(formats[0])[:80] if len(formats) == 1 else "several" if formats else "None"
         raise JournalError(f"{path} has format {got}, expected {schema!r}: made by another version of baffle")
-
-
-def require_sound(db: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file whose pages do not form proper trees.
-
-    A forged file can refer to one page again and again, so that a few kilobytes hold more rows than anybody can read.
-    """
-    with reading(path):
-        (fault,) = db.execute("PRAGMA quick_check(1)").fetchone()
-    if fault != "ok":
-        raise JournalError(f"{path} is damaged: {' '.join(str(fault).split())}")
 
 
 def _require_plain_files(path: Path) -> None:
@@ -175,8 +166,7 @@ def _require_plain_files(path: Path) -> None:
 
 
 def _schema(db: sqlite3.Connection, path: Path) -> str:
-    """The format whose tables the file holds. Views, triggers and computed columns, which could do anything, are
-    refused: a journal has plain tables."""
+    """The format whose plain tables the file holds. Views, triggers and computed columns could do anything."""
     stored = {name: sql for name, sql in db.execute("SELECT name, sql FROM sqlite_master") if name not in STATISTICS}
     tables = {name: _tables(schema) for name, schema in SCHEMAS.items()}
     for name, expected in tables.items():
@@ -191,3 +181,111 @@ def _schema(db: sqlite3.Connection, path: Path) -> str:
 def _tables(schema: str) -> dict[str, str]:
     statements = [statement.strip() for statement in schema.split(";") if statement.strip()]
     return {statement.split()[2]: statement for statement in statements}
+
+
+@dataclass(frozen=True)
+class Participation:
+    """The table `participation`: a round, a client, and how it ended the round."""
+
+    db: sqlite3.Connection
+    path: Path
+
+    def contributors(self, round_number: int) -> set[int]:
+        """The clients that contributed to a round."""
+        query = "SELECT client FROM participation WHERE round = ? AND event = ?"
+        return {int(client) for (client,) in fetch(self.db, self.path, query, round_number, CONTRIBUTED)}
+
+    def contributions(self, clients: int) -> dict[int, int]:
+        """How many rounds each of the run's clients contributed to."""
+        return self._of_contributions("count(*)", clients)
+
+    def last_contributions(self, clients: int) -> dict[int, int]:
+        """The last round that each of the run's clients contributed to. Clients that never did are missing."""
+        return self._of_contributions("max(round)", clients)
+
+    def _of_contributions(self, number: str, clients: int) -> dict[int, int]:
+        query = f"SELECT client, {number} FROM participation WHERE event = ? GROUP BY client"
+        numbers: dict[int, int] = dict(fetch(self.db, self.path, query, CONTRIBUTED))
+        if not all(client in range(clients) for client in numbers):
+            raise JournalError(f"{self.path} counts rounds of clients that the run does not have; it is damaged")
+        if not all(isinstance(value, int) and value >= 0 for value in numbers.values()):
+            raise JournalError(f"{self.path} counts contributions to rounds that have no number; it is damaged")
+        return numbers
+
+    def by_client(self, clients: int) -> Iterator[tuple[int, str, int]]:
+        """How often each of the run's clients ended a round in each way."""
+        yield from self._counts("client", clients)
+
+    def by_round(self) -> Iterator[tuple[int, str, int]]:
+        """How many clients ended each round in each way."""
+        yield from self._counts("round", LARGEST)
+
+    def _counts(self, column: str, end: int) -> Iterator[tuple[int, str, int]]:
+        query = f"SELECT {column}, event, count(*) FROM participation GROUP BY {column}, event ORDER BY {column}"
+        with reading(self.path):
+            for number, event, count in self.db.execute(query):
+                if not (isinstance(number, int) and 0 <= number < end and isinstance(event, str)):
+                    raise JournalError(f"{self.path} names a {column} that the run does not have; it is damaged")
+                yield number, event, count
+
+    def count(self, event: str) -> int:
+        """How often clients ended a round in this way."""
+        return int(fetch(self.db, self.path, "SELECT count(*) FROM participation WHERE event = ?", event)[0][0])
+
+
+@dataclass(frozen=True)
+class Statements:
+    """The tables `epochs` and `certificates`, which a simulation's journal does not have."""
+
+    db: sqlite3.Connection
+    path: Path
+    attempt: Attempt
+
+    @property
+    def networked(self) -> bool:
+        """Whether this is the journal of a networked run."""
+        return bool(fetch(self.db, self.path, "SELECT format FROM run")[0][0] == NETWORKED)
+
+    def insert_epoch(self, record: EpochRecord, roster: bytes) -> None:
+        row = (read_statement(record.statement).epoch, record.statement, record.nonces, record.signatures, roster)
+        self.db.execute("INSERT INTO epochs VALUES (?, ?, ?, ?, ?)", row)
+
+    def epochs(self) -> list[EpochRecord]:
+        """The epochs of a networked run, in order; none in a simulation."""
+        return [record for record, _ in self.epochs_with_rosters()]
+
+    def epochs_with_rosters(self) -> list[tuple[EpochRecord, bytes]]:
+        """The epochs in order, each with the text of the roster that its statement names."""
+        if not self.networked:
+            return []
+        query = "SELECT statement, nonces, signatures, roster FROM epochs ORDER BY epoch"
+        rows = fetch(self.db, self.path, query)
+        if not all(isinstance(value, bytes) for row in rows for value in row):
+            raise JournalError(f"{self.path}: an epoch is not bytes; the journal is damaged")
+        return [(EpochRecord(*record), roster) for *record, roster in rows]
+
+    def epoch_began(self) -> int:
+        """The first round of the present epoch; 0 in a simulation."""
+        newest = self.epochs()[-1:]
+        return read_statement(newest[0].statement).first if newest else 0
+
+    def add_certificate(self, certificate: Certificate) -> None:
+        """Keep a certificate: what more than two thirds of the clients have signed about the state before a round."""
+
+        def write() -> None:
+            with writing(self.db, self.path):
+                row = (certificate.round, certificate.run, encode(certificate))
+                self.db.execute("INSERT OR REPLACE INTO certificates VALUES (?, ?, ?)", row)
+                self.db.commit()
+
+        self.attempt(write)
+
+    def certificates(self) -> list[Certificate]:
+        """All certificates, in the order of their rounds."""
+        if not self.networked:
+            return []
+        rows = fetch(self.db, self.path, "SELECT record FROM certificates ORDER BY round")
+        try:
+            return [decode(record, Certificate) for (record,) in rows]
+        except (MessageError, TypeError) as fault:
+            raise JournalError(f"{self.path}: a certificate cannot be read: {fault}") from None

@@ -1,29 +1,29 @@
 """A run's folder: `plan.toml`, `journal.sqlite`, `metrics.jsonl`, `summary.json`. One process uses it at a time, and
-only its owner can read what is in it."""
+only its owner can read the files. Without --out it is named after the plan and the time."""
 
 import fcntl
 import json
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from baffle.errors import RunFolderError, unwritable
+from baffle.errors import PlanError, RunFolderError, unwritable
 from baffle.files import Attempt, append, make_folder, once, read_file, replace
+from baffle.journal.database import remedy
 
-PLAN = "plan.toml"
-"""The first file that a run writes. A process killed while writing it leaves only `.plan.toml.new`."""
+PLAN = "plan.toml"  # the first file that a run writes. A process killed while writing it leaves only `.plan.toml.new`
+LOG = "serve.log"  # a server's log, which it may write before its plan
+SUMMARY_BYTES = 1 << 20  # no summary is longer than this; a real one takes about a kilobyte
+NOT_YET_A_RUN = {f".{PLAN}.new", LOG, f"{LOG}.1"}  # files that a new run's folder may already hold
 
-LOG = "serve.log"
-"""Where a server logs what it does, also before it has written its plan."""
+LONGEST_NAME = 200
+"""Bytes of a plan's name that a folder takes over: file systems allow 255, and the time is added to it."""
 
-SUMMARY_BYTES = 1 << 20
-"""No summary is longer than this; a real one takes about a kilobyte."""
-
-NOT_YET_A_RUN = {f".{PLAN}.new", LOG, f"{LOG}.1"}
-"""What a folder may hold that a new run can still use."""
+SHOWN_NAME = 60  # characters of a longer name that an error shows
 
 
 class RunFolder:
@@ -78,9 +78,7 @@ class RunFolder:
             raise RunFolderError(f"{self.path} cannot be used for a run: {fault.strerror or fault}") from None
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         os.close(self._lock)
 
     def write_plan(self, text: str) -> None:
@@ -117,8 +115,29 @@ class RunFolder:
             try:
                 write()
             except OSError as fault:
-                resume = f"baffle run --resume {shlex.quote(str(self.path))}"
-                remedy = f"free some space or mend the disk, then go on with: {resume}"
-                raise unwritable(path, fault, remedy) from None
+                raise unwritable(path, fault, remedy(self.path)) from None
 
         self.attempt(translated)
+
+
+def new_folder(name: str) -> Path:
+    """A folder under runs/ that does not exist yet, named after the plan and the time."""
+    require_folder_name(name)
+    stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    candidates = (Path("runs") / (f"{stem}-{i}" if i else stem) for i in count())
+    return next(path for path in candidates if not path.exists())
+
+
+def require_folder_name(name: str) -> None:
+    """Refuse a name that leads out of runs/, hides there, or does not fit a file system.
+
+    A plan itself may have any name: the trajectory does not depend on it, and with --out no folder is named after it.
+    """
+    visible = name.strip() and name.isprintable() and not name.startswith(".")
+    if visible and not set(name) & set("/\\") and len(name.encode()) <= LONGEST_NAME:
+        return
+    shown = repr(name) if len(name) <= SHOWN_NAME else f"{name[:SHOWN_NAME]!r}… ({len(name):,} characters)"
+    raise PlanError(
+        "name: expected one that can name a folder under runs/ (printable, without / or \\, not beginning with a dot, "
+        f"at most {LONGEST_NAME} bytes), got {shown}; change it with --set name=NAME, or choose the folder with --out"
+    )

@@ -3,38 +3,36 @@
 from pathlib import Path
 
 from baffle.core.arrays import F32
-from baffle.core.chain import Present, chain_next
+from baffle.core.state import Present, chain_next
 from baffle.errors import BaffleError, ChainError, JournalError, MessageError
 from baffle.journal.store import Entry, Journal
-from baffle.lineage import Lineage, Link
+from baffle.lineage import Lineage
 from baffle.plan import Plan, parse
-from baffle.statement import NOTHING, epochs_of, read_statement
-from baffle.trajectory import trajectory_of
+from baffle.statement import NOTHING, epoch_of, read_statement
+from baffle.trajectory import Epoch, trajectory_of
 
 
 def lineage_of(journal: Journal, plan: Plan) -> Lineage:
     """The lineage of the run in a journal. The statements of its epochs must follow from each other."""
-    records = journal.statements.epochs()
-    links: list[Link] = []
-    for number, record in enumerate(records):
+    epochs: list[Epoch] = []
+    for number, record in enumerate(journal.statements.epochs()):
         try:
             statement = read_statement(record.statement)
             its_plan = parse(statement.plan)
         except BaffleError as fault:
             raise JournalError(f"the statement of epoch {number} cannot be read: {fault}") from None
-        first, previous = (links[-1].first, links[-1].run) if links else (0, NOTHING)
+        first, previous = (epochs[-1].first, epochs[-1].run) if epochs else (0, NOTHING)
         if (statement.epoch, statement.previous) != (number, previous) or statement.first < first:
             raise JournalError(f"the statement of epoch {number} does not follow from the one before")
         if its_plan.trajectory_digest() != plan.trajectory_digest():
             raise JournalError(f"the statement of epoch {number} is about another plan than the journal")
-        links.append(Link(statement.first, record.run, statement.chain))
-    if links and links[0].first:
-        raise JournalError(f"the first epoch begins with round {links[0].first}, expected 0")
-    try:
-        epochs = epochs_of(records)
-    except MessageError as fault:
-        raise JournalError(f"the salt of an epoch does not follow from its statement: {fault}") from None
-    return Lineage(trajectory_of(plan, journal.n_weights(), epochs=epochs), links)
+        try:
+            epochs.append(epoch_of(record))
+        except MessageError as fault:
+            raise JournalError(f"the salt of an epoch does not follow from its statement: {fault}") from None
+    if epochs and epochs[0].first:
+        raise JournalError(f"the first epoch begins with round {epochs[0].first}, expected 0")
+    return Lineage(trajectory_of(plan, journal.n_weights(), epochs=tuple(epochs)))
 
 
 def initial_weights(path: Path, plan: Plan) -> F32:

@@ -1,4 +1,4 @@
-"""The journal: outcomes, their chained hashes, snapshots and metrics in one SQLite file. That of a networked run also
+"""The journal: outcomes, their chained hashes, snapshots and metrics in one SQLite file. A networked run's journal also
 keeps the statements of its epochs, and certificates.
 
 The chain proves that a model follows from its totals, not that the totals were honest.
@@ -11,37 +11,34 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
 
-from baffle.core.chain import chain_over
 from baffle.core.messages import Outcome, decode, encode
-from baffle.core.state import Rule, ServerState, pack, unpack
+from baffle.core.state import Rule, ServerState, chain_over, pack, unpack
 from baffle.errors import ChainError, JournalError
 from baffle.files import Attempt, once
 from baffle.journal.database import (
     NETWORKED,
     SCHEMAS,
     SIMULATED,
+    Participation,
+    Statements,
     connect,
+    fetch,
     fold_log,
     is_begun,
     reading,
     require_journal,
-    require_sound,
     writing,
 )
-from baffle.journal.participation import Participation
-from baffle.journal.statements import Statements
 from baffle.plan import Plan, parse
 from baffle.statement import EpochRecord, read_statement
 
 KEPT_SNAPSHOTS = 2
 
-KEPT_DIGESTS = 1 << 16
-"""Rounds whose state's hash is remembered, for clients that missed them."""
+KEPT_DIGESTS = 1 << 16  # rounds whose state's hash is remembered, for clients that missed them
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Entry:
 
 
 class Journal:
-    """One run's journal, open for writing by its server or for reading by anybody.
+    """One run's journal, open for writing by its server or for reading by any process.
 
     Rounds are committed in groups: a simulation can compute a lost round again, so it commits about once a second;
     with `commit_seconds = 0` every round is durable when `append` returns. `attempt` makes every write; it may wait for
@@ -65,21 +62,13 @@ class Journal:
     """
 
     def __init__(
-        self,
-        connection: sqlite3.Connection,
-        path: Path,
-        commit_seconds: float,
-        attempt: Attempt = once,
-        *,
-        read_only: bool = False,
+        self, db: sqlite3.Connection, path: Path, commit_seconds: float, attempt: Attempt, *, read_only: bool = False
     ) -> None:
-        self._db, self._read_only = connection, read_only
-        self._attempt = attempt
-        self._path = path
-        self._commit_seconds = commit_seconds
-        self._committed = time.monotonic()
+        self._db, self._path, self._attempt, self._read_only = db, path, attempt, read_only
+        self._commit_seconds, self._committed = commit_seconds, time.monotonic()
         self.append_seconds = 0.0
         self._digests = dict[int, bytes]()
+        self.statements, self.participation = Statements(db, path, attempt), Participation(db, path)
 
     @classmethod
     def create(
@@ -117,17 +106,12 @@ class Journal:
 
         return cls(attempt(connected), path, commit_seconds or 0.0, attempt, read_only=commit_seconds is None)
 
-    @staticmethod
-    def begun(path: Path, *, read_only: bool = False) -> bool:
-        """Whether the journal was created in full."""
-        return is_begun(path, read_only=read_only)
+    begun = staticmethod(is_begun)
 
     def __enter__(self) -> "Journal":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_fault: object) -> None:
         self.close()
 
     def commit(self) -> None:
@@ -142,9 +126,11 @@ class Journal:
                 self.commit()
                 fold_log(self._db)
 
+    def _rows(self, query: str, *values: object) -> list[Any]:
+        return fetch(self._db, self._path, query, *values)
+
     def plan(self) -> Plan:
-        with reading(self._path):
-            text, stored = self._db.execute("SELECT plan, trajectory_digest FROM run").fetchone()
+        ((text, stored),) = self._rows("SELECT plan, trajectory_digest FROM run")
         if not isinstance(text, str):
             raise JournalError(f"the plan in {self._path} is not text; the journal is damaged")
         plan = parse(text, source=f"the plan in {self._path}")
@@ -212,19 +198,8 @@ class Journal:
             (self.statements.epoch_began(), KEPT_SNAPSHOTS),  # clients that come to an epoch begin with its state
         )
 
-    @property
-    def statements(self) -> Statements:
-        """What the journal of a networked run keeps besides."""
-        return Statements(self._db, self._path, self._attempt)
-
-    @property
-    def participation(self) -> Participation:
-        """How each client ended each round."""
-        return Participation(self._db, self._path)
-
     def add_epoch(self, record: EpochRecord, roster: bytes, state: ServerState) -> None:
-        """Record an epoch before anybody learns its salt, with the text of its roster and the state that it begins
-        with: clients that come from elsewhere get it as a snapshot."""
+        """Record an epoch before its salt is revealed, with its roster and the state that new clients begin with."""
         first = read_statement(record.statement).first
 
         def write() -> None:
@@ -237,25 +212,20 @@ class Journal:
         self._attempt(write)
 
     def length(self) -> int:
-        with reading(self._path):
-            return int(self._db.execute("SELECT count(*) FROM rounds").fetchone()[0])
+        return int(self._rows("SELECT count(*) FROM rounds")[0][0])
 
     def entries(self, first: int = 0) -> Iterator[Entry]:
         """Rounds in order, from `first` on."""
+        query = "SELECT round, outcome, chain FROM rounds WHERE round >= ? ORDER BY round"
         with reading(self._path):
-            for row in self._db.execute(
-                "SELECT round, outcome, chain FROM rounds WHERE round >= ? ORDER BY round", (first,)
-            ):
+            for row in self._db.execute(query, (first,)):
                 yield self._checked(Entry(*row))
 
     def entry(self, round_number: int) -> Entry:
-        with reading(self._path):
-            row = self._db.execute(
-                "SELECT round, outcome, chain FROM rounds WHERE round = ?", (round_number,)
-            ).fetchone()
-        if row is None:
+        rows = self._rows("SELECT round, outcome, chain FROM rounds WHERE round = ?", round_number)
+        if not rows:
             raise ChainError(f"{self._path}: round {round_number} is missing", round_number)
-        return self._checked(Entry(*row))
+        return self._checked(Entry(*rows[0]))
 
     def _checked(self, entry: Entry) -> Entry:
         """SQLite stores any type in any column."""
@@ -275,44 +245,44 @@ class Journal:
                 yield metrics
 
     def snapshot_numbers(self) -> list[int]:
-        with reading(self._path):
-            numbers = [row[0] for row in self._db.execute("SELECT round FROM snapshots ORDER BY round")]
+        numbers = [number for (number,) in self._rows("SELECT round FROM snapshots ORDER BY round")]
         if numbers and numbers[0] < 0:
             raise JournalError(f"{self._path} has a snapshot {numbers[0]}, expected 0 or more; it is damaged")
         return numbers
 
     def snapshot(self, rule: Rule, number: int) -> ServerState:
         """The state after `number` rounds."""
-        with reading(self._path):
-            row = self._db.execute("SELECT state FROM snapshots WHERE round = ?", (number,)).fetchone()
-        if row is None:
+        rows = self._rows("SELECT state FROM snapshots WHERE round = ?", number)
+        if not rows:
             raise JournalError(f"{self._path} has no snapshot {number}; it has {self.snapshot_numbers()[:9]}")
-        if not isinstance(row[0], bytes):
+        ((packed,),) = rows
+        if not isinstance(packed, bytes):
             raise JournalError(f"{self._path}: snapshot {number} is not bytes; it is damaged")
-        state = unpack(rule, row[0])
+        state = unpack(rule, packed)
         if len(state.weights) != self.n_weights():
             raise JournalError(f"snapshot {number} holds {len(state.weights)} weights, the run has {self.n_weights()}")
         return state
 
     def n_weights(self) -> int:
-        with reading(self._path):
-            (number,) = self._db.execute("SELECT n_weights FROM run").fetchone()
+        ((number,),) = self._rows("SELECT n_weights FROM run")
         if not isinstance(number, int) or number < 0:
             raise JournalError(f"{self._path}: the number of weights is {str(number)[:80]!r}; the journal is damaged")
         return number
 
     def versions(self) -> dict[str, str]:
         """The versions of the libraries that the run was begun with, and the machine."""
-        with reading(self._path):
-            (text,) = self._db.execute("SELECT versions FROM run").fetchone()
+        ((text,),) = self._rows("SELECT versions FROM run")
         try:
             return msgspec.json.decode(text, type=dict[str, str])
         except (msgspec.MsgspecError, TypeError):
             raise JournalError(f"{self._path}: the versions of libraries cannot be read; it is damaged") from None
 
     def require_sound(self) -> None:
-        """Check the file's pages, all of them, before they are read."""
-        require_sound(self._db, self._path)
+        """Refuse a file whose pages do not form proper trees. A forged file can refer to one page again and again, so
+        that a few kilobytes hold more rows than can ever be read."""
+        ((fault,),) = self._rows("PRAGMA quick_check(1)")
+        if fault != "ok":
+            raise JournalError(f"{self._path} is damaged: {' '.join(str(fault).split())}")
 
     @contextmanager
     def one_view(self) -> Iterator[None]:

@@ -1,8 +1,6 @@
-"""Initial weights that are the same on every runtime and machine (`task.init = "numpy"`).
-
-A layer starts as PyTorch starts one by default: weights and biases are uniform between ±1/√(inputs of a unit). The
-numbers come from the plan's seed by the stream that directions come from, not from a library's generator.
-"""
+"""Initial weights that are the same on every runtime and machine (`task.init = "numpy"`). A layer starts as PyTorch
+starts one by default: weights and biases are uniform between ±1/√(inputs of a unit). The numbers come from the plan's
+seed by the stream that directions come from, not from a library's generator."""
 
 from collections.abc import Mapping
 from math import prod, sqrt
@@ -15,8 +13,7 @@ from baffle.core.seeds import BLOCK, Seeds, keystream
 Shapes = Mapping[str, tuple[int, ...]]
 """The trained tensors of a model in the order of the flat vector: "layer.weight", and "layer.bias" if it has one."""
 
-RANDOM_BYTES = 4
-"""Of the stream, for each number."""
+RANDOM_BYTES = 4  # bytes of the stream for each number
 
 
 def draw_weights(shapes: Shapes, seed: int) -> F32:

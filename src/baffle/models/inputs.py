@@ -7,11 +7,9 @@ from baffle.core.pixels import PixelScale
 from baffle.core.samples import Shape, is_plain
 from baffle.errors import PlanError
 
-UNIT = PixelScale()
-"""Pixels in [0, 1]."""
+UNIT = PixelScale()  # pixels in [0, 1]
 
-LEAST_PIXELS = 2
-"""The side of an image that can still be halved."""
+LEAST_PIXELS = 2  # the smallest side of an image, so that it can be halved once
 
 
 @dataclass(frozen=True)

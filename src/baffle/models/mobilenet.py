@@ -1,33 +1,34 @@
-"""MobileNetV2 of width one: a sequence of inverted residual blocks, with random or ImageNet weights.
+"""MobileNetV2 of width one: a sequence of inverted residual blocks, with random or ImageNet weights. Published weights
+come in two forms, each with its own conventions for images. TensorFlow's are folded into 53 convolutions with biases;
+torchvision's have BatchNorm, which is folded here. Folded weights need no normalisation."""
 
-Published weights come in two forms, each with its own conventions for images. TensorFlow's are folded into 53
-convolutions with biases; torchvision's have BatchNorm, which is folded here. Folded weights need no normalisation.
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from baffle.archives import open_archive, read_array
 from baffle.core.pixels import PixelScale
-from baffle.errors import DataError, PlanError
+from baffle.errors import DataError, PlanError, first_line
 from baffle.models.inputs import UNIT, Inputs
-from baffle.models.layers import ACTIVATIONS, normalisation
-from baffle.models.weight_files import Pair, read_pairs
+from baffle.models.networks import ACTIVATIONS, normalisation
 from baffle.plan import MobileNet
 
 BLOCKS = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
 """Groups of blocks: expansion, channels, number of blocks, stride of the first block."""
 
-FIRST, FEATURES = 32, 1280
-"""Channels of the first convolution, and the number of features that the classifier takes."""
+FIRST, FEATURES = 32, 1280  # channels of the first convolution, and the number of features that the classifier takes
 
-SMALLEST = 32
-"""The smallest side of an image in pixels, because it is halved five times."""
+SMALLEST = 32  # the smallest side of an image in pixels, because it is halved five times
+
+MOST_BYTES = 1 << 26  # the most bytes of a file, packed or unpacked. MobileNetV2's files have 14 million.
+
+EPSILON = 1e-5  # added to a variance by torchvision's BatchNorm
 
 GET_IT = (
     "put mobilenet_v2-*.pth (torchvision's, from download.pytorch.org/models), or an .npz of 53 folded weight/bias "
@@ -35,15 +36,13 @@ GET_IT = (
     'task.model.weights = "random"'
 )
 
-CENTRED = PixelScale((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-"""Pixels from -1 to 1."""
+Pair = tuple[Tensor, Tensor]  # a layer's weight and bias
 
 
-@dataclass(frozen=True)
-class Convention:
+class Convention(NamedTuple):
     """How images reached a network in training: the scale of their pixels, and the sides on which they are padded."""
 
-    scale: PixelScale = CENTRED
+    scale: PixelScale = PixelScale((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # pixels from -1 to 1
     same: bool = False  # TensorFlow's padding: as little as possible, first on the right and at the bottom
 
 
@@ -65,21 +64,9 @@ def build_mobilenet(model: MobileNet, inputs: Inputs) -> nn.Module:
     return freeze_front(module) if model.trained == "head" else module
 
 
-@dataclass(frozen=True)
-class Pretrained:
-    """The weights in a file: 52 convolutions in order, and ImageNet's classifier."""
-
-    convolutions: tuple[Pair, ...]
-    classifier: Pair
-    convention: Convention
-
-
 class Pixels(nn.Module):
-    """Converts a data set's values, grey or colour, to the scale that the network was trained on.
-
-    The old scale is undone and the new one applied in a single step, so that values already on the right scale keep
-    every bit.
-    """
+    """Converts a data set's values, grey or colour, to the scale that the network was trained on. It does so in one
+    step, so that values already on the right scale keep every bit."""
 
     mean: Tensor
     deviation: Tensor
@@ -101,8 +88,7 @@ class Same(nn.Module):
     """Pads an image with zeros as TensorFlow does for a 3 × 3 convolution with stride two."""
 
     def forward(self, x: Tensor) -> Tensor:
-        rows, columns = x.shape[-2] % 2, x.shape[-1] % 2
-        return F.pad(x, (columns, 1, rows, 1))
+        return F.pad(x, (x.shape[-1] % 2, 1, x.shape[-2] % 2, 1))
 
 
 class Block(nn.Module):
@@ -113,9 +99,8 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         wide = before * expansion
-        widen = layer(before, wide, 1, 1, norm, activation) if expansion > 1 else []
         self.branch = nn.Sequential(
-            *widen,
+            *(layer(before, wide, 1, 1, norm, activation) if expansion > 1 else []),
             *layer(wide, wide, 3, stride, norm, activation, groups=wide, same=same),
             *layer(wide, after, 1, 1, norm),
         )
@@ -127,21 +112,13 @@ class Block(nn.Module):
 
 
 def layer(
-    before: int,
-    after: int,
-    size: int,
-    stride: int,
-    norm: str,
-    activation: str | None = None,
-    *,
-    groups: int = 1,
-    same: bool = False,
+    into: int, out: int, size: int, stride: int, norm: str, activation: str = "", groups: int = 1, same: bool = False
 ) -> list[nn.Module]:
     """A padded convolution, optionally followed by a normalisation and an activation."""
     uneven = same and stride == 2
     parts: list[nn.Module] = [Same()] if uneven else []
-    parts.append(nn.Conv2d(before, after, size, stride, padding=0 if uneven else size // 2, groups=groups))
-    parts += [normalisation(norm, after)] if norm != "none" else []
+    parts.append(nn.Conv2d(into, out, size, stride, padding=0 if uneven else size // 2, groups=groups))
+    parts += [normalisation(norm, out)] if norm != "none" else []
     return [*parts, ACTIVATIONS[activation]()] if activation else parts
 
 
@@ -153,8 +130,7 @@ def mobilenet(
     convention: Convention | None = None,
     scale: PixelScale | None = None,
 ) -> nn.Sequential:
-    """A network with random weights: 2,206,960 before the classifier, and 1,281 per class in it. `scale` is the scale
-    of the images; without it, their pixels lie in [0, 1]."""
+    """2,206,960 random weights before the classifier, and 1,281 per class in it. `scale` is that of the images."""
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < SMALLEST:
         raise PlanError(
             f"task.model: a mobilenet takes images of 1 or 3 channels and at least {SMALLEST} × {SMALLEST} pixels, "
@@ -190,8 +166,7 @@ def mobilenet(
 def pretrained_mobilenet(
     shape: tuple[int, ...], classes: int, folder: Path | None, scale: PixelScale | None = None
 ) -> nn.Sequential:
-    """A network with ImageNet's weights and a new classifier. It starts at zero, so that all classes are equally
-    likely."""
+    """A network with ImageNet's weights and a classifier of zeros, so that all classes are equally likely."""
     pretrained = read_weights(find_weights(folder))
     module = mobilenet(shape, classes, convention=pretrained.convention, scale=scale)
     *_, head = module
@@ -222,6 +197,14 @@ def find_weights(folder: Path | None) -> Path:
     raise DataError(f"no weights of MobileNetV2 in {folder}: {GET_IT}")
 
 
+class Pretrained(NamedTuple):
+    """The weights in a file: 52 convolutions in order, and ImageNet's classifier."""
+
+    convolutions: tuple[Pair, ...]
+    classifier: Pair
+    convention: Convention
+
+
 def read_weights(path: Path) -> Pretrained:
     try:
         changed = path.stat().st_mtime_ns
@@ -232,8 +215,7 @@ def read_weights(path: Path) -> Pretrained:
 
 @lru_cache(maxsize=1)  # every thread builds its model from the same file
 def _read(path: Path, _changed: int) -> Pretrained:
-    convention = TENSORFLOW if path.suffix == ".npz" else TORCHVISION
-    pairs = read_pairs(path)
+    pairs = _pairs(path)
     expected = [tuple(part.weight.shape) for part in _convolutions(mobilenet((3, SMALLEST, SMALLEST), 1))]
     *convolutions, (weight, bias) = pairs
     shapes = [tuple(weight.shape) for weight, _ in convolutions]
@@ -244,8 +226,55 @@ def _read(path: Path, _changed: int) -> Pretrained:
         )
     if not all(bool(torch.isfinite(part).all()) for pair in pairs for part in pair):
         raise DataError(f"{path} holds weights that are not finite numbers; download it again")
+    convention = TENSORFLOW if path.suffix == ".npz" else TORCHVISION
     return Pretrained(tuple(convolutions), (weight.flatten(1), bias), convention)
 
 
 def _convolutions(module: nn.Module) -> Sequence[nn.Conv2d]:
     return [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+
+
+def _pairs(path: Path) -> list[Pair]:
+    """The layers of a file in order, normalisation folded into them. The file may be damaged or hostile."""
+    try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise ValueError(f"it has {size:,} bytes, expected at most {MOST_BYTES:,}")
+        pairs = _folded_pairs(path) if path.suffix == ".npz" else _state_dict_pairs(path)
+        if not pairs or not all(part.ndim for pair in pairs for part in pair):
+            raise ValueError("it holds no layers")
+    except Exception as fault:  # a hostile file can raise anything that parsing can
+        raise DataError(f"{path} is damaged or cannot be read ({first_line(fault)}); download it again") from None
+    return pairs
+
+
+def _folded_pairs(path: Path) -> list[Pair]:
+    ending = ".weight.npy"
+    with open_archive(path, MOST_BYTES, MOST_BYTES) as file:
+        names = sorted(name.removesuffix(ending) for name in file.namelist() if name.endswith(ending))
+        return [
+            (torch.from_numpy(read_array(file, f"{name}.weight")), torch.from_numpy(read_array(file, f"{name}.bias")))
+            for name in names
+        ]
+
+
+def _state_dict_pairs(path: Path) -> list[Pair]:
+    """torchvision's layers in order, each BatchNorm folded into the convolution before it."""
+    if zipfile.is_zipfile(path):
+        open_archive(path, MOST_BYTES, MOST_BYTES).close()  # torch itself unpacks whatever is declared
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, Mapping):
+        raise ValueError(f"expected a state dict, got {type(state).__name__}")  # noqa: TRY004
+    stems = [name.removesuffix(".weight") for name in state if name.endswith(".weight")]
+    convolutions = [stem for stem in stems if state[f"{stem}.weight"].ndim == 4]
+    norms = [stem for stem in stems if f"{stem}.running_var" in state]
+    if len(convolutions) != len(norms):
+        raise ValueError(f"{len(convolutions)} convolutions but {len(norms)} normalisations")
+    pairs = list[Pair]()
+    for convolution, norm in zip(convolutions, norms, strict=True):
+        parts = ("weight", "bias", "running_mean", "running_var")
+        scale, shift, mean, variance = (state[f"{norm}.{name}"].double() for name in parts)
+        factor = scale / torch.sqrt(variance + EPSILON)
+        weight = state[f"{convolution}.weight"].double() * factor.view(-1, 1, 1, 1)
+        pairs.append((weight.float(), (shift - mean * factor).float()))
+    return [*pairs, (state["classifier.1.weight"], state["classifier.1.bias"])]

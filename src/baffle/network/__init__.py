@@ -1,1 +1,1 @@
-"""A run over a network: the server, its members, how they meet, and whose keys they trust."""
+"""A run over a network: its server, its members (the clients), their keys, and the link between them."""

@@ -3,28 +3,25 @@
 import ssl
 from contextlib import closing
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection, InvalidURL, RemoteDisconnected
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
 
 import msgspec
 
 from baffle.errors import AwayError, TransportError, one_line
-from baffle.network.keys import OperatorKeys
-from baffle.network.link.client import split
+from baffle.network.keys.folders import OperatorKeys
+from baffle.network.link.client import client_tls, split
 from baffle.network.status import Status
 
-SECONDS = 10.0
-"""How long a server may take for each step of an answer."""
-
-MOST_BYTES = 1 << 20
-"""A longer answer is no status."""
+SECONDS = 10.0  # how long a server may take for each step of an answer
+MOST_BYTES = 1 << 20  # a longer answer is no status
 
 
-def fetch_status(address: str, keys: OperatorKeys, *, tls: bool = True) -> Status:
+def fetch_status(address: str, keys: OperatorKeys, *, tls: bool = True, seconds: float = SECONDS) -> Status:
     """The status of the server at an address (host:port). The token is sent only once the server has shown a
     certificate of the operator's CA for this host, unless `tls` is off."""
     host, port = split(address)
     try:
-        code, body = _ask(host, port, keys, tls=tls)
+        code, body = _ask(host, port, keys, seconds, tls=tls)
     except (OSError, HTTPException, ValueError) as fault:
         raise _error(address, fault, tls=tls) from None
     if code == HTTPStatus.NOT_FOUND:
@@ -34,22 +31,6 @@ def fetch_status(address: str, keys: OperatorKeys, *, tls: bool = True) -> Statu
         )
     if code != HTTPStatus.OK:
         raise _no_server(address, f"expected status code 200, got {code}")
-    return _read(address, body)
-
-
-def _ask(host: str, port: int, keys: OperatorKeys, *, tls: bool) -> tuple[int, bytes]:
-    connection = HTTPConnection(host, port, timeout=SECONDS)
-    if tls:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks the certificate and the host's name
-        context.load_verify_locations(cadata=keys.ca.decode())
-        connection = HTTPSConnection(host, port, timeout=SECONDS, context=context)
-    with closing(connection):
-        connection.request("GET", "/status", headers={"Authorization": f"Bearer {keys.token}", "Connection": "close"})
-        with connection.getresponse() as response:
-            return response.status, response.read(MOST_BYTES + 1)
-
-
-def _read(address: str, body: bytes) -> Status:
     if len(body) > MOST_BYTES:
         raise _no_server(address, f"expected at most {MOST_BYTES:,} bytes")
     try:
@@ -58,15 +39,23 @@ def _read(address: str, body: bytes) -> Status:
         raise _no_server(address, f"expected a status: {fault}") from None
 
 
+def _ask(host: str, port: int, keys: OperatorKeys, seconds: float, *, tls: bool) -> tuple[int, bytes]:
+    connection = HTTPConnection(host, port, timeout=seconds)
+    if tls:
+        connection = HTTPSConnection(host, port, timeout=seconds, context=client_tls(keys))
+    with closing(connection):
+        connection.request("GET", "/status", headers={"Authorization": f"Bearer {keys.token}", "Connection": "close"})
+        with connection.getresponse() as response:
+            return response.status, response.read(MOST_BYTES + 1)
+
+
 def _no_server(address: str, why: str) -> TransportError:
     return TransportError(
-        f"{address} does not answer as a BAFFLE server does ({one_line(why)}); give the host:port of a `baffle serve` "
-        "that does not run with --engine flower"
+        f"{address} does not answer as a BAFFLE server does ({one_line(why)}); give the host:port of a `baffle serve`"
     )
 
 
 def _error(address: str, fault: Exception, *, tls: bool) -> TransportError:
-    """Our error for an answer that never came."""
     if isinstance(fault, ssl.SSLCertVerificationError):
         return TransportError(
             f"the certificate of {address} was not issued by the CA in this folder, or is for another host "
@@ -79,9 +68,7 @@ def _error(address: str, fault: Exception, *, tls: bool) -> TransportError:
             f"{address} ends the connection without an answer; try again {other}, or in a minute if many attempts have "
             "failed"
         )
-    if isinstance(fault, OSError):
-        why = fault.strerror or str(fault) or "no answer in time"
+    if isinstance(fault, OSError | UnicodeError):
+        why = getattr(fault, "strerror", None) or str(fault) or "no answer in time"
         return AwayError(f"{address} cannot be reached ({why}); start the server, or give its host:port")
-    if isinstance(fault, InvalidURL | UnicodeError):
-        return TransportError(f"expected an address as host:port, got {address!r}")
     return _no_server(address, str(fault) or type(fault).__name__)

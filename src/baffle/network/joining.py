@@ -14,9 +14,9 @@
     Over(the last weights)    →
                               ←       Done(their hash)
 
-Who a client is, its line has proved before. The statement names the clients that have committed to a nonce; they are
-the clients of its epoch. Others introduce themselves, and wait for the next epoch. One that was restarted answers
-`Unready`, and begins again. A client that will not take part answers with an Abstention.
+The line has proved before who the client is. The statement names the clients that have committed to a nonce: they are
+the clients of its epoch. Others introduce themselves, and wait for the next epoch. A client that was restarted answers
+`Unready`, and begins again. A client that does not agree answers with an Abstention.
 """
 
 from collections.abc import Mapping
@@ -29,19 +29,16 @@ from msgspec import Meta
 from baffle.aggregation.messages import Key, Signature
 from baffle.core.messages import Abstention, Hash, Message, Number, RoundRequest, encode, read, tag_of
 from baffle.errors import MessageError
-from baffle.network.rosters import Roster
+from baffle.network.keys.rosters import Roster
 from baffle.statement import Certificate, EpochRecord, PastEpoch, PlanText, Statement
 
-MOST_EPOCHS = 10_000
-"""The most epochs that a run may have."""
-
-NO_RUN = bytes(32)
-"""The run of messages to a client that has not been told about one."""
+MOST_EPOCHS = 10_000  # the most epochs that a run may have
+NO_RUN = bytes(32)  # the run of messages to a client that has not been told about one
 
 
 class Introduce(Message, frozen=True, tag="introduce"):
-    """To a client: what would you bring to an epoch of this plan, with the roster of this number and hash? Commit to a
-    nonce for it."""
+    """To a client: asks for a commitment to a nonce, for an epoch of this plan under the roster of this number and
+    hash, and for the number of directions that the client affords."""
 
     plan: PlanText
     roster: Number
@@ -50,8 +47,7 @@ class Introduce(Message, frozen=True, tag="introduce"):
 
 
 class NewRoster(Message, frozen=True, tag="new-roster"):
-    """To a client: the server's roster, as its file holds it. Whoever hands it over, it counts if the authority signed
-    it and its number is higher."""
+    """To a client: the server's roster, as its file holds it. The authority must have signed it."""
 
     roster: bytes
 
@@ -61,7 +57,7 @@ class RosterTaken(Message, frozen=True, tag="roster-taken"):
 
 
 class Behind(Message, frozen=True, tag="behind"):
-    """From a client: the question is about a later roster than the one that it has."""
+    """From a client: the question names a later roster than the client's."""
 
 
 class Introduction(Message, frozen=True, tag="introduction"):
@@ -74,8 +70,7 @@ class Introduction(Message, frozen=True, tag="introduction"):
 
 class Begin(Message, frozen=True, tag="begin"):
     """To a client: the statement of an epoch, what it must know of the epochs before, the certificate of the state that
-    it begins with, if there is one, and one more than the last round of this run that this client contributed to (0: it
-    contributed to none)."""
+    it begins with, if there is one, and one more than the last round that this client contributed to (0: none)."""
 
     statement: bytes
     past: Annotated[tuple[PastEpoch, ...], Meta(max_length=MOST_EPOCHS)]
@@ -119,8 +114,7 @@ class Over(Message, frozen=True, tag="over"):
 
 
 class Done(Message, frozen=True, tag="done"):
-    """From a client, at the end of an epoch or of the run: it holds these weights, and signs the state that they belong
-    to."""
+    """From a client, at the end of an epoch or of the run: it holds these weights, and signs their state."""
 
     weights_hash: Hash
     signature: Signature
@@ -134,34 +128,26 @@ M = TypeVar("M", RosterTaken, Introduction, Ready, Salted, Done)
 
 Asked = Introduce | NewRoster | Begin | Openings | Halt | Over
 Answered = Behind | RosterTaken | Introduction | Ready | Salted | Done | Unready | Abstention
-
-
-Reply = Future[bytes | None]
-"""What a client answers, or None if it does not answer in time."""
+Reply = Future[bytes | None]  # what a client answers, or None if it does not answer in time
 
 
 class Lines(Protocol):
-    """Lines to clients, by their numbers. Who is at the other end of a line has been proved."""
+    """Lines to clients, by their numbers. The client at the other end of a line has proved its identity."""
 
     def present(self) -> Mapping[int, object]:
         """The clients that are connected, each with a name for its process: a client that was restarted has another."""
-        ...
 
     def carry(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, bytes]:
         """Send each client its request and return the replies. A client that does not answer in time is missing."""
-        ...
 
     def post(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, Reply]:
         """Send each client its request without waiting for it: each reply, or None, comes in a future of its own."""
-        ...
 
     def admit(self, roster: Roster) -> None:
-        """The clients are those of this roster from now on. Whoever is no longer one of them is disconnected."""
-        ...
+        """Serve the clients of this roster from now on. Clients that are no longer on it are disconnected."""
 
     def expect(self, contribution: int) -> None:
         """Contributions to the run have at most this many bytes."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -193,8 +179,7 @@ UNREADY, BEHIND = encode(Unready()), encode(Behind())
 
 ABSTAINED = "it abstained; its own log says why"
 
-JOINING = {kind.__struct_config__.tag for kind in get_args(Asked)}
-"""How messages about joining begin."""
+JOINING = {kind.__struct_config__.tag for kind in get_args(Asked)}  # how messages about joining begin
 
 
 def decode_asked(data: bytes) -> Asked | None:

@@ -1,17 +1,20 @@
-"""What the server of a networked run settles before it asks anybody: no client's claim moves another's scale."""
+"""Checks of a networked run's plan, how many directions each client evaluates, and in what a plan differs from a run's.
+All this is fixed before clients join, so no client can influence another."""
 
 from collections.abc import Mapping
 from math import comb
+from typing import Any
 
-from baffle.errors import PlanError
+import msgspec
+
+from baffle.errors import PlanError, one_line
 from baffle.plan import Plan
 from baffle.schedule import tiers_of
 
-N_MAX = 1000
-"""How many samples a client counts for at most, if the plan does not say."""
-
-UNLUCKY = 2.0**-20
-"""The most probability with which the liars may outnumber the bound in some sum of a run."""
+N_MAX = 1000  # how many samples a client counts for at most, if the plan does not say
+FREE = {"name", "rounds", "run"}  # what a plan may change in a run that has begun
+MOST_DIFFERENCES, MOST_CHARACTERS = 3, 60  # how many differences are listed, and how much of a value is shown
+UNLUCKY = 2.0**-20  # the most probability with which the liars may outnumber the bound in some sum of a run
 
 
 def tiers_for(plan: Plan, affords: Mapping[int, int]) -> tuple[int, ...]:
@@ -26,7 +29,6 @@ def tiers_for(plan: Plan, affords: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def require_clients_of_their_own(plan: Plan) -> None:
-    """Refuse what only a simulation can do."""
     if plan.probe.stacked:
         raise PlanError(
             "probe.stacked: each client of a network has a machine of its own; leave it out, or say --set "
@@ -35,8 +37,7 @@ def require_clients_of_their_own(plan: Plan) -> None:
 
 
 def require_hidden_tiers(plan: Plan) -> None:
-    """Refuse a plan in which fewer clients than the floor evaluate the last directions: clients would refuse to unmask
-    any sum of it."""
+    """Refuse a plan in which too few clients evaluate the last directions: they would unmask no sum of it."""
     if plan.secure.mode == "off":
         return
     tiers = tiers_for(plan, {})
@@ -50,7 +51,7 @@ def require_hidden_tiers(plan: Plan) -> None:
 
 
 def require_sound_terms(plan: Plan) -> None:
-    """Refuse a plan whose promises against a server that looks on or lies would not hold."""
+    """Refuse a plan whose promises against a curious or lying server would not hold."""
     if plan.privacy.on and plan.secure.mode == "off":
         raise PlanError(
             'secure.mode = "off" voids [privacy] in a network: the server would see a vector with one client\'s part '
@@ -82,3 +83,67 @@ def _risk(plan: Plan) -> float:
     too_many = -(-size // 3)
     tail = sum(comb(liars, bad) * comb(clients - liars, size - bad) for bad in range(too_many, min(liars, size) + 1))
     return min(1.0, plan.rounds * plan.secure.groups * (tail / comb(clients, size)))
+
+
+# A plan as a user gave it, and the settled plan of a run
+
+
+def with_places(plan: Plan, places: int) -> Plan:
+    """The plan with so many places for clients. An empty place counts as a client that is away."""
+    return msgspec.structs.replace(plan, federation=msgspec.structs.replace(plan.federation, clients=places))
+
+
+def differences(given: Plan, settled: Plan) -> str:
+    """In what a given plan differs from a run's, as part of a sentence: "probe.k is 20 there and 50 here". Empty if it
+    is the run's plan. It may differ in what it leaves open, in how long the run is, and in `run.*`."""
+    here, there = _settings(_settled_like(given, settled)), _settings(settled)
+    differing = sorted(name for name in here.keys() & there.keys() if here[name] != there[name])
+    values = [(name, *(one_line(settings[name], MOST_CHARACTERS) for settings in (there, here))) for name in differing]
+    listed = [f"{name} is {theirs} there and {own} here" for name, theirs, own in values]
+    more = len(listed) - MOST_DIFFERENCES
+    return ", ".join([*listed[:MOST_DIFFERENCES], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _settled_like(given: Plan, settled: Plan) -> Plan:
+    """The given plan, with what it leaves open taken from the settled one."""
+    task, ring, probe, federation = given.task, given.ring, given.probe, given.federation
+    if probe.supports == "auto":
+        chosen = {name: getattr(settled.probe, name) for name in ("supports", "distribution")}
+        probe = msgspec.structs.replace(probe, **chosen)
+    model, privacy = task.model, given.privacy
+    if type(model) is type(settled.task.model):
+        names = model.unsettled()
+        model = msgspec.structs.replace(model, **{name: getattr(settled.task.model, name) for name in names})
+    if privacy.on:  # the noise may follow from a target
+        noise, sharers = privacy.noise or settled.privacy.noise, privacy.sharers or settled.privacy.sharers
+        privacy = msgspec.structs.replace(privacy, noise=noise, sharers=sharers)
+    return msgspec.structs.replace(
+        given,
+        task=msgspec.structs.replace(task, model=model),
+        ring=msgspec.structs.replace(ring, n_max=ring.n_max or settled.ring.n_max),
+        probe=msgspec.structs.replace(
+            probe,
+            micro_batch=probe.micro_batch or settled.probe.micro_batch,
+            layout=probe.layout or settled.probe.layout,
+            shapes=probe.shapes or settled.probe.shapes,
+            together=probe.together or settled.probe.together,
+        ),
+        privacy=privacy,
+        update=msgspec.structs.replace(given.update, layers=given.update.layers or settled.update.layers),
+        federation=msgspec.structs.replace(federation, tiers=federation.tiers or settled.federation.tiers),
+    )
+
+
+def _settings(plan: Plan) -> dict[str, str]:
+    """Every setting that a run keeps, by its dotted name, as JSON. Models of two kinds differ at least in `name`."""
+    settings: dict[str, str] = {}
+
+    def add(table: dict[str, Any], path: str) -> None:
+        for name, value in table.items():
+            if isinstance(value, dict):
+                add(value, f"{path}{name}.")
+            else:
+                settings[f"{path}{name}"] = msgspec.json.encode(value).decode()
+
+    add({name: value for name, value in msgspec.to_builtins(plan).items() if name not in FREE}, "")
+    return settings

@@ -1,26 +1,37 @@
 """How a run goes, in numbers: as JSON for `baffle status`, and as text for Prometheus."""
 
+import hmac
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args, get_type_hints
 
 import msgspec
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
 
-MOST_CHARACTERS = 2_000
-"""A text in a status has at most this many characters."""
-
-MOST_RANGES = 100
-"""A list of clients names at most this many ranges of them."""
-
-RECENT, REMEMBERED = 10, 1_000
-"""Seconds a round are shown as the mean of the first number of latest rounds, and as the median of the second."""
+MOST_CHARACTERS = 2_000  # a text in a status has at most this many characters
+MOST_RANGES = 100  # a list of clients names at most this many ranges of them
+RECENT, REMEMBERED = 10, 1_000  # a round's seconds are the mean of so many latest rounds, and the median of so many
+PROMETHEUS = "text/plain; version=0.0.4"  # the type of a page for Prometheus
 
 Text = Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 Doing = Literal["starting", "waiting", "playing", "ending"]
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """A field's time series for Prometheus. `live`: only a server tells it, and not a run's folder."""
+
+    help: str
+    name: str = ""
+    live: bool = False
+
+
+class Counter(Gauge):
+    """A time series that only grows."""
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -33,35 +44,47 @@ class Status(msgspec.Struct, frozen=True):
     secure: Text
     doing: Doing
     waits_for: Text | None = None
-    uptime_seconds: Amount = 0.0
-    rounds_done: Count = 0
-    rounds: Count = 0
-    skipped_rounds: Count = 0
-    recent_round_seconds: Amount | None = None
-    median_round_seconds: Amount | None = None
-    seconds_since_round: Amount | None = None
-    clients_on_roster: Count = 0
-    clients_needed: Count = 0
-    clients_connected: Count = 0
+    uptime_seconds: Annotated[Amount, Gauge("Seconds since the server started.", live=True)] = 0.0
+    rounds_done: Annotated[Count, Counter("Rounds that the journal holds.")] = 0
+    rounds: Annotated[Count, Gauge("Rounds that the plan asks for.", "rounds_planned")] = 0
+    skipped_rounds: Annotated[Count, Counter("Rounds without a sum.")] = 0
+    recent_round_seconds: Annotated[Amount | None, Gauge(f"Mean seconds of the last {RECENT} rounds.")] = None
+    median_round_seconds: Annotated[Amount | None, Gauge(f"Median seconds of the last {REMEMBERED} rounds.")] = None
+    seconds_since_round: Annotated[
+        Amount | None, Gauge("Seconds since the last round ended.", "since_round_seconds")
+    ] = None
+    clients_on_roster: Annotated[Count, Gauge("Clients that may take part.")] = 0
+    clients_needed: Annotated[Count, Gauge("Clients without which the run waits.", live=True)] = 0
+    clients_connected: Annotated[Count, Gauge("Clients that are connected.", live=True)] = 0
     connected: Text = ""
-    clients_taking_part: Count = 0
+    clients_taking_part: Annotated[Count, Gauge("Clients that take part in the run.", live=True)] = 0
     taking_part: Text = ""
-    dropouts: Count = 0
-    silent: Mapping[Text, Count] = {}
-    abstained: Mapping[Text, Count] = {}
-    refusals: Count = 0
-    late_replies: Count = 0
-    refused_replies: Count = 0
-    turned_away: Count = 0
-    uplink_bytes: Count = 0
-    downlink_bytes: Count = 0
-    received_bytes: Count = 0
-    sent_bytes: Count = 0
-    loss: float | None = None
+    dropouts: Annotated[Count, Counter("Replies to a round that never came.")] = 0
+    silent: Annotated[
+        Mapping[Text, Count], Counter("Messages that got no answer in time, by the phase of the round.")
+    ] = {}
+    abstained: Annotated[
+        Mapping[Text, Count], Counter("Requests that clients did not follow, by the round's phase.")
+    ] = {}
+    refusals: Annotated[Count, Counter("Messages of clients that the secure sum or a client refused.")] = 0
+    late_replies: Annotated[Count, Counter("Deadlines that clients missed.", live=True)] = 0
+    refused_replies: Annotated[Count, Counter("Replies for which a client was disconnected.", live=True)] = 0
+    turned_away: Annotated[Count, Counter("Connections that did not prove to be a client's.", live=True)] = 0
+    uplink_bytes: Annotated[Count, Counter("Bytes of clients' messages in rounds.")] = 0
+    downlink_bytes: Annotated[Count, Counter("Bytes of the server's messages in rounds.")] = 0
+    received_bytes: Annotated[Count, Counter("Bytes of frames that the server received.", live=True)] = 0
+    sent_bytes: Annotated[Count, Counter("Bytes of frames that the server sent.", live=True)] = 0
+    loss: Annotated[
+        float | None, Gauge("Mean training loss of the last round that at least two clients contributed to.")
+    ] = None
     metric: Text = "accuracy"
-    value: float | None = None
-    accuracy: Amount | None = None
-    epsilon: Amount | None = None
+    value: Annotated[
+        float | None, Gauge("The run's first metric when it was last measured, on the test set.", "metric")
+    ] = None
+    accuracy: Annotated[
+        Amount | None, Gauge("Test accuracy when it was last measured, from 0 to 1.", "accuracy_ratio")
+    ] = None
+    epsilon: Annotated[Amount | None, Gauge("Privacy loss so far.")] = None
 
 
 @dataclass(frozen=True)
@@ -76,92 +99,107 @@ class LinkCounts:
     sent_bytes: int = 0
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """Numbers in few words: 0-41, 43."""
-    ordered = sorted(numbers)
-    breaks = [place for place, (one, other) in enumerate(pairwise(ordered), 1) if other > one + 1]
-    found = [ordered[start:end] for start, end in pairwise([0, *breaks, len(ordered)]) if end > start]
-    shown = [f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in found[:MOST_RANGES]]
-    left_out = sum(map(len, found[MOST_RANGES:]))
+def ranges(numbers: Iterable[int], most: int = MOST_RANGES) -> str:
+    """Numbers in few words, those after the first few ranges as a count: 0-41, 43, and 12 more."""
+    parts = list[list[int]]()
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    shown = [f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts[:most]]
+    left_out = sum(map(len, parts[most:]))
     return ", ".join([*shown, f"and {left_out:,} more"] if left_out else shown)
 
 
-Sample = tuple[str, float]
-"""Labels in braces, or nothing, and a value."""
+# The time series of each field that has one
+SERIES: dict[str, Gauge] = {
+    field: series
+    for field, hint in get_type_hints(Status, include_extras=True).items()
+    for series in get_args(hint)
+    if isinstance(series, Gauge)
+}
+RECORDED = frozenset(field for field, series in SERIES.items() if not series.live)
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A field of a status as Prometheus knows it."""
-
-    field: str
-    name: str
-    kind: Literal["gauge", "counter"]
-    help: str
+def series_name(field: str) -> str:
+    series = SERIES[field]
+    return series.name or (f"{field}_total" if isinstance(series, Counter) else field)
 
 
-METRICS = (
-    Metric("uptime_seconds", "uptime_seconds", "gauge", "Seconds since the server started."),
-    Metric("rounds_done", "rounds_done_total", "counter", "Rounds that the journal holds."),
-    Metric("rounds", "rounds_planned", "gauge", "Rounds that the plan asks for."),
-    Metric("skipped_rounds", "skipped_rounds_total", "counter", "Rounds without a sum."),
-    Metric("recent_round_seconds", "recent_round_seconds", "gauge", f"Mean seconds of the last {RECENT} rounds."),
-    Metric("median_round_seconds", "median_round_seconds", "gauge", f"Median seconds of the last {REMEMBERED} rounds."),
-    Metric("seconds_since_round", "since_round_seconds", "gauge", "Seconds since the last round ended."),
-    Metric("clients_on_roster", "clients_on_roster", "gauge", "Clients that may take part."),
-    Metric("clients_needed", "clients_needed", "gauge", "Clients without which the run waits."),
-    Metric("clients_connected", "clients_connected", "gauge", "Clients that are connected."),
-    Metric("clients_taking_part", "clients_taking_part", "gauge", "Clients that take part in the run."),
-    Metric("dropouts", "dropouts_total", "counter", "Replies to a round that never came."),
-    Metric("silent", "silent_total", "counter", "Messages that got no answer in time, by the phase of the round."),
-    Metric("abstained", "abstained_total", "counter", "Requests that clients did not follow, by the round's phase."),
-    Metric("refusals", "refusals_total", "counter", "Messages of clients that the secure sum or a client refused."),
-    Metric("late_replies", "late_replies_total", "counter", "Deadlines that clients missed."),
-    Metric("refused_replies", "refused_replies_total", "counter", "Replies for which a client was disconnected."),
-    Metric("turned_away", "turned_away_total", "counter", "Connections that did not prove to be a client's."),
-    Metric("uplink_bytes", "uplink_bytes_total", "counter", "Bytes of clients' messages in rounds."),
-    Metric("downlink_bytes", "downlink_bytes_total", "counter", "Bytes of the server's messages in rounds."),
-    Metric("received_bytes", "received_bytes_total", "counter", "Bytes of frames that the server received."),
-    Metric("sent_bytes", "sent_bytes_total", "counter", "Bytes of frames that the server sent."),
-    Metric("loss", "loss", "gauge", "Mean training loss of the last round that at least two clients contributed to."),
-    Metric("accuracy", "accuracy_ratio", "gauge", "Test accuracy when it was last measured, from 0 to 1."),
-    Metric("value", "metric", "gauge", "The run's first metric when it was last measured, on the test set."),
-    Metric("epsilon", "epsilon", "gauge", "Privacy loss so far."),
-)
-
-
-def as_metrics(status: Status, only: Container[str] | None = None) -> str:
-    """A status in Prometheus' text format. What is not known has no line. `only` names the fields that are."""
+def as_metrics(status: Status, *, recorded: bool = False) -> str:
+    """A status in Prometheus' text format, without what is not known; `recorded`: what a run's folder tells."""
     about = _labels({"version": status.version, "run": status.run, "plan": status.plan, "secure": status.secure})
     lines = _metric("info", "gauge", "Which run the server plays.", [(about, 1)])
     lines += _metric("waiting", "gauge", "1 while the run waits for clients.", [("", status.doing == "waiting")])
-    for metric in METRICS:
-        if only is not None and metric.field not in only:
+    for field, series in SERIES.items():
+        if recorded and series.live:
             continue
-        value = getattr(status, metric.field)
+        value = getattr(status, field)
         if isinstance(value, Mapping):
             samples = [(_labels({"phase": phase}), count) for phase, count in value.items()]
         else:
-            labels = _labels({"metric": status.metric}) if metric.field == "value" else ""
+            labels = _labels({"metric": status.metric}) if field == "value" else ""
             samples = [] if value is None else [(labels, value)]
-        lines += _metric(metric.name, metric.kind, metric.help, samples)
+        kind = "counter" if isinstance(series, Counter) else "gauge"
+        lines += _metric(series_name(field), kind, series.help, samples)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _metric(name: str, kind: str, what: str, samples: Iterable[Sample]) -> list[str]:
+def _metric(name: str, kind: str, what: str, samples: Iterable[tuple[str, float]]) -> list[str]:
     lines = [f"baffle_{name}{labels} {_number(value)}" for labels, value in samples]
     return [f"# HELP baffle_{name} {what}", f"# TYPE baffle_{name} {kind}", *lines] if lines else []
 
 
 def _labels(values: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in values.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    return "{" + ",".join(f'{name}="{value.translate(escapes)}"' for name, value in values.items()) + "}"
 
 
 def _number(value: float) -> str:
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'+' if value > 0 else '-'}Inf"
     return str(int(value)) if value == int(value) else repr(value)
+
+
+# The pages on the server's port: /health for everybody; /status and /metrics for the owner of the operator's token
+
+
+HEALTH, STATUS, METRICS = "/health", "/status", "/metrics"
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Answers plain HTTP requests. Without `report`, which gives the run's status, or a token, only /health."""
+
+    token: str
+    report: Callable[[LinkCounts], Status] | None = None
+
+    def answer(self, request: Request, links: LinkCounts) -> Response:
+        """The page that a request asks for. `links` has the link's own numbers."""
+        if request.method not in ("GET", "HEAD"):
+            return NOT_FOUND
+        if request.path == HEALTH:
+            return _page(request, "ok\n", "text/plain")
+        given, expected = request.headers.get_all("Authorization"), f"Bearer {self.token}"
+        is_known = len(given) == 1 and hmac.compare_digest(given[0].encode(), expected.encode())
+        is_operator = bool(self.token) and is_known
+        if request.path not in (STATUS, METRICS) or self.report is None or not is_operator:
+            return NOT_FOUND
+        status = self.report(links)
+        if request.path == STATUS:
+            return _page(request, msgspec.json.encode(status).decode() + "\n", "application/json")
+        return _page(request, as_metrics(status), PROMETHEUS)
+
+
+def _page(request: Request, text: str, kind: str) -> Response:
+    body = text.encode()
+    return Response(200, "OK", _headers(len(body), kind), body if request.method == "GET" else b"")
+
+
+def _headers(length: int, kind: str) -> Headers:
+    about = {"Content-Length": str(length), "Content-Type": f"{kind}; charset=utf-8"}
+    return Headers({"Connection": "close", **about, "Cache-Control": "no-store"})
+
+
+NOT_FOUND = Response(404, "Not Found", _headers(0, "text/plain"), b"")

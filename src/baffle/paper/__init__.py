@@ -1,1 +1,1 @@
-"""The paper's evaluation as commands: each of its tables and figures is a target that can be run."""
+"""The paper's evaluation: each of its tables and figures is a target of `baffle paper`."""

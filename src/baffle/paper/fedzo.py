@@ -1,16 +1,16 @@
-"""fedzo: other methods without backpropagation, beside BAFFLE with shared and with own directions, on MNIST."""
+"""fedzo: other methods without backpropagation, compared with BAFFLE with shared and with own directions, on MNIST."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from baffle.paper.target import Cell, Finished, Result, Scale, Tell
+from baffle.paper.target import Cell, Finished, Result, Scale, Target, Tell
 from baffle.paper.training_runs import curve
 from baffle.plan import Plan, load
 
-CLAIMED = 83.58
-"""FedZO's accuracy on MNIST after 1,000 rounds, in percent, as the paper cites it."""
+CLAIMED = 83.58  # FedZO's accuracy on MNIST after 1,000 rounds, in percent, as the paper cites it
 
 
 @dataclass(frozen=True)
@@ -26,42 +26,38 @@ class Method:
         """The names of its runs, in the order of seeds."""
         return [name, *(f"{name}, seed {seed}" for seed in range(1, self.seeds))]
 
-    def plans(self, name: str) -> dict[str, Plan]:
-        labels = enumerate(self.labels(name))
-        return {label: load(self.preset, [*self.settings, f"seed={seed}"]) for seed, label in labels}
-
 
 @dataclass(frozen=True)
-class Methods:
+class Methods(Target):
     """Several methods: the accuracies that they reach, and the rounds, forward passes and bytes that this takes."""
 
-    name: str
-    about: str
     scales: Mapping[Scale, Mapping[str, Method]]
     notes: tuple[str, ...]
 
     def plans(self, scale: Scale) -> dict[str, Plan]:
-        methods = self.scales[scale].items()
-        return {label: plan for name, method in methods for label, plan in method.plans(name).items()}
+        return {
+            label: load(method.preset, [*method.settings, f"seed={seed}"])
+            for name, method in self.scales[scale].items()
+            for seed, label in enumerate(method.labels(name))
+        }
 
     def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None, _tell: Tell) -> Result:
-        methods = self.scales[scale]
-        runs_of = {
-            name: [runs[label] for label in method.labels(name) if label in runs] for name, method in methods.items()
-        }
-        shown = {name: by_seed for name, by_seed in runs_of.items() if by_seed}
-        rows = [_row(name, methods[name].paper, by_seed) for name, by_seed in shown.items()]
+        shown, rows = dict[str, list[Finished]](), list[list[Cell]]()
+        for name, method in self.scales[scale].items():
+            if by_seed := [runs[label] for label in method.labels(name) if label in runs]:
+                shown[name] = by_seed
+                rows.append(_row(name, method.paper, by_seed))
         columns = (
             *("", "accuracy, %", "least – most, %", "paper, %", "K", "rounds", f"rounds to {CLAIMED} %"),
             *("forward passes", "bytes up"),
         )
-        notes = list(self.notes)
-        if scale == "short":
-            notes.append("FedZO and DLZO run all their rounds, BAFFLE fewer than at full scale and no deep models.")
-        if scale == "smoke":
-            notes.append("On the digits, for a few rounds, to see that it works: the accuracies mean nothing.")
+        more: Mapping[Scale, str] = {
+            "short": "FedZO and DLZO run all their rounds, BAFFLE fewer than at full scale and no deep models.",
+            "smoke": "On the digits, for a few rounds, to see that it works: the accuracies mean nothing.",
+        }
+        notes = [*self.notes, *([more[scale]] if scale in more else [])]
         curves = {name: curve(run) for name, run in runs.items()}
-        return Result(columns, rows, notes, {"curves": curves}, _draw(shown))
+        return Result(columns, rows, notes, {"curves": curves}, partial(_draw, shown))
 
 
 def _row(name: str, paper: float | None, runs: list[Finished]) -> list[Cell]:
@@ -82,37 +78,40 @@ def _row(name: str, paper: float | None, runs: list[Finished]) -> list[Cell]:
     ]
 
 
-def _draw(methods: Mapping[str, list[Finished]]) -> Callable[[Any], None]:
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        for number, (name, runs) in enumerate(methods.items()):
-            for run in runs:
-                style = "-" if run.plan.estimator == "probe" else "--"
-                label = name if run is runs[0] else None
-                axes.plot(*curve(run), style, color=f"C{number}", linewidth=1.2, label=label)
-        axes.axhline(CLAIMED, color="#bbbbbb", linewidth=1)
-        axes.set(xscale="log", xlabel="round", ylabel="test accuracy, %")
-        axes.legend(frameon=False, fontsize=7)
-
-    return draw
+def _draw(methods: Mapping[str, list[Finished]], figure: Any) -> None:
+    axes = figure.subplots()
+    for number, (name, runs) in enumerate(methods.items()):
+        for run in runs:
+            style = "-" if run.plan.estimator == "probe" else "--"
+            label = name if run is runs[0] else None
+            axes.plot(*curve(run), style, color=f"C{number}", linewidth=1.2, label=label)
+    axes.axhline(CLAIMED, color="#bbbbbb", linewidth=1)
+    axes.set(xscale="log", xlabel="round", ylabel="test accuracy, %")
+    axes.legend(frameon=False, fontsize=7)
 
 
 _OFF = "secure.mode=off"  # the same weights in less time
 _SOFTMAX, _WRN = 'task.model={name="softmax"}', 'task.model={name="wrn"}'
+_LENET, _BACK = "paper-mnist-lenet", "fedavg-mnist-lenet"
 
 
 def _baffle(where: str, base: tuple[str, ...], ks: tuple[int, ...], seeds: int = 1) -> dict[str, Method]:
     """BAFFLE at batch level with shared and with own directions, and backpropagation, all at equal settings."""
-    base = ("federation.level=batch", _OFF, *base)
-    kinds = {"shared": "shared directions", "own": "own directions"}
-    probing = {
-        f"{where}, K = {k}, {kinds[kind]}": Method(
-            "paper-mnist-lenet", (*base, f"probe.k={k}", f"federation.seeds={kind}"), seeds
-        )
+    more: dict[str, tuple[str, ...]] = {
+        f"K = {k}, {whose} directions": (f"probe.k={k}", f"federation.seeds={whose}")
         for k in ks
-        for kind in kinds
+        for whose in ("shared", "own")
     }
-    return {**probing, f"{where}, backpropagation": Method("paper-mnist-lenet", (*base, "estimator=backprop"), seeds)}
+    more["backpropagation"] = ("estimator=backprop",)
+    base = ("federation.level=batch", _OFF, *base)
+    return {f"{where}, {name}": Method(_LENET, (*base, *settings), seeds) for name, settings in more.items()}
+
+
+def _others(*settings: str) -> dict[str, Method]:
+    return {
+        "FedZO, softmax regression": Method("fedzo-mnist", settings, paper=CLAIMED),
+        "DLZO, softmax regression": Method("dlzo-mnist", settings),
+    }
 
 
 _SMOKE = ("task.data=digits", "run.evaluate_every=1", _OFF)
@@ -123,28 +122,23 @@ TARGET = Methods(
     "training without backpropagation on MNIST: FedZO, DLZO, and BAFFLE with shared and with own directions",
     {
         "smoke": {
-            "FedZO, softmax regression": Method("fedzo-mnist", (*_SMOKE, "rounds=3"), paper=CLAIMED),
-            "DLZO, softmax regression": Method("dlzo-mnist", (*_SMOKE, "rounds=3")),
+            **_others(*_SMOKE, "rounds=3"),
             **_baffle("softmax regression", (*_SMOKE, _SOFTMAX, "rounds=3"), (4,), seeds=2),
             **_baffle("LeNet", (*_SMOKE, _SMOKE_LENET, "rounds=2"), (4,)),
         },
         "short": {
-            "FedZO, softmax regression": Method("fedzo-mnist", (_OFF,), paper=CLAIMED),
-            "DLZO, softmax regression": Method("dlzo-mnist", (_OFF,)),
+            **_others(_OFF),
             **_baffle("softmax regression", (_SOFTMAX, "rounds=200", "run.evaluate_every=5"), (20, 100), seeds=3),
         },
         "full": {
-            "FedZO, softmax regression": Method("fedzo-mnist", (_OFF,), paper=CLAIMED),
-            "DLZO, softmax regression": Method("dlzo-mnist", (_OFF,)),
-            **_baffle(
-                "softmax regression", (_SOFTMAX, "rounds=1000", "run.evaluate_every=10"), (20, 100, 500), seeds=3
-            ),
+            **_others(_OFF),
+            **_baffle("softmax regression", (_SOFTMAX, "rounds=1000", "run.evaluate_every=10"), (20, 100, 500), 3),
             **_baffle("LeNet", ("rounds=3750", "run.evaluate_every=50"), (20, 100, 500)),
             "LeNet, K = 100, as in the authors' code": Method("authors-mnist-lenet", (_OFF,)),
-            "LeNet, K = 500, epoch level": Method("paper-mnist-lenet", ("probe.k=500", _OFF), paper=92.18),
-            "LeNet, backpropagation, epoch level": Method("fedavg-mnist-lenet", (_OFF,), paper=94.31),
-            "WRN-10-2, K = 500, epoch level": Method("paper-mnist-lenet", ("probe.k=500", _WRN, _OFF), paper=95.17),
-            "WRN-10-2, backpropagation, epoch level": Method("fedavg-mnist-lenet", (_WRN, _OFF), paper=97.11),
+            "LeNet, K = 500, epoch level": Method(_LENET, ("probe.k=500", _OFF), paper=92.18),
+            "LeNet, backpropagation, epoch level": Method(_BACK, (_OFF,), paper=94.31),
+            "WRN-10-2, K = 500, epoch level": Method(_LENET, ("probe.k=500", _WRN, _OFF), paper=95.17),
+            "WRN-10-2, backpropagation, epoch level": Method(_BACK, (_WRN, _OFF), paper=97.11),
         },
     },
     (

@@ -11,11 +11,8 @@ from baffle.data.sources import Dataset, Source, load
 
 LOOKS = ("plain", "mirrored", "negative", "turned")
 
-SCALE = PixelScale((0.5,), (0.27,))
-"""The digits' values and their negatives lie between -1.85 and 1.85; this takes them to [0, 1]."""
-
-SIDE = 32
-"""Pixels a side: the smallest images that a MobileNet takes."""
+SCALE = PixelScale((0.5,), (0.27,))  # takes the digits' values and their negatives, -1.85 to 1.85, to [0, 1]
+SIDE = 32  # pixels a side: the smallest images that a MobileNet takes
 
 
 def digits_in_four_looks() -> Source:
@@ -27,13 +24,11 @@ def digits_in_four_looks() -> Source:
 def _part(digits: Dataset, count: int) -> Dataset:
     domain_of: I64 = np.arange(count) % len(LOOKS)
     batch = digits.batch(np.arange(count))
-    images = np.stack([_look(image, LOOKS[look]) for image, look in zip(batch.x[:, 0], domain_of, strict=True)])
-    return Dataset(images, batch.y, _enlarged, domain_of=domain_of)
-
-
-def _look(image: F32, look: str) -> F32:
-    looks = {"plain": image, "mirrored": image[:, ::-1], "negative": -image, "turned": np.rot90(image)}
-    return looks[look]
+    looks = (
+        (image, image[:, ::-1], -image, np.rot90(image))[look]  # in the order of LOOKS
+        for image, look in zip(batch.x[:, 0], domain_of, strict=True)
+    )
+    return Dataset(np.stack(list(looks)), batch.y, _enlarged, domain_of=domain_of)
 
 
 def _enlarged(images: F32) -> F32:

@@ -1,41 +1,19 @@
-"""All targets by name. A new one is a module of this package that defines `TARGET`, and its line in `BUILT_IN`."""
-
-from importlib import import_module
+"""All targets by name. To add one, define it in a module of this package and add it to `BUILT_IN`."""
 
 from baffle.errors import PlanError
+from baffle.paper import fedzo, gradients, sigma, table3, table4, training_runs
+from baffle.paper.fig_attack import target as fig_attack
 from baffle.paper.target import Target
 
-BUILT_IN = (
-    "table1",
-    "table2",
-    "table3",
-    "table3_officehome",
-    "table4",
-    "fig_k",
-    "fig_ablation",
-    "fig_attack",
-    "theorem2",
-    "sigma",
-    "fedzo",
+BUILT_IN: tuple[Target, ...] = (  # in the order of `baffle paper --list`
+    *(training_runs.TABLE1, training_runs.TABLE2, table3.TARGET, table3.TARGET_OFFICEHOME, table4.TARGET),
+    *(training_runs.FIG_K, training_runs.FIG_ABLATION, fig_attack.TARGET, gradients.THEOREM2),
+    *(sigma.TARGET, fedzo.TARGET),
 )
-"""Modules, in the order in which `baffle paper --list` shows their targets."""
-
-TARGETS: dict[str, Target] = {}
-
-
-def register(target: Target) -> None:
-    if target.name in TARGETS:
-        raise PlanError(
-            f"two targets are called {target.name!r}, and their pages would overwrite each other; rename one of them"
-        )
-    TARGETS[target.name] = target
+TARGETS = {target.name: target for target in BUILT_IN}
 
 
 def target(name: str) -> Target:
     if name not in TARGETS:
         raise PlanError(f"no target is called {name!r}; expected one of {', '.join(TARGETS)}")
     return TARGETS[name]
-
-
-for module in BUILT_IN:
-    register(import_module(f"baffle.paper.{module}").TARGET)

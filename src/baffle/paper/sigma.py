@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -14,25 +14,16 @@ from baffle.core.arrays import F32, F64
 from baffle.core.directions import GAUSSIAN, Directions, Support, dense
 from baffle.core.ports import Batch
 from baffle.core.probe import SCHEMES, Loss, losses_along
-from baffle.paper.measured_task import accuracy_of, gradient_runtime, measured_task, trained
-from baffle.paper.scalars import alignment
-from baffle.paper.target import Cell, Finished, Result, Scale, Tell
-from baffle.plan import Plan
+from baffle.paper.gradients import accuracy_of, alignment, gradient_runtime, measured_task, trained
+from baffle.paper.target import Cell, Measurement, Result, Scale, Tell
 from baffle.runtime.torch.loss import one_thread_each
 from baffle.runtime.torch.model import DTYPES
 from baffle.task.load import Task
 
-PAPERS = 1e-4
-"""The paper's σ."""
-
-WORKS = 0.9
-"""A σ works if it reaches at least this share of the best cosine in float32."""
-
-PRECISIONS = ("float32", "bfloat16", "float16")
-"""What probes are computed in."""
-
+PAPERS = 1e-4  # the paper's σ
+WORKS = 0.9  # a σ works if it reaches at least this share of the best cosine in float32
 SIGMAS = (1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-COLOURS = {"float32": "#3f88c5", "bfloat16": "#d1495b", "float16": "#0b6e4f"}
+COLOURS = {"float32": "#3f88c5", "bfloat16": "#d1495b", "float16": "#0b6e4f"}  # by the precision of the probes
 
 
 class Size(NamedTuple):
@@ -45,8 +36,7 @@ SIZES: Mapping[Scale, Size] = {"smoke": Size(4, 8, 30), "short": Size(16, 16, 20
 
 
 class Point(NamedTuple):
-    """One step σ in one precision. Cosines with the gradient are shares of the cosine that exact scalars along the same
-    directions reach, so 1 is the best possible."""
+    """One step σ in one precision. Cosines are shares of that of exact scalars, so 1 is the best possible."""
 
     sigma: float
     cosine: float
@@ -55,56 +45,36 @@ class Point(NamedTuple):
     moved_if_kept: float  # the same for a W that is itself kept in this precision
 
 
-Curves = dict[tuple[str, str, str], list[Point]]
-"""A curve over σ for each choice of weights, scheme and precision."""
+Curves = dict[tuple[str, str, str], list[Point]]  # over σ, by weights, scheme and precision
 
 
-@dataclass(frozen=True)
-class Sigma:
-    name: str = "sigma"
-    about: str = "which σ works in float32, bfloat16 and float16, against what rounding and curvature predict"
-
-    def plans(self, _scale: Scale) -> dict[str, Plan]:
-        return {}
-
-    def result(self, _runs: Mapping[str, Finished], scale: Scale, data: Path | None, tell: Tell) -> Result:
-        size = SIZES[scale]
-        with one_thread_each():
-            task = measured_task(scale, data)
-            states = {"untrained": task.initial_weights(), "trained": trained(task, size.steps)}
-            curves = {
-                (state, *key): curve
-                for state, weights in states.items()
-                for key, curve in measured(task, weights, size, partial(_tell_state, tell, state)).items()
-            }
-            right = accuracy_of(task, states["trained"])
-        rows = [_row(curves, *key) for key in curves]
-        columns = (
-            "weights",
-            "scheme",
-            "precision",
-            "best σ",
-            "there",
-            "σ that works",
-            "at σ = 1e-4",
-            "predicted",
-            "moved",
-        )
-        raw = [
-            {"weights": state, "scheme": scheme, "precision": precision, "points": [point._asdict() for point in curve]}
-            for (state, scheme, precision), curve in curves.items()
-        ]
-        about = f"K = {size.k}, {size.samples} samples, {len(states['trained']):,} weights; trained: {size.steps} steps"
-        notes = [f"{about} of backpropagation, {right:.0%} right.", *_notes(curves)]
-        return Result(columns, rows, notes, {"curves": raw}, partial(draw, curves))
+def measure(scale: Scale, data: Path | None, tell: Tell) -> Result:
+    size = SIZES[scale]
+    with one_thread_each():
+        task = measured_task(scale, data)
+        states = {"untrained": task.initial_weights(), "trained": trained(task, size.steps)}
+        curves = {
+            (state, *key): curve
+            for state, weights in states.items()
+            for key, curve in measured(task, state, weights, size, tell).items()
+        }
+        right = accuracy_of(task, states["trained"])
+    rows = [_row(curves, *key) for key in curves]
+    columns = (
+        *("weights", "scheme", "precision", "best σ", "there", "σ that works"),
+        *("at σ = 1e-4", "predicted", "moved"),
+    )
+    raw = [
+        {"weights": state, "scheme": scheme, "precision": precision, "points": [point._asdict() for point in curve]}
+        for (state, scheme, precision), curve in curves.items()
+    ]
+    about = f"K = {size.k}, {size.samples} samples, {len(states['trained']):,} weights; trained: {size.steps} steps"
+    notes = [f"{about} of backpropagation, {right:.0%} right.", *_notes(curves)]
+    return Result(columns, rows, notes, {"curves": raw}, partial(draw, curves))
 
 
-def _tell_state(tell: Tell, state: str, precision: str) -> None:
-    tell(f"{state}, {precision}")
-
-
-def measured(task: Task, weights: F32, size: Size, tell: Tell) -> dict[tuple[str, str], list[Point]]:
-    """A curve over σ for every scheme and precision."""
+def measured(task: Task, state: str, weights: F32, size: Size, tell: Tell) -> dict[tuple[str, str], list[Point]]:
+    """A curve over σ for every scheme and precision. `state` is what progress reports call the weights."""
     n = len(weights)
     directions = Directions(bytes(32), GAUSSIAN)
     supports = dense(n, size.k)
@@ -119,10 +89,10 @@ def measured(task: Task, weights: F32, size: Size, tell: Tell) -> dict[tuple[str
         scalars = SCHEMES[scheme](loss, at, directions, supports, sigma).scalars
         return alignment(scalars, directions, supports, gradient) / best
 
-    curves: dict[tuple[str, str], list[Point]] = {(scheme, name): [] for scheme in SCHEMES for name in PRECISIONS}
-    for name in PRECISIONS:
+    curves: dict[tuple[str, str], list[Point]] = {(scheme, name): [] for scheme in SCHEMES for name in COLOURS}
+    for name in COLOURS:
         dtype = DTYPES[name]
-        tell(name)
+        tell(f"{state}, {name}")
         loss = Remembered(task.runtime(name).on(batch))
         error = rounding(task, weights, z, batch, name)
         kept = rounded(weights.astype(np.float64), dtype).astype(np.float32)
@@ -143,33 +113,33 @@ def measured(task: Task, weights: F32, size: Size, tell: Tell) -> dict[tuple[str
     return curves
 
 
+@dataclass(frozen=True)
 class Remembered:
     """A loss at one point and along one set of directions. Each step is computed once, and both schemes use it."""
 
-    def __init__(self, loss: Loss) -> None:
-        self._loss = loss
-        self._base = list[float]()
-        self._along = dict[float, F64]()
+    loss: Loss
+    known: dict[float, Any] = field(default_factory=dict)  # by step; 0 is the point itself
 
     def __call__(self, weights: F32) -> float:
-        if not self._base:
-            self._base.append(self._loss(weights))
-        return self._base[0]
+        if 0 not in self.known:
+            self.known[0] = self.loss(weights)
+        return float(self.known[0])
 
     def along(self, weights: F32, directions: Directions, supports: Sequence[Support], step: float) -> F64:
-        if step not in self._along:
-            self._along[step] = losses_along(self._loss, weights, directions, supports, step)
-        return self._along[step]
+        if step not in self.known:
+            self.known[step] = losses_along(self.loss, weights, directions, supports, step)
+        along: F64 = self.known[step]
+        return along
 
 
 def rounded(weights: F64, dtype: torch.dtype) -> F64:
-    """Weights as a model in this precision has them, after they were added up in float32."""
+    """Weights that were added up in float32, rounded to this precision."""
     single: F64 = torch.from_numpy(weights).float().to(dtype).double().numpy()
     return single
 
 
 def rounded_move(weights: F32, z: F64, sigma: float, dtype: torch.dtype, scheme: str) -> F64:
-    """The direction along which rounding really moves a model, in place of z."""
+    """The direction in which rounding really moves a model, instead of z."""
     here = weights.astype(np.float64)
     behind, apart = (here, sigma) if scheme == "forward" else (here - sigma * z, 2 * sigma)
     move: F64 = (rounded(here + sigma * z, dtype) - rounded(behind, dtype)) / apart
@@ -184,18 +154,16 @@ def rounding(task: Task, weights: F32, z: F64, batch: Batch, precision: str) -> 
     return float(np.std([loss(at) - exact(at) for at in near], ddof=1))
 
 
-def working(curve: Sequence[Point], best: float) -> list[Point]:
-    return [point for point in curve if point.cosine >= WORKS * best]
-
-
-def _best(curves: Curves, state: str, scheme: str) -> float:
-    return max(point.cosine for point in curves[state, scheme, "float32"])
+def working(curves: Curves, state: str, scheme: str, precision: str) -> list[Point]:
+    """The steps that work in a precision."""
+    best = max(point.cosine for point in curves[state, scheme, "float32"])
+    return [point for point in curves[state, scheme, precision] if point.cosine >= WORKS * best]
 
 
 def _row(curves: Curves, state: str, scheme: str, precision: str) -> list[Cell]:
     curve = curves[state, scheme, precision]
     top = max(curve, key=lambda point: point.cosine)
-    fine = working(curve, _best(curves, state, scheme))
+    fine = working(curves, state, scheme, precision)
     (papers,) = (point for point in curve if point.sigma == PAPERS)
     works = f"{fine[0].sigma:g} to {fine[-1].sigma:g}" if fine else "none"
     return [
@@ -207,11 +175,8 @@ def _row(curves: Curves, state: str, scheme: str, precision: str) -> list[Cell]:
 def _notes(curves: Curves) -> list[str]:
     verdicts = []
     for precision in ("float16", "bfloat16"):
-        works = []
-        for (state, scheme, name), curve in curves.items():
-            if name == precision:
-                fine = working(curve, _best(curves, state, scheme))
-                works.append(any(point.sigma == PAPERS for point in fine))
+        fine = [working(curves, *key) for key in curves if key[2] == precision]
+        works = [any(point.sigma == PAPERS for point in curve) for curve in fine]
         verdict = "holds" if all(works) else "does not hold" if not any(works) else "holds in part"
         verdicts.append(f"{precision}: {verdict} ({sum(works)} of {len(works)} cases)")
     return [
@@ -239,10 +204,9 @@ def draw(curves: Curves, figure: Any) -> None:
         axes = panels[schemes.index(scheme)][states.index(state)]
         colour = COLOURS[precision]
         sigmas = [point.sigma for point in curve]
-        axes.plot(
-            sigmas, [point.cosine for point in curve], "o-", color=colour, markersize=3, linewidth=1.4, label=precision
-        )
-        axes.plot(sigmas, [point.predicted for point in curve], ":", color=colour, linewidth=1)
+        cosines, predicted = [point.cosine for point in curve], [point.predicted for point in curve]
+        axes.plot(sigmas, cosines, "o-", color=colour, markersize=3, linewidth=1.4, label=precision)
+        axes.plot(sigmas, predicted, ":", color=colour, linewidth=1)
         axes.set_title(f"{state}, {scheme}", fontsize=9)
     for axes in panels.flat:
         axes.axvline(PAPERS, color="#999999", linewidth=0.8, linestyle="--")
@@ -253,4 +217,6 @@ def draw(curves: Curves, figure: Any) -> None:
     figure.supylabel("cosine, share of the attainable", fontsize=9)
 
 
-TARGET = Sigma()
+TARGET = Measurement(
+    "sigma", "which σ works in float32, bfloat16 and float16, against what rounding and curvature predict", measure
+)

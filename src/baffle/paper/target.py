@@ -1,9 +1,10 @@
-"""What a target is: runs of plans, or a measurement, and one function that turns them into a table and a figure."""
+"""Targets: runs of plans, or a measurement, and a function that turns them into a table and a figure."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from baffle.plan import Plan
 
@@ -11,14 +12,12 @@ Scale = Literal["smoke", "short", "full"]
 """smoke: seconds, on the digits, to see that it works. short: minutes, on real data. full: as long as in the paper."""
 
 Cell = str | float | int | None
-
-Tell = Callable[[str], None]
-"""Reports in a few words what is being measured."""
+Tell = Callable[[str], None]  # reports what is being measured, in a few words
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a target shows: a table with our figures and the paper's side by side, the data behind it, and a drawing."""
+    """The result of a target: a table of our figures and the paper's, the data behind it, and a drawing."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -37,8 +36,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Finished:
-    """One finished run of a target. `asked` is the digest of the plan that the target asked for. A run resolves that
-    plan, so `plan` may have another digest."""
+    """One finished run of a target. `asked` is the digest of the target's plan, and `plan` what the run made of it."""
 
     plan: Plan
     summary: Mapping[str, Any]
@@ -47,17 +45,26 @@ class Finished:
     origin: Origin
 
 
-class Target(Protocol):
+@dataclass(frozen=True)
+class Target(ABC):
     """A table or a figure of the paper."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    about: str
 
-    @property
-    def about(self) -> str: ...
-
-    def plans(self, scale: Scale) -> dict[str, Plan]:
+    def plans(self, _scale: Scale) -> dict[str, Plan]:
         """The runs that it needs, by the name of their row. Empty if it only measures."""
-        ...
+        return {}
 
+    @abstractmethod
     def result(self, runs: Mapping[str, Finished], scale: Scale, data: Path | None, tell: Tell) -> Result: ...
+
+
+@dataclass(frozen=True)
+class Measurement(Target):
+    """A target that runs no plans. `measure` takes the scale, the folder of data sets, and a place to report to."""
+
+    measure: Callable[[Scale, Path | None, Tell], Result]
+
+    def result(self, _runs: Mapping[str, Finished], scale: Scale, data: Path | None, tell: Tell) -> Result:
+        return self.measure(scale, data, tell)

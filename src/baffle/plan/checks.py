@@ -1,60 +1,47 @@
 """Checks across settings: combinations that make no sense although each value alone is valid."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from baffle.aggregation.client_policy import ClientPolicy
 from baffle.core.directions import OUTER, distribution_names
 from baffle.core.update import OPTIMIZERS
 from baffle.errors import PlanError
-from baffle.plan.models import MobileNet, Model, Onnx
 from baffle.plan.plan import Plan
 from baffle.plan.privacy import check_privacy
-from baffle.plan.sections import FederationSettings, ProbeSettings, TaskSettings, UpdateSettings
-from baffle.plan.tasks import LOSSES, METRICS, SUITABLE, is_own, metrics_of, short
+from baffle.plan.sections import MobileNet, Onnx, TaskSettings, UpdateSettings
+from baffle.plan.tasks import LOSSES, METRICS, is_own, metrics_of, short
 
 
 def check(plan: Plan) -> None:
     """Raise a PlanError for the first settings that do not fit together."""
-    _check_names(plan)
+    distribution = ("probe.distribution", plan.probe.distribution, distribution_names())
+    for key, name, known in (distribution, ("update.optimizer", plan.update.optimizer, OPTIMIZERS)):
+        if name not in known:
+            raise PlanError(f"{key}: expected one of {', '.join(map(repr, known))}, got {name!r}")
     _check_task(plan.task)
-    _check_model(plan.task.model)
     _check_onnx(plan)
     _check_runtime(plan)
-    _check_seeds(plan)
-    _check_steps(plan.federation)
-    _check_tiers(plan)
+    _check_federation(plan)
     _check_probe(plan)
-    _check_stacked(plan)
     _check_update(plan.update)
     _check_secure(plan)
     check_privacy(plan)
 
 
-def _check_names(plan: Plan) -> None:
-    """Names of what core has a registry of."""
-    names: tuple[tuple[str, str, Iterable[str]], ...] = (
-        ("probe.distribution", plan.probe.distribution, distribution_names()),
-        ("update.optimizer", plan.update.optimizer, OPTIMIZERS),
-    )
-    for key, name, known in names:
-        if name not in known:
-            raise PlanError(f"{key}: expected one of {', '.join(map(repr, known))}, got {name!r}")
-
-
 def _check_task(task: TaskSettings) -> None:
-    """Names of losses and metrics, and that they go together."""
+    """Check the names of losses and metrics, and that they suit each other."""
     for key, name, known in (("loss", task.loss, LOSSES), *(("metrics", name, METRICS) for name in task.metrics)):
         if name not in known and not is_own(name):
             raise PlanError(
                 f'task.{key}: expected one of {", ".join(map(repr, known))} or "package.module:function", got {name!r}'
             )
+    suitable = LOSSES[task.loss].metrics if task.loss in LOSSES else METRICS
     for name in task.metrics:
-        if not is_own(name) and name not in SUITABLE.get(task.loss, METRICS):
-            suitable = ", ".join(map(repr, SUITABLE[task.loss]))
+        if not is_own(name) and name not in suitable:
             raise PlanError(
-                f'task.metrics: {name!r} cannot be taken with task.loss = "{task.loss}"; expected one of {suitable} or '
-                '"package.module:function"'
+                f'task.metrics: {name!r} cannot be taken with task.loss = "{task.loss}"; expected one of '
+                f'{", ".join(map(repr, suitable))} or "package.module:function"'
             )
     shown = [short(name) for name in metrics_of(task)]
     for name in shown:
@@ -63,12 +50,9 @@ def _check_task(task: TaskSettings) -> None:
                 f"task.metrics: results would hold test_{name} twice; name each metric once, and a function of your "
                 "own neither domains nor …_last"
             )
-
-
-def _check_model(model: Model) -> None:
-    if not isinstance(model, MobileNet) or model.weights != "imagenet":
-        return
-    if (model.activation, model.norm) != ("relu6", "none"):
+    model = task.model
+    trained_with = ("relu6", "none")
+    if isinstance(model, MobileNet) and model.weights == "imagenet" and (model.activation, model.norm) != trained_with:
         raise PlanError(
             'task.model: ImageNet\'s weights need activation = "relu6" and norm = "none", got '
             f'{model.activation!r} and {model.norm!r}; leave these out, or set weights = "random"'
@@ -76,13 +60,12 @@ def _check_model(model: Model) -> None:
 
 
 def _check_onnx(plan: Plan) -> None:
-    """ONNX Runtime runs a graph forward, as a whole and in the graph's own precision."""
+    """ONNX Runtime runs a graph forward only, as a whole and in the graph's own precision."""
     if not isinstance(plan.task.model, Onnx):
         if plan.run.model:
             raise PlanError('run.model is the folder of a model that came as ONNX: expected task.model.name = "onnx"')
         return
-    probe = plan.probe
-    remedy = "leave it out, or use a model that BAFFLE builds"
+    probe, remedy = plan.probe, "leave it out, or use a model that BAFFLE builds"
     if plan.estimator == "backprop":
         raise PlanError(f'estimator: a model that came as ONNX has no gradient, expected "probe"; {remedy}')
     if not probe.moves_whole_models:
@@ -108,36 +91,40 @@ def _check_runtime(plan: Plan) -> None:
         )
 
 
-def _check_seeds(plan: Plan) -> None:
-    if plan.federation.seeds == "shared":
-        return
+def _check_federation(plan: Plan) -> None:
+    federation, own = plan.federation, plan.federation.seeds == "own"
     remedy = 'leave federation.seeds out, or set it to "shared"'
-    if plan.estimator == "backprop":
+    if own and plan.estimator == "backprop":
         raise PlanError(f'federation.seeds = "own" needs estimator = "probe", got "backprop", which has none; {remedy}')
-    if plan.federation.level == "epoch":
+    if own and federation.level == "epoch":
         raise PlanError(
             f'federation.seeds = "own" needs level = "batch", got "epoch", where clients have their own; {remedy}'
         )
-    if plan.secure.group_seeds == "own":
+    if own and plan.secure.group_seeds == "own":
         raise PlanError(
             'federation.seeds = "own" leaves groups no directions to share: expected secure.group_seeds = "shared", '
             'got "own"; leave one of them out'
         )
-
-
-def _check_steps(federation: FederationSettings) -> None:
-    if not federation.steps:
-        return
-    if federation.level == "batch":
+    if federation.steps and federation.level == "batch":
         raise PlanError(
             f'federation.steps are local ones and need level = "epoch", got "batch" with steps = {federation.steps}; '
             "leave them out"
         )
-    if federation.epochs != 1:
+    if federation.steps and federation.epochs != 1:
         raise PlanError(
             f"federation.steps = {federation.steps} and federation.epochs = {federation.epochs} both say how long a "
             "client trains; leave one of them out"
         )
+    if federation.tiers and plan.outcome_kind != "scalars":
+        raise PlanError(
+            'federation.tiers need level = "batch", seeds = "shared" and estimator = "probe": only scalars can be fewer'
+        )
+    for tier in federation.tiers:
+        if tier.k >= plan.probe.k:
+            raise PlanError(f"federation.tiers: a tier's k must be below probe.k = {plan.probe.k}, got {tier.k}")
+    shares = math.fsum(tier.share for tier in federation.tiers)
+    if shares > 1 + 1e-9:
+        raise PlanError(f"federation.tiers: shares must add up to at most 1, got {shares:g}")
 
 
 def _check_secure(plan: Plan) -> None:
@@ -146,21 +133,18 @@ def _check_secure(plan: Plan) -> None:
         raise PlanError(
             f"secure.groups: expected at most {plan.per_round}, the clients of a round, got {plan.secure.groups}"
         )
-    if plan.secure.mode == "off":
-        return
-    if smallest < plan.secure.floor:
+    if plan.secure.mode != "off" and smallest < plan.secure.floor:
         raise PlanError(
             f"secure.floor: expected at least {plan.secure.floor} clients in a secure sum, got {smallest}; "
             'use fewer secure.groups or more federation.participation, or set secure.mode = "off" and show each '
             "client's values to the server"
         )
-    if not plan.secure.threshold:
+    if plan.secure.mode == "off" or not plan.secure.threshold:
         return
     policy = ClientPolicy(agreement=plan.secure.mode == "malicious-server")
     many = policy.graph(tuple(range(largest)), 0)
     few = many if smallest == largest else policy.graph(tuple(range(smallest)), 0)
-    least = policy.least_threshold(many, largest)
-    most = few.k + 1
+    least, most = policy.least_threshold(many, largest), few.k + 1
     if not least <= plan.secure.threshold <= most:
         raise PlanError(
             f"secure.threshold: expected {least} to {most}, or 0 for the least of these, with {largest} clients in a "
@@ -175,51 +159,32 @@ def _check_probe(plan: Plan) -> None:
             f"probe.precision: only whole forward passes can be computed in {probe.precision}; set probe.supports = "
             '"dense" or "layers", or probe.precision = "float32"'
         )
-    _check_outer(probe)
-    if not probe.layout:
-        return
-    if probe.supports in ("dense", "auto"):
-        raise PlanError(
-            f'probe.layout: {probe.supports} directions have none; leave it out, or set probe.supports = "layers"'
-        )
-    if sum(row[-1] for row in probe.layout) != probe.k:
-        raise PlanError(f"probe.layout: its counts must add up to probe.k = {probe.k}")
-    if not all(map(_is_support, probe.layout)):
-        raise PlanError("probe.layout: every row must be [start, stop, start and stop of its tail or 0, 0, count]")
-
-
-def _check_outer(probe: ProbeSettings) -> None:
-    if probe.distribution != OUTER:
-        if probe.shapes:
-            raise PlanError(
-                'probe.shapes: only outer directions have them; leave it out, or set probe.distribution = "outer"'
-            )
-        if probe.together:
-            raise PlanError(
-                "probe.together: only outer directions share a forward pass; leave it out, or set probe.distribution = "
-                '"outer"'
-            )
-        return
-    if probe.supports == "units":
+    outer, remedy = probe.distribution == OUTER, 'leave it out, or set probe.distribution = "outer"'
+    if probe.shapes and not outer:
+        raise PlanError(f"probe.shapes: only outer directions have them; {remedy}")
+    if probe.together and not outer:
+        raise PlanError(f"probe.together: only outer directions share a forward pass; {remedy}")
+    if probe.supports == "units" and outer:
         raise PlanError(
             'probe.supports: outer directions touch whole tensors; expected "dense", "layers" or "stages", got "units"'
         )
-
-
-def _check_stacked(plan: Plan) -> None:
-    """Clients whose samples are stacked probe the same directions, at the same weights, by whole forward passes."""
-    if not plan.probe.stacked:
-        return
-    remedy = "leave probe.stacked out"
-    if plan.outcome_kind != "scalars":
+    if probe.layout and probe.supports in ("dense", "auto"):
+        raise PlanError(
+            f'probe.layout: {probe.supports} directions have none; leave it out, or set probe.supports = "layers"'
+        )
+    if probe.layout and sum(row[-1] for row in probe.layout) != probe.k:
+        raise PlanError(f"probe.layout: its counts must add up to probe.k = {probe.k}")
+    if not all(map(_is_support, probe.layout)):
+        raise PlanError("probe.layout: every row must be [start, stop, start and stop of its tail or 0, 0, count]")
+    if probe.stacked and plan.outcome_kind != "scalars":
         raise PlanError(
             'probe.stacked needs clients at the same weights: expected estimator = "probe", level = "batch" and seeds '
-            f'= "shared", got {plan.estimator!r}, {plan.federation.level!r} and {plan.federation.seeds!r}; {remedy}'
+            f'= "shared", got {plan.estimator!r}, {plan.federation.level!r} and {plan.federation.seeds!r}; leave it out'
         )
-    if not plan.probe.moves_whole_models:
+    if probe.stacked and not probe.moves_whole_models:
         raise PlanError(
-            f'probe.stacked needs whole forward passes: expected probe.supports = "dense" or "layers", got '
-            f"{plan.probe.supports!r}; {remedy}"
+            'probe.stacked needs whole forward passes: expected probe.supports = "dense" or "layers", got '
+            f"{probe.supports!r}; leave it out"
         )
 
 
@@ -240,17 +205,3 @@ def _check_update(update: UpdateSettings) -> None:
 def _is_support(row: Sequence[int]) -> bool:
     start, stop, first, last = row[:4]
     return start < stop and (stop <= first < last or first == last)
-
-
-def _check_tiers(plan: Plan) -> None:
-    tiers = plan.federation.tiers
-    if tiers and plan.outcome_kind != "scalars":
-        raise PlanError(
-            'federation.tiers need level = "batch", seeds = "shared" and estimator = "probe": only scalars can be fewer'
-        )
-    for tier in tiers:
-        if tier.k >= plan.probe.k:
-            raise PlanError(f"federation.tiers: a tier's k must be below probe.k = {plan.probe.k}, got {tier.k}")
-    shares = math.fsum(tier.share for tier in tiers)
-    if shares > 1 + 1e-9:
-        raise PlanError(f"federation.tiers: shares must add up to at most 1, got {shares:g}")

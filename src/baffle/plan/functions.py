@@ -1,4 +1,4 @@
-"""Functions of a user's own that a plan names: where they are looked for, and what they are called with."""
+"""Functions of your own that a plan names: how they are found, and which arguments they get."""
 
 import importlib
 import inspect
@@ -8,19 +8,17 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 from baffle.errors import BaffleError, OwnFunctionError, PlanError
 
 _searching = threading.RLock()
 
-GIVEN = "given"
-"""The module, in names, of what was given to `baffle.fit` as an object. It cannot be imported."""
+GIVEN = "given"  # the module part of the name of an object that was given to `baffle.fit`. It cannot be imported
 
 
 def call_own(setting: str, name: str, **offered: object) -> Any:
-    """Call "package.module:function" with those of the offered values that it has parameters for, by name."""
+    """Call "package.module:function" with those offered values that are among its parameters."""
     with _current_folder():
         function = _imported(setting, name)
         arguments = _declared(setting, name, function, offered)
@@ -36,7 +34,7 @@ def own_function(setting: str, name: str) -> Callable[..., Any]:
 
 @contextmanager
 def calling(whose: str) -> Iterator[None]:
-    """Whatever a user's function raises inside becomes an error that begins with whose function it is."""
+    """Turn an exception of a user's function into an error that names the function."""
     try:
         yield
     except BaffleError:
@@ -47,10 +45,11 @@ def calling(whose: str) -> Iterator[None]:
 
 @contextmanager
 def _current_folder() -> Iterator[None]:
-    """Let modules be found in the current folder, after all others, so that a file there shadows no installed package.
+    """Let modules be imported from the current folder, after all others, so that a file there shadows no installed
+    package.
 
-    Only for the time of a call: a folder that happens to be named like a package that is not installed must not pass
-    for it when BAFFLE looks for that package.
+    Only during a call: a folder that is named like a missing package must not pass for it when BAFFLE looks for that
+    package.
     """
     here = str(Path.cwd())
     with _searching:
@@ -81,7 +80,8 @@ def _imported(setting: str, name: str) -> Callable[..., Any]:
             raise PlanError(f"{setting}: {name} cannot be imported: no module {fault.name} in {folders}") from None
         raise PlanError(f"{setting}: {name} cannot be imported: {_in_one_line(fault)}") from fault
     if not hasattr(module, attribute):
-        raise PlanError(f"{setting}: {name} cannot be imported: {_place(module)} has no {attribute or 'such function'}")
+        place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), module.__name__)
+        raise PlanError(f"{setting}: {name} cannot be imported: {place} has no {attribute or 'such function'}")
     function = getattr(module, attribute)
     if not callable(function):
         raise PlanError(f"{setting}: {name} must be a function, got {type(function).__name__}")
@@ -89,7 +89,7 @@ def _imported(setting: str, name: str) -> Callable[..., Any]:
 
 
 def _declared(setting: str, name: str, function: Callable[..., Any], offered: dict[str, object]) -> dict[str, object]:
-    """The offered values that the function names in its signature; it must need no others."""
+    """The offered values that are among the function's parameters. Other parameters need defaults."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some functions that are written in C have no signature
@@ -97,24 +97,15 @@ def _declared(setting: str, name: str, function: Callable[..., Any], offered: di
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     collects = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     arguments = {p.name: offered[p.name] for p in parameters if p.kind in by_name and p.name in offered}
-    for parameter in parameters:
-        if parameter.name in arguments or parameter.kind in collects:
-            continue
-        if parameter.default is inspect.Parameter.empty:
-            raise PlanError(
-                f"{setting}: {name} needs {parameter.name}: expected no parameters without a default but "
-                f"{' and '.join(offered)}"
-            )
+    for p in parameters:
+        if p.name not in arguments and p.kind not in collects and p.default is inspect.Parameter.empty:
+            known = " and ".join(offered)
+            raise PlanError(f"{setting}: {name} needs {p.name}: expected no parameters without a default but {known}")
     return arguments
 
 
-def _place(module: ModuleType) -> str:
-    folders = list(getattr(module, "__path__", []))
-    return str(getattr(module, "__file__", None) or (folders[0] if folders else module.__name__))
-
-
 def _in_one_line(fault: Exception) -> str:
-    """An exception's type, its words' first line, and where it was raised."""
+    """An exception's type, the first line of its message, and where it was raised."""
     words = str(fault).splitlines()
     frames = traceback.extract_tb(fault.__traceback__)
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if not isinstance(fault, SyntaxError) else ""

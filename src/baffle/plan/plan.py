@@ -12,16 +12,19 @@ import msgspec
 from msgspec import Meta
 
 from baffle.plan.sections import (
+    LARGEST,
+    Count,
     FederationSettings,
     PrivacySettings,
     ProbeSettings,
     RingSettings,
     RunSettings,
+    Section,
     SecureSettings,
     TaskSettings,
     UpdateSettings,
+    fields_of,
 )
-from baffle.plan.setting import LARGEST, Count, Section
 
 
 class Plan(Section, frozen=True):
@@ -48,7 +51,7 @@ class Plan(Section, frozen=True):
         return max(1, round(self.federation.clients * self.federation.participation))
 
     def needs_torch(self) -> str:
-        """The first setting that only PyTorch can follow; empty if ONNX Runtime can run the plan, too."""
+        """The first setting that needs PyTorch; empty if ONNX Runtime can run the plan, too."""
         task, probe = self.task, self.probe
         settings = (
             ("task.model.name", not task.model.runtime and not task.model.has_graph),
@@ -73,7 +76,7 @@ class Plan(Section, frozen=True):
 
     @property
     def outcome_kind(self) -> Literal["scalars", "vector"]:
-        """Scalars where the server rebuilds the gradient; a vector where clients send weight changes or gradients."""
+        """ "scalars" if the server rebuilds the gradient, "vector" if clients send weight changes or gradients."""
         shared = self.federation.level == "batch" and self.federation.seeds == "shared"
         return "scalars" if self.estimator == "probe" and shared else "vector"
 
@@ -84,7 +87,7 @@ class Plan(Section, frozen=True):
         parts = ("seed", "estimator", "task", "federation", "probe", "update", "ring")
         groups = ("groups", "group_seeds", "combine")
         determines = {part: plan[part] for part in parts if part in plan}
-        if measured := determines.get("task", {}).keys() & {"metrics"}:  # they are taken beside the chain
+        if measured := determines.get("task", {}).keys() & {"metrics"}:  # metrics do not affect the weights
             determines["task"] = {name: value for name, value in plan["task"].items() if name not in measured}
         determines["secure"] = {name: secure[name] for name in groups if name in secure}
         private = _changed_settings(self.privacy)
@@ -109,14 +112,10 @@ def _changed_settings(value: Any) -> Any:
         return [_changed_settings(item) for item in value]
     if not isinstance(value, Section):
         return value
-    settings = {field.encode_name: getattr(value, field.name) for field in _unlike_default(value)}
+    settings = ((field, getattr(value, field.name)) for field in fields_of(type(value)))
+    changed = {field.encode_name: _changed_settings(own) for field, own in settings if own != field.default}
     config = value.__struct_config__
-    tag = {config.tag_field: config.tag} if config.tag_field else {}
-    return tag | {name: _changed_settings(setting) for name, setting in settings.items()}
-
-
-def _unlike_default(section: Section) -> list[msgspec.structs.FieldInfo]:
-    return [field for field in msgspec.structs.fields(section) if getattr(section, field.name) != field.default]
+    return {config.tag_field: config.tag} | changed if config.tag_field else changed
 
 
 def _digest(tag: str, value: Any) -> bytes:

@@ -1,7 +1,7 @@
-"""What [privacy] in a plan comes to: how much noise is certain to be in a sum, and what ε follows.
+"""The [privacy] section of a plan: how much noise is certain to be in a sum, and the ε that follows.
 
-A sum has at least u survivors, or there is none; at most f of them may be liars who add no noise. So u − f clients are
-certain to add theirs, and each adds one part in u − f of the variance that the plan promises.
+A sum has at least u survivors, or it is not computed; at most f of them may be liars that add no noise. So u − f
+clients are certain to add noise, and each adds one part in u − f of the variance that the plan promises.
 """
 
 import math
@@ -14,23 +14,16 @@ from baffle.plan.plan import Plan
 from baffle.privacy.accounting import noise_for, spent
 from baffle.privacy.ring import PrivateRing
 
-COARSEST = 4
-"""A client's vector is refused as too coarse if it has fewer steps of the ring than this for each of its values, in the
-root mean square."""
+COARSEST = 4  # the least steps of the ring for each value of a vector, in the root mean square
 
-LEAST_NOISE = 1e-4
-"""A run with less noise would cost an ε of millions."""
-
-LEAST_CLIP, LARGEST_CLIP = 1e-40, 1e40
-"""Beyond these a clipping norm is no length of anybody's vector, and its ring would have no scale."""
-
-USUAL_FINENESS = 1 << 20
-"""The bound on a vector's length in steps of the ring, before it is known."""
+LEAST_NOISE = 1e-4  # a run with less noise would cost an ε of millions
+LEAST_CLIP, LARGEST_CLIP = 1e-40, 1e40  # plausible clipping norms. Beyond them, the ring would have no scale
+USUAL_FINENESS = 1 << 20  # an estimate of the bound on a vector's length in steps of the ring, until it is known
 
 
 def least_survivors(plan: Plan) -> int:
-    """u: no sum over fewer clients is unmasked. With a liar for a server, a sum needs two thirds of those that may be
-    in it, whoever is there; without, the threshold falls with the clients that are there, but not below the plan's."""
+    """u: the fewest clients over which a sum is unmasked. In "malicious-server" mode, a sum needs two thirds of its
+    possible clients. Otherwise the threshold falls with the clients that are present, but not below the plan's."""
     secure = plan.secure
     if secure.mode != "malicious-server":
         return max(secure.floor, secure.threshold)
@@ -38,8 +31,8 @@ def least_survivors(plan: Plan) -> int:
 
 
 def certain_sharers(plan: Plan) -> int:
-    """u − f: how many clients of a sum are certain to add noise, at least one. In "malicious-server" less than a third
-    of those that may be in a sum are liars, as for the sum itself."""
+    """u − f: the number of clients of a sum that are certain to add noise, at least one. In "malicious-server" mode,
+    fewer than a third of a sum's possible clients are liars, as for the sum itself."""
     secure = plan.secure
     if secure.mode != "malicious-server":
         return least_survivors(plan)
@@ -91,16 +84,20 @@ def check_privacy(plan: Plan) -> None:
 
 
 def length_of(plan: Plan, n: int) -> int:
-    """How many values a client's vector has, with a model of n weights."""
+    """The number of values in a client's vector, for a model of n weights."""
     return n if plan.outcome_kind == "vector" else plan.probe.k
 
 
 def private_ring(plan: Plan, n: int) -> PrivateRing:
-    """The ring of a private plan with nothing left open, for a model of n weights."""
+    """The ring of a private plan with all settings filled in, for a model of n weights."""
     privacy = plan.privacy
-    for name in ("clip", "noise", "sharers"):
+    if not privacy.clip:
+        raise PlanError(
+            "privacy.clip is 0: expected the bound on the length of a client's vector; `baffle plan` proposes one"
+        )
+    for name in ("noise", "sharers"):
         if not getattr(privacy, name):
-            raise PlanError(f"privacy.{name} is 0: {_REMEDIES[name]}")
+            raise PlanError(f"privacy.{name} is 0: expected what a run writes into its own plan.toml when it starts")
     ring = PrivateRing(plan.per_round, privacy.clip, privacy.noise, privacy.sharers, length_of(plan, n))
     if ring.delta_2 < COARSEST * math.sqrt(ring.length):
         raise PlanError(
@@ -111,16 +108,9 @@ def private_ring(plan: Plan, n: int) -> PrivateRing:
     return ring
 
 
-_REMEDIES = {
-    "clip": "expected the bound on the length of a client's vector; `baffle plan` proposes one",
-    "noise": "expected the one that a run writes into its own plan.toml when it starts",
-    "sharers": "expected the number that a run writes into its own plan.toml when it starts",
-}
-
-
 def with_noise(plan: Plan, n: int) -> Plan:
-    """The plan with everything filled in that follows from its [privacy], for a model of n weights. A noise that was
-    given or filled in before must still be enough for the target, if there is one."""
+    """The plan with everything filled in that follows from [privacy], for a model of n weights. A noise that is already
+    set must suffice for the target ε, if there is one."""
     if not plan.privacy.on:
         return plan
     plan = _with(plan, sharers=plan.privacy.sharers or certain_sharers(plan))
@@ -137,13 +127,13 @@ def with_noise(plan: Plan, n: int) -> Plan:
 
 
 def epsilon_of(plan: Plan, n: int, rounds: int) -> float:
-    """ε at the plan's δ of a client that takes part in so many rounds."""
+    """ε, at the plan's δ, of a client that takes part in `rounds` rounds."""
     return spent([replace(private_ring(plan, n).release, count=rounds)], plan.privacy.delta)
 
 
 def _least_noise(plan: Plan, n: int) -> float:
-    """The least noise with which all rounds together keep to the plan's ε. How fine the ring is depends on the noise,
-    and the noise, by very little, on that."""
+    """The least noise with which all rounds together keep to the plan's ε. The ring's fineness depends on the noise,
+    and the noise depends slightly on the fineness."""
     privacy, length, noise, fineness = plan.privacy, length_of(plan, n), 0.0, USUAL_FINENESS
     while True:
         try:

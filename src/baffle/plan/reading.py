@@ -10,33 +10,26 @@ import msgspec
 from baffle.errors import PlanError
 from baffle.files import read_file
 from baffle.plan.checks import check
-from baffle.plan.models import Model
 from baffle.plan.plan import Plan
-from baffle.plan.setting import Section
+from baffle.plan.sections import Model, Section, fields_of
 
-PLAN_BYTES = 64 << 20
-"""No plan file is longer: room for a layout of a million rows."""
+PRESETS = Path(__file__).parent.parent / "plans"
 
-DOTS = 2000
-"""A plan holds fewer dots than this. The time to read a dotted key grows with the square of its length."""
-
-SHOWN_CHARACTERS = 200
-"""An error message shows no more than this of a value."""
-
+PLAN_BYTES = 64 << 20  # the longest plan file, with room for a layout of a million rows
+DOTS = 2000  # the most dots in a plan. The time to read a dotted key grows with the square of its length
+SHOWN_CHARACTERS = 200  # the most characters of a value in an error message
 
 S = TypeVar("S", bound=Section)
 
 
 def presets() -> list[str]:
-    return sorted(
-        entry.name.removesuffix(".toml") for entry in _preset_folder().iterdir() if entry.name.endswith(".toml")
-    )
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
 def load(source: str = "digits", settings: Iterable[str] = ()) -> Plan:
     """A plan from a TOML file or a preset's name. Dotted settings such as "probe.k=50" override it."""
     if source in presets():
-        text = (_preset_folder() / f"{source}.toml").read_text()
+        text = (PRESETS / f"{source}.toml").read_text()
     else:
         path = Path(source)
         if path.suffix != ".toml":
@@ -58,11 +51,9 @@ def parse(text: str, settings: Iterable[str] = (), source: str = "plan") -> Plan
 
 
 def read_toml(text: str, source: str) -> dict[str, Any]:
-    """The tables in a TOML text that a stranger may have written."""
-    if text.count(".") > DOTS:
-        raise PlanError(
-            f"{source} is no file of settings: it holds {text.count('.'):,} dots, expected at most {DOTS:,}"
-        )
+    """Parse TOML from an untrusted source."""
+    if (dots := text.count(".")) > DOTS:
+        raise PlanError(f"{source} is no file of settings: it holds {dots:,} dots, expected at most {DOTS:,}")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as fault:
@@ -75,7 +66,7 @@ def change(plan: Plan, settings: Iterable[str]) -> Plan:
 
 
 def override(plan: Plan, settings: Iterable[str]) -> Plan:
-    """The same, before it is known whether the settings fit together."""
+    """The plan with some settings overridden, without checking that the settings fit together."""
     return _overridden(plan.to_toml(), settings, "plan")
 
 
@@ -94,7 +85,7 @@ def build(raw: Mapping[str, Any]) -> Plan:
 
 
 def settings_of(raw: Mapping[str, Any], kind: type[S]) -> S:
-    """Settings of a kind from plain tables: each of the right type and within its bounds, and no others."""
+    """Convert plain tables to settings of a kind: each of the right type and within its bounds, and no others."""
     _refuse_unknown_keys(raw, kind, "")
     try:
         return msgspec.convert(raw, kind)
@@ -119,22 +110,19 @@ def _lay_over(raw: dict[str, Any], setting: str) -> None:
 
 
 def _refuse_unknown_keys(raw: Mapping[str, Any], struct: type[Section], path: str) -> None:
-    fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+    fields = {field.encode_name: field.type for field in fields_of(struct)}
     allowed = [*fields, *([struct.__struct_config__.tag_field] if struct.__struct_config__.tag_field else [])]
     for key, value in raw.items():
         if key not in allowed:
-            known = ", ".join(allowed)
-            raise PlanError(
-                f"unknown key {path}{key[:SHOWN_CHARACTERS]}{_nearest(key, allowed, path)}; known here: {known}"
-            )
-        tables = value if isinstance(value, list) else [value]
-        for table in tables:
+            near, known = _nearest(key, allowed, path), ", ".join(allowed)
+            raise PlanError(f"unknown key {path}{key[:SHOWN_CHARACTERS]}{near}; known here: {known}")
+        for table in value if isinstance(value, list) else [value]:
             if isinstance(table, Mapping) and (inner := _struct_for(fields.get(key), table)):
                 _refuse_unknown_keys(table, inner, f"{path}{key}.")
 
 
 def _struct_for(kind: Any, value: Mapping[str, Any]) -> Any:
-    """The struct that a table of a plan becomes, or none if it does not become one."""
+    """The struct for a table of a plan, or None."""
     if kind == Model:
         return next((kind for kind in get_args(Model) if kind.__struct_config__.tag == value.get("name")), None)
     kind = get_args(kind)[0] if get_args(kind) else kind
@@ -164,15 +152,13 @@ def _shown(value: Any) -> str:
 
 
 def _choices(keys: list[str], raw: Mapping[str, Any], kind: Any) -> tuple[Any, ...]:
-    """The values allowed at a place in settings that takes one of a few words; empty for any other place."""
+    """The choices of a setting that takes one of a few words; empty for other settings."""
     for key in keys:
         if kind == Model:
             if key == "name":
                 return tuple(struct.__struct_config__.tag for struct in get_args(Model))
             kind = _struct_for(kind, raw["task"]["model"])
-        fields = (
-            {field.encode_name: field.type for field in msgspec.structs.fields(kind)} if isinstance(kind, type) else {}
-        )
+        fields = {field.encode_name: field.type for field in fields_of(kind)} if isinstance(kind, type) else {}
         kind = fields.get(key)
     return get_args(kind) if get_origin(kind) is Literal else ()
 
@@ -182,7 +168,3 @@ def _nearest(word: str, known: Iterable[str], path: str = "") -> str:
 
     close = difflib.get_close_matches(word[:SHOWN_CHARACTERS], list(known), n=1)
     return f" (did you mean {path}{close[0]}?)" if close else ""
-
-
-def _preset_folder() -> Path:
-    return Path(__file__).parent.parent / "plans"

@@ -1,25 +1,132 @@
-"""The sections of a plan, frozen.
+"""The sections of a plan, frozen: types of settings, models, and the sections themselves.
 
 `task`, `federation`, `probe`, `update` and `ring` determine the weights, and so do the groups of `secure` and the noise
 of `privacy`. The rest of these two, and `run`, say how a run goes, and may change when it is resumed.
+
+The meaning of a setting stands below it, as a string of Markdown whose links start from docs/. `scripts/reference.py`
+turns these strings into the table in docs/plans.md. A test fails if a setting has none.
 """
 
-from typing import Annotated, Literal
+from functools import cache
+from typing import Annotated, ClassVar, Literal
 
+import msgspec
 from msgspec import Meta
 
-from baffle.plan.models import LeNet, Model
-from baffle.plan.setting import (
-    LARGEST,
-    Count,
-    Decay,
-    NonNegative,
-    OptionalCount,
-    Positive,
-    Proportion,
-    Section,
-    TensorShape,
-)
+LARGEST = 2**63 - 1  # TOML, SQLite and the messages between client and server have no larger integers
+
+LARGEST_FLOAT = 3.4028234663852886e38  # of 32 bits: weights are computed with such numbers
+
+Count = Annotated[int, Meta(ge=1, le=LARGEST)]
+OptionalCount = Annotated[int, Meta(ge=0, le=LARGEST)]
+Positive = Annotated[float, Meta(gt=0, le=LARGEST_FLOAT)]
+NonNegative = Annotated[float, Meta(ge=0, le=LARGEST_FLOAT)]
+Proportion = Annotated[float, Meta(gt=0, le=1)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]
+TensorShape = Annotated[tuple[Count, ...], Meta(max_length=64)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of a plan; an unknown key in it is an error."""
+
+
+@cache
+def fields_of(section: type[Section]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """The settings of a section. Looked up once: it takes longer than reading a plan."""
+    return msgspec.structs.fields(section)
+
+
+Activation = Literal["hardswish", "relu", "relu6", "selu", "gelu"]
+Norm = Literal["none", "group", "batch"]
+
+
+class ModelSettings(Section, frozen=True):
+    """A model that a plan can name. `filled_in`: settings that a run fills in when it starts. `runtime`: the only
+    runtime that runs it, if there is only one. `has_graph`: BAFFLE can make its ONNX graph without PyTorch."""
+
+    runtime: ClassVar[str] = ""
+    has_graph: ClassVar[bool] = False
+    filled_in: ClassVar[tuple[str, ...]] = ()
+
+    def unsettled(self) -> list[str]:
+        """The settings that no run has filled in yet."""
+        return [name for name in self.filled_in if not getattr(self, name)]
+
+
+class LeNet(ModelSettings, frozen=True, tag_field="name", tag="lenet"):
+    """The paper's LeNet."""
+
+    has_graph: ClassVar[bool] = True
+
+    channels: tuple[Count, Count] = (16, 64)
+    """its two convolutions; a plan without a model has `[8, 16]` and `head = "flatten"`"""
+    head: Literal["average", "flatten"] = "average"
+    """over positions; or `"flatten"`"""
+    activation: Activation = "hardswish"
+    """`"hardswish"`, `"relu"`, `"relu6"`, `"selu"`, `"gelu"`"""
+    norm: Norm = "none"
+    """`"none"`, `"group"`, or `"batch"` (the batch's own statistics, always)"""
+
+
+class WRN(ModelSettings, frozen=True, tag_field="name", tag="wrn"):
+    """A wide residual network of depth ten; with `widen = 2` the paper's WRN-10-2."""
+
+    has_graph: ClassVar[bool] = True
+
+    widen: Count = 2
+    """its width; at 2 it has 302,794 weights on 3 × 32 × 32 and ten classes"""
+    activation: Activation = "hardswish"
+    norm: Norm = "group"
+
+
+class MobileNet(ModelSettings, frozen=True, tag_field="name", tag="mobilenet"):
+    """MobileNetV2. ImageNet's weights were trained with relu6 and hold their BatchNorm."""
+
+    filled_in: ClassVar[tuple[str, ...]] = ("scaling",)
+
+    weights: Literal["imagenet", "random"] = "imagenet"
+    """from `mobilenetv2/` in the data folder: torchvision's `mobilenet_v2-*.pth`, or an `.npz` of 53 folded weight/bias
+    pairs; or `"random"`"""
+    trained: Literal["head", "all"] = "head"
+    """a new last layer, the rest frozen and computed once a sample; `"all"`: everything"""
+    activation: Activation = "relu6"
+    norm: Norm = "none"
+    scaling: Literal["", "once"] = ""
+    """filled in as `"once"` when a run starts. Runs of version 0.1 lack it, because most data sets' pixels were scaled
+    twice; they can be verified, but neither resumed nor exported"""
+
+
+class Softmax(ModelSettings, frozen=True, tag_field="name", tag="softmax"):
+    """Softmax regression: one linear layer."""
+
+    has_graph: ClassVar[bool] = True
+
+
+class Custom(ModelSettings, frozen=True, tag_field="name", tag="custom"):
+    """A model of your own. `weights` and `says` identify a module that was given to `baffle.fit` as an object."""
+
+    factory: str
+    """`"module:function"`, which gives an `nn.Module`; it must be set"""
+    train: tuple[str, ...] = ()
+    """patterns of the names of the parameters that are trained (`["head.*"]`), or `["last"]` for the last layer; empty:
+    all that are not frozen"""
+    weights: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    """the SHA-256 of the initial weights of a module that was given to `baffle.fit` as an object; filled in by it"""
+    says: tuple[float, ...] = ()
+    """the module's outputs on a few samples, which identify it when the run is resumed; filled in by `baffle.fit`"""
+
+
+class Onnx(ModelSettings, frozen=True, tag_field="name", tag="onnx"):
+    """A model that came as ONNX, in the folder `run.model` that `baffle export --onnx` made."""
+
+    runtime: ClassVar[str] = "onnx"
+    filled_in: ClassVar[tuple[str, ...]] = ("graph",)
+
+    graph: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    """the SHA-256 of the graph; filled in when a run starts"""
+
+
+Model = LeNet | WRN | MobileNet | Softmax | Custom | Onnx
 
 
 class TaskSettings(Section, frozen=True):
@@ -31,12 +138,12 @@ class TaskSettings(Section, frozen=True):
     pixels: Annotated[int, Meta(ge=0, le=1024)] = 0
     """size of the images of `"pacs"` and `"officehome"`; `0`: 128"""
     augment: bool = False
-    """training images are mirrored and shifted at random, by the round's and the client's key: CIFAR, or a set of your
-    own that says how"""
+    """mirror and shift training images at random, by the key of the round and the client: for CIFAR, or a set of your
+    own with an augmentation"""
     loss: str = "cross_entropy"
     """`"mse"`, `"mae"`, `"bce"`, or `"module:function"`: [losses and metrics](#losses-and-metrics)"""
     metrics: tuple[str, ...] = ()
-    """what is measured on the test set; empty: what suits the loss. They do not determine the weights"""
+    """metrics on the test set; empty: those that suit the loss. They do not affect the weights"""
     init: Literal["", "numpy"] = ""
     """`"numpy"`: initial weights are drawn from the seed by NumPy, the same on every runtime and machine, for
     `"lenet"`, `"wrn"` and `"softmax"` (other models bring their own); empty: by PyTorch, as in version 0.1"""
@@ -59,32 +166,32 @@ class Tier(Section, frozen=True):
 
 
 class FederationSettings(Section, frozen=True):
-    """Who takes part and how."""
+    """The clients: how many take part, what they hold, and how they train."""
 
     clients: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
-    """how many clients there are"""
+    """the number of clients"""
     participation: Proportion = 1.0
-    """share of the clients in a round, drawn anew for each"""
+    """share of the clients that take part in a round, drawn anew for each"""
     partition: Literal["iid", "dirichlet", "domain", "writer"] = "iid"
     """`"dirichlet"`, `"domain"`, `"writer"`: [who holds what](data.md#partitions)"""
     alpha: Positive = 0.3
-    """of a `"dirichlet"` partition: the smaller α, the fewer classes a client has"""
+    """for a `"dirichlet"` partition: the smaller α, the fewer classes a client has"""
     floor_samples: Count = 10
-    """of a `"dirichlet"` partition: the least number of a client's samples"""
+    """for a `"dirichlet"` partition: the least samples of a client"""
     level: Literal["batch", "epoch"] = "batch"
     """FedSGD; `"epoch"`: FedAvg"""
     seeds: Literal["shared", "own"] = "shared"
-    """whose directions a client probes at batch level; `"own"`: its own, so that a round has clients times K of them,
-    and it sends the gradient that it estimates: n numbers up instead of K"""
+    """which directions a client probes at batch level; `"own"`: each client its own. A round then has K directions for
+    each client, and a client sends the gradient that it estimates: n numbers instead of K"""
     batch: OptionalCount = 32
-    """samples a client probes on at once; `0`: all it has"""
+    """samples that a client probes on at once; `0`: all that it has"""
     epochs: Count = 1
-    """local ones, at epoch level"""
+    """local epochs, at epoch level"""
     steps: OptionalCount = 0
-    """local steps at epoch level, batch after batch and lap after lap through a client's samples, as FedZO counts them;
-    `0`: as many as `epochs` have"""
+    """local steps at epoch level, batch after batch through a client's samples, as FedZO counts them; `0`: as many as
+    `epochs` take"""
     weighting: Literal["samples", "uniform"] = "samples"
-    """a client counts by its samples, or `"uniform"`"""
+    """a client counts by its samples; `"uniform"`: all clients count the same"""
     tiers: tuple[Tier, ...] = ()
     """`[[federation.tiers]]` with `k` and `share`: this share of the clients evaluates only the first k directions"""
     dropout: Decay = 0.0
@@ -92,13 +199,12 @@ class FederationSettings(Section, frozen=True):
 
 
 class ProbeSettings(Section, frozen=True):
-    """The estimator's settings. A layout's row gives a support and its number of directions: start, stop, start and
-    stop of its tail, count."""
+    """The estimator's settings. A row of a layout: start, stop, start and stop of the support's tail, directions."""
 
     k: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
     """directions a round (at epoch level: a local step)"""
     sigma: Positive = 1e-3
-    """how far a probe moves along a direction"""
+    """the step along a direction"""
     scheme: Literal["forward", "central"] = "forward"
     """K + 1 forwards; `"central"`: 2K"""
     distribution: str = "gaussian"
@@ -107,17 +213,17 @@ class ProbeSettings(Section, frozen=True):
     ±1](how-it-works.md#outer-directions) for each weight matrix, which a server rebuilds many times quicker; not with
     `supports = "units"`"""
     micro_batch: OptionalCount = 0
-    """samples that go through the model at once; `0`: chosen at the start, up to 64 by rule, for larger batches by a
-    short measurement"""
+    """samples in a forward pass; `0`: chosen when a run starts, up to 64 by rule, for larger batches by a short
+    measurement"""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """`"bfloat16"`, `"float16"`: what the probes' forward passes are computed in. The moved weights are rounded to it;
     losses are taken in float32, and the weights themselves stay float32. For `supports = "dense"` and `"layers"`; slow
     on a CPU without instructions for it"""
     memory_mb: OptionalCount = 0
-    """memory that probes may take beside the model and the batch: micro-batches are made small enough, or the plan is
-    refused with the least that it needs ([how](performance.md#memory)); `0`: no limit. Outer directions share a
-    pass as far as it goes. For `supports = "dense"` and `"layers"`, without a frozen backbone (unless directions are
-    outer)"""
+    """memory for probes in addition to the model and the batch: micro-batches are made small enough, or the plan is
+    refused with the least memory that it needs ([how](performance.md#memory)); `0`: no limit. Outer directions share a
+    pass as far as the memory allows. For `supports = "dense"` and `"layers"`, without a frozen backbone (unless
+    directions are outer)"""
     supports: Literal["dense", "layers", "stages", "units", "auto"] = "dense"
     """`"layers"`: a direction touches one layer, for models whose layers have [unlike
     gradients](performance.md#one-layer-at-a-time); `"stages"`, `"units"`: one stage, or one output unit of a layer, at
@@ -125,13 +231,13 @@ class ProbeSettings(Section, frozen=True):
     whichever of dense, outer, stages and units is [the quickest to a
     scalar](performance.md#which-directions-are-the-quickest-here) when a run starts, which also sets `distribution`"""
     layout: tuple[tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount, Count], ...] = ()
-    """how many directions each support has; filled in when a run starts"""
+    """the number of directions of each support; filled in when a run starts"""
     shapes: tuple[TensorShape, ...] = ()
     """the shapes of the model's trained tensors, for outer directions; filled in when a run starts"""
     together: OptionalCount = 0
-    """how many outer directions [share a forward pass](performance.md#many-directions-in-one-pass); `1`: each takes one
-    of its own; `0`: chosen when a run starts, by what their tensors take, and `1` with a remark if the model does not
-    allow more"""
+    """how many outer directions [share a forward pass](performance.md#many-directions-in-one-pass) on PyTorch; `1`:
+    each takes one of its own; `0`: chosen when a run starts, by what their tensors take, and `1` with a remark if the
+    model does not allow more"""
     stacked: bool = False
     """in a simulation: the samples of all clients of a round [go through the model
     together](performance.md#simulated-clients-together), which changes last bits. At batch level with shared seeds, for
@@ -141,11 +247,6 @@ class ProbeSettings(Section, frozen=True):
     def moves_whole_models(self) -> bool:
         """Whether a probe is a forward pass of the whole model, which any runtime can run."""
         return self.supports in ("dense", "layers", "auto")
-
-    @property
-    def shares_passes(self) -> bool:
-        """Whether outer directions share forward passes."""
-        return self.distribution == "outer" and self.moves_whole_models and self.together > 1
 
 
 class UpdateSettings(Section, frozen=True):
@@ -161,17 +262,17 @@ class UpdateSettings(Section, frozen=True):
     rate: Positive = 0.01
     """the length of a step; [`baffle tune`](tuning.md) finds one"""
     betas: tuple[Decay, Decay] = (0.9, 0.99)
-    """adam's: how much of the first and of the second moment is kept from round to round"""
+    """for adam: how much of the first and of the second moment is kept from round to round"""
     momentum: Decay = 0.9
-    """of `"momentum"`: how much of the last step is kept"""
+    """for `"momentum"`: how much of the last step is kept"""
     weight_decay: NonNegative = 0.0
     """this times the weights is added to the gradient"""
     clip: NonNegative = 0.0
-    """rescales the gradient so that no entry exceeds it; `0`: it is left as it is"""
+    """rescale the gradient so that no entry exceeds this; `0`: no clipping"""
     ema: Decay = 0.995
     """moving average of the weights, for evaluation only; `0`: none"""
     norm_max: NonNegative = 0.0
-    """a round that would move the weights further than this is refused and skipped; `0`: none is"""
+    """skip a round that would move the weights further than this; `0`: no limit"""
 
 
 class RingSettings(Section, frozen=True):
@@ -194,10 +295,10 @@ class SecureSettings(Section, frozen=True):
     floor: Annotated[int, Meta(ge=2, le=LARGEST)] = 3
     """the smallest number of clients in a sum"""
     threshold: OptionalCount = 0
-    """how many shares recover a secret; `0`: the lowest safe number"""
+    """the number of shares that recover a secret; `0`: the lowest safe number"""
     groups: Count = 1
-    """secure sums that the clients of a round are divided into, anew in every round; a client is hidden among its
-    group"""
+    """the number of secure sums into which the clients of a round are divided, anew in every round; a client is hidden
+    among its group"""
     group_seeds: Literal["shared", "own"] = "shared"
     """`"own"`: every group probes directions of its own (more of them for the same work)"""
     combine: Literal["mean", "median"] = "mean"
@@ -209,22 +310,21 @@ class PrivacySettings(Section, frozen=True):
     sharers determine the weights, unlike ε and δ."""
 
     noise: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """the standard deviation of the noise in a value of a sum, as a multiple of `clip`: at least that, whoever drops
-    out; `0`: it follows from `epsilon`, or the run is [not private](privacy.md). A private run needs
-    `federation.weighting = "uniform"`, batch level and shared directions; in a network also a secure sum"""
+    """the standard deviation of the noise in a value of a sum, as a multiple of `clip`, even if clients drop out; `0`:
+    it follows from `epsilon`, or the run is [not private](privacy.md). A private run needs `federation.weighting =
+    "uniform"`, batch level and shared directions; in a network also a secure sum"""
     epsilon: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """the ε, at `delta`, that all planned rounds may cost a client that takes part in each. `noise` follows, and is
-    written into the run's own plan; if both are given, too little noise is refused"""
+    written into the run's own plan; if you give both, too little noise is refused"""
     delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
-    """the δ of every ε that a run tells; well below one in the number of clients"""
+    """the δ of every ε of the run; well below one divided by the number of clients"""
     clip: NonNegative = 0.0
-    """the longest (in L2 norm) that a client's vector may be: its K scalars, or its gradient with
-    `estimator = "backprop"`. It takes the place of `ring.d_max`. A private run needs one, and `baffle plan` proposes
-    it"""
+    """the largest L2 norm of a client's vector: its K scalars, or its gradient with `estimator = "backprop"`. It
+    replaces `ring.d_max`. A private run needs one, and `baffle plan` proposes it"""
     sharers: OptionalCount = 0
-    """each client adds one part in so many of the noise's variance; `0`: in as many as are certain to add theirs,
-    filled in when a run starts: `secure.floor` or, if more, `secure.threshold`; in `"malicious-server"` the fewest
-    survivors of a sum without the liars"""
+    """each client adds one part in this many of the noise's variance; `0`: filled in when a run starts with the number
+    of clients that are certain to add noise: `secure.floor` or, if more, `secure.threshold`; in `"malicious-server"`
+    the fewest survivors of a sum less the liars"""
 
     @property
     def on(self) -> bool:
@@ -241,8 +341,8 @@ class RunSettings(Section, frozen=True):
     """`"onnx"`: ONNX Runtime, `"torch"`: PyTorch; empty: ONNX Runtime if it is installed and can run the plan, else
     PyTorch ([what needs PyTorch](#what-needs-pytorch))"""
     downlink: Literal["scalars", "delta", "weights"] = "scalars"
-    """how a client gets to the present weights: by rounds that it replays; `"delta"`: by their change, `"weights"`: by
-    the weights themselves"""
+    """how a client gets the present weights: by replaying rounds; `"delta"`: by their change; `"weights"`: by the
+    weights themselves"""
     workers: OptionalCount = 0
     """threads; `0`: one per core"""
     device: str = "cpu"
@@ -252,7 +352,7 @@ class RunSettings(Section, frozen=True):
     snapshot_every: Count = 100
     """rounds between snapshots of the weights in the journal"""
     commit_seconds: NonNegative = 1.0
-    """how much work a killed process may have to repeat"""
+    """seconds of work that a killed process may have to repeat"""
     features_mb: OptionalCount = 1024
     """memory for the features of a frozen backbone; the rest goes to a temporary file"""
     deadline_seconds: Positive = 60.0

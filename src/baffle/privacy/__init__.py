@@ -1,1 +1,1 @@
-"""Noise, bounds and counting for differential privacy: values in, values out, and no plan."""
+"""Differential privacy: clipping, noise, and accounting of ε. Pure functions of values, which know no plan."""

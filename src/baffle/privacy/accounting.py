@@ -1,32 +1,30 @@
-"""What a run gives away, counted: Rényi differential privacy of Skellam noise at integer orders, and (ε, δ) from it.
+"""Privacy accounting: the Rényi differential privacy of Skellam noise at integer orders, (ε, δ) from it, and a client's
+ledger: what all of its runs have cost so far, and what its budget still allows.
 
 Neighbours differ by one client: its vector, or zeros. A sum of clipped integer vectors is released with Skellam noise
-of variance μ at every coordinate. Nothing is gained from sampling clients or batches: both are public.
+of variance μ at every coordinate. Sampling clients or batches gains nothing here, because both are public.
 """
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 
 from baffle.core.arrays import F64
-from baffle.privacy.clipping import bound_l1
+from baffle.errors import RefusalError
 
 ORDERS: F64 = np.arange(2, 2**14 + 1, dtype=np.float64)
 """The orders α that an ε is minimised over. The best order is about 2·ln(1/δ)/ε: the last is best near ε = 0.002."""
 
-GRID = 10_000
-"""A multiplier that is computed from a target is a multiple of 1/GRID, so that a plan can show all of it."""
-
-MOST_NOISE = 10**6
-"""No target needs a larger multiplier; a sum would have no room for its noise."""
+GRID = 10_000  # a multiplier that is computed from a target is a multiple of 1/GRID, so that a plan can show all of it
+MOST_NOISE = 10**6  # the largest multiplier that a target may need. With more noise, a sum would not fit into the ring
 
 
 @dataclass(frozen=True)
 class Release:
-    """`count` sums that were released alike: no client moves one by more than `delta_2` in L2 norm and `delta_1` in L1
+    """`count` sums with the same bounds: no client changes a sum by more than `delta_2` in L2 norm and `delta_1` in L1
     norm, and each coordinate's noise has a variance of at least `mu`, all in ring units."""
 
     delta_2: int
@@ -53,24 +51,18 @@ def rdp(alpha: float | F64, delta_2: float, delta_1: float, mu: float) -> float 
 
 
 def spent(releases: Iterable[Release], delta: float) -> float:
-    """The ε, at δ, of all these releases together: their divergences add up at each order; then the least ε over all
-    orders (`convert`)."""
+    """The ε, at δ, of all these releases together: their divergences add up at each order, and ε is the least of
+    ε(α) + ln((α−1)/α) − (ln δ + ln α)/(α−1) over all orders α (Canonne, Kamath and Steinke 2020, proposition 12). It is
+    never below 0; if nothing was released, it is 0."""
+    if not 0 < delta < 1:
+        raise ValueError(f"a delta between 0 and 1 is expected, got {delta}")
     total = np.zeros_like(ORDERS)
     for release in releases:
         if release.delta_2:
             total += release.count * rdp(ORDERS, release.delta_2, release.delta_1, release.mu)
-    return convert(total, delta)
-
-
-def convert(divergences: F64, delta: float) -> float:
-    """ε from the divergence at each of ORDERS: min over α of ε(α) + ln((α−1)/α) − (ln δ + ln α)/(α−1) (Canonne, Kamath
-    and Steinke 2020, proposition 12). It is never below 0; if nothing was released, it is 0."""
-    if not 0 < delta < 1:
-        raise ValueError(f"a delta between 0 and 1 is expected, got {delta}")
-    if not divergences.any():
+    if not total.any():
         return 0.0
-    less = ORDERS - 1
-    epsilons = divergences + np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / less
+    epsilons = total + np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
     return max(0.0, float(epsilons.min()))
 
 
@@ -83,6 +75,15 @@ def epsilon(noise: float, delta: float, rounds: int, *, delta_2: int, dimension:
         return math.inf
     mu = float(sum_variance(noise, delta_2))
     return spent([Release(delta_2, bound_l1(delta_2, dimension), mu, rounds)], delta)
+
+
+def bound_l1(delta_2: int, dimension: int) -> int:
+    """Δ₁: the largest L1 norm of `dimension` integers whose L2 norm is at most Δ₂, min(√d·Δ₂, Δ₂²), rounded up. The
+    second term is smaller when Δ₂ < √d: |q| ≤ q² for integers."""
+    if delta_2 < 0 or dimension < 1:
+        raise ValueError(f"a bound from 0 and a dimension from 1 are expected, got {delta_2} and {dimension}")
+    square = dimension * delta_2**2
+    return min(math.isqrt(square - 1) + 1 if square else 0, delta_2**2)
 
 
 def noise_for(target: float, delta: float, rounds: int, *, delta_2: int, dimension: int) -> float:
@@ -107,45 +108,51 @@ def noise_for(target: float, delta: float, rounds: int, *, delta_2: int, dimensi
 
 
 def sum_variance(noise: float, delta_2: int) -> Fraction:
-    """μ: the variance of the sum's noise at a coordinate, in ring units, that a noise multiplier stands for."""
+    """μ: the variance of the noise at a coordinate of the sum, in ring units, for a noise multiplier."""
     return (Fraction(noise) * delta_2) ** 2
 
 
-def share_variance(mu: Fraction | float, least_survivors: int, colluders: int = 0) -> Fraction:
-    """The variance that each client adds, so that the fewest survivors of a sum add up to μ although `colluders` of
-    them add nothing. It is exact: `skellam.draw` takes fractions."""
-    honest = least_survivors - colluders
-    if honest < 1:
-        raise ValueError(f"{least_survivors} survivors with {colluders} colluders leave nobody to add noise")
-    return Fraction(mu) / honest
+@dataclass(frozen=True)
+class Budget:
+    """All private runs together may cost no more than this ε at this δ."""
+
+    epsilon: float
+    delta: float
 
 
-def bound_tail(variance: Fraction | float, coordinates: int, failure: float = 2.0**-40) -> int:
-    """The least T that this bound gives, with which none of `coordinates` Skellam numbers of this variance is beyond ±T
-    except with probability `failure`. A sum of m shares has m times a share's variance.
+@dataclass(frozen=True)
+class Charge:
+    """The cost of one vector, and the client's budget if it has one."""
 
-    A Skellam number X of variance V has ln E[exp(sX)] = V(cosh s − 1). By Markov's inequality, P(X ≥ t) is at most
-    exp(V(cosh s − 1) − st) for any s ≥ 0. The best s is asinh(t/V), which gives the exponent
+    release: Release
+    budget: Budget | None = None
 
-        E(t) = t·asinh(t/V) − (√(V² + t²) − V) = t·asinh(t/V) − t²/(√(V² + t²) + V),
 
-    and E increases in t. X is symmetric, so P(|X| ≥ t) ≤ 2·exp(−E(t)); the union over coordinates gives the rest. The
-    integer T + 1 is the least with 2·K·exp(−E(T + 1)) ≤ `failure`, up to a rounding of E on the safe side.
-    """
-    v = float(variance)
-    if not (v >= 0 and coordinates >= 1 and 0 < failure < 1):
-        raise ValueError(f"a variance from 0, a coordinate or more and a probability are expected, got {v}")
-    if v == 0:
-        return 0
-    needed = (math.log(2 * coordinates) - math.log(failure)) * (1 + 1e-12)
+class Ledger:
+    """The vectors that one client has paid for. Vectors of the same cost are counted together."""
 
-    def rare(t: int) -> bool:
-        return t * math.asinh(t / v) - t * t / (math.hypot(v, t) + v) >= needed
+    def __init__(self) -> None:
+        self._counts: dict[Release, int] = {}
 
-    common, beyond = 0, 1
-    while not rare(beyond):
-        common, beyond = beyond, 2 * beyond
-    while beyond - common > 1:
-        middle = (common + beyond) // 2
-        common, beyond = (common, middle) if rare(middle) else (middle, beyond)
-    return beyond - 1
+    def add(self, release: Release) -> None:
+        one = replace(release, count=1)
+        self._counts[one] = self._counts.get(one, 0) + release.count
+
+    def releases(self) -> list[Release]:
+        return [replace(release, count=count) for release, count in self._counts.items()]
+
+    def epsilon(self, delta: float, *more: Release) -> float:
+        """The cost of all vectors so far together with these."""
+        return spent([*self.releases(), *more], delta)
+
+    def require(self, charge: Charge) -> None:
+        """Refuse a vector that the budget does not allow."""
+        budget = charge.budget
+        if budget is None:
+            return
+        before, after = self.epsilon(budget.delta), self.epsilon(budget.delta, charge.release)
+        if after > budget.epsilon:
+            raise RefusalError(
+                f"this client's budget is spent: its vectors of all runs have cost ε = {before:.4g} at "
+                f"δ = {budget.delta:g}, one more would make it {after:.4g}, and most_epsilon is {budget.epsilon:g}"
+            )

@@ -1,7 +1,7 @@
-"""The ring of a private run: vectors are clipped as one, and there is room for everybody's noise.
+"""The ring of a private run: each vector is clipped as a whole, and the ring has room for the noise of all clients.
 
-The clients' vectors differ in nothing but their noised values: everybody has weight 1 and tells no loss and no count
-of clipped values. No honest sum is refused, but for one chance in 2⁴⁰ that noise alone exceeds the bound.
+Clients' vectors differ only in their noised values: every client has weight 1, and sends no loss and no count of
+clipped values. An honest sum is refused with a chance of at most one in 2⁴⁰, if the noise alone exceeds the bound.
 """
 
 import math
@@ -13,23 +13,24 @@ import numpy as np
 from baffle.core.arrays import F64, I64
 from baffle.core.ring import EXTRAS, GUARD, RingVector, Sum
 from baffle.errors import MessageError
-from baffle.privacy.accounting import Release, share_variance, sum_variance
-from baffle.privacy.clipping import bound_l1, clip_encoded
+from baffle.privacy.accounting import Release, bound_l1, sum_variance
 from baffle.privacy.skellam import Randomness, draw
 
 LN_2 = 0.6931471805599454
-"""No less than the logarithm of 2. The scale is part of what determines the weights, so it is computed with nothing but
-sums, products, quotients and square roots, which have the same bits on every machine."""
+"""An upper bound on ln 2. The scale helps to determine the weights, so it is computed from sums, products, quotients
+and square roots alone, which have the same bits on every machine."""
 
 FAILURE_BITS = 40
 """A sum exceeds its bound with a chance of at most one in two to this power, over all of its values together."""
 
+LARGEST = 2**31  # the largest entry and the largest bound: their product fits in 63 bits
+
 
 @dataclass(frozen=True)
 class PrivateRing:
-    """The scale that the clients and the server of a private run share. `clients` take part in a round, and `length`
-    values of each, together no longer than `norm`, are summed. The noise in a sum has a standard deviation of `noise`
-    times the norm, of whose variance everybody adds one part in `sharers`."""
+    """The scale that the clients and the server of a private run share. `clients` take part in a round. Each sends
+    `length` values, whose vector is at most `norm` long. The noise in a sum has a standard deviation of `noise` times
+    the norm; each client adds one part in `sharers` of its variance."""
 
     clients: int
     norm: float
@@ -38,7 +39,7 @@ class PrivateRing:
     length: int
 
     n_max = 1
-    """Everybody counts the same."""
+    """The weight of every client."""
 
     exponent: int = field(init=False, compare=False)
     """log₂ of the scale S: the largest with which a sum stays below the guard."""
@@ -65,17 +66,17 @@ class PrivateRing:
 
     @property
     def share(self) -> Fraction:
-        """The variance of one client's part of the noise."""
-        return share_variance(self.variance, self.sharers)
+        """The variance of one client's part of the noise. It is exact: `draw` takes fractions."""
+        return self.variance / self.sharers
 
     @property
     def release(self) -> Release:
-        """What everybody who sees a sum learns at most about one client."""
+        """An upper bound on what a reader of the sum learns about one client."""
         return Release(self.delta_2, bound_l1(self.delta_2, self.length), float(self.variance))
 
     def encode(self, values: F64, length: int, weight: int, loss: float, clipped_before: int = 0) -> RingVector:  # noqa: ARG002
-        """One client's contribution without its noise: `values`, zeros up to `length`, and extra coordinates that are
-        the same for everybody. Values that are not finite become zeros."""
+        """A client's contribution without its noise: `values`, zeros up to `length`, and extra coordinates that are the
+        same for all clients. Values that are not finite become zeros."""
         if weight != 1 or length != self.length or not 0 < len(values) <= length:
             raise MessageError(
                 f"expected 1 to {self.length} values of weight 1, got {len(values)} of {length} with weight {weight}"
@@ -92,7 +93,7 @@ class PrivateRing:
         if not largest:
             return np.zeros(len(values), dtype=np.int64)
         longest = float(np.linalg.norm(values / largest)) * largest  # no square overflows
-        shrunk = values * min(factor, 2 * self.norm / longest)  # enough to fit; what is longer than Δ₂ is cut exactly
+        shrunk = values * min(factor, 2 * self.norm / longest)  # short enough for the exact clipping
         return clip_encoded(np.trunc(shrunk * self.scale).astype(np.int64), self.delta_2)
 
     def noised(self, vector: RingVector, random: Randomness) -> RingVector:
@@ -103,12 +104,12 @@ class PrivateRing:
         return noised
 
     def most(self, contributors: int) -> int:
-        """The largest total that so many clients can cause, with a chance of one in 2⁴⁰ to be wrong."""
+        """The largest total that this many clients can cause, wrong with a chance of one in 2⁴⁰."""
         return math.ceil(self._most(contributors, self.delta_2))
 
     def _most(self, contributors: int, delta_2: float) -> float:
-        """Vectors as long as they may be, and the tail of the noise. By Bernstein's inequality, a Skellam number of
-        variance v exceeds ±(L/3 + √(L²/9 + 2vL)) with a chance of at most 2·exp(−L)."""
+        """The largest total of vectors of full length, plus the tail of the noise. By Bernstein's inequality, a Skellam
+        number of variance v exceeds ±(L/3 + √(L²/9 + 2vL)) with a chance of at most 2·exp(−L)."""
         bits = LN_2 * (1 + FAILURE_BITS + self.length.bit_length())
         deviation = self.noise * delta_2
         variance = contributors * deviation * deviation / self.sharers
@@ -131,6 +132,31 @@ class PrivateRing:
             raise MessageError(f"a total of {largest} is more than {contributors} clients can send within their bounds")
 
     def decode(self, total: RingVector, contributors: int) -> Sum:
-        """Read the sum of `contributors` vectors. One that honest clients cannot have produced is refused."""
+        """Read the sum of `contributors` vectors, and refuse one that honest clients cannot have produced."""
         self.check(total, contributors)
         return Sum(total.view(np.int32)[:-EXTRAS], contributors, contributors, 0, None)
+
+
+def clip_encoded(vector: I64, delta_2: int) -> I64:
+    """The vector itself if its L2 norm is at most `delta_2`, else shrunk to that, each entry rounded toward zero.
+
+    Each |q| becomes ⌊|q|·Δ₂ / ⌈‖q‖⌉⌋, all in integers. So the new norm is at most Δ₂·‖q‖ / ⌈‖q‖⌉ ≤ Δ₂, exactly, and
+    clipping twice is clipping once.
+    """
+    if not 0 <= delta_2 <= LARGEST:
+        raise ValueError(f"a bound of 0 to 2³¹ is expected, got {delta_2}")
+    squared = squared_norm(vector)
+    if squared <= delta_2**2:
+        return vector.copy()
+    norm = math.isqrt(squared - 1) + 1  # rounded up
+    shrunk: I64 = np.sign(vector) * (np.abs(vector) * delta_2 // norm)
+    return shrunk
+
+
+def squared_norm(vector: I64) -> int:
+    """‖q‖₂² as an exact integer. Entries are split into 16 low bits and the rest, so that no sum overflows."""
+    if len(vector) and not -LARGEST <= int(vector.min()) <= int(vector.max()) <= LARGEST:
+        raise ValueError("entries within ±2³¹ are expected; a vector is clipped after it is encoded")
+    size = np.abs(vector)
+    high, low = size >> 16, size & 0xFFFF
+    return (int(high @ high) << 32) + (int(high @ low) << 17) + int(low @ low)

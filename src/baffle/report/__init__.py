@@ -1,1 +1,1 @@
-"""What happened in a run, on one page: read from the run's folder, drawn for people, live or afterwards."""
+"""Reports: one page about a run or several, read from their folders, live or afterwards."""

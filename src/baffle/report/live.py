@@ -1,13 +1,14 @@
-"""A run's page while the run goes on: a small server for this machine alone. It only reads; the run does not notice.
+"""A run's page while the run goes on: a small server for this machine alone, which only reads the run's folder.
 
 /             the page
-/data.json    what the page shows, which it asks for every two seconds
+/data.json    the content of the page, which it fetches every two seconds
 /metrics      the same counts for Prometheus
 """
 
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
@@ -20,21 +21,13 @@ import msgspec
 
 from baffle.core.ports import MISSING
 from baffle.errors import BaffleError, PageError
-from baffle.network.board import Board
-from baffle.network.status import RECENT, REMEMBERED, LinkCounts, Status, as_metrics
-from baffle.report.page import Scripts, Shown, content_of, render
-from baffle.report.partition import Partition, partition_of
+from baffle.network.server.board import Board
+from baffle.network.status import PROMETHEUS, RECENT, REMEMBERED, LinkCounts, Status, as_metrics
+from baffle.report.charts import Partition, partition_of
+from baffle.report.page import Scripts, Shown, content_of, drawing_script, render, script_name
 from baffle.report.record import RunRecord, read_run
-from baffle.report.writing import drawing_script, script_name
 
 LOOPBACK = "127.0.0.1"
-
-READ_FROM_FOLDER = (
-    *("rounds_done", "rounds", "skipped_rounds", "recent_round_seconds", "median_round_seconds", "seconds_since_round"),
-    *("clients_on_roster", "dropouts", "silent", "abstained", "refusals", "uplink_bytes", "downlink_bytes"),
-    *("loss", "accuracy", "value", "epsilon"),
-)
-"""The fields of a status that a run's folder tells. What only a server knows of its clients is not among them."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -46,7 +39,7 @@ HEADERS = {
 
 
 class LiveRun:
-    """A run's folder, read again whenever its files have changed. Threads may share it."""
+    """A run's folder, read again when its files have changed. Threads may share it."""
 
     def __init__(self, folder: Path, data: Path | None = None) -> None:
         self._folder, self._data = folder, data
@@ -56,7 +49,7 @@ class LiveRun:
         self._partition: Partition | None = None
 
     def run(self) -> RunRecord:
-        """The run as it is now. Its alignment, which takes a while, is measured when it has ended."""
+        """The current state of the run. Its alignment takes a while, so it is measured when the run has ended."""
         with self._lock:
             seen = self._files()
             if self._run is None or seen != self._seen or self._run.state == "going on":
@@ -78,22 +71,18 @@ class LiveRun:
         return json.dumps(content.data() | {"parts": content.parts}, allow_nan=False).encode()
 
     def metrics(self) -> bytes:
-        return as_metrics(status_of(self.run()), READ_FROM_FOLDER).encode()
+        return as_metrics(status_of(self.run()), recorded=True).encode()
 
     def _files(self) -> list[tuple[str, int, int]]:
-        files = [file for folder in (self._folder, self._folder / "baseline") for file in sorted(folder.glob("*.*"))]
         found = []
-        for file in files:
-            try:
-                known = file.stat()
-            except OSError:  # it has just been removed or replaced
-                continue
-            found.append((str(file), known.st_mtime_ns, known.st_size))
+        for file in sorted([*self._folder.glob("*.*"), *self._folder.glob("baseline/*.*")]):
+            with suppress(OSError):  # it has just been removed or replaced
+                found.append((str(file), file.stat().st_mtime_ns, file.stat().st_size))
         return found
 
 
 def status_of(run: RunRecord) -> Status:
-    """How a run goes, counted as its server would count it."""
+    """The run's status, counted as its server would count it."""
     board = Board()
     board.begin(run.folder.resolve().name, run.plan, run.attendance.clients)
     dropouts = sum(ways.get(MISSING, 0) for ways in run.attendance.by_client.values())
@@ -119,7 +108,7 @@ class LivePage(ThreadingHTTPServer):
         self.pages: dict[str, tuple[str, Callable[[], bytes]]] = {
             "/": ("text/html", live.page),
             "/data.json": ("application/json", live.news),
-            "/metrics": ("text/plain; version=0.0.4", live.metrics),
+            "/metrics": (PROMETHEUS, live.metrics),
             "/plotly.js": ("text/javascript", lambda: drawing),
         }
         try:
@@ -130,7 +119,7 @@ class LivePage(ThreadingHTTPServer):
             ) from None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser may go away while it is answered; that is no error."""
+        """Ignore browsers that disconnect while they are answered."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -139,7 +128,7 @@ class LivePage(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}/"
 
     def is_own(self, host: str) -> bool:
-        """Whether a request was meant for this machine. A web page whose name was made to lead here has another."""
+        """Whether a request names this server as its host. A request from a web page by DNS rebinding names another."""
         return host in (f"{LOOPBACK}:{self.server_port}", f"localhost:{self.server_port}")
 
 
@@ -180,4 +169,4 @@ class _Answer(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody wants a line every two seconds."""
+        """Log nothing: the page asks every two seconds."""

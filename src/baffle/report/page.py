@@ -1,33 +1,49 @@
-"""A report: one page of HTML for one run, or for several side by side. It never asks the network for anything."""
+"""A report: one HTML page about one run, or about several side by side. It fetches nothing from the network.
+
+It is written into the run's folder. Reports in one folder share the script that draws their charts.
+"""
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from baffle.errors import one_line
+from baffle.errors import PageError, one_line
+from baffle.files import make_folder, replace
+from baffle.report import charts as drawn
 from baffle.report import sections
-from baffle.report.charts import attendance_chart, bytes_chart, line_charts, lines_data, partition_chart
-from baffle.report.markup import Content, Html, data_block, element, joined
-from baffle.report.partition import Partition
-from baffle.report.record import RunRecord
-from baffle.report.series import AXES
+from baffle.report.charts import AXES, Partition, partition_of
+from baffle.report.record import RunRecord, read_run, read_runs
+from baffle.report.sections import Content, Html, data_block, element, joined
 from baffle.version import __version__
 
 ROOM = Path(__file__).parent
 
+REPORT, COMPARISON = "report.html", "comparison.html"
+
+RUNS = "runs"  # the folder in which `baffle run` makes run folders; they share one copy of the script there
+NO_ROUND = element("p", "No round has ended yet.")
+
 
 @dataclass(frozen=True)
 class Shown:
-    """What a page says: its parts as HTML, its charts as data, and whether it will say anything else later."""
+    """The content of a page: the parts of its top and of each section as HTML, its charts as data, and whether the runs
+    have ended. A live page replaces parts by name; names are unique."""
 
-    parts: dict[str, Html]
+    top: dict[str, Html]
+    sections: dict[str, dict[str, Html]]
     charts: list[dict[str, Any]]
     lines: list[dict[str, Any]]
     over: bool
+
+    @property
+    def parts(self) -> dict[str, Html]:
+        return {name: html for parts in (self.top, *self.sections.values()) for name, html in parts.items()}
 
     def data(self) -> dict[str, Any]:
         return {"charts": self.charts, "lines": self.lines, "axes": AXES, "over": self.over}
@@ -35,63 +51,61 @@ class Shown:
 
 def content_of(runs: Sequence[RunRecord], partitions: Sequence[Partition]) -> Shown:
     names = names_of(runs)
-    lines = lines_data(runs, names)
-    courses = line_charts(runs)
-    traffic = bytes_chart(runs, names)
-    attended = [attendance_chart(run, place) for place, run in enumerate(runs)]
+    lines, courses, traffic = drawn.lines_data(runs, names), drawn.line_charts(runs), drawn.bytes_chart(runs, names)
+    attended = [drawn.attendance_chart(run, place) for place, run in enumerate(runs)]
     held = _distinct(partitions)
-    shared = [partition_chart(partition, place) for place, (_, partition) in enumerate(held)]
-    several = len(runs) > 1
+    shared = [drawn.partition_chart(partition, place) for place, (_, partition) in enumerate(held)]
     known = {axis for axis in AXES if any(axis in line for line in lines)}
     first = [sections.figure(chart, wide=place == 0 and len(courses) % 2 == 1) for place, chart in enumerate(courses)]
-    parts = {
-        "state": _state(runs),
-        "overview": sections.overview(runs, names),
-        "axes": sections.axis_switch(known),
-        "key": sections.key(runs, names),
-        "courses": element("div", first, class_="grid"),
-        "domains": sections.domains(runs, names),
-        "traffic": sections.figure(traffic, wide=True) if traffic else element("p", "No round has ended yet."),
-        "settings": sections.settings(runs, names),
-        "origins": sections.origins(runs, names),
-    }
+
+    def under(heading: Content, chart: dict[str, Any] | None, *, several: bool, words: Content = "") -> Html:
+        """A chart below its introduction, under a heading if there are several."""
+        figure = sections.figure(chart, "h4" if several else "h3", wide=True) if chart else ""
+        return joined([element("h3", heading) if several else "", words, figure])
+
+    origins = [sections.origin(run, name if len(runs) > 1 else "") for run, name in zip(runs, names, strict=True)]
+    attendance, holdings = dict[str, Html](), dict[str, Html]()
     for place, run in enumerate(runs):
-        heading = element("h3", sections.named(place, names[place])) if several else Html("")
-        chart = attended[place]
-        drawn = sections.figure(chart, "h4" if several else "h3", wide=True) if chart else Html("")
-        parts[f"attendance-{place}"] = joined([heading, drawn])
-        parts[f"clients-{place}"] = sections.attendance(run)
+        heading = sections.named(place, names[place])
+        attendance[f"attendance-{place}"] = under(heading, attended[place], several=len(runs) > 1)
+        attendance[f"clients-{place}"] = sections.attendance(run)
     for place, (whose, partition) in enumerate(held):
-        heading = element("h3", ", ".join(names[run] for run in whose)) if len(held) > 1 else Html("")
-        chart = shared[place]
-        drawn = sections.figure(chart, "h4" if len(held) > 1 else "h3", wide=True) if chart else Html("")
-        parts[f"partition-{place}"] = joined([heading, sections.partition_words(partition), drawn])
-    charts = [chart for chart in (*courses, traffic, *attended, *shared) if chart]
-    return Shown(parts, charts, lines, all(run.state == "finished" for run in runs))
-
-
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "Course": ("axes", "key", "courses", "domains"),
-    "Bytes": ("traffic",),
-    "Who took part": ("attendance", "clients"),
-    "Who holds what": ("partition",),
-    "Settings": ("settings",),
-    "Origin": ("origins",),
-}
-"""The headings of a page, and the parts below each. A name stands for all parts that begin with it."""
+        owners, words = ", ".join(names[run] for run in whose), sections.partition_words(partition)
+        holdings[f"partition-{place}"] = under(owners, shared[place], several=len(held) > 1, words=words)
+    return Shown(
+        top={"state": _state(runs), "overview": sections.overview(runs, names)},
+        sections={
+            "Course": {
+                "axes": sections.axis_switch(known),
+                "key": sections.key(runs, names),
+                "courses": element("div", first, class_="grid"),
+                "domains": sections.domains(runs, names),
+            },
+            "Bytes": {"traffic": sections.figure(traffic, wide=True) if traffic else NO_ROUND},
+            "Who took part": attendance,
+            "Who holds what": holdings,
+            "Settings": {"settings": sections.settings(runs, names)},
+            "Origin": {"origins": joined(origins)},
+        },
+        charts=[chart for chart in (*courses, traffic, *attended, *shared) if chart],
+        lines=lines,
+        over=all(run.state == "finished" for run in runs),
+    )
 
 
 def render(runs: Sequence[RunRecord], content: Shown, scripts: "Scripts", live: str = "") -> str:
-    """The whole page. `live` is where a live page asks for news."""
+    """The whole page. `live` is the address from which a live page fetches updates."""
     title = ", ".join(names_of(runs)) if len(runs) < 4 else f"{len(runs)} runs"
     own = (ROOM / "page.js").read_text()
+    made = f"Made by BAFFLE {__version__} on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC."
+    rounds = "Rounds count from 1 here and in a terminal, from 0 in the journal and in metrics.jsonl."
     body = [
         element("h1", title),
-        _part("state", content.parts["state"]),
+        _part("state", content.top["state"]),
         element("p", "", id="live", class_="lead", role="status") if live else "",
-        _part("overview", content.parts["overview"]),
-        *(_section(heading, names, content.parts) for heading, names in SECTIONS.items()),
-        _footer(),
+        _part("overview", content.top["overview"]),
+        *(_section(heading, parts) for heading, parts in content.sections.items()),
+        element("footer", element("p", f"{made} {rounds}")),
     ]
     end = [
         data_block("data", content.data() | ({"parts": content.parts} if live else {})),
@@ -103,7 +117,7 @@ def render(runs: Sequence[RunRecord], content: Shown, scripts: "Scripts", live: 
 
 
 def document(title: str, body: Content, policy: str, end: Content = (), **attributes: str | None) -> str:
-    """A page in this look, which may do no more than its policy allows. `end` comes after what people see."""
+    """An HTML document with this style and content security policy. `end` follows the visible content."""
     head = [
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
@@ -112,21 +126,13 @@ def document(title: str, body: Content, policy: str, end: Content = (), **attrib
         element("title", title),
         element("style", Html((ROOM / "look.css").read_text())),
     ]
-    page = element(
-        "html",
-        element("head", head),
-        element("body", element("main", body), end, **attributes),
-        lang="en",
-    )
-    return f"<!doctype html>\n{page}\n"
+    content = element("body", element("main", body), end, **attributes)
+    return f"<!doctype html>\n{element('html', element('head', head), content, lang='en')}\n"
 
 
-def _section(heading: str, names: tuple[str, ...], parts: dict[str, Html]) -> Html:
+def _section(heading: str, parts: dict[str, Html]) -> Html:
     number = heading.lower().replace(" ", "-")
-    chosen = {key: html for key, html in parts.items() if key.rstrip("0123456789").rstrip("-") in names}
-    if len(names) > 1 and "clients" in names:  # a run's chart and its tables stand together
-        chosen = dict(sorted(chosen.items(), key=lambda item: (int(item[0].rpartition("-")[2]), item[0])))
-    inside = [_part(key, html) for key, html in chosen.items()]
+    inside = [_part(name, html) for name, html in parts.items()]
     return element("section", element("h2", heading, id=number), inside, aria_labelledby=number)
 
 
@@ -134,66 +140,100 @@ def _part(name: str, html: Html) -> Html:
     return element("div", html, id=f"part-{name}")
 
 
-def _footer() -> Html:
-    made = f"Made by BAFFLE {__version__} on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC."
-    rounds = "Rounds count from 1 here and in a terminal, from 0 in the journal and in metrics.jsonl."
-    return element("footer", element("p", f"{made} {rounds}"))
-
-
 def _state(runs: Sequence[RunRecord]) -> Html:
     if len(runs) > 1:
         return element("p", f"{len(runs)} runs side by side", class_="lead")
     (run,) = runs
     where = "over a network" if run.networked else "simulated in one process"
-    model, named = run.plan.task.model.__struct_config__.tag, one_line(run.plan.task.data, 60)
-    data = "data of a program" if run.given else named
+    model = run.plan.task.model.__struct_config__.tag
+    data = "data of a program" if run.given else one_line(run.plan.task.data, 60)
     about = f"{model} on {data}, {run.n_weights:,} weights, {where}"
     return element("p", element("span", sections.state_words(run), class_="pill"), about, class_="lead")
 
 
 def names_of(runs: Sequence[RunRecord]) -> list[str]:
-    """A name for each run: its plan's, and that of its folder where plans have the same."""
+    """A name for each run: its plan's, with its folder's if several plans have the same name."""
     plain = [run.name for run in runs]
-    return [
-        name if plain.count(name) == 1 else f"{name} ({run.folder.resolve().name})"
-        for name, run in zip(plain, runs, strict=True)
-    ]
+    return [run.name if plain.count(run.name) == 1 else f"{run.name} ({run.folder.resolve().name})" for run in runs]
 
 
 def _distinct(partitions: Sequence[Partition]) -> list[tuple[list[int], Partition]]:
-    """The different partitions, each with the runs that have it."""
-    found: list[tuple[list[int], Partition]] = []
-    for place, partition in enumerate(partitions):
-        same = next((whose for whose, other in found if other == partition), None)
-        if same is None:
-            found.append(([place], partition))
-        else:
-            same.append(place)
-    return found
+    """The distinct partitions, each with the runs that use it."""
+    firsts = [place for place, partition in enumerate(partitions) if partitions.index(partition) == place]
+    return [
+        ([place for place, other in enumerate(partitions) if other == partitions[first]], partitions[first])
+        for first in firsts
+    ]
 
 
 @dataclass(frozen=True)
 class Scripts:
-    """Where the page finds the script that draws: at an address beside it, or inside."""
+    """The script that draws: its name, and its address or the script itself."""
 
     name: str
     source: str = ""
-    inline: Callable[[], str] | None = None
+    inline: str = ""
 
     def drawing(self) -> Html:
-        if self.inline:
-            return element("script", Html(self.inline()))
-        return element("script", src=self.source) if self.source else Html("")
+        return element("script", Html(self.inline)) if self.inline else element("script", src=self.source)
 
     def policy(self, own: str, *, live: bool) -> str:
-        """What the page may do: run these scripts, and talk to nobody, or if it is live to whoever served it."""
-        hashes = [_hash(own), *([_hash(self.inline())] if self.inline else ["'self'", "file:"])]
+        """The page's content security policy: it may run these scripts, and connect to nothing but a live server."""
+        digests = [sha256(script.encode()).digest() for script in (own, self.inline) if script]
+        hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+        scripts = " ".join([*hashes, *([] if self.inline else ["'self'", "file:"])])
         server = "'self'" if live else "'none'"
         return (
-            f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; img-src data: blob:; "
+            f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
             f"connect-src {server}; base-uri 'none'; form-action 'none'"
         )
 
 
-def _hash(script: str) -> str:
-    return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
+def write_report(
+    folders: Sequence[Path],
+    out: Path | None = None,
+    *,
+    standalone: bool = False,
+    data: Path | None = None,
+    own_code: bool = False,
+) -> Path:
+    """Write the report of one run, or of several side by side, and return its path. It is `report.html` in the run's
+    folder, or `comparison.html` beside the first of several, unless `out` names a file."""
+    runs = read_runs(tuple(folders)) if len(folders) > 1 else (read_run(folders[0]),)
+    partitions = [partition_of(run, data, own_code=own_code) for run in runs]
+    page = out or (folders[0] / REPORT if len(folders) == 1 else folders[0].resolve().parent / COMPARISON)
+    try:
+        make_folder(page.parent)
+        inside = Scripts(script_name(), inline=drawing_script().read_text()) if standalone else None
+        scripts = inside or _beside(page)
+        replace(page, render(runs, content_of(runs, partitions), scripts).encode())
+    except OSError as fault:
+        raise PageError(
+            f"the report {page} cannot be written: {fault.strerror or fault}; name another file with --out"
+        ) from None
+    return page
+
+
+def drawing_script() -> Path:
+    """The path of the script in plotly's package, which is not imported."""
+    found = find_spec("plotly")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("No module named 'plotly'", name="plotly")
+    return Path(found.origin).parent / "package_data" / "plotly.min.js"
+
+
+def script_name() -> str:
+    """The script's file name. It has the version in it, so that older reports find theirs."""
+    return f"plotly-{version('plotly')}.min.js"
+
+
+def _beside(page: Path) -> Scripts:
+    """Write the script if it is missing: into `runs` for a page in a run folder there, otherwise into the page's own
+    folder. Never write outside the named folder."""
+    source, name = drawing_script(), script_name()
+    above = page.resolve().parent.parent
+    place = above if above.name == RUNS else page.parent
+    target = place / name
+    if not target.is_file() or target.stat().st_size != source.stat().st_size:
+        replace(target, source.read_bytes())
+    return Scripts(name, source=f"../{name}" if place == above else name)

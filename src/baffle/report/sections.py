@@ -1,7 +1,9 @@
-"""The parts of a page, each as HTML. A live page replaces them one by one."""
+"""The parts of a page, each as HTML, in which all text is escaped. A live page replaces them one by one."""
 
+import html
+import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -9,25 +11,51 @@ import msgspec
 from baffle.core.ports import CONTRIBUTED, MISSING
 from baffle.errors import one_line
 from baffle.plan import Plan
-from baffle.report.attendance import LEFT_OUT, by_phase, refusals
-from baffle.report.figures import figures_of
-from baffle.report.markup import Content, Html, element, joined
-from baffle.report.partition import Partition
-from baffle.report.record import RunRecord
-from baffle.report.series import AXES
-from baffle.report.words import duration, measured, ranges
+from baffle.report.charts import AXES, Partition, beside, series_of, traffic_of
+from baffle.report.record import LEFT_OUT, RunRecord, by_phase, number, refusals
+from baffle.report.words import duration, measured, metric_name, size
 
-MOST_CLIENTS = 60
-"""A table lists at most so many clients, those that were missing most often first."""
+MOST_CLIENTS = 60  # in a table; those that were missing most often are listed
+MOST_SETTING = 80  # characters of a setting that are shown
 
-MOST_SETTING = 80
-"""Characters of a setting that are shown."""
 
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+Content = str | Html | Iterable["Content"]
 Cells = Sequence[Content]
 
 
+def element(tag: str, /, *content: Content, **attributes: str | bool | None) -> Html:
+    """An element. `class_` stands for the attribute `class`, and `aria_label` for `aria-label`. True gives an attribute
+    without a value; False and None leave it out."""
+    told = ""
+    for key, value in attributes.items():
+        name = key.rstrip("_").replace("_", "-")
+        told += f" {name}" if value is True else f' {name}="{html.escape(value)}"' if isinstance(value, str) else ""
+    return Html(f"<{tag}{told}>" if tag in ("img", "input", "meta") else f"<{tag}{told}>{joined(content)}</{tag}>")
+
+
+def joined(content: Content) -> Html:
+    """Join texts and elements, and escape the texts."""
+    if isinstance(content, Html):
+        return content
+    if isinstance(content, str):
+        return Html(html.escape(content))
+    return Html("".join(map(joined, content)))
+
+
+def data_block(name: str, data: Mapping[str, Any]) -> Html:
+    """Data for the page's script. No text in it can end the block or begin a comment."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
+    return Html(f'<script type="application/json" id="{html.escape(name)}">{text}</script>')
+
+
 def table(head: Sequence[Content], rows: Sequence[Cells], label: str, numbers: Sequence[int] = ()) -> Html:
-    """A table with a heading for each row and column, in a box of its own that scrolls where the page is narrow."""
+    """A table with headings for rows and columns, in a box that scrolls on narrow screens."""
 
     def cell(place: int, content: Content, *, top: bool) -> Html:
         kind = "number" if place in numbers else None
@@ -43,20 +71,15 @@ def table(head: Sequence[Content], rows: Sequence[Cells], label: str, numbers: S
 
 
 def figure(chart: Mapping[str, Any], level: str = "h3", *, wide: bool = False) -> Html:
-    """The place of a chart: its title, what it shows, the drawing, and its numbers."""
+    """A figure for a chart: its title, description, drawing, and numbers."""
     title = element(level, chart["title"][:1].upper() + chart["title"][1:], id=f"{chart['id']}-title")
     numbers = element(
         "details",
         element("summary", f"Numbers: {chart['title']}"),
         element("div", class_="scroll", tabindex="0", role="region", aria_label=f"Numbers: {chart['title']}"),
     )
-    drawing = element(
-        "div",
-        class_="plot low" if chart.get("stacked") else "plot",
-        id=chart["id"],
-        role="img",
-        aria_labelledby=f"{chart['id']}-title",
-    )
+    look = "plot low" if chart.get("stacked") else "plot"
+    drawing = element("div", class_=look, id=chart["id"], role="img", aria_labelledby=f"{chart['id']}-title")
     caption = element("figcaption", title, element("p", chart["about"]))
     return element("figure", caption, drawing, numbers, class_="wide" if wide else None)
 
@@ -74,74 +97,120 @@ def state_words(run: RunRecord) -> str:
     return f"not finished: silent for {duration(run.quiet_seconds)} when this page was made"
 
 
+def key_figures(run: RunRecord) -> Iterator[tuple[str, str, str]]:
+    """The name, value and note of each, the most important first. What the run did not measure is left out."""
+    yield from _results(run)
+    yield from _costs(run)
+    alignment = run.alignment
+    expected = f"{alignment.expected or 0:.3f} expected"
+    if alignment.expected is None:
+        yield ("alignment", "–", alignment.missing)
+    elif alignment.measured is None:
+        yield ("alignment", expected, f"cosine with the gradient; not measured: {alignment.missing}")
+    else:
+        value = f"{alignment.measured:.3f} ± {alignment.error:.3f}"
+        yield ("alignment", value, f"cosine of estimate and gradient, measured; {expected}")
+    present = sum(1 for ways in run.attendance.by_client.values() if ways.get(CONTRIBUTED))
+    secure = {"on": "secure sums", "off": "no secure sums"}.get(run.plan.secure.mode, "secure sums, malicious server")
+    yield ("clients", f"{run.attendance.clients:,}", f"{present:,} contributed; {secure}")
+
+
+def _results(run: RunRecord) -> Iterator[tuple[str, str, str]]:
+    for metric in run.test_metrics[:1]:
+        notes = []
+        last, baseline = run.last(f"{metric}_last"), run.baseline.last(metric) if run.baseline else None
+        if last is not None and last != run.last(metric):
+            notes.append(f"without averaging {measured(metric, last)}")
+        if baseline is not None:
+            notes.append(f"backpropagation {measured(metric, baseline)}")
+        yield (metric_name(metric), measured(metric, run.last(metric)), "; ".join(notes))
+    if not run.test_metrics:
+        yield ("test metrics", "–", "not measured: no test set, or not yet due")
+    if losses := [metrics.loss for metrics in run.rounds if number(metrics.loss) is not None]:
+        first = f"{measured('loss', losses[0])} in the first round"
+        yield ("training loss", measured("loss", losses[-1]), first)
+    if run.plan.privacy.on:
+        spent = [metrics.epsilon for metrics in run.rounds if number(metrics.epsilon) is not None]
+        value, delta = f"ε = {spent[-1]:.3g}" if spent else "–", run.plan.privacy.delta
+        yield ("privacy", value, f"at δ = {delta:g}; so losses are not measured")
+
+
+def _costs(run: RunRecord) -> Iterator[tuple[str, str, str]]:
+    plan = run.plan
+    skipped = sum(not metrics.contributors for metrics in run.rounds)
+    of = "" if run.state == "finished" else f" of {plan.rounds:,}"
+    yield ("rounds", f"{run.rounds_done:,}{of}", f"{skipped:,} skipped" if skipped else "none skipped")
+    pace = f"{run.seconds / run.rounds_done:.2f} s a round" if run.rounds_done else ""
+    beside = f"; backpropagation {duration(run.baseline.seconds)}" if run.baseline else ""
+    yield ("time", duration(run.seconds), f"{pace}{beside}")
+    *_, done = series_of(run).columns.get("forwards") or [None]
+    note = f"K = {plan.probe.k:,} directions a round" if plan.estimator == "probe" else "with as many backward passes"
+    if plan.estimator == "probe" and plan.probe.supports not in ("dense", "layers"):
+        note += f", each through the part that its {plan.probe.supports} change"
+    yield ("forward passes", "–" if done is None else f"{done:,.0f}", note)
+    if not run.rounds:
+        yield ("bytes up", "–", "per client and round")
+        return
+    up, down = traffic_of(run)
+    share = up / (4 * run.n_weights)
+    yield ("bytes up", size(up), f"per client and round, {share:.2%} of the weights; down {size(down)}")
+
+
 def overview(runs: Sequence[RunRecord], names: Sequence[str]) -> Html:
+    columns = [
+        {
+            name: [element("span", value, class_="value"), element("span", note, class_="note")]
+            for name, value, note in key_figures(run)
+        }
+        for run in runs
+    ]
     if len(runs) == 1:
-        tiles = [
-            element(
-                "div",
-                element("dt", figure.name),
-                element(
-                    "dd", element("span", figure.value, class_="value"), element("span", figure.note, class_="note")
-                ),
-                class_="first" if place == 0 else None,
-            )
-            for place, figure in enumerate(figures_of(runs[0]))
-        ]
+        first, *others = [(element("dt", name), element("dd", spans)) for name, spans in columns[0].items()]
+        tiles = [element("div", first, class_="first"), *(element("div", other) for other in others)]
         return element("dl", tiles, class_="tiles")
-    columns = [{figure.name: figure for figure in figures_of(run)} for run in runs]
+    labels = dict.fromkeys(name for column in columns for name in column)
     rows: list[Cells] = [["state", *(state_words(run) for run in runs)]]
-    for label in dict.fromkeys(name for column in columns for name in column):
-        cells = [column.get(label) for column in columns]
-        shown = [
-            [element("span", c.value, class_="value"), element("span", c.note, class_="note")] if c else "–"
-            for c in cells
-        ]
-        rows.append([label, *shown])
+    rows += [[label, *(column.get(label, "–") for column in columns)] for label in labels]
     return table(["", *(named(place, name) for place, name in enumerate(names))], rows, "The runs side by side")
 
 
 def key(runs: Sequence[RunRecord], names: Sequence[str]) -> Html:
-    """What each line of the charts means."""
+    """The legend of the lines."""
     items = []
     for place, (run, name) in enumerate(zip(runs, names, strict=True)):
         mark = f"mark run-{place % 6}"
         items.append(element("li", element("span", class_=mark, aria_hidden="true"), name))
         if run.baseline:
-            label = "backpropagation" if len(runs) == 1 else f"{name}, backpropagation"
-            items.append(element("li", element("span", class_=f"{mark} dash", aria_hidden="true"), label))
+            dash = element("span", class_=f"{mark} dash", aria_hidden="true")
+            items.append(element("li", dash, beside(name, runs)))
     if any(run.is_averaged(metric) for run in runs for metric in run.test_metrics):
         items.append(element("li", element("span", class_="mark dots", aria_hidden="true"), "without averaging"))
     return element("ul", items, class_="key")
 
 
 def axis_switch(known: set[str]) -> Html:
-    """What the lines are drawn against. What no run knows cannot be chosen."""
+    """The choice of the axis. An axis that no run has data for is disabled."""
     short = {"rounds": "rounds", "forwards": "forward passes", "bytes": "bytes", "seconds": "seconds"}
-    choices = [
-        element(
-            "label",
-            element(
-                "input", type="radio", name="axis", value=axis, checked=axis == "rounds", disabled=axis not in known
-            ),
-            element("span", short[axis]),
-        )
-        for axis in AXES
-    ]
+    choices = list[Html]()
+    for axis in AXES:
+        state = {"checked": axis == "rounds", "disabled": axis not in known}
+        button = element("input", type="radio", name="axis", value=axis, **state)
+        choices.append(element("label", button, element("span", short[axis])))
     return element("fieldset", element("legend", "Drawn against"), choices)
 
 
 def attendance(run: RunRecord) -> Html:
     """Who took part, by client and by phase, and what was refused."""
     total = run.attendance
-    ranked = sorted(
-        total.by_client.items(), key=lambda item: (-item[1].get(MISSING, 0) - item[1].get(LEFT_OUT, 0), item)
-    )
-    listed = ranked[:MOST_CLIENTS]
+
+    def absences(item: tuple[int, Mapping[str, int]]) -> tuple[int, object]:
+        return -item[1].get(MISSING, 0) - item[1].get(LEFT_OUT, 0), item
+
     rows = [
         [f"client {client}", *(f"{ways.get(way, 0):,}" for way in (CONTRIBUTED, LEFT_OUT, MISSING))]
-        for client, ways in sorted(listed)
+        for client, ways in sorted(sorted(total.by_client.items(), key=absences)[:MOST_CLIENTS])
     ]
-    more = f", the {MOST_CLIENTS} that were missing most often" if len(ranked) > MOST_CLIENTS else ""
+    more = f", the {MOST_CLIENTS} that were missing most often" if len(total.by_client) > MOST_CLIENTS else ""
     label = f"Rounds of each client{more}"
     clients = table(["", "contributed", "left out", "no answer"], rows, label, numbers=(1, 2, 3))
     parts: list[Content] = [element("details", element("summary", label), clients)] if rows else []
@@ -163,27 +232,20 @@ def _refusals(run: RunRecord) -> Html:
     found = refusals(run.metrics)
     if not found and not total:
         return element("p", "The server refused nothing.", class_="note")
-    rows = [[refusal.words, f"{refusal.count:,}", ranges(refusal.rounds)] for refusal in found]
+    rows = [[refusal.words, f"{refusal.count:,}", refusal.shown_rounds] for refusal in found]
     told = sum(refusal.count for refusal in found)
     left = f" Of {total - told:,} more the journal keeps only the number." if total > told else ""
     about = f"{total:,} in all, in the server’s words. A client’s own reasons are in its own log.{left}"
-    return joined(
-        [
-            element("h4", "What was refused"),
-            element("p", about, class_="note"),
-            table(["what", "times", "rounds"], rows, "Refusals", numbers=(1,)),
-        ]
-    )
+    listed = table(["what", "times", "rounds"], rows, "Refusals", numbers=(1,))
+    return joined([element("h4", "What was refused"), element("p", about, class_="note"), listed])
 
 
 def partition_words(partition: Partition) -> Html:
     if partition.missing:
         return element("p", partition.missing)
     samples = [holding.samples for holding in partition.holdings]
-    text = (
-        f"{len(samples):,} clients hold {sum(samples):,} training samples: {min(samples):,} to {max(samples):,} each."
-    )
-    return element("p", text)
+    held = f"{len(samples):,} clients hold {sum(samples):,} training samples"
+    return element("p", f"{held}: {min(samples):,} to {max(samples):,} each.")
 
 
 def domains(runs: Sequence[RunRecord], names: Sequence[str]) -> Html:
@@ -201,19 +263,20 @@ def domains(runs: Sequence[RunRecord], names: Sequence[str]) -> Html:
 
 
 def settings(runs: Sequence[RunRecord], names: Sequence[str]) -> Html:
-    """What differs between the runs; of a single run, what differs from the defaults."""
+    """The settings that differ between the runs, or, of a single run, from the defaults."""
     plans = [_flat(msgspec.to_builtins(run.plan)) for run in runs]
-    default = _flat(msgspec.to_builtins(Plan()))
-    keys = list(dict.fromkeys(key for plan in plans for key in plan))
+    keys, about = dict.fromkeys(key for plan in plans for key in plan), "Settings that differ between the runs"
     if len(runs) == 1:
-        differing = [key for key in keys if plans[0].get(key) != default.get(key)]
-        rows = [[key, _setting(plans[0].get(key)), _setting(default.get(key))] for key in differing]
-        return table(["setting", "this run", "default"], rows, "Settings unlike the defaults")
-    differing = [key for key in keys if len({plan.get(key) for plan in plans}) > 1]
-    if not differing:
+        names, about = ["this run", "default"], "Settings unlike the defaults"
+        plans.append(_flat(msgspec.to_builtins(Plan())))
+    rows: list[Cells] = []
+    for key in keys:
+        values = [plan.get(key) for plan in plans]
+        if len(set(values)) > 1:
+            rows.append([key, *(element("code", "–" if value is None else value or "“”") for value in values)])
+    if not rows and len(runs) > 1:
         return element("p", "All runs have the same settings.")
-    rows = [[key, *(_setting(plan.get(key)) for plan in plans)] for key in differing]
-    return table(["setting", *names], rows, "Settings that differ between the runs")
+    return table(["setting", *names], rows, about)
 
 
 def _flat(tables: Mapping[str, Any], path: str = "") -> dict[str, str]:
@@ -226,16 +289,10 @@ def _flat(tables: Mapping[str, Any], path: str = "") -> dict[str, str]:
     return flat
 
 
-def _setting(value: str | None) -> Html:
-    return element("code", "–" if value is None else value or "“”")
-
-
-def origins(runs: Sequence[RunRecord], names: Sequence[str]) -> Html:
-    """Digests, versions, memory, and the commands to check, continue and repeat each run."""
-    return joined([_origin(run, name, several=len(runs) > 1) for run, name in zip(runs, names, strict=True)])
-
-
-def _origin(run: RunRecord, name: str, *, several: bool) -> Html:
+def origin(run: RunRecord, name: str = "") -> Html:
+    """Digests, versions, memory, and the commands to check, continue and repeat a run. With a name, it is a heading."""
+    peak, whole = run.summary.get("peak_rss_mb"), "server" if run.networked else "whole process, all clients"
+    is_known = isinstance(peak, (int, float))
     facts: dict[str, Content] = {
         "folder": element("code", str(run.folder)),
         "plan": element("code", run.plan.digest().hex()),
@@ -244,37 +301,24 @@ def _origin(run: RunRecord, name: str, *, several: bool) -> Html:
         "last hash of the chain": element("code", run.chain or "–"),
         "weights": f"{run.n_weights:,}",
         "made with": ", ".join(f"{one_line(k, 40)} {one_line(v, 40)}" for k, v in run.versions.items()) or "–",
-        "peak memory": _memory(run),
+        "peak memory": f"{peak:,.0f} MB, {whole}" if is_known else "known when the run has ended",
     }
-    for what, command in commands(run).items():
-        facts[what] = element("code", command)
+    facts |= {what: element("code", command) for what, command in _commands(run).items()}
     listed = [(element("dt", term), element("dd", about)) for term, about in facts.items()]
-    return joined([element("h3", name) if several else "", element("dl", listed, class_="facts")])
+    return joined([element("h3", name) if name else "", element("dl", listed, class_="facts")])
 
 
-def _memory(run: RunRecord) -> str:
-    peak = run.summary.get("peak_rss_mb")
-    if not isinstance(peak, (int, float)):
-        return "known when the run has ended"
-    whole = "server" if run.networked else "whole process, all clients"
-    return f"{peak:,.0f} MB, {whole}"
-
-
-def commands(run: RunRecord) -> dict[str, str]:
-    """What to type to check, continue and repeat a run."""
+def _commands(run: RunRecord) -> dict[str, str]:
+    """The commands to check, continue and repeat a run."""
     folder = shlex.quote(str(run.folder))
     plan = shlex.quote(str(run.folder / "plan.toml"))
     told = {"check every hash": f"baffle verify {folder}"}
-    if run.given:  # only the program that has the objects can go on or repeat it
+    if run.given:  # only the program that has the objects can continue or repeat it
         return told
-    if run.state != "finished" and not run.networked:
-        told["go on"] = f"baffle run --resume {folder}"
-    if run.state != "finished" and run.networked:
-        told["go on"] = f"baffle serve {plan} --keys SERVER_KEYS --out {folder}"
+    if run.state != "finished":
+        served = f"baffle serve {plan} --keys SERVER_KEYS --out {folder}"
+        told["go on"] = served if run.networked else f"baffle run --resume {folder}"
     if run.plan.privacy.on:  # its noise cannot be repeated
         return told
-    if run.networked:
-        told["repeat in one process"] = f"baffle run --as {folder}"
-    else:
-        told["repeat"] = f"baffle run {plan} --out NEW_FOLDER"
-    return told
+    again = {"repeat": f"baffle run {plan} --out NEW_FOLDER"}
+    return told | ({"repeat in one process": f"baffle run --as {folder}"} if run.networked else again)

@@ -1,25 +1,22 @@
-"""How numbers and names are shown to people, on pages and in a terminal."""
+"""How numbers and names are displayed, on pages and in a terminal."""
 
 import math
+from itertools import count
 
-SHARES = ("accuracy", "top5")
-"""Metrics that are shares of a whole, and shown in percent."""
-
-CUT_OFF = 64.0
-"""`LOSS_MAX` of the ring, which is not imported here because NumPy would be: no displayed loss can be larger."""
+SHARES = ("accuracy", "top5")  # metrics that are shares of a whole, and shown in percent
+CUT_OFF = 64.0  # the largest loss that is displayed: `LOSS_MAX` of the ring, which would import NumPy
 
 
 def shown_loss(loss: float, digits: int = 3) -> str:
-    """A loss; every client's is cut off at 64 before it is sent, so that larger ones cannot be told apart."""
+    """A loss. Clients cap theirs at 64 before they send it, so larger losses all show as 64 or more."""
     return f"{loss:.{digits}f}" if loss < CUT_OFF else f"{CUT_OFF:.0f} or more"
 
 
-def size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
+def size(bytes_: float) -> str:
+    if bytes_ < 1000:
+        return f"{bytes_:.0f} B"
+    power = 3 if bytes_ >= 1e9 else 2 if bytes_ >= 1e6 else 1
+    return f"{bytes_ / 1000**power:.1f} {('kB', 'MB', 'GB')[power - 1]}"
 
 
 def duration(seconds: float) -> str:
@@ -30,15 +27,19 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
+def round_number(least: float) -> int:
+    """The smallest of 1, 2, 5, 10, 20, 50, … that is not below a number."""
+    return next(int(digit * 10**power) for power in count() for digit in (1, 2, 5) if digit * 10**power >= least)
+
+
 def is_share(metric: str) -> bool:
     """Whether a metric is a share of samples: 0.9 is 90%."""
     return metric.removesuffix("_last").removeprefix("test_") in SHARES
 
 
 def metric_name(metric: str) -> str:
-    """`test_accuracy` as people say it."""
-    known = {"test_top5": "top-5 accuracy"}
-    return known.get(metric, metric.replace("_", " "))
+    """The display name of a metric, such as "test accuracy" for `test_accuracy`."""
+    return "top-5 accuracy" if metric == "test_top5" else metric.replace("_", " ")
 
 
 def measured(metric: str, value: float | None) -> str:
@@ -46,16 +47,3 @@ def measured(metric: str, value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:.2%}" if is_share(metric) else f"{value:,.4g}"
-
-
-def ranges(numbers: list[int], most: int = 8) -> str:
-    """Numbers in few words, those after the first few ranges as a count: 1–4, 7, and 12 more."""
-    ordered, parts = sorted(set(numbers)), list[list[int]]()
-    for number in ordered:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    shown = [f"{part[0]:,}" if len(part) == 1 else f"{part[0]:,}–{part[-1]:,}" for part in parts[:most]]
-    left = sum(map(len, parts[most:]))
-    return ", ".join([*shown, f"and {left:,} more"] if left else shown)

@@ -1,20 +1,22 @@
 """A plan's model on one runtime. Tasks, clients and servers use this interface without knowing which runtime it is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Set
+from collections.abc import Callable, Hashable, Iterable, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from baffle.core.arrays import F32
 from baffle.core.blas import one_blas_thread
-from baffle.core.directions import Support
+from baffle.core.directions import Layout, Support, lay_out
 from baffle.core.outer import Shapes
 from baffle.core.ports import Batch, Runtime
 from baffle.core.samples import Samples
-from baffle.core.supports import Layout, lay_out
 from baffle.errors import PlanError
 from baffle.plan import Model, ProbeSettings
+from baffle.plan.functions import calling
+from baffle.plan.tasks import LOSSES
+from baffle.stopwatch import Stopwatch
 
 FLOAT32, FLOAT64 = "float32", "float64"
 """Precisions of forward passes: every runtime has float32; probes are checked against float64."""
@@ -32,7 +34,7 @@ class Front(Protocol):
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitModel:
     """A model cut in two: a front without trained weights, and a head with all of them."""
 
     front: Front
@@ -85,21 +87,19 @@ class RunnableModel(ABC):
         """Whether every probe is a forward pass of the whole model."""
         return True
 
-    def split(self, _sample: Batch) -> Split | None:
+    def split(self, _sample: Batch) -> SplitModel | None:
         """The model's frozen front and its head; None if no front is frozen whose features are worth keeping."""
         return None
 
     def layers(self) -> tuple[Support, ...] | None:
-        """The slices of the flat weight vector that each layer owns; None if unknown. All together, they hold every
-        weight once."""
+        """The slices of the flat weight vector that each layer owns, all weights once; None if unknown."""
         return None
 
     def shapes(self) -> Shapes | None:
-        """The shapes of the trained tensors, in the order of the flat weight vector; None if unknown. Tensors without a
-        weight are left out."""
+        """The shapes of the trained tensors that have weights, in the order of the flat vector; None if unknown."""
         return None
 
-    def layout(self, probe: ProbeSettings, _batch: Batch) -> Layout:
+    def layout(self, probe: ProbeSettings, _batch: Batch, _stopwatch: Stopwatch | None = None) -> Layout:
         """How many directions each part of the model gets, given what a direction costs there on this batch."""
         layers = self.layers() if probe.supports == "layers" else None
         if layers is None:
@@ -122,3 +122,57 @@ class RunnableModel(ABC):
     def one_thread_each(self) -> AbstractContextManager[None]:
         """Run each operator on one thread, so that sums are always added in the same order. Clients run in parallel."""
         return one_blas_thread()
+
+
+def layer_of(name: str) -> str:
+    """The layer of a tensor: of "block.conv.bias" it is "block.conv", of "positions" the tensor itself."""
+    return name.rpartition(".")[0] or name
+
+
+def layers_of(tensors: Iterable[tuple[str, int]]) -> tuple[Support, ...]:
+    """The slices of each layer, given the layer and the size of every tensor in the order of the flat vector. A support
+    has two slices at most, so if the tensors of a layer lie in more places, each place is a layer of its own."""
+    places = dict[str, list[tuple[int, int]]]()
+    end = 0
+    for layer, size in tensors:
+        start, end = end, end + size
+        if not size:
+            continue
+        own = places.setdefault(layer, [])
+        if own and own[-1][1] == start:
+            own[-1] = (own[-1][0], end)
+        else:
+            own.append((start, end))
+    layers = list[Support]()
+    for own in places.values():
+        layers += [Support(*own[0], own[1])] if len(own) == 2 else [Support(start, stop) for start, stop in own]
+    return tuple(sorted(layers))
+
+
+A = TypeVar("A")
+
+
+def loss_of_numbers(name: str, xp: Any, outputs: Any, targets: Any) -> Any:
+    """A loss of BAFFLE's own for each sample, by the library `xp`. A target of shape (n,) fits an output of (n, 1)."""
+    each = LOSSES[name].each
+    assert each is not None
+    return each(xp, outputs.reshape(len(outputs), -1), targets.reshape(len(outputs), -1)).mean(1)
+
+
+def as_criterion(as_array: Callable[[Any], A], name: str, function: Callable[[A, A], Any]) -> Callable[[A, A], A]:
+    """A function of the user's own as a loss. It may compute anything from outputs and labels, and return whatever
+    `as_array` converts: a loss for each sample, or their mean."""
+    expected = f"task.loss: {name} must return one loss per sample, or their mean"
+
+    def criterion(outputs: Any, labels: Any) -> Any:
+        with calling(f"task.loss: {name}"):
+            returned = function(outputs, labels)
+        try:
+            losses: Any = as_array(returned)
+        except (TypeError, ValueError, RuntimeError):
+            raise PlanError(f"{expected}, got {type(returned).__name__}") from None
+        if losses.shape not in ((), (len(outputs),)):
+            raise PlanError(f"{expected}, got shape {tuple(losses.shape)} for {len(outputs)} samples")
+        return losses
+
+    return criterion

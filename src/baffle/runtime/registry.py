@@ -9,19 +9,13 @@ from baffle.models.inputs import Inputs
 from baffle.plan import Plan
 from baffle.runtime.model import RunnableModel
 
-RUNTIMES = {
-    "onnx": "baffle.runtime.onnx.model",
-    "torch": "baffle.runtime.torch.model",
-}
+RUNTIMES = {"onnx": "baffle.runtime.onnx.model", "torch": "baffle.runtime.torch.model"}
 """Modules, imported on first use: a machine needs only the libraries of the runtime that it uses."""
-
-Load = Callable[[Plan, Inputs], RunnableModel]
-"""A plan, and the inputs that its model is built for → the plan's model."""
 
 
 def load_model(plan: Plan, inputs: Inputs) -> RunnableModel:
     """The plan's model on the runtime that the plan names, or else on the lightest that can run it."""
-    load: Load = import_module(RUNTIMES[runtime_of(plan)]).load
+    load: Callable[[Plan, Inputs], RunnableModel] = import_module(RUNTIMES[runtime_of(plan)]).load
     return load(plan, inputs)
 
 

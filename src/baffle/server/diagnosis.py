@@ -1,6 +1,6 @@
-"""Looks at every round of a run for signs that it will come to nothing, and says each kind once, with the likely cause.
+"""Warns when a run is unlikely to converge: once for each kind of sign, with the likely cause.
 
-All of it follows from what a server knows anyway: the loss, the scalars' sum, how many of them were clipped, the step.
+The signs are in what a server knows anyway: the loss, the scalars' sum, how many values were clipped, the step.
 """
 
 import math
@@ -9,66 +9,47 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from baffle.core.arrays import F32, F64
+from baffle.core.arrays import F32, rms
 from baffle.core.messages import Outcome
 from baffle.core.ring import LOSS_MAX
 from baffle.trajectory import Trajectory
 
-Warn = Callable[[str], None]
-"""Takes one line of advice."""
-
-BLOCK = 10
-"""Rounds are judged in blocks of this many."""
-
+Warn = Callable[[str], None]  # takes one line of advice
+BLOCK = 10  # rounds are judged in blocks of this many
 CLIMB = 0.2
 """The loss climbs if the means of two blocks in a row are above the best before them by this share of the first loss
-(that of one block, if it is above by the first loss itself) ..."""
-
+..."""
 SURE = 5.0
 """... and by this many standard errors, of the losses and of their logarithms."""
-
 JUDGED, LEAST_JUDGED = 0.2, 4 * BLOCK
 """Whether the loss is flat is judged once, after this share of the run, and not before so many rounds."""
-
-FELL = 2.0
-"""It is flat if it did not fall by this many standard errors."""
-
+FELL = 2.0  # it is flat if it did not fall by this many standard errors
 CLIPPED, CLIPPED_ROUNDS = 0.2, 5
 """A run clips if at least this share of its scalars was clipped in each of so many rounds in a row."""
-
 ROUNDING = 0.3
 """σ is below the noise floor if a float32 step of the loss, divided by σ, is at least this share of a scalar."""
-
 ONE_SIDED, LUCK = 0.5, 4.0
-"""σ measures curvature if the scalars' mean is at least this share of their root mean square: derivatives along random
-directions have as many signs of one kind as of the other. Few of them lean to one side by luck, but to another one in
-the next round, so the scalars of recent rounds are taken together, and their mean must be above this many standard
-errors of it ..."""
-
+"""σ measures curvature if the scalars' mean is at least this share of their root mean square: half of the derivatives
+along random directions are negative. A few scalars may lean to one side by luck, so those of recent rounds are taken
+together, and their mean must be above this many standard errors ..."""
 POOLED = round((LUCK / ONE_SIDED) ** 2)
-"""... of which so many scalars are enough. Rounds with few scalars are remembered until there are as many."""
-
+"""... for which so many scalars are enough. Rounds with few scalars are remembered until there are as many."""
 REACH = 0.02
 """A rate is too small if all steps of a run, in a straight line, would change weights by less than this share."""
-
 EPSILON = float(np.finfo(np.float32).eps)
 
 
 class Signs(NamedTuple):
     """What one round tells about σ and the rate. Scalars are missing if clients send vectors."""
 
-    typical: float | None
-    """The root mean square of a scalar, in the mean over clients."""
-    lean: float
-    """The scalars' mean as a share of it, with its sign."""
-    directions: int
-    """How many directions these are along."""
-    step: float
-    """How far the weights moved, as a share of their size."""
+    typical: float | None  # the root mean square of a scalar, in the mean over clients
+    lean: float  # the scalars' mean as a share of it, with its sign
+    directions: int  # how many directions these are along
+    step: float  # how far the weights moved, as a share of their size
 
 
 class Diagnosis:
-    """What is known of a run so far."""
+    """Follows a run and warns about it."""
 
     def __init__(self, trajectory: Trajectory, records: Iterable[Mapping[str, Any]], warn: Warn) -> None:
         self._trajectory, self._warn = trajectory, warn
@@ -79,8 +60,8 @@ class Diagnosis:
         self._weights: F32 | None = None
 
     def look(self, round_number: int, metrics: Mapping[str, Any], outcome: Outcome, weights: F32) -> None:
-        """Take in a round that is over: its metrics, its outcome, and the weights after it. People are told the rounds
-        that are over, so `round_number`, which counts from 0, and one more."""
+        """Take in a round that is over: its metrics, its outcome, and the weights after it. `round_number` counts from
+        0, warnings count from 1."""
         before, self._weights = self._weights, weights
         if metrics["loss"] is None:
             return
@@ -106,25 +87,21 @@ class Diagnosis:
             return
         silent = [share * contributors for share in recent]
         if all(count == round(count) for count in silent) and min(silent) < contributors:
+            count = round(min(silent))
             self._say(
                 "not finite",
-                f"the losses of {_clients(min(silent), contributors)} are not finite: probably NaN or infinite values "
-                "in the data, or weights that have grown too large for some samples",
+                f"the losses of {count if count > 1 else 'one'} of {contributors} clients are not finite: probably NaN "
+                "or infinite values in the data, or weights that have grown too large for some samples",
             )
         elif min(recent) >= CLIPPED:
-            share, bound = float(np.mean(recent)), self._bound
-            self._say("clipped", f"{share:.0%} of all values are clipped at {bound}: {self._why_clipped()}")
-
-    @property
-    def _bound(self) -> str:
-        ring, plan = self._trajectory.plan.ring, self._trajectory.plan
-        scalars = plan.outcome_kind == "scalars" or plan.federation.seeds == "own"
-        return f"ring.d_max = {ring.d_max:g}" if scalars else f"ring.update_max = {ring.update_max:g}"
-
-    def _why_clipped(self) -> str:
-        """The size of clipped scalars is not known, only that it is at least the bound."""
-        beyond = "set a larger bound, if the loss falls as it is"
-        return self._rounding(self._trajectory.plan.ring.d_max) or self._climbed() or self._curvature() or beyond
+            plan = self._trajectory.plan
+            scalars = plan.outcome_kind == "scalars" or plan.federation.seeds == "own"
+            bound = f"d_max = {plan.ring.d_max:g}" if scalars else f"update_max = {plan.ring.update_max:g}"
+            climbed = self._too_large() if self._losses[-1] > 2 * abs(self._losses[0]) else ""
+            # The size of clipped scalars is not known, only that it is at least the bound.
+            why = self._rounding(plan.ring.d_max) or climbed or self._curvature()
+            why = why or "set a larger bound, if the loss falls as it is"
+            self._say("clipped", f"{float(np.mean(recent)):.0%} of all values are clipped at ring.{bound}: {why}")
 
     def _look_for_climbing(self, round_number: int) -> None:
         if climbs(self._losses):
@@ -142,19 +119,15 @@ class Diagnosis:
         means = blocks_of(self._losses)
         early, late = float(np.mean(means[:2])), float(np.mean(means[-2:]))
         if "climbs" not in self._said and early - late < FELL * error_of(self._losses):
+            why = self._rounding() or self._curvature() or self._too_small()
+            why = (
+                why or "update.rate may be too small or too large, or the directions too few: `baffle tune` measures it"
+            )
             self._say(
                 "flat",
                 f"the loss is flat: {shown(early)} in the first {2 * BLOCK} rounds, {shown(late)} in the last up to "
-                f"round {round_number + 1}; {self._why_flat()}",
+                f"round {round_number + 1}; {why}",
             )
-
-    def _why_flat(self) -> str:
-        return (
-            self._rounding()
-            or self._curvature()
-            or self._too_small()
-            or ("update.rate may be too small or too large, or the directions too few: `baffle tune` measures it")
-        )
 
     def _recent(self, name: str) -> float | None:
         values = [value for value in (getattr(signs, name) for signs in self._signs[-BLOCK:]) if value is not None]
@@ -180,9 +153,6 @@ class Diagnosis:
             "`baffle tune` finds one that works"
         )
 
-    def _climbed(self) -> str:
-        return self._too_large() if self._losses[-1] > 2 * abs(self._losses[0]) else ""
-
     def _too_large(self) -> str:
         rate = self._trajectory.plan.update.rate
         return f"update.rate = {rate:g} is probably too large; `baffle tune` finds one that works"
@@ -198,20 +168,20 @@ class Diagnosis:
 
 
 def signs_of(trajectory: Trajectory, outcome: Outcome, before: F32 | None, after: F32) -> Signs:
-    """What a round tells."""
-    size = max(_rms(after), 1e-30)
-    step = _rms(after - before) / size if before is not None else math.nan
+    """What a round tells about σ and the rate."""
+    size = max(rms(after), 1e-30)
+    step = rms(after - before) / size if before is not None else math.nan
     if outcome.kind != "scalars":
         return Signs(None, 0.0, 0, step)
     groups = [group.numbers() / (group.weight * trajectory.ring.scale) for group in outcome.groups]
     own = trajectory.plan.own_seeds  # else the groups' scalars are along the same directions, and lean together
     scalars = (np.concatenate(groups) if own else np.mean(groups, axis=0)).astype(np.float64)
-    typical = _rms(scalars)
+    typical = rms(scalars)
     return Signs(typical, float(np.mean(scalars)) / typical if typical > 0 else 0.0, len(scalars), step)
 
 
 def one_sided(recent: Sequence[Signs]) -> bool:
-    """Whether the scalars of recent rounds lean to one side, further than luck would take them."""
+    """Whether the scalars of recent rounds lean to one side by more than luck."""
     count = sum(signs.directions for signs in recent)
     if not count:
         return False
@@ -230,41 +200,23 @@ def error_of(losses: list[float]) -> float:
 
 
 def climbs(losses: list[float]) -> bool:
-    """Whether the last block, or the last two, are clearly above the first loss or the best block before them."""
-    first = abs(losses[0])
-    return _surely_rises(losses, 1, first) or _surely_rises(losses, 2, CLIMB * first) or leaves_first(losses)
+    """Whether the last two blocks are clearly above the first loss or the best block before them, or the last one is at
+    least twice the first loss. Logarithms must agree with the former, where there are any: a few large losses among
+    many small ones lift the mean of a block by luck."""
+    logs: list[float] | None = np.log(losses).tolist() if 0 < min(losses) <= max(losses) < math.inf else None
+    if logs is not None:  # a loss that has jumped scatters far more than the first one did
+        least = max(math.log(2), SURE * error_of(logs) * math.sqrt(BLOCK))
+        if blocks_of(logs)[-1] - logs[0] > least:
+            return True
+    return _rises(losses, CLIMB * abs(losses[0])) and (logs is None or _rises(logs, 0.0))
 
 
-def leaves_first(losses: list[float]) -> bool:
-    """Whether the last block is at least twice the first loss. Compared by logarithms, since a loss that has jumped
-    scatters far more than the first one did."""
-    logs = _logs(losses)
-    if logs is None:
-        return False
-    return blocks_of(logs)[-1] - logs[0] > max(math.log(2), SURE * error_of(logs) * math.sqrt(BLOCK))
-
-
-def _surely_rises(losses: list[float], count: int, least: float) -> bool:
-    """Whether each of the last `count` blocks is above what came before, by at least `least`. Logarithms must agree,
-    where there are any: a few large losses among many small ones lift the mean of a block by luck."""
-    logs = _logs(losses)
-    return _rises(losses, count, least) and (logs is None or _rises(logs, count, 0.0))
-
-
-def _logs(losses: list[float]) -> list[float] | None:
-    """The losses' logarithms, if all of them have one."""
-    if not 0 < min(losses) <= max(losses) < math.inf:
-        return None
-    logs: list[float] = np.log(losses).tolist()
-    return logs
-
-
-def _rises(losses: list[float], count: int, least: float) -> bool:
-    """Whether each of the last `count` blocks is above what came before, by at least `least` and by more than chance. A
+def _rises(losses: list[float], least: float) -> bool:
+    """Whether each of the last two blocks is above what came before, by at least `least` and by more than chance. A
     single loss scatters more than a block's mean."""
     first, means, error = losses[0], blocks_of(losses), error_of(losses)
-    last, before = means[-count:], means[:-count]
-    if len(last) < count or not math.isfinite(sum(last)):
+    last, before = means[-2:], means[:-2]
+    if len(last) < 2 or not math.isfinite(sum(last)):
         return False
     if min(last) - first > max(least, SURE * error * math.sqrt(BLOCK)):
         return True
@@ -274,13 +226,3 @@ def _rises(losses: list[float], count: int, least: float) -> bool:
 def shown(loss: float) -> str:
     """A loss in words. A client's loss is cut off at the ring's bound before it is sent."""
     return f"{LOSS_MAX:g} or more" if loss >= 0.999 * LOSS_MAX else f"{loss:.3f}"
-
-
-def _clients(least: float, of: int) -> str:
-    count = round(least)
-    return f"{count} of {of} clients" if count > 1 else f"one of {of} clients"
-
-
-def _rms(values: F32 | F64) -> float:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.sqrt(np.mean(values.astype(np.float64) ** 2)))

@@ -1,32 +1,72 @@
-"""What a run records and reports: metrics after every round, progress to a watcher, a summary at the end."""
+"""What a run records and reports: metrics of every round, progress, and a summary at the end."""
 
 import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, cast
 
 import msgspec
+import numpy as np
 
 from baffle.client.worker import forwards_of
-from baffle.core.chain import Present
-from baffle.core.ports import MISSING
+from baffle.core.arrays import F32
+from baffle.core.ports import MISSING, Batch
 from baffle.core.ring import NOT_FINITE
-from baffle.core.state import ServerState
-from baffle.errors import BaffleError, JournalError
+from baffle.core.state import Present, Rule, ServerState
+from baffle.errors import BaffleError, DataError, JournalError, UnusableDataError
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
 from baffle.server.diagnosis import Diagnosis, Warn, shown
-from baffle.server.evaluation import Evaluation
 from baffle.server.round import Played
+from baffle.task.load import Runtimes
+from baffle.task.metrics import evaluate
+from baffle.task.server_task import ServerTask
 from baffle.trajectory import Trajectory
 
-MOST_SKIPPED = 10
-"""A run stops after this many skipped rounds in a row, because more rounds would not help."""
 
-SOON = 1.0
-"""Seconds after the last report until a long round reports its progress."""
+class Evaluation:
+    """Evaluates states on a task's test set. Without one it evaluates nothing, and `missing` holds the reason."""
+
+    def __init__(self, task: ServerTask, runtimes: Runtimes, rule: Rule) -> None:
+        self._source, self._runtimes, self._rule = task.source, runtimes, rule
+        self._metrics = task.require_measurable()
+        self.missing = ""
+        try:
+            test = task.source.test
+            self._test: Batch | None = test.batch(np.arange(len(test)))
+        except UnusableDataError:
+            raise
+        except DataError as fault:
+            self._test, self.missing = None, str(fault)
+
+    @property
+    def names(self) -> list[str]:
+        """What is measured; the first is the headline."""
+        return [metric.name for metric in self._metrics]
+
+    def evaluate(self, state: ServerState) -> dict[str, Any]:
+        """Each metric as `test_NAME`, of the averaged weights (of the last ones, if the plan averages none), and the
+        headline also as `test_NAME_last`, of the last weights; nothing without a test set."""
+        if self._test is None:
+            return {}
+        smooth = self._rule.smooth_weights(state)
+        candidates = [smooth] if smooth is state.weights else [smooth, state.weights]
+        with ThreadPoolExecutor(len(candidates)) as pool:
+            results = list(pool.map(self._evaluate, candidates))
+        headline = f"test_{self.names[0]}"
+        return results[0] | {f"{headline}_last": results[-1][headline]}
+
+    def _evaluate(self, weights: F32) -> dict[str, Any]:
+        assert self._test is not None
+        with self._runtimes.borrow() as runtime:
+            return evaluate(self._metrics, runtime, weights, self._test, self._source)
+
+
+MOST_SKIPPED = 10  # a run stops after this many skipped rounds in a row
+SOON = 1.0  # a long round reports its progress after this many seconds without a report
 
 
 @dataclass(frozen=True)
@@ -36,15 +76,13 @@ class Progress:
     rounds_done: float
     rounds: int
     loss: float | None = None
-    value: float | None = None
-    """The latest value of the metric that stands for all others."""
+    value: float | None = None  # the latest value of the headline metric
     uplink_bytes: int = 0
     downlink_bytes: int = 0
     dropouts: int = 0
     seconds_left: float | None = None
     metric: str = "accuracy"
-    epsilon: float | None = None
-    """What a private run has cost so far."""
+    epsilon: float | None = None  # the ε that a private run has spent so far
 
 
 Phase = Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,20}\Z")]
@@ -55,7 +93,7 @@ Summary = dict[str, Any]
 
 
 class RoundMetrics(msgspec.Struct):
-    """What the metrics of every round must hold."""
+    """The fields of every round's metrics."""
 
     round: int
     loss: float | None
@@ -74,10 +112,20 @@ class RoundMetrics(msgspec.Struct):
     abstained: dict[Phase, int] = {}
 
 
-def measured(record: Mapping[str, Any], metric: str) -> float | None:
+def metric_in(record: Mapping[str, Any], metric: str) -> float | None:
     """A metric's value in a round's metrics; None if it was not measured."""
+    return cast(float | None, _converted(record.get(f"test_{metric}"), float | None))
+
+
+def require_sound(record: Any) -> Record:
+    """A round's metrics as a journal holds them; a JournalError if they are not what a server wrote."""
+    _converted(record, RoundMetrics)
+    return cast(Record, record)
+
+
+def _converted(value: Any, kind: Any) -> Any:
     try:
-        return msgspec.convert(record.get(f"test_{metric}"), float | None)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as fault:
         raise JournalError(f"the journal's metrics cannot be read: {fault}; it is damaged") from None
 
@@ -85,8 +133,8 @@ def measured(record: Mapping[str, Any], metric: str) -> float | None:
 class Recorder:
     """Completes each round's metrics, keeps them in the run's folder, and reports progress.
 
-    `samples` is the number of samples of each client that has introduced itself so far; `tiers` is how many directions
-    each client evaluates.
+    `samples` is the number of samples of each client, where it is known; `tiers` is how many directions each client
+    evaluates.
     """
 
     def __init__(
@@ -121,8 +169,7 @@ class Recorder:
             self._report(replace(self._progress, rounds_done=self._progress.rounds_done + done / of))
 
     def measure(self, rounds: int, state: ServerState) -> Record:
-        """What to add to the metrics of the last of `rounds` rounds: an evaluation, when it is due, and the run's
-        seconds and ε so far."""
+        """What to add to the last round's metrics: an evaluation, when it is due, and the seconds and ε so far."""
         due = rounds % self._trajectory.plan.run.evaluate_every == 0 or rounds == self._trajectory.plan.rounds
         began = time.perf_counter()
         evaluated = self._evaluation.evaluate(state) if due else {}
@@ -141,7 +188,7 @@ class Recorder:
             rounds_done=played.present.round,
             loss=record["loss"],
             epsilon=record.get("epsilon"),
-            value=self._progress.value if (value := measured(record, self._headline)) is None else value,
+            value=self._progress.value if (value := metric_in(record, self._headline)) is None else value,
             uplink_bytes=self._progress.uplink_bytes + record["uplink_bytes"],
             downlink_bytes=self._progress.downlink_bytes + record["downlink_bytes"] + record["join_bytes"],
             dropouts=self._progress.dropouts + list(played.participation.values()).count(MISSING),
@@ -167,17 +214,15 @@ class Recorder:
             "rounds": present.round,
             "skipped_rounds": sum(1 for record in records if not record["contributors"]),
             "seconds": round(self._seconds(), 2),
-            "forwards": sum(
-                self._forwards(client) * rounds
-                for client, rounds in self._journal.participation.contributions(plan.federation.clients).items()
-            ),
+            "forwards": self._forwards(),
             "uplink_bytes_per_client_round": _ratio(total("uplink_bytes"), total("replies")),
             "downlink_bytes_per_client_round": _ratio(total("downlink_bytes"), total("requests")),
             "join_bytes_per_client": _ratio(total("join_bytes"), total("joins")),
             "clipped": total("clipped"),
             "peak_rss_mb": round(_peak_rss_mb(), 1),
             "bookkeeping_seconds": round(self._journal.append_seconds + self._record_seconds, 3),
-            **self._of_evaluation(),
+            # a resumed run does not know its earlier ones.
+            **({} if self._rounds_before else {"evaluation_seconds": round(self._evaluation_seconds, 3)}),
             "n_weights": self._trajectory.n,
             "weights_sha256": present.state.weights_hash().hex(),
             "plan_digest": plan.digest().hex(),
@@ -198,20 +243,19 @@ class Recorder:
         epsilon = self._trajectory.epsilon(rounds)
         return {} if epsilon is None else {"epsilon": round(epsilon, 6)}
 
-    def _of_evaluation(self) -> Record:
-        """Seconds spent on measuring; a run that was resumed does not know those before."""
-        return {} if self._rounds_before else {"evaluation_seconds": round(self._evaluation_seconds, 3)}
-
     def _last_evaluation(self, present: Present) -> Record:
         last = self._records[-1] if self._records else {}
         if last.get("round") == present.round - 1 and f"test_{self._headline}" in last:
             return {name: value for name, value in last.items() if name.startswith("test_")}
         return self._evaluation.evaluate(present.state)
 
-    def _forwards(self, client: int) -> int:
-        """Forward passes of a client in one round. A client that has not come back since the server was restarted
-        counts as if it had one sample."""
-        return forwards_of(self._trajectory, self._tiers[client], self._samples.get(client, 1))
+    def _forwards(self) -> int:
+        """Forward passes of all clients. One whose number of samples is not known counts as if it had one sample."""
+        rounds = self._journal.participation.contributions(self._trajectory.plan.federation.clients)
+        return sum(
+            count * forwards_of(self._trajectory, self._tiers[client], self._samples.get(client, 1))
+            for client, count in rounds.items()
+        )
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._began
@@ -249,11 +293,8 @@ class Recorder:
         known, plan = [record for record in self._records if record["loss"] is not None], self._trajectory.plan
         remedy = f"a smaller update.rate than {plan.update.rate:g} may help (`baffle tune` finds one)"
         if known:
-            last = known[-1]
-            return (
-                f" The loss was {shown(last['loss'])} in round {last['round']}: the weights have probably diverged; "
-                f"{remedy}."
-            )
+            loss, last = shown(known[-1]["loss"]), known[-1]["round"]
+            return f" The loss was {loss} in round {last}: the weights have probably diverged; {remedy}."
         cause = "NaN or infinite values in the data, or in the model's initial weights and outputs"
         if plan.federation.level == "epoch":
             return (
@@ -262,21 +303,12 @@ class Recorder:
         return f" No loss was finite even at the initial weights: look for {cause}."
 
 
-def require_sound(record: Any) -> Record:
-    """A round's metrics as a journal holds them; a JournalError if they are not what a server wrote."""
-    try:
-        msgspec.convert(record, RoundMetrics)
-    except msgspec.ValidationError as fault:
-        raise JournalError(f"the journal's metrics cannot be read: {fault}; it is damaged") from None
-    return cast(Record, record)
-
-
 def _ratio(total: int, count: int) -> float:
     mean = total / count if count else 0.0
     return int(mean) if mean == int(mean) else round(mean, 1)
 
 
 def _peak_rss_mb() -> float:
-    """The most memory that the process has held; macOS counts bytes, Linux kilobytes."""
+    """The peak memory of the process. macOS counts bytes, Linux kilobytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

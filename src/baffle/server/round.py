@@ -5,21 +5,18 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from baffle.core.chain import Present
 from baffle.core.messages import Group, Outcome, RoundRequest
 from baffle.core.ports import CONTRIBUTED, MISSING, Aggregation, Collected, Transport
 from baffle.core.ring import Sum
-from baffle.core.state import ServerState, apply, within
+from baffle.core.state import Present, ServerState, apply, within
 from baffle.journal.store import Journal
 from baffle.schedule import choose_groups
 from baffle.server.downlink import Downlink
 from baffle.trajectory import Trajectory
 
-MOST_REFUSALS = 20
-"""A round's metrics keep the wording of at most this many refusals."""
-
+MOST_REFUSALS = 20  # a round's metrics keep the wording of at most this many refusals
 Evaluate = Callable[[int, ServerState], Mapping[str, Any]]
-"""How many rounds are done, and the state after them → what else the last round's metrics should hold."""
+"""The number of finished rounds, and the state after them → further metrics of the last round."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,7 @@ class Played:
     present: Present
     metrics: Mapping[str, Any]
     participation: Mapping[int, str]
-    states: Mapping[int, bytes]
-    """What clients have signed about the state before the round."""
+    states: Mapping[int, bytes]  # the clients' signatures of the state before the round
     outcome: Outcome
 
 
@@ -43,8 +39,8 @@ def play_round(
     downlink: Downlink,
     evaluate: Evaluate = lambda _rounds, _state: {},
 ) -> Played:
-    """Play one round, from the present to the next. The chain's hash covers the state after the round, so the round is
-    applied before it is appended. Nobody learns of it before the journal holds it."""
+    """Play one round. The chain's hash covers the state after the round, so the round is applied before it is appended.
+    No client learns of it before the journal holds it."""
     groups = choose_groups(trajectory, present.round)
     requests = open_round(trajectory, present, groups, downlink)
 
@@ -99,8 +95,8 @@ def skipped(present: Present) -> Outcome:
 
 
 def measure(outcome: Outcome, collected: Collected, joined: Set[int]) -> dict[str, Any]:
-    """A round's metrics. The bytes that a client needs once, to join, are counted apart from those of every round. The
-    downlink also counts clients that were already sent something for the next round."""
+    """A round's metrics. The bytes with which a client joins are counted apart from those of every round. The downlink
+    also counts clients that were already sent messages of the next round."""
     sums = [total for total in collected.sums if total] if outcome.groups else []
     known = [(total, total.loss) for total in sums if total.loss is not None]
     weight, down = sum(total.weight for total, _ in known), collected.downlink

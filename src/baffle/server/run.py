@@ -1,23 +1,22 @@
-"""A run from where its journal ends to its last round, over any transport and with any aggregation."""
+"""A run, from the end of its journal to its last round, over any transport and with any aggregation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from baffle.core.chain import Present, chain_epoch
 from baffle.core.ports import CONTRIBUTED, Aggregation, Transport
+from baffle.core.state import Present, chain_epoch
 from baffle.errors import JournalError
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
-from baffle.lineage import Lineage, Link
+from baffle.lineage import Lineage
 from baffle.runtime.model import FLOAT32
 from baffle.server.diagnosis import Warn
 from baffle.server.downlink import Downlink
-from baffle.server.evaluation import Evaluation
-from baffle.server.recorder import Recorder, Summary, Watch
+from baffle.server.recorder import Evaluation, Recorder, Summary, Watch
 from baffle.server.round import Played, play_round
-from baffle.statement import EpochRecord, read_statement, salt_of
+from baffle.statement import EpochRecord, epoch_of
 from baffle.task.load import Runtimes, versions
 from baffle.task.server_task import ServerTask
 from baffle.trajectory import Trajectory
@@ -25,34 +24,28 @@ from baffle.trajectory import Trajectory
 
 @dataclass
 class Running:
-    """A run that is under way: where it is, its journal, and what records and reports it."""
+    """A run in progress: its present, its journal, and what records and reports it."""
 
     lineage: Lineage
-    initial: bytes
-    """The digest of the state that the run began with."""
+    initial: bytes  # the digest of the state that the run began with
     journal: Journal
     recorder: Recorder
     downlink: Downlink
     present: Present
-    contributed: dict[int, int]
-    """Client → the last round that it contributed to."""
-    unevaluated: str
-    """Why accuracies are not measured; empty if they are."""
+    contributed: dict[int, int]  # client → the last round that it contributed to
+    unevaluated: str  # why accuracies are not measured; empty if they are
 
     @property
     def trajectory(self) -> Trajectory:
         return self.lineage.trajectory
 
     def begin_epoch(self, record: EpochRecord, roster: bytes) -> None:
-        """Go on under another statement, which is durable before anybody acts on it. `roster` is the text of its
-        roster."""
-        statement = read_statement(record.statement)
-        link = Link(statement.first, record.run, statement.chain)
-        lineage = self.lineage.in_epoch(link, salt_of(record.run, statement, record.nonces))
+        """Continue under another statement and its roster's text. It is durable before anything else happens."""
+        lineage = self.lineage.in_epoch(epoch_of(record))
         self.journal.add_epoch(record, roster, self.present.state)
         self.lineage = lineage
         self.present = Present(self.present.round, self.present.state, chain_epoch(self.present.chain, record.run))
-        self.downlink.enter(lineage)
+        self.downlink.lineage = lineage
 
     @property
     def over(self) -> bool:
@@ -61,13 +54,7 @@ class Running:
     def play(self, transport: Transport, aggregation: Aggregation) -> Played:
         """Play one round, record it, and move on to the next."""
         played = play_round(
-            self.trajectory,
-            self.present,
-            transport,
-            aggregation,
-            self.journal,
-            self.downlink,
-            self.recorder.measure,
+            self.trajectory, self.present, transport, aggregation, self.journal, self.downlink, self.recorder.measure
         )
         contributors = [client for client, event in played.participation.items() if event == CONTRIBUTED]
         self.contributed |= dict.fromkeys(contributors, self.present.round)
@@ -92,8 +79,8 @@ def opened(
     *,
     networked: bool = False,
 ) -> Iterator[Running]:
-    """The run in a folder, replayed to where its journal ends. A networked run has a journal with statements. `warn`
-    hears when the run seems to come to nothing."""
+    """The run in a folder, replayed to the end of its journal. The journal of a networked run has statements. `warn`
+    is called when the run is unlikely to converge."""
     plan = task.plan
     with _open_journal(folder, task, trajectory, networked=networked) as journal:
         lineage = lineage_of(journal, plan)
@@ -110,7 +97,7 @@ def opened(
 
 
 def _open_journal(folder: RunFolder, task: ServerTask, trajectory: Trajectory, *, networked: bool) -> Journal:
-    """The run's journal; a new one if there is none, or if a process was killed while making it."""
+    """The run's journal; a new one if there is none, or if a process was killed while creating it."""
     plan = trajectory.plan
     if not folder.attempt(lambda: Journal.begun(folder.journal)):
         state = trajectory.rule.start(task.initial_weights())

@@ -17,29 +17,21 @@ from baffle.data.sources import Dataset, Source
 from baffle.errors import DataError
 from baffle.runtime.model import Front
 
-PIECE = 16
-"""Samples that run through the front together: few enough for a convolutional front to stay in cache."""
-
-TRAINING = 0.8
-"""The share of the memory for features that training samples may fill; the rest is for test samples."""
+PIECE = 16  # samples that run through the front together: few enough for a convolutional front to stay in cache
+TRAINING = 0.8  # the share of the memory for features that training samples may fill; the rest is for test samples
 
 
 class Features:
-    """The features of a data set's samples, each computed on first use.
-
-    They are kept in memory if all of them fit into `budget` bytes, otherwise in a file that is gone when the process
-    ends.
-    """
+    """The features of a data set's samples, each computed on first use. They are kept in memory if all of them fit into
+    `budget` bytes, otherwise in a file that is gone when the process ends."""
 
     def __init__(self, data: Dataset, front: Callable[[Any], F32], budget: int) -> None:
-        self._data = data
-        self._front = front
+        self._data, self._front, self._lock = data, front, threading.Lock()
         first = self._computed(0)
         self._kept = _allocate((len(data), *first.shape[1:]), budget)
         self._kept[: len(first)] = first
         self._known = np.zeros(-(-len(data) // PIECE), dtype=bool)
         self._known[0] = True
-        self._lock = threading.Lock()
 
     def rows(self, indices: I64) -> F32:
         """The features of these samples, one row each."""
@@ -64,15 +56,9 @@ def source_of_features(source: Source, front: Front, budget: int) -> Source:
         return replace(data, samples=np.arange(len(data)), prepare=features.rows, augment=None)
 
     shape = front.features(source.example(1).x).shape[1:]
-    return Source(
-        lambda: with_features(source.train, TRAINING),
-        lambda: with_features(source.test, 1 - TRAINING),
-        source.classes,
-        source.domains,
-        shape=shape,
-        width=source.width,
-        label_shape=source.label_shape,
-    )
+    train, test = (lambda: with_features(source.train, TRAINING)), (lambda: with_features(source.test, 1 - TRAINING))
+    labels = source.label_shape
+    return Source(train, test, source.classes, source.domains, shape=shape, width=source.width, label_shape=labels)
 
 
 class Backbones:

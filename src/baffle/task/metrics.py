@@ -1,4 +1,4 @@
-"""What is measured on a test set: BAFFLE's metrics, and functions of the user's own. None of it is in the chain."""
+"""Metrics on a test set: BAFFLE's own, and users' functions. They are recorded beside the chain, not in it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,27 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from baffle.core.arrays import F32, F64, I64
+from baffle.core.arrays import F32, F64, I64, ranks
 from baffle.core.ports import Batch, Runtime
-from baffle.core.ranks import ranks
 from baffle.core.samples import PADDING, Array, Labels
-from baffle.data.dataset import Source
+from baffle.data.sources import Source
 from baffle.errors import PlanError
 from baffle.plan import Plan, tasks
 from baffle.plan.functions import calling, own_function
-from baffle.plan.tasks import is_own
+from baffle.plan.tasks import LOSSES, is_own
 
-TOP = 5
-"""A sample counts for top-5 accuracy if its label is among the model's five best classes."""
-
-Measure = Callable[[Array, Labels], float]
-"""A model's outputs and the labels → a number."""
+TOP = 5  # a sample counts for top-5 accuracy if its label is among the model's five best classes
+Measure = Callable[[Array, Labels], float]  # a model's outputs and the labels → a number
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric, by its name in results (after `test_`). One without a measure is the loss itself, which a runtime
-    takes."""
+    """A metric, by its name in results (after `test_`). Without a measure it is the loss, which a runtime computes."""
 
     name: str
     measure: Measure | None = None
@@ -53,7 +48,7 @@ def _metric(name: str, classes: int) -> Metric:
 
 
 def own_metric(name: str, function: Callable[[Any, Any], Any]) -> Metric:
-    """A function of the user's own of outputs and labels, as NumPy arrays."""
+    """A user's function of outputs and labels, which are NumPy arrays."""
 
     def measure(outputs: Array, labels: Labels) -> float:
         with calling(f"task.metrics: {name}"):
@@ -66,7 +61,7 @@ def own_metric(name: str, function: Callable[[Any, Any], Any]) -> Metric:
     return Metric(tasks.short(name), measure)
 
 
-def measured(metrics: Sequence[Metric], runtime: Runtime, weights: F32, test: Batch, source: Source) -> dict[str, Any]:
+def evaluate(metrics: Sequence[Metric], runtime: Runtime, weights: F32, test: Batch, source: Source) -> dict[str, Any]:
     """All metrics of weights on a test set, under `test_` and their names; and, as `test_domains`, for each domain that
     has test samples. Unless the loss is among them, this takes one forward pass over the set."""
     outputs = runtime.outputs(weights, test) if any(metric.measure for metric in metrics) else None
@@ -114,23 +109,18 @@ def _share_on_the_right_side(outputs: Array, labels: Labels) -> float:
     return float(np.mean((numbers > 0) == (targets > 0.5)))
 
 
-def _mse(outputs: Array, labels: Labels) -> float:
-    numbers, targets = _side_by_side(outputs, labels)
-    return float(np.mean((numbers - targets) ** 2))
+def _mean_loss(name: str) -> Measure:
+    each = LOSSES[name].each
+    assert each is not None
 
+    def mean(outputs: Array, labels: Labels) -> float:
+        return float(np.mean(each(np, *_side_by_side(outputs, labels))))
 
-def _rmse(outputs: Array, labels: Labels) -> float:
-    return math.sqrt(_mse(outputs, labels))
-
-
-def _mae(outputs: Array, labels: Labels) -> float:
-    numbers, targets = _side_by_side(outputs, labels)
-    return float(np.mean(np.abs(numbers - targets)))
+    return mean
 
 
 def _r2(outputs: Array, labels: Labels) -> float:
-    """One minus the squared error as a share of the targets' spread about their own means; not a number without
-    spread."""
+    """One minus the squared error as a share of the targets' spread about their means; not a number without spread."""
     numbers, targets = _side_by_side(outputs, labels)
     spread = float(np.sum((targets - targets.mean(0)) ** 2))
     return 1 - float(np.sum((numbers - targets) ** 2)) / spread if spread else math.nan
@@ -138,17 +128,15 @@ def _r2(outputs: Array, labels: Labels) -> float:
 
 def _side_by_side(outputs: Array, labels: Labels) -> tuple[F64, F64]:
     """Both as rows of a sample's numbers, so that a target of shape (n,) fits an output of (n, 1)."""
-    numbers = outputs.reshape(len(outputs), -1).astype(np.float64)
-    targets = labels.reshape(len(labels), -1).astype(np.float64)
-    return numbers, targets
+    return outputs.reshape(len(outputs), -1).astype(np.float64), labels.reshape(len(labels), -1).astype(np.float64)
 
 
 OF_CLASSES: Mapping[str, Measure] = {"accuracy": _share_within(1), "top5": _share_within(TOP)}
 
 OF_NUMBERS: Mapping[str, Measure] = {
     "accuracy": _share_on_the_right_side,
-    "mse": _mse,
-    "mae": _mae,
-    "rmse": _rmse,
+    "mse": _mean_loss("mse"),
+    "mae": _mean_loss("mae"),
+    "rmse": lambda outputs, labels: math.sqrt(_mean_loss("mse")(outputs, labels)),
     "r2": _r2,
 }

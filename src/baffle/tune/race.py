@@ -1,8 +1,8 @@
 """Chooses the rate by a race: short trials from the initial weights, on the same batches and along the same directions.
 
 Rates are tried in proportion to the step that the optimizer takes at rate 1, measured on one estimate: Adam normalises,
-so its step is about 1 in every weight; that of SGD follows the size of the scalars. A first leg climbs over widely
-spaced rates until the loss gets worse, so that it finds its way from anywhere. The best then go on, longer and fewer.
+so its step is about 1 in every weight; that of SGD follows the size of the scalars. The first leg tries widely spaced
+rates until the loss gets worse. The best ones go on in the next legs, which are longer and have fewer rates.
 """
 
 import math
@@ -12,28 +12,16 @@ from functools import partial
 
 import numpy as np
 
-from baffle.core.arrays import F64
+from baffle.client.abstaining import Tell
+from baffle.core.arrays import F64, rms
 from baffle.tune.trial import Ground, Trial
 
-Tell = Callable[[str], None]
-
-FIRST_STEP = 0.05
-"""The race begins with steps of this share of a typical weight."""
-
-STEP_FROM_ZERO = 0.01
-"""... or of this size, where all weights begin at zero."""
-
-LEGS = (1 / 30, 1 / 8, 1 / 4)
-"""How far the legs of a race go, as shares of the run."""
-
-SHORTEST, LONGEST = 4, 100
-"""Rounds: no leg ends earlier, none later."""
-
-STRIDE = 2
-"""The first leg tries every second rate of the 1-2-5 series."""
-
-FARTHEST = 36
-"""The first leg leaves its start by at most so many rates: twelve orders of magnitude."""
+FIRST_STEP = 0.05  # the race begins with steps of this share of a typical weight
+STEP_FROM_ZERO = 0.01  # ... or of this size if all weights begin at zero
+LEGS = (1 / 30, 1 / 8, 1 / 4)  # how far the legs of a race go, as shares of the run
+SHORTEST, LONGEST = 4, 100  # every leg has at least and at most so many rounds
+STRIDE = 2  # the first leg tries every second rate of the 1-2-5 series
+FARTHEST = 36  # the first leg moves at most so many rates away from its start: twelve orders of magnitude
 
 
 @dataclass
@@ -47,6 +35,12 @@ class Runner:
     @property
     def loss(self) -> float:
         return float(np.mean(self.losses))
+
+
+def run_trial(ground: Ground, trial: Trial, end: int) -> Runner:
+    """A trial that goes on until `end` rounds are played, and its losses there."""
+    trial = ground.advance(trial, end - trial.present.round)
+    return Runner(trial.trajectory.plan.update.rate, trial, ground.losses(trial))
 
 
 @dataclass(frozen=True)
@@ -112,18 +106,18 @@ def race(ground: Ground, sigma: float, rounds: int, tell: Tell, legs: int = len(
     first, *later = legs_of(rounds)[:legs]
     runners: dict[int, Runner] = {}
 
-    def run(number: int, end: int) -> Runner:
-        runner = runners.get(number)
-        trial = runner.trial if runner else ground.begin(sigma, series(number))
-        trial = ground.advance(trial, end - trial.present.round)
-        runners[number] = Runner(series(number), trial, ground.losses(trial))
-        tell(f"rate {series(number):g}: loss {_shown(runners[number].loss)} after {end} rounds")
-        return runners[number]
+    def loss_after(end: int, number: int) -> float:
+        trial = runners[number].trial if number in runners else ground.begin(sigma, series(number))
+        runners[number] = run_trial(ground, trial, end)
+        loss = runners[number].loss
+        shown = f"{loss:.4g}" if math.isfinite(loss) else "not finite"
+        tell(f"rate {series(number):g}: loss {shown} after {end} rounds")
+        return loss
 
-    best = _climb(lambda number: run(number, first).loss, nearest(first_rate(ground, sigma)))
+    best = _climb(partial(loss_after, first), nearest(first_rate(ground, sigma)))
     ended = [Leg(first, {runner.rate: runner.loss for runner in runners.values()})]
     for end in later:
-        tried = _settle(partial(lambda end, number: run(number, end).loss, end), best)
+        tried = _settle(partial(loss_after, end), best)
         ended.append(Leg(end, {series(number): loss for number, loss in tried.items()}))
         best = min(tried, key=tried.__getitem__)
     return Race(runners[best], ended)
@@ -132,7 +126,7 @@ def race(ground: Ground, sigma: float, rounds: int, tell: Tell, legs: int = len(
 def first_rate(ground: Ground, sigma: float) -> float:
     """A rate whose steps are small against the weights, by the optimizer's own step at rate 1."""
     unit = ground.unit_step(sigma)
-    weights = float(np.sqrt(np.mean(ground.initial.astype(np.float64) ** 2)))
+    weights = rms(ground.initial)
     step = FIRST_STEP * weights if weights > 0 else STEP_FROM_ZERO
     return step / unit if math.isfinite(unit) and unit > 0 else step
 
@@ -164,7 +158,3 @@ def _settle(loss: Callable[[int], float], start: int) -> dict[int, float]:
         if stride == -1 and at != start:
             break
     return losses
-
-
-def _shown(loss: float) -> str:
-    return f"{loss:.4g}" if math.isfinite(loss) else "not finite"

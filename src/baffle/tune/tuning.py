@@ -1,31 +1,39 @@
-"""`tune`: a plan in, the same plan with σ, rate, K and batch chosen for its model and data, and a reason for each."""
+"""`tune` chooses σ, rate, K and batch for a plan's model and data, and gives a reason for each.
+
+Besides σ and the rate it tries another split of the same rows into K and batch, and directions that cost less.
+"""
 
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-import msgspec
+import numpy as np
 
+from baffle.client.abstaining import Tell
 from baffle.errors import PlanError
+from baffle.measuring.costs import expected_alignment
+from baffle.measuring.precision import Window
 from baffle.plan import Plan, change
 from baffle.runtime.registry import runtime_of
-from baffle.task.choice import seconds_of, told
-from baffle.task.costs import expected_alignment
 from baffle.task.features import Backbones
-from baffle.task.settling import prices_of
-from baffle.task.window import Window
-from baffle.tune.cheaper import judge_prices
-from baffle.tune.race import Race, best_rate, extended, race
-from baffle.tune.split import Split, compare, splits_of
+from baffle.task.load import Task
+from baffle.task.prices import OPEN, Prices, cheaper_kind, in_words, kind_of, seconds_of
+from baffle.task.server_task import with_settings
+from baffle.task.settle import prices_of
+from baffle.tune.race import Leg, Race, Runner, best_rate, extended, legs_of, nearest, race, run_trial, series
 from baffle.tune.trial import Ground, Spent
 
-Tell = Callable[[str, int, int], None]
+TellProgress = Callable[[str, int, int], None]
 """Takes a step in words, the rounds of trials so far, and about how many there will be."""
 
-SIGMAS_TO_TRY = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
-"""Steps for a loss without derivatives: the best is found by trials."""
+SIGMAS_TO_TRY = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)  # for a loss without derivatives: the best is found by trials
+FACTOR = 4  # splits are tried with so many times the directions, or the samples
+LEAST_SAMPLES = 8  # a client's default policy refuses rounds with fewer samples
+LEAST_DIRECTIONS = 8  # with fewer directions a round says next to nothing
+SURE = 2.0  # a loss is clearly lower if it is so by this many standard errors, over the pieces of the held-out samples
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,10 @@ class Reason:
     after: float | int
     why: str
 
+    def __str__(self) -> str:
+        was = " (as it was)" if self.after == self.before else f" (was {self.before:g})"
+        return f"{self.key} = {self.after:g}{was}: {self.why}"
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -45,168 +57,85 @@ class Tuned:
     plan: Plan
     reasons: tuple[Reason, ...]
     """One for each of σ, rate, K and batch, whether it was changed or not, and for a clipping norm that was missing."""
-    alignment_predicted: float
-    """The cosine of a round's estimate and the gradient of its samples."""
+    alignment_predicted: float  # the cosine of a round's estimate and the gradient of its samples
     alignment_measured: float | None
-    """The cosine with the gradient of all samples, at the end of the race; None where it cannot be had from scalars."""
+    """The cosine with the gradient of all samples, at the end of the race; None where scalars do not tell it."""
     trial_rounds: int
     forwards: int
-    share: float
-    """Forward passes of the trials, as a share of those of the run."""
+    share: float  # forward passes of the trials, as a share of those of the run
     prices: dict[str, float]
     """CPU seconds of a scalar on this machine, along each kind of directions that the model allows."""
-    advice: tuple[str, ...]
-    """On directions that cost half of the plan's or less."""
+    advice: tuple[str, ...]  # on directions that cost half of the plan's or less
     seconds: float = 0.0
 
     def to_toml(self) -> str:
         """The plan, below a comment for each choice."""
-        lines = [f"# {line}" for line in self.lines()]
-        return "\n".join([*lines, "", self.plan.to_toml()])
+        return "\n".join([*(f"# {line}" for line in self.lines()), "", self.plan.to_toml()])
 
     def lines(self) -> list[str]:
         """What was chosen, why, and what it cost."""
-        measured = (
-            "" if self.alignment_measured is None else f"; {self.alignment_measured:.3f} with that of all samples"
-        )
+        predicted, measured = f"cos {self.alignment_predicted:.3f}", ""
+        if self.alignment_measured is not None:
+            measured = f"; {self.alignment_measured:.3f} with that of all samples"
         return [
-            *(f"{reason.key} = {reason.after:g}{_before(reason)}: {reason.why}" for reason in self.reasons),
-            f"alignment: cos {self.alignment_predicted:.3f} expected with the gradient of a round's samples{measured}",
-            f"CPU time of a scalar: {told(self.prices)}",
+            *map(str, self.reasons),
+            f"alignment: {predicted} expected with the gradient of a round's samples{measured}",
+            f"CPU time of a scalar: {in_words(self.prices)}",
             *self.advice,
             f"the trials took {self.trial_rounds} rounds, {self.forwards:,} forward passes "
             f"({self.share:.0%} of the run's), {self.seconds:.0f} s",
         ]
 
 
-def _before(reason: Reason) -> str:
-    return " (as it was)" if reason.after == reason.before else f" (was {reason.before:g})"
-
-
-def tune(plan: Plan, *, data: str | Path | None = None, tell: Tell = lambda _words, _done, _of: None) -> Tuned:
+def tune(plan: Plan, *, data: str | Path | None = None, tell: TellProgress = lambda _words, _done, _of: None) -> Tuned:
     """Choose σ, rate, K and batch for a plan by short trials on its training samples.
 
-    The choice depends on the plan's seed, data, model and rounds, and on K times batch, but not on its σ and rate, so a
-    start that is far off is as good as any. Test samples play no part.
+    The choice depends on the plan's seed, data, model and rounds, and on K times batch, but not on its σ and rate.
+    Test samples are never used.
     """
-    _require_tunable(plan)
+    if plan.estimator != "probe":
+        raise PlanError('estimator: "backprop" has no σ and no directions to choose; expected "probe"')
     began = time.perf_counter()
-    tuning = _Tuning(plan, data, tell)
-    with tuning.ground.task.model.one_thread_each():
-        tuned = tuning.find()
+    asked = change(plan, [f'run.runtime = "{runtime_of(plan)}"'])
+    ground = Ground(asked, data, Spent(), Backbones())
+    with ground.task.model.one_thread_each():
+        tuned = _find(plan, ground, lambda words: tell(words, ground.spent.rounds, round(1.5 * plan.rounds)))
     return replace(tuned, seconds=time.perf_counter() - began)
 
 
-def _require_tunable(plan: Plan) -> None:
-    if plan.estimator != "probe":
-        raise PlanError('estimator: "backprop" has no σ and no directions to choose; expected "probe"')
-
-
-@dataclass
-class _Tuning:
-    """The state of one tuning."""
-
-    original: Plan
-    data: str | Path | None
-    tell: Tell
-    spent: Spent = field(default_factory=Spent)
-    backbones: Backbones = field(default_factory=Backbones)
-    why_split: str = ""
-
-    def __post_init__(self) -> None:
-        self.plan = change(self.original, [f'run.runtime = "{runtime_of(self.original)}"'])
-        self.ground = self._ground(self.plan)
-
-    def _ground(self, plan: Plan) -> Ground:
-        return Ground(plan, self.data, self.spent, self.backbones)
-
-    def _say(self, words: str) -> None:
-        self.tell(words, self.spent.rounds, round(1.5 * self.original.rounds))
-
-    def find(self) -> Tuned:
-        plan, ground = self.original, self.ground
-        first, sigma, why_sigma = self._first_sigma()
-        race_sigma = sigma
-        raced = race(ground, sigma, plan.rounds, self._say)
-        split = self._split(sigma, raced)
-        if split is not None:
-            ground, raced = split.ground, split.race
-        if first.smooth:
-            later = ground.window(raced.winner.trial)
-            sigma, why_sigma = _choose_sigma(first, later, raced.rounds)
-        rate = rounded(extended(best_rate(raced.legs[-1]), raced.rounds, plan.rounds))
-        chosen = ground.plan
-        settings = {
-            "probe.sigma": (plan.probe.sigma, sigma, why_sigma),
-            "update.rate": (plan.update.rate, rate, _why_rate(raced, plan.rounds)),
-            "probe.k": (plan.probe.k, chosen.probe.k, self.why_split),
-            "federation.batch": (plan.federation.batch, chosen.federation.batch, "K times batch stays the same"),
-        }
-        if self.ground.why_clip:
-            settings["privacy.clip"] = (0.0, self.ground.plan.privacy.clip, self.ground.why_clip.partition(": ")[2])
-        reasons = tuple(Reason(key, *value) for key, value in settings.items())
-        predicted = expected_alignment(ground.trajectory)
-        signal = ground.signal(raced.winner.trial)
-        prices, advice = self._prices(ground, race_sigma, raced)
-        return Tuned(
-            _changed(plan, reasons),
-            reasons,
-            predicted,
-            None if signal is None else predicted * math.sqrt(signal),
-            self.spent.rounds,
-            self.spent.forwards,
-            self.spent.forwards / (self.ground.forwards_a_round * plan.rounds),
-            prices,
-            advice,
-        )
-
-    def _prices(self, ground: Ground, sigma: float, raced: Race) -> tuple[dict[str, float], tuple[str, ...]]:
-        """What a scalar costs along each kind of directions, and what to make of cheaper ones."""
-        self._say("what a scalar costs")
-        prices = prices_of(ground.task.server, max(map(len, ground.task.shares)), given=True)
-        advice = judge_prices(ground, sigma, raced, prices, self.data, self.backbones, self._say)
-        return seconds_of(prices), tuple(advice)
-
-    def _first_sigma(self) -> tuple[Window, float, str]:
-        """A σ for the race, from the window at the initial weights."""
-        self._say("σ at the initial weights")
-        window = self.ground.window(self.ground.begin(SIGMAS_TO_TRY[0], 1.0))
-        if window.smooth:
-            return window, rounded(window.middle), ""
-        losses = {sigma: self._loss_with(sigma) for sigma in SIGMAS_TO_TRY}
-        best = min(losses, key=lambda sigma: losses[sigma])
-        tried = ", ".join(f"{loss:.4g} at {sigma:g}" for sigma, loss in losses.items())
-        return window, best, f"scalars agree at no two steps, so short trials decided: held-out loss {tried}"
-
-    def _loss_with(self, sigma: float) -> float:
-        """The held-out loss after the first leg of a race with this σ."""
-        self._say(f"σ = {sigma:g}")
-        raced = race(self.ground, sigma, self.original.rounds, lambda _words: None, legs=1)
-        return raced.winner.loss
-
-    def _split(self, sigma: float, raced: Race) -> Split | None:
-        """A better split of the same rows into directions and samples, if a trial finds one."""
-        tried = list[str]()
-        best: Split | None = None
-        if self.plan.privacy.on:  # how long a vector is depends on K, and so would its clipping norm
-            self.why_split = "another split was not tried, because the clipping norm is for this K"
-            return None
-        for k, batch in splits_of(self.ground.task):
-            self._say(f"K = {k} on {batch} samples")
-            other = compare(
-                self._ground(with_split(self.plan, k, batch)), sigma, self.original.rounds, raced, self._say
-            )
-            tried.append(f"{other.race.winner.loss:.4g} with K = {k} on {batch}")
-            if other.is_better and (best is None or other.race.winner.loss < best.race.winner.loss):
-                best = other
-        own = f"{raced.winner.loss:.4g} with K = {self.plan.probe.k} on {self.plan.federation.batch} samples a client"
-        rounds = raced.rounds
-        if not tried:
-            self.why_split = "no other split of the same forward passes was possible"
-        else:
-            verdict = "clearly lower" if best else "no clear gain from another split"
-            self.why_split = f"held-out loss after {rounds} rounds {own}, {', '.join(tried)}: {verdict}"
-        return best
+def _find(plan: Plan, ground: Ground, say: Tell) -> Tuned:
+    """The plan with everything chosen, from its own ground."""
+    first, race_sigma, why_sigma = _first_sigma(ground, say)
+    split = _split(ground, race_sigma, race(ground, race_sigma, plan.rounds, say), say)
+    chosen, raced, sigma = split.ground.plan, split.race, race_sigma
+    if first.smooth:
+        sigma, why_sigma = _choose_sigma(first, split.ground.window(raced.winner.trial), raced.rounds)
+    rate = rounded(extended(best_rate(raced.legs[-1]), raced.rounds, plan.rounds))
+    settings = {
+        "probe.sigma": (plan.probe.sigma, sigma, why_sigma),
+        "update.rate": (plan.update.rate, rate, _why_rate(raced, plan.rounds)),
+        "probe.k": (plan.probe.k, chosen.probe.k, split.why),
+        "federation.batch": (plan.federation.batch, chosen.federation.batch, "K times batch stays the same"),
+    }
+    if ground.why_clip:
+        settings["privacy.clip"] = (0.0, ground.plan.privacy.clip, ground.why_clip.partition(": ")[2])
+    reasons = tuple(Reason(key, *value) for key, value in settings.items())
+    predicted = expected_alignment(split.ground.trajectory)
+    signal = split.ground.signal(raced.winner.trial)
+    say("what a scalar costs")
+    prices = prices_of(split.ground.task, split.ground.task.largest)
+    advice = _judge_prices(split.ground, race_sigma, raced, prices, say)
+    return Tuned(
+        plan=_changed(plan, reasons),
+        reasons=reasons,
+        alignment_predicted=predicted,
+        alignment_measured=None if signal is None else predicted * math.sqrt(signal),
+        trial_rounds=ground.spent.rounds,
+        forwards=ground.spent.forwards,
+        share=ground.spent.forwards / (ground.forwards_a_round * plan.rounds),
+        prices=seconds_of(prices),
+        advice=tuple(advice),
+    )
 
 
 def _changed(plan: Plan, reasons: tuple[Reason, ...]) -> Plan:
@@ -216,13 +145,19 @@ def _changed(plan: Plan, reasons: tuple[Reason, ...]) -> Plan:
     return change(plan, [*settings, *(["probe.layout=[]"] if stale else [])])
 
 
-def with_split(plan: Plan, k: int, batch: int) -> Plan:
-    """The plan with other K and batch. What a run fills in itself is left to it again."""
-    return msgspec.structs.replace(
-        plan,
-        probe=msgspec.structs.replace(plan.probe, k=k, layout=()),
-        federation=msgspec.structs.replace(plan.federation, batch=batch),
-    )
+def _first_sigma(ground: Ground, say: Tell) -> tuple[Window, float, str]:
+    """A σ for the race, from the window at the initial weights; for a loss without derivatives, from short trials."""
+    say("σ at the initial weights")
+    window = ground.window(ground.begin(SIGMAS_TO_TRY[0], 1.0))
+    if window.smooth:
+        return window, rounded(window.middle), ""
+    losses = dict[float, float]()
+    for sigma in SIGMAS_TO_TRY:
+        say(f"σ = {sigma:g}")
+        losses[sigma] = race(ground, sigma, ground.plan.rounds, lambda _words: None, legs=1).winner.loss
+    best = min(losses, key=lambda sigma: losses[sigma])
+    tried = ", ".join(f"{loss:.4g} at {sigma:g}" for sigma, loss in losses.items())
+    return window, best, f"scalars agree at no two steps, so short trials decided: held-out loss {tried}"
 
 
 def _choose_sigma(first: Window, later: Window, rounds: int) -> tuple[float, str]:
@@ -245,3 +180,99 @@ def _why_rate(raced: Race, rounds: int) -> str:
 def rounded(value: float) -> float:
     """Two digits."""
     return float(f"{value:.2g}")
+
+
+class Split(NamedTuple):
+    """A split of the same rows into directions and samples, how it did, and why it was chosen."""
+
+    ground: Ground
+    race: Race
+    why: str
+
+
+def _split(ground: Ground, sigma: float, own: Race, say: Tell) -> Split:
+    """The plan's own split, or a better one if a trial finds it."""
+    plan, best, tried = ground.asked, Split(ground, own, ""), list[str]()
+    if plan.privacy.on:  # how long a vector is depends on K, and so would its clipping norm
+        return best._replace(why="another split was not tried, because the clipping norm is for this K")
+    for k, batch in splits_of(ground.task):
+        say(f"K = {k} on {batch} samples")
+        other = ground.of(with_settings(plan, probe={"k": k, "layout": ()}, federation={"batch": batch}))
+        raced = _race_split(other, sigma, own, say)
+        tried.append(f"{raced.winner.loss:.4g} with K = {k} on {batch}")
+        is_least = best.race is own or raced.winner.loss < best.race.winner.loss
+        if is_least and is_clearly_less(raced.winner, own.winner):
+            best = Split(other, raced, "")
+    if not tried:
+        return best._replace(why="no other split of the same forward passes was possible")
+    losses = f"{own.winner.loss:.4g} with K = {plan.probe.k} on {plan.federation.batch} samples a client"
+    verdict = "no clear gain from another split" if best.race is own else "clearly lower"
+    return best._replace(why=f"held-out loss after {own.rounds} rounds {losses}, {', '.join(tried)}: {verdict}")
+
+
+def splits_of(task: Task) -> list[tuple[int, int]]:
+    """Other pairs of K and batch with the same rows. None at epoch level, where a client's steps would change too, and
+    none for tiers, whose own K would have to change."""
+    plan = task.plan
+    k, batch = plan.probe.k, plan.federation.batch
+    smallest = min(len(share) for share in task.shares)
+    if plan.federation.level == "epoch" or plan.federation.tiers or not batch or batch > smallest:
+        return []
+    found = []
+    if batch % FACTOR == 0 and batch // FACTOR >= LEAST_SAMPLES:
+        found.append((k * FACTOR, batch // FACTOR))
+    if k % FACTOR == 0 and k // FACTOR >= LEAST_DIRECTIONS and batch * FACTOR <= smallest:
+        found.append((k // FACTOR, batch * FACTOR))
+    return found
+
+
+def _race_split(ground: Ground, sigma: float, reference: Race, say: Tell) -> Race:
+    """Race a split at two rates, that of the reference and the next one: more directions make estimates better and
+    afford larger steps, fewer need smaller ones. The better goes on to where the reference ended."""
+    *_, middle, end = legs_of(ground.plan.rounds)
+    more = ground.plan.probe.k > reference.winner.trial.trajectory.plan.probe.k
+    here = nearest(reference.winner.rate)
+    runners = []
+    for rate in (series(here), series(here + (1 if more else -1))):
+        runners.append(run_trial(ground, ground.begin(sigma, rate), middle))
+        say(f"K = {ground.plan.probe.k}, rate {rate:g}: loss {runners[-1].loss:.4g} after {middle} rounds")
+    winner = run_trial(ground, min(runners, key=lambda runner: runner.loss).trial, end)
+    return Race(winner, [Leg(end, {winner.rate: winner.loss})])
+
+
+def _judge_prices(ground: Ground, sigma: float, reference: Race, prices: Prices, say: Tell) -> list[str]:
+    """Advice on directions that cost half of the plan's or less. A trial has as many of them, the rate of the race's
+    winner and as many rounds. It is not counted with the others, because whether it is made depends on how quick this
+    machine is."""
+    plan, winner = ground.plan, reference.winner
+    cheaper = cheaper_kind(plan.probe, prices)
+    if cheaper is None:
+        return []
+    if plan.privacy.on:
+        return [f"{cheaper.saving}; no trial, because the clipping norm is for the plan's own ({cheaper.remedy})"]
+    say(f"{cheaper.kind} instead of {kind_of(plan.probe)}, rate {winner.rate:g}")
+    other = ground.of(with_settings(plan, probe={**OPEN, **prices[cheaper.kind].settings}), counted=False)
+    runner = run_trial(other, other.begin(sigma, winner.rate), reference.rounds)
+    losses = f"{runner.loss:.4g} against {winner.loss:.4g}"
+    return [
+        f"{cheaper.saving}; held-out loss after {reference.rounds} rounds at the same rate {losses}, "
+        f"{verdict(runner, winner, cheaper.remedy)}"
+    ]
+
+
+def verdict(cheap: Runner, own: Runner, remedy: str) -> str:
+    """Whether cheaper directions train as well, in words."""
+    if is_clearly_less(own, cheap):
+        return "clearly higher: the plan keeps its own, unless more rounds or directions make up for it"
+    return f"{'clearly lower' if is_clearly_less(cheap, own) else 'no clear difference'}: {remedy}"
+
+
+def is_clearly_less(one: Runner, other: Runner) -> bool:
+    """Whether a loss is lower by more than chance, piece by piece on the same held-out samples."""
+    if not np.isfinite(one.losses).all():
+        return False
+    gains = other.losses - one.losses
+    if not np.isfinite(gains).all():
+        return True
+    error = float(np.std(gains, ddof=1)) / np.sqrt(len(gains)) if len(gains) > 1 else np.inf
+    return float(np.mean(gains)) > SURE * error

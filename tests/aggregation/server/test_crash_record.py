@@ -2,24 +2,25 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from baffle.aggregation.messages import Advertisement, Turned, Unmask, decode_request
+from baffle.aggregation.messages import Turned, Unmask, decode_request, phase_of
 from baffle.aggregation.server.crash_record import CrashFile, SlotRecord, decode_record, encode_record, restore_slot
 from baffle.core.messages import RoundRequest, decode, encode
 from baffle.core.ports import Collected
-from baffle.core.ring import add
 from baffle.errors import MessageError, RefusalError, RunFolderError
 from tests.support.federation import about, weights_after
 from tests.support.lies import made_up, with_other_shares
 from tests.support.memory import at_most
-from tests.support.rounds import MemoryStore, Rounds, phase_of
+from tests.support.rounds import MemoryStore, Rounds
+
+pytestmark = pytest.mark.usefixtures("few_keys")
 
 N = 8
 GROUPS = [[0, 2, 5, 7], [1, 3, 4, 6]]
@@ -31,14 +32,6 @@ SETTINGS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _few_keys() -> Iterator[None]:
-    """Lists of keys for few slots are quicker to make."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("baffle.aggregation.client.session.KEYS_AT_ONCE", 8)
-        yield
-
-
 class CrashError(Exception):
     """The server has crashed."""
 
@@ -47,25 +40,19 @@ def rounds_of(name: str) -> Rounds:
     return Rounds(N, crash_store=MemoryStore(), **SETTINGS[name])  # type: ignore[arg-type]
 
 
+@dataclass
 class Crashing:
     """A network whose server crashes in a given phase, after the given number of clients have answered."""
 
-    def __init__(self, rounds: Rounds, phase: str, answered: int) -> None:
-        self.rounds = rounds
-        self.phase = phase
-        self.answered = answered
+    rounds: Rounds
+    phase: str
+    answered: int
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
-        asked = list(requests.items())
-        network = self.rounds.network
-        if self.phase in phases(requests):
-            network.exchange(dict(asked[: self.answered]))
+        if self.phase in {phase_of(decode_request(data)) for data in requests.values()}:
+            self.rounds.network.exchange(dict(list(requests.items())[: self.answered]))
             raise CrashError
-        return network.exchange(requests)
-
-
-def phases(requests: Mapping[int, bytes]) -> set[str]:
-    return {phase_of(decode_request(data)) for data in requests.values()}
+        return self.rounds.network.exchange(requests)
 
 
 def crash(rounds: Rounds, number: int, phase: str, answered: int) -> None:
@@ -75,20 +62,29 @@ def crash(rounds: Rounds, number: int, phase: str, answered: int) -> None:
     rounds.sum = rounds.new_server()
 
 
+def _recorded(rounds: Rounds) -> tuple[MemoryStore, bytes, SlotRecord]:
+    assert rounds.crash_store is not None
+    assert rounds.crash_store.data is not None
+    (slot,) = decode_record(rounds.crash_store.data).slots
+    assert slot is not None
+    return rounds.crash_store, rounds.crash_store.data, slot
+
+
 def contributed(collected: Collected) -> list[int]:
     return [client for client, event in collected.events.items() if event == "contributed"]
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("answered", [0, 3, N])
-@pytest.mark.parametrize("at", [0, 2])
-def test_after_a_crash_the_same_sum_comes_out(name: str, answered: int, at: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "phase"), [*((name, "unmask") for name in SETTINGS), ("agreement", "agree"), ("groups agreement", "agree")]
+)
+@pytest.mark.parametrize(("answered", "at"), [(0, 0), (3, 2), (N, 0)])
+def test_after_a_crash_the_same_sum_comes_out(name: str, phase: str, answered: int, at: int) -> None:
     """`play_groups` compares each sum with the plain sum over the clients that contributed."""
     rounds = rounds_of(name)
     for number in range(at):
         rounds.play_groups(number)
     rounds.network.deaf = lambda client, phase: client == 5 and phase == "vector"
-    crash(rounds, at, "unmask", answered)
+    crash(rounds, at, phase, answered)
     rounds.network.deaf = lambda _client, _phase: False
     collected = rounds.play_groups(at)
     assert contributed(collected) == [c for g in rounds.groups(at) for c in g if c != 5]
@@ -97,48 +93,29 @@ def test_after_a_crash_the_same_sum_comes_out(name: str, answered: int, at: int)
     assert None not in rounds.play_groups(at + 2).sums
 
 
-@pytest.mark.parametrize("name", ["agreement", "groups agreement"])
-@pytest.mark.parametrize("answered", [0, 3, N])
-def test_after_a_crash_while_clients_agree_the_same_sum_comes_out(name: str, answered: int) -> None:
-    rounds = rounds_of(name)
-    crash(rounds, 0, "agree", answered)
-    assert contributed(rounds.play_groups(0)) == [c for g in rounds.groups(0) for c in g]
-
-
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_server_may_crash_again_and_again(name: str) -> None:
+def test_however_often_a_server_crashes_clients_resend_the_same_bytes(name: str) -> None:
     rounds = rounds_of(name)
-    for answered in (0, 2, 5, N):
-        crash(rounds, 0, "unmask", answered)
-    assert len(contributed(rounds.play_groups(0))) == N
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_clients_resend_the_same_bytes(name: str) -> None:
-    rounds = rounds_of(name)
-    said: list[dict[int, object]] = []
+    said: dict[int, set[bytes]] = {client: set() for client in range(N)}
 
     def listen(client: int, phase: str, data: bytes) -> bytes:
-        if phase == "unmask":
-            said[-1][client] = decode(data, Turned).unmasked
+        unmasked = decode(data, Turned).unmasked if phase == "unmask" else None
+        if unmasked:
+            said[client].add(encode(unmasked))
         return data
 
     rounds.network.spoil = listen
-    said.append({})
-    crash(rounds, 0, "unmask", N)
-    said.append({})
-    rounds.play_groups(0)
-    assert said[0] == said[1]
-    assert len(said[0]) == N
+    for answered in (0, 2, N):
+        crash(rounds, 0, "unmask", answered)
+    assert len(contributed(rounds.play_groups(0))) == N
+    assert [len(sent) for sent in said.values()] == [1] * N
 
 
 def test_a_crash_before_anything_was_recorded_costs_the_round_only() -> None:
     rounds = rounds_of("one sum")
     rounds.play(0)
     crash(rounds, 1, "vector", N)
-    assert rounds.crash_store is not None
-    assert rounds.crash_store.data is not None
-    assert decode_record(rounds.crash_store.data).round == 0
+    assert decode_record(_recorded(rounds)[1]).round == 0
     assert rounds.play(1)[0] is None
     assert rounds.play(2)[0] is not None
 
@@ -162,8 +139,8 @@ def test_a_record_serves_only_its_own_round_weights_and_groups(name: str) -> Non
     rounds.network.exchanges.clear()
     collected = rounds.sum.collect([dict.fromkeys(group, request) for group in groups], rounds.network)
     phases_asked = {phase for exchange in rounds.network.exchanges for phase in exchange.values()}
-    whole_round = {"hello", "seal", "vector", "unmask"}
-    assert phases_asked == (whole_round if request.round == 2 else {"hello"})
+    whole_round = {"keys", "share", "vector", "unmask"}
+    assert phases_asked == (whole_round if request.round == 2 else {"keys"})
     assert all((total is not None) == (request.round == 2) for total in collected.sums)
 
 
@@ -183,13 +160,9 @@ def test_a_server_that_names_other_survivors_after_a_crash_is_refused(name: str)
     """It drops one vector to get the sum without it as well: the difference would be that vector."""
     rounds = rounds_of(name)
     crash(rounds, 0, "unmask", N)
-    assert rounds.crash_store is not None
-    assert rounds.crash_store.data is not None
-    record = decode_record(rounds.crash_store.data)
-    (slot,) = record.slots
-    assert slot is not None
+    store, data, slot = _recorded(rounds)
     fewer = replace(slot, senders=slot.senders[:-1], vectors=slot.vectors[: -len(slot.vectors) // N])
-    rounds.crash_store.write(encode_record(replace(record, slots=(fewer,))))
+    store.write(encode_record(replace(decode_record(data), slots=(fewer,))))
     collected = rounds.sum.collect([dict.fromkeys(range(N), about(0))], rounds.network)
     assert collected.sums == (None,)
     assert sum(why == "abstained" for _, why in collected.refusals) >= N - 1
@@ -219,160 +192,54 @@ def test_lies_are_told_from_truth_after_a_crash_too(name: str) -> None:
     )
 
 
-def _recorded(rounds: Rounds) -> tuple[MemoryStore, bytes, SlotRecord]:
-    assert rounds.crash_store is not None
-    assert rounds.crash_store.data is not None
-    (slot,) = decode_record(rounds.crash_store.data).slots
-    assert slot is not None
-    return rounds.crash_store, rounds.crash_store.data, slot
-
-
-STRANGER = 1 << 21
-
-
-@pytest.mark.parametrize("lacking", [1, 3, 4])
-def test_a_record_whose_vectors_are_not_whole_is_not_used(lacking: int) -> None:
-    rounds = rounds_of("one sum")
-    crash(rounds, 0, "unmask", 0)
-    _, _, slot = _recorded(rounds)
-    with pytest.raises(MessageError, match="bytes of vectors for"):
-        restore_slot(rounds.federation.run, replace(slot, vectors=slot.vectors[:-lacking]), rounds.policy)
-
-
-@pytest.mark.parametrize("what", ["participants", "senders", "advertisements"])
-def test_a_record_with_other_clients_than_its_slot_has_is_not_used(what: str) -> None:
-    """Its hash is right, so whoever wrote it meant it."""
-    rounds = rounds_of("one sum")
-    crash(rounds, 0, "unmask", 0)
-    store, data, slot = _recorded(rounds)
-    changes: dict[str, SlotRecord] = {
-        "participants": replace(slot, participants=(*slot.participants[:-1], STRANGER)),
-        "senders": replace(slot, senders=(*slot.senders[:-1], STRANGER)),
-        "advertisements": replace(slot, opening=replace(slot.opening, advertisements=slot.opening.advertisements[1:])),
-    }
-    store.write(encode_record(replace(decode_record(data), slots=(changes[what],))))
-    with pytest.raises(MessageError, match="not members of its slot, or lacks some"):
-        restore_slot(rounds.federation.run, changes[what], rounds.policy)
-    assert rounds.sum.collect([dict.fromkeys(range(N), about(0))], rounds.network).sums == (None,)
-
-
-def test_what_is_restored_is_what_was_recorded() -> None:
-    rounds = rounds_of("one sum")
-    rounds.network.deaf = lambda client, phase: client == 3 and phase == "vector"
-    crash(rounds, 0, "unmask", 0)
-    _, _, record = _recorded(rounds)
-    slot = restore_slot(rounds.federation.run, record, rounds.policy)
-    assert (slot.participants, slot.context, slot.alive) == (record.participants, record.context, record.senders)
-    assert slot.alive == (0, 1, 2, 4, 5, 6, 7)
-    assert slot.survivors().dropped == (3,)
-    assert slot.advertisements.keys() == set(range(N))
-    assert slot.commitments.keys() == slot.digests.keys() == set(range(N))
-    unmask = slot.unmask()
-    for client in slot.alive:
-        slot.take_unmasked(client, rounds.federation.sessions[client].unmask(unmask))
-    assert np.array_equal(slot.total(), add([rounds.network.plain[0, client] for client in slot.alive]))
-
-
 def _collect_again(rounds: Rounds) -> Collected:
     rounds.sum = rounds.new_server()
     return rounds.sum.collect([dict.fromkeys(range(N), about(0))], rounds.network)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 2, 50, -1])
-def test_a_record_that_was_cut_off_costs_the_round_only(cut: int) -> None:
+def test_a_record_that_was_cut_off_or_changed_costs_the_round_only() -> None:
     rounds = rounds_of("one sum")
     crash(rounds, 0, "unmask", 0)
     store, data, _ = _recorded(rounds)
-    store.data = data[:cut]
-    with pytest.raises(MessageError, match="damaged"):
-        decode_record(store.data)
-    assert _collect_again(rounds).sums == (None,)
+    for spoilt in (b"", data[:50], data[:-1], data[:-1] + bytes([data[-1] ^ 1])):
+        store.data = spoilt
+        with pytest.raises(MessageError, match="damaged"):
+            decode_record(store.data)
+        assert _collect_again(rounds).sums == (None,)
     store.data = data
     assert _collect_again(rounds).sums[0] is not None
 
 
-def test_a_record_with_lists_that_do_not_fit_is_refused() -> None:
+STRANGER = 1 << 21
+
+
+def test_a_record_that_does_not_fit_its_slot_is_not_used() -> None:
+    """Its hash is right, so its writer meant it."""
     rounds = rounds_of("one sum")
     crash(rounds, 0, "unmask", 0)
     store, data, slot = _recorded(rounds)
-    whole = decode_record(data)
-    for spoilt in (
-        replace(slot, senders=()),
-        replace(slot, vectors=slot.vectors[:-4]),
-        replace(slot, commitments=slot.commitments[:-32]),
-        replace(slot, digests=slot.digests[:-1]),
-        replace(slot, digests=(slot.digests[0][:-1], *slot.digests[1:])),
-        replace(slot, opening=replace(slot.opening, threshold=1)),
-        replace(slot, opening=replace(slot.opening, members=(*range(N), N))),
-        replace(slot, opening=replace(slot.opening, advertisements=(b"", *slot.opening.advertisements[1:]))),
-    ):
-        store.data = encode_record(replace(whole, slots=(spoilt,)))
+    whole, opening = decode_record(data), slot.opening
+    members, vectors = "not members of its slot, or lacks some", "bytes of vectors for"
+    misfits = [
+        (replace(slot, participants=(*slot.participants[:-1], STRANGER)), members),
+        (replace(slot, senders=(*slot.senders[:-1], STRANGER)), members),
+        (replace(slot, opening=replace(opening, advertisements=opening.advertisements[1:])), members),
+        (replace(slot, opening=replace(opening, members=(*range(N), N))), members),
+        (replace(slot, senders=()), vectors),
+        *((replace(slot, vectors=slot.vectors[:-lacking]), vectors) for lacking in (1, 3, 4)),
+        (replace(slot, commitments=slot.commitments[:-32]), "bytes of commitments"),
+        (replace(slot, digests=slot.digests[:-1]), "digests of other shares"),
+        (replace(slot, digests=(slot.digests[0][:-1], *slot.digests[1:])), "digests of other shares"),
+        (replace(slot, opening=replace(opening, threshold=1)), "a threshold of 1"),
+        (replace(slot, opening=replace(opening, advertisements=(b"", *opening.advertisements[1:]))), "Advertisement"),
+    ]
+    for misfit, why in misfits:
+        with pytest.raises(MessageError, match=why):
+            restore_slot(rounds.federation.run, misfit, rounds.policy)
+        store.data = encode_record(replace(whole, slots=(misfit,)))
         assert _collect_again(rounds).sums[0] is None
     store.data = data
     assert _collect_again(rounds).sums[0] is not None
-
-
-def _flipped(data: bytes, bit: int) -> bytes:
-    place = bit // 8
-    return data[:place] + bytes([data[place] ^ 1 << bit % 8]) + data[place + 1 :]
-
-
-def _wrong_bit_in_a_vector(slot: SlotRecord) -> SlotRecord:
-    return replace(slot, vectors=_flipped(slot.vectors, 3))
-
-
-def _wrong_bit_in_the_context(slot: SlotRecord) -> SlotRecord:
-    return replace(slot, context=_flipped(slot.context, 3))
-
-
-def _a_dropped_client_forgotten(slot: SlotRecord) -> SlotRecord:
-    return replace(slot, participants=slot.senders)
-
-
-def _senders_in_another_order(slot: SlotRecord) -> SlotRecord:
-    return replace(slot, senders=slot.senders[::-1])
-
-
-def _a_stranger_among_the_participants(slot: SlotRecord) -> SlotRecord:
-    return replace(slot, participants=(*slot.participants, 99))
-
-
-def _another_first_slot(slot: SlotRecord) -> SlotRecord:
-    lists = [decode(data, Advertisement) for data in slot.opening.advertisements]
-    lists[3] = replace(lists[3], first=10**6)
-    return replace(slot, opening=replace(slot.opening, advertisements=tuple(map(encode, lists))))
-
-
-def _short_vectors(slot: SlotRecord) -> SlotRecord:
-    return replace(slot, vectors=slot.vectors[: -4 * len(slot.senders)])
-
-
-SPOILT = [
-    _wrong_bit_in_a_vector,
-    _wrong_bit_in_the_context,
-    _a_dropped_client_forgotten,
-    _senders_in_another_order,
-    _a_stranger_among_the_participants,
-    _another_first_slot,
-    _short_vectors,
-]
-
-
-@pytest.mark.parametrize("spoil", SPOILT)
-def test_a_spoilt_record_gives_an_error_or_no_sum_but_no_wrong_one(spoil: Callable[[SlotRecord], SlotRecord]) -> None:
-    rounds = rounds_of("one sum")
-    rounds.network.deaf = lambda client, phase: client == 3 and phase == "vector"
-    crash(rounds, 0, "unmask", 0)
-    rounds.network.deaf = lambda _client, _phase: False
-    store, data, slot = _recorded(rounds)
-    store.data = data[:32] + encode_record(replace(decode_record(data), slots=(spoil(slot),)))[32:]
-    try:
-        total = _collect_again(rounds).sums[0]
-    except MessageError:
-        return
-    if total is not None:
-        right = add([rounds.network.plain[0, client] for client in slot.senders])
-        rounds.require_same(total, rounds.ring.decode(right, len(slot.senders)))
 
 
 def test_a_record_is_its_owners_alone_and_is_not_read_if_it_never_ends(tmp_path: Path) -> None:
@@ -388,9 +255,7 @@ def test_a_record_is_its_owners_alone_and_is_not_read_if_it_never_ends(tmp_path:
         file.read()
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"short", b"\x93" * 100, sha256(b"\xdd\xff\xff\xff\xff").digest() + b"\xdd\xff\xff\xff\xff"]
-)
-def test_a_hostile_record_is_refused(data: bytes) -> None:
-    with at_most(1 << 20), pytest.raises(MessageError):
-        decode_record(data)
+def test_a_hostile_record_is_refused() -> None:
+    for data in (b"short", sha256(b"\xdd\xff\xff\xff\xff").digest() + b"\xdd\xff\xff\xff\xff"):
+        with at_most(1 << 20), pytest.raises(MessageError):
+            decode_record(data)

@@ -1,162 +1,122 @@
-"""Who is waited for and who is not: clients that leave, break off, stall, come late or misbehave."""
+"""How long a client is waited for: clients that leave, break off, stall, come late or misbehave. The link's clock is
+held, so an exchange that ends has not waited for anything."""
 
-import os
 import secrets
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 from baffle.core.messages import encode
 from baffle.network.joining import Introduce
-from baffle.network.link import exchanges
-from baffle.network.link.envelope import Request
-from baffle.network.link.exchanges import GRACE, MOST_UNANSWERED
+from baffle.network.link.envelope import REQUEST_BYTES, SMALL, Request
+from baffle.network.link.exchanges import GRACE, MOST_UNANSWERED, QUIET
 from baffle.network.link.handshake import GOODBYE
-from baffle.network.link.limits import SMALL
-from tests.support.links import RUN, Client, Keys, Peer, linked, proved, question, until
+from tests.support.links import PATIENCE, RUN, Keys, Linked, Peer, linked, question, until
 
 CONTRIBUTION = 100_000
-
-SOON = 10.0
-"""Seconds within which something ends at once, on a machine however busy; the deadlines here are longer."""
+DEADLINE = 10.0
 
 
 @pytest.fixture
-def long_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody who waits for the seconds of grace is done soon."""
-    monkeypatch.setattr(exchanges, "GRACE", 2 * SOON)
+def at(keys: Keys) -> Iterator[Linked]:
+    """A link without clients, whose clock is held."""
+    with linked(keys, seconds=DEADLINE, hold=True) as at:
+        at.link.expect(CONTRIBUTION)
+        yield at
 
 
-@pytest.mark.usefixtures("long_grace")
-def test_the_goodbye_of_a_client_is_not_waited_for(keys: Keys) -> None:
-    with linked(keys) as at, ThreadPoolExecutor() as pool, proved(at.address, keys.clients[0]) as peer:
-        asking = pool.submit(at.ask, 0)
+def late(at: Linked, peer: Peer, number: int = 0) -> Request:
+    """A request to client 0 that is not answered before its deadline."""
+    asking = at.asking(0, number=number)
+    request = peer.request()
+    at.turn(DEADLINE)
+    assert asking.result(PATIENCE) == {}
+    at.turn(1)
+    return request
+
+
+@pytest.mark.parametrize("socket_stays_open", [False, True])
+def test_a_client_that_says_goodbye_is_not_waited_for(at: Linked, socket_stays_open: bool) -> None:
+    with at.peer(0) as peer:
+        asking = at.asking(0)
         peer.request()
-        begun = time.monotonic()
-        peer.connection.close(GOODBYE)
-        assert asking.result() == {}
-        assert time.monotonic() - begun < SOON
+        if socket_stays_open:
+            with peer.connection.protocol_mutex:
+                peer.connection.protocol.send_close(GOODBYE)
+                peer.connection.send_data()
+                assert asking.result(PATIENCE) == {}
+        else:
+            peer.connection.close(GOODBYE)
+            assert asking.result(PATIENCE) == {}
         assert not at.link.present()
 
 
-@pytest.mark.usefixtures("long_grace")
-def test_a_goodbye_counts_even_if_the_socket_stays_open(keys: Keys) -> None:
-    with linked(keys) as at, ThreadPoolExecutor() as pool, proved(at.address, keys.clients[0]) as peer:
-        asking = pool.submit(at.ask, 0)
-        peer.request()
-        peer.connection.protocol.send_close(GOODBYE)
-        begun = time.monotonic()
-        with peer.connection.protocol_mutex:
-            peer.connection.send_data()
-            assert asking.result() == {}
-        assert time.monotonic() - begun < SOON
-
-
-def test_a_client_whose_line_breaks_has_some_seconds_to_come_back(keys: Keys) -> None:
-    with linked(keys) as at, ThreadPoolExecutor() as pool:
-        with proved(at.address, keys.clients[0]) as peer:
-            asking = pool.submit(at.ask, 0)
-            first = peer.request()
+def test_a_client_whose_line_breaks_has_some_seconds_to_come_back_after_each_break(at: Linked) -> None:
+    asking = None
+    frames = set()
+    for _ in range(3):
+        with at.peer(0) as peer:
+            asking = asking or at.asking(0)
+            frames.add(peer.request().frame)
             peer.connection.close_socket()
-        begun = time.monotonic()
-        time.sleep(0.1)
+        at.until_broken(0)
+        at.turn(0.9 * GRACE)
         assert set(at.link.present()) == {0}
-        with proved(at.address, keys.clients[0]) as peer:
-            again = peer.request()
-            assert again.frame == first.frame
-            peer.connection.close_socket()
-        assert asking.result() == {}
-        assert GRACE <= time.monotonic() - begun < GRACE + SOON
-        assert not at.link.present()
+        assert not asking.done()
+    assert len(frames) == 1, "asked again in the same bytes"
+    at.turn(0.2 * GRACE)
+    assert asking
+    assert asking.result(PATIENCE) == {}
+    assert not at.link.present()
 
 
-def test_the_seconds_of_grace_begin_anew_with_each_break(keys: Keys) -> None:
-    with linked(keys) as at, ThreadPoolExecutor() as pool:
-        with proved(at.address, keys.clients[0]) as peer:
-            asking = pool.submit(at.ask, 0)
-            peer.request()
-            peer.connection.close_socket()
-        for _ in range(2):
-            time.sleep(0.7 * GRACE)
-            with proved(at.address, keys.clients[0]) as peer:
-                peer.request()
-                peer.connection.close_socket()
-        time.sleep(0.7 * GRACE)
-        with proved(at.address, keys.clients[0]) as peer:
-            peer.connection.send(peer.reply(peer.request(), b"at last"))
-            assert asking.result() == {0: b"at last"}
+def test_a_client_that_comes_back_during_an_exchange_is_asked_although_its_line_was_broken_before(at: Linked) -> None:
+    with at.peer(0) as peer:
+        peer.connection.close_socket()
+    at.until_broken(0)
+    asking = at.asking(0)
+    until(lambda: at.link._exchanges._open)
+    with at.peer(0) as peer:
+        peer.answer(b"here")
+        assert asking.result(PATIENCE) == {0: b"here"}
 
 
-def test_a_client_that_comes_back_during_an_exchange_is_asked_although_its_line_was_broken_before(keys: Keys) -> None:
-    with linked(keys) as at, ThreadPoolExecutor() as pool:
-        with proved(at.address, keys.clients[0]) as peer:
-            peer.connection.close_socket()
-        until(lambda: not at.link._exchanges.connections)
-        asking = pool.submit(at.ask, 0)
-        time.sleep(0.2)
-        with proved(at.address, keys.clients[0]) as peer:
-            peer.connection.send(peer.reply(peer.request(), b"here"))
-            assert asking.result() == {0: b"here"}
+def test_a_client_that_stays_silent_is_pinged_and_then_dropped(at: Linked) -> None:
+    with at.peer(0) as peer, at.client(1):
+        at.until_present(1)
+        with peer.connection.protocol_mutex:  # it does not answer pings
+            while set(at.link.present()) == {0, 1}:
+                at.turn(QUIET / 3)
+                until(lambda: at.link._exchanges.connections[1].heard > at.clock() - QUIET - 1)
+            silent = at.link._exchanges.connections.keys()
+            assert silent == {1}
+    assert at.told == []
 
 
-@pytest.mark.slow
-def test_a_stopped_process_is_left_out_and_not_asked_again_before_it_gives_a_sign_of_life(
-    keys: Keys, tmp_path: Path
-) -> None:
-    with linked(keys, seconds=1.0) as at, Client(at.address, keys.clients[1]):
-        folder = keys.server.certificate.parent.parent / "client-0"
-        script = (
-            "import sys\nfrom pathlib import Path\nfrom baffle.network.keys import ClientKeys\n"
-            "from baffle.network.link.client import Line, client_tls\n"
-            "own = ClientKeys.load(Path(sys.argv[2]))\n"
-            "with Line(sys.argv[1], own, client_tls(own), print) as line:\n"
-            "    for request in line.requests():\n        line.reply(request, b'here')\n"
-        )
-        with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen([sys.executable, "-c", script, at.address, str(folder)], stdout=log, stderr=log)
-        try:
-            at.until_present(0, 1)
-            assert set(at.ask(0, 1)) == {0, 1}
-            os.kill(process.pid, signal.SIGSTOP)
-            begun = time.monotonic()
-            assert set(at.ask(0, 1)) == {1}
-            assert time.monotonic() - begun > 0.9
+def test_a_client_that_was_silent_is_not_asked_again_before_it_gives_a_sign_of_life(at: Linked) -> None:
+    """Its process may be stopped, while its machine still takes bytes."""
+    with at.peer(0) as peer, at.client(1):
+        at.until_present(1)
+        at.turn(1)
+        with peer.connection.protocol_mutex:
+            asking = at.asking(0, 1)
+            until(lambda: any(1 in exchange.replies for exchange in at.link._exchanges._open))
+            at.turn(DEADLINE)
+            assert set(asking.result(PATIENCE)) == {1}
             sent = at.link.counts["sent bytes"]
-            begun = time.monotonic()
             for number in range(5):
                 assert set(at.ask(0, 1, number=number)) == {1}
-            assert time.monotonic() - begun < 0.9, "nobody waits for it"
             assert at.link.counts["late"] == 1
-            assert at.link.counts["sent bytes"] - sent < 6 * (len(question(0)) + 117), "it is not even asked"
-            os.kill(process.pid, signal.SIGCONT)
-            until(lambda: set(at.ask(0, 1)) == {0, 1})
-        finally:
-            process.kill()
-            process.wait()
+            assert at.link.counts["sent bytes"] - sent == 5 * (len(question(0)) + REQUEST_BYTES), "it is not even asked"
+            at.turn(1)
+        peer.give_sign_of_life()
+        asking = at.asking(0, 1, number=9)
+        assert peer.request().round == 0
+        assert peer.answer(b"here").round == 9
+        assert set(asking.result(PATIENCE)) == {0, 1}
     assert not at.told
-
-
-def test_an_answer_after_its_deadline_is_ignored_and_not_held_against_the_client(keys: Keys) -> None:
-    with linked(keys, seconds=0.1) as at, proved(at.address, keys.clients[0]) as peer:
-        requests = []
-        for number in range(4):
-            assert at.ask(0, number=number) == {}
-            requests.append(peer.request())
-            peer.connection.ping()  # a sign of life
-            time.sleep(0.05)
-        for request in requests:
-            peer.connection.send(peer.reply(request, b"late"))
-        time.sleep(0.1)
-        assert 0 in at.link.present()
-        assert not at.told
 
 
 # Misbehaviour: it ends the connection, and costs the others nothing
@@ -181,21 +141,12 @@ def in_fragments(peer: Peer, request: Request) -> None:
 
 
 def in_endless_fragments(peer: Peer, _request: Request) -> None:
-    def pieces() -> Iterator[bytes]:
-        while True:
-            yield b""
-
-    peer.connection.send(pieces())
+    peer.connection.send(iter(lambda: b"", None))
 
 
 def flood_of_pings(peer: Peer, _request: Request) -> None:
     while True:
         peer.connection.ping(secrets.token_bytes(8))
-
-
-def flood_of_pongs(peer: Peer, _request: Request) -> None:
-    while True:
-        peer.connection.pong(b"unasked")
 
 
 def unmasked(peer: Peer, _request: Request) -> None:
@@ -210,51 +161,30 @@ def honest(peer: Peer, request: Request) -> bytes:
     return peer.reply(request, b"honest")
 
 
-def other(peer: Peer, request: Request) -> bytes:
-    return peer.reply(request, b"another")
-
-
 def forged(_peer: Peer, request: Request) -> bytes:
     return request.short_id + bytes(64) + b"forged"
 
 
-@pytest.mark.usefixtures("long_grace")
 @pytest.mark.parametrize(
     ("misbehave", "words"),
     [
-        (send(too_large(CONTRIBUTION + SMALL + 1)), "exceeds limit of 108260 bytes"),
-        (send(too_large(150_000_000)), "exceeds limit of 108260 bytes"),
-        (send(forged), "a reply that is not signed with the sender's key"),
-        (send(b"????" + bytes(64)), "an answer that nobody asked for"),
-        (send(b""), "an answer that nobody asked for"),
-        (send(b"\x00"), "an answer that nobody asked for"),
-        (send("text"), "not whole or not binary"),
-        (in_fragments, "not whole or not binary"),
-        (in_endless_fragments, "not whole or not binary"),
-        (flood_of_pings, "too many pings"),
-        (flood_of_pongs, "too many pings"),
-        (unmasked, "incorrect masking"),
-    ],
-    ids=[
-        *("too large", "150 MB", "forged", "to nothing", "empty", "one byte", "text", "fragments", "endless fragments"),
-        *("pings", "pongs", "unmasked"),
+        pytest.param(send(too_large(CONTRIBUTION + SMALL + 1)), "exceeds limit of 108260 bytes", id="too large"),
+        pytest.param(send(forged), "a reply that is not signed with the sender's key", id="forged"),
+        pytest.param(send(b"????" + bytes(64)), "an answer that nobody asked for", id="to nothing"),
+        pytest.param(send("text"), "not whole or not binary", id="text"),
+        pytest.param(in_fragments, "not whole or not binary", id="fragments"),
+        pytest.param(in_endless_fragments, "not whole or not binary", id="endless fragments"),
+        pytest.param(flood_of_pings, "too many pings", id="pings"),
+        pytest.param(unmasked, "incorrect masking", id="unmasked"),
     ],
 )
-def test_who_misbehaves_is_disconnected_and_not_waited_for(keys: Keys, misbehave: Misbehave, words: str) -> None:
-    with (
-        linked(keys) as at,
-        Client(at.address, keys.clients[1]),
-        proved(at.address, keys.clients[0]) as peer,
-        ThreadPoolExecutor() as pool,
-    ):
-        at.link.expect(CONTRIBUTION)
+def test_a_client_that_misbehaves_is_not_waited_for(at: Linked, misbehave: Misbehave, words: str) -> None:
+    with at.client(1), at.peer(0) as peer:
         at.until_present(1)
-        begun = time.monotonic()
-        asking = pool.submit(at.ask, 0, 1)
+        asking = at.asking(0, 1)
         with suppress(ConnectionClosed, OSError):  # the link may close the line while its peer still sends
             misbehave(peer, peer.request())
-        assert set(asking.result()) == {1}
-        assert time.monotonic() - begun < SOON
+        assert set(asking.result(PATIENCE)) == {1}
         assert set(at.link.present()) == {1}, "it has no seconds of grace either"
         assert at.link.counts["refused"] == 1
         (told,) = at.told
@@ -262,115 +192,71 @@ def test_who_misbehaves_is_disconnected_and_not_waited_for(keys: Keys, misbehave
         assert words in told
 
 
-@pytest.mark.parametrize("second", [honest, other, forged], ids=["the same", "another", "forged"])
-def test_the_first_answer_counts_and_a_second_one_ends_the_connection(
-    keys: Keys, second: Callable[[Peer, Request], bytes]
-) -> None:
-    with linked(keys) as at, proved(at.address, keys.clients[0]) as peer, ThreadPoolExecutor() as pool:
-        asking = pool.submit(at.ask, 0)
+@pytest.mark.parametrize("second", [honest, forged], ids=["the same", "forged"])
+def test_a_second_answer_ends_the_connection(at: Linked, second: Callable[[Peer, Request], bytes]) -> None:
+    with at.peer(0) as peer:
+        asking = at.asking(0)
         request = peer.request()
         with suppress(ConnectionClosed):
             send(honest, second)(peer, request)
-        assert asking.result() == {0: b"honest"}
+        assert asking.result(PATIENCE) == {0: b"honest"}
         until(lambda: not at.link.present())
         assert at.told == ["client 0 is disconnected: an answer that nobody asked for"]
 
 
-def test_nothing_after_a_wrong_frame_is_read(keys: Keys) -> None:
-    with linked(keys) as at, proved(at.address, keys.clients[0]) as peer, ThreadPoolExecutor() as pool:
-        asking = pool.submit(at.ask, 0)
-        request = peer.request()
-        with peer.connection.protocol_mutex:  # all in one piece
-            for answer in (forged, honest):
-                peer.connection.protocol.send_binary(answer(peer, request))
-            peer.connection.send_data()
-        assert asking.result() == {}
-        assert at.link.counts["refused"] == 1
-
-
-def test_the_answer_to_one_client_is_no_answer_of_another(keys: Keys) -> None:
-    with (
-        linked(keys) as at,
-        proved(at.address, keys.clients[0]) as first,
-        proved(at.address, keys.clients[1]) as second,
-        ThreadPoolExecutor() as pool,
-    ):
-        asking = pool.submit(at.ask, 0, 1)
-        mine, yours = first.request(), second.request()
-        stolen = second.reply(yours, b"mine, I say")
-        first.connection.send(mine.short_id + stolen[4:])
-        second.connection.send(stolen)
-        assert asking.result() == {1: b"mine, I say"}
-        assert at.told == ["client 0 is disconnected: a reply that is not signed with the sender's key"]
-
-
-def test_a_large_answer_that_comes_late_is_forgiven_also_in_a_phase_of_small_ones(keys: Keys) -> None:
+def test_a_large_answer_that_comes_late_is_accepted_also_in_a_phase_of_small_ones(at: Linked) -> None:
     small = encode(Introduce("a plan", 1, bytes(32), 0))
-    with linked(keys, seconds=0.2) as at, proved(at.address, keys.clients[0]) as peer, ThreadPoolExecutor() as pool:
-        at.link.expect(CONTRIBUTION)
-        assert at.ask(0) == {}
-        late = peer.reply(peer.request(), bytes(CONTRIBUTION))
-        peer.connection.ping()
-        time.sleep(0.1)
-        asking = pool.submit(at.link.carry, {0: small}, RUN)
+    with at.peer(0) as peer:
+        large = peer.reply(late(at, peer), bytes(CONTRIBUTION))
+        peer.give_sign_of_life()
+        asking = at.pool.submit(at.link.carry, {0: small}, RUN)
         request = peer.request()
-        peer.connection.send(late)
+        peer.connection.send(large)
         peer.connection.send(peer.reply(request, b"in time"))
-        assert asking.result() == {0: b"in time"}
+        assert asking.result(PATIENCE) == {0: b"in time"}
+        asking = at.pool.submit(at.link.carry, {0: small}, RUN)
         with suppress(ConnectionClosed):
-            asking = pool.submit(at.link.carry, {0: small}, RUN)
-            peer.connection.send(peer.reply(peer.request(), bytes(CONTRIBUTION)))
-        assert asking.result() == {}
+            peer.answer(bytes(CONTRIBUTION))
+        assert asking.result(PATIENCE) == {}
     assert len(at.told) == 1
 
 
-def test_a_slow_reader_is_dropped_at_the_deadline_and_costs_nothing_else(keys: Keys) -> None:
-    with linked(keys, seconds=2) as at, Client(at.address, keys.clients[1]) as client:
-        client.line.allow(40_000_000)
-        at.until_present(1)
-        with proved(at.address, keys.clients[0]) as peer, peer.connection.protocol_mutex:
-            # it reads no more than its machine's buffers take
-            assert set(at.ask(0, 1, size=30_000_000)) == {1}
+@pytest.mark.parametrize("tls", [True, False])
+def test_a_slow_reader_is_dropped_at_the_deadline_and_costs_nothing_else(keys: Keys, tls: bool) -> None:
+    with linked(keys, 1, tls=tls, hold=True, seconds=DEADLINE) as at, at.peer(0) as peer:
+        at.clients[1].line.allow(40_000_000)
+        connection = at.link._exchanges.connections[0]
+        with peer.connection.protocol_mutex:  # it reads no more than its machine's buffers take
+            asking = at.asking(0, 1, size=30_000_000)
+            until(lambda: any(1 in exchange.replies for exchange in at.link._exchanges._open))
+            assert connection.unsent > 10_000_000
+            at.turn(DEADLINE)
+            assert set(asking.result(PATIENCE)) == {1}
             assert at.told == ["client 0 reads too slowly; its connection is closed"]
-            begun = time.monotonic()
             assert set(at.ask(0, 1)) == {1}
-            assert time.monotonic() - begun < 1.5
             assert set(at.link.present()) == {1}
 
 
-@pytest.mark.parametrize("tls", [True, False])
-def test_what_a_slow_reader_leaves_is_counted(keys: Keys, tls: bool) -> None:
-    with linked(keys, tls=tls) as at, proved(at.address, keys.clients[0], tls=tls) as peer:
-        at.until_present(0)
-        connection = at.link._exchanges.connections[0]
-        with peer.connection.protocol_mutex, ThreadPoolExecutor() as pool:
-            asking = pool.submit(at.ask, 0, size=30_000_000)
-            until(lambda: connection.unsent > 10_000_000)
-            connection._loop.call_soon_threadsafe(connection.drop)
-            assert asking.result() == {}
-
-
-def test_a_client_that_never_answers_is_remembered_in_bounded_memory(keys: Keys) -> None:
-    with linked(keys, seconds=0.01) as at, proved(at.address, keys.clients[0]) as peer:
+def test_a_client_that_never_answers_is_remembered_in_bounded_memory(at: Linked) -> None:
+    with at.peer(0) as peer:
         requests = []
         for number in range(2 * MOST_UNANSWERED):
-            assert not at.ask(0, number=number)
-            requests.append(peer.request())
-            peer.connection.ping().wait(5)
+            requests.append(late(at, peer, number))
+            peer.give_sign_of_life()
         assert len(at.link._exchanges._unanswered[0]) == MOST_UNANSWERED
         peer.connection.send(peer.reply(requests[0], b"very late"))
         until(lambda: not at.link.present())
         assert at.told == ["client 0 is disconnected: an answer that nobody asked for"]
 
 
-def test_a_client_that_comes_and_goes_collects_neither_sockets_nor_lines_in_the_log(keys: Keys) -> None:
+def test_a_client_that_comes_and_goes_collects_neither_sockets_nor_lines_in_the_log(at: Linked) -> None:
     """It says goodbye each time, and keeps its socket open."""
-    with linked(keys) as at, ExitStack() as sockets:
+    with ExitStack() as stack:
         for number in range(20):
-            peer = sockets.enter_context(proved(at.address, keys.clients[0], process=number.to_bytes(16, "big")))
-            sockets.enter_context(peer.connection.protocol_mutex)  # it closes nothing by itself
+            peer = stack.enter_context(at.peer(0, process=number.to_bytes(16, "big")))
+            stack.enter_context(peer.connection.protocol_mutex)  # it closes nothing by itself
             if number % 4 == 1:
                 peer.connection.protocol.send_close(GOODBYE)
                 peer.connection.send_data()
-            until(lambda: len(at.link._port._all) <= 3, 1)
+            until(lambda: len(at.link._port._all) <= 3)
         assert len(at.told) == 1

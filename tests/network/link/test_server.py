@@ -1,25 +1,22 @@
-"""The link's thread survives whatever happens on it, and nobody waits for a link that has stopped."""
+"""The link's thread survives whatever happens on it, and no caller waits for a link that has stopped. Clients come and
+go as the roster changes."""
 
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 
-from baffle.errors import TransportError
-from tests.support.links import (
-    HOST,
-    RUN,
-    Client,
-    Keys,
-    linked,
-    opened,
-    proved,
-    question,
-    until,
-)
+from baffle.errors import KeyRefusedError, TransportError
+from baffle.network.link import server
+from baffle.network.link.connection import CLOSE_SECONDS
+from baffle.network.link.handshake import REFUSED, ClientSide
+from baffle.network.link.server import FAULT_PAUSE, Link, server_tls
+from tests.support.links import HOST, PATIENCE, RUN, Client, Keys, linked, new_keys, question, until
+from tests.support.served import Authority
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, OSError, KeyboardInterrupt, SystemExit])
@@ -27,26 +24,23 @@ def test_the_thread_survives_a_mistake_in_a_callback(keys: Keys, kind: type[Base
     def fail() -> None:
         raise kind("on purpose")
 
-    with linked(keys) as at, Client(at.address, keys.clients[0]):
-        at.until_present(0)
+    with linked(keys, 0) as at:
         at.link._loop.call_soon_threadsafe(fail)
-        until(lambda: any("on purpose" in words for words in at.told))
+        until(lambda: f"a mistake in the link: {kind.__name__}: on purpose" in at.told)
         assert set(at.ask(0)) == {0}
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, OSError, SystemExit])
-def test_clients_are_still_accepted_if_nothing_can_be_told(keys: Keys, kind: type[BaseException]) -> None:
-    from baffle.network.link.server import Link, server_tls
-
+def test_clients_are_still_accepted_if_the_log_cannot_be_written(keys: Keys, kind: type[BaseException]) -> None:
     def tell(_words: str) -> None:
         raise kind("the disk is full")
 
     with (
-        Link(keys.server, HOST, 0, server_tls(keys.server), 5, tell=tell) as link,
+        Link(keys.server, HOST, 0, server_tls(keys.server), PATIENCE, tell=tell) as link,
         Client(f"{HOST}:{link.port}", keys.clients[0]) as first,
     ):
         until(lambda: 0 in link.present())
-        with Client(f"{HOST}:{link.port}", keys.clients[0]):  # the link has something to tell
+        with Client(f"{HOST}:{link.port}", keys.clients[0]):  # the link has something to log
             until(lambda: first.ended)
             until(lambda: 0 in link.present())
             assert set(link.carry({0: question(0)}, RUN)) == {0}
@@ -70,42 +64,40 @@ class Failing:
         self._listener.close()
 
 
-def test_an_error_in_accepting_is_told_and_accepting_goes_on(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    from baffle.network.link import port
-
-    monkeypatch.setattr(port, "FAULT_PAUSE", 0.01)
+def test_an_error_in_accepting_is_logged_and_accepting_goes_on(keys: Keys) -> None:
     with linked(keys) as at:
         faults: list[Exception] = [OSError(24, "Too many open files"), ValueError("unheard of")]
         at.link._port._listener = Failing(at.link._port._listener, faults)  # type: ignore[assignment]
-        with Client(at.address, keys.clients[0]):
+        with at.client(0):
+            for left in (1, 0):
+                until(lambda left=left: len(faults) == left)  # type: ignore[misc]
+                at.turn(FAULT_PAUSE)
             at.until_present(0)
             assert set(at.ask(0)) == {0}
-    assert faults == []
-    assert "a connection cannot be accepted: Too many open files" in at.told
-    assert "a mistake in the link: ValueError: unheard of" in at.told
+    assert at.told == [
+        "a mistake in the link: ValueError: unheard of",
+        "a connection cannot be accepted: Too many open files",
+    ]
 
 
 def test_a_caller_that_is_interrupted_leaves_nothing_behind(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    from baffle.network.link import server
-
-    with linked(keys) as at, proved(at.address, keys.clients[0]) as peer:
+    with linked(keys) as at, at.peer(0) as peer:
         with monkeypatch.context() as patched:
 
-            def interrupted(_link: object, _future: object, _seconds: float) -> None:
+            def interrupted(_futures: object, _seconds: float) -> None:
                 peer.request()
                 raise KeyboardInterrupt
 
-            patched.setattr(server.Link, "_result", interrupted)
+            patched.setattr(server, "wait", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 at.ask(0)
         until(lambda: not at.link._exchanges._open)
-        with ThreadPoolExecutor() as pool:
-            asking = pool.submit(at.ask, 0, number=1)
-            peer.connection.send(peer.reply(peer.request(), b"second"))
-            assert asking.result() == {0: b"second"}
+        asking = at.asking(0, number=1)
+        peer.answer(b"second")
+        assert asking.result(PATIENCE) == {0: b"second"}
 
 
-def test_a_link_that_was_closed_asks_nobody(keys: Keys) -> None:
+def test_a_link_that_was_closed_says_so(keys: Keys) -> None:
     with linked(keys) as at:
         pass
     for call in (lambda: at.ask(0), at.link.present):
@@ -113,38 +105,92 @@ def test_a_link_that_was_closed_asks_nobody(keys: Keys) -> None:
             call()
 
 
-def test_closing_while_clients_are_asked_ends_the_exchange(keys: Keys) -> None:
-    with ThreadPoolExecutor() as pool, linked(keys) as at, proved(at.address, keys.clients[0]) as peer:
-        asking = pool.submit(at.ask, 0)
-        peer.request()
-        begun = time.monotonic()
-        at.link._call(at.link._port.stop())
-        with pytest.raises(TransportError, match="the link was closed while clients were asked"):
-            asking.result()
-        assert time.monotonic() - begun < 5
-
-
-def test_closing_does_not_wait_for_those_who_do_not_answer(keys: Keys) -> None:
+def test_closing_waits_two_seconds_for_clients_that_do_not_answer(keys: Keys) -> None:
     with ExitStack() as stack:
         with linked(keys) as at:
             for number in range(3):
-                peer = stack.enter_context(proved(at.address, keys.clients[number]))
+                peer = stack.enter_context(at.peer(number))
                 stack.enter_context(peer.connection.protocol_mutex)  # it reads nothing and says nothing any more
-                stack.enter_context(opened(at.address, keys.clients[0]))
+                stack.enter_context(at.opened())
             begun = time.monotonic()
-        assert time.monotonic() - begun < 4
+        assert time.monotonic() - begun >= CLOSE_SECONDS
+        assert not at.link._thread.is_alive()
 
 
-def test_a_port_in_use_is_said(keys: Keys) -> None:
-    with (
-        linked(keys) as at,
-        pytest.raises(TransportError, match=rf"cannot listen at {HOST}:{at.link.port}: .*give another --host"),
-        linked(keys, port=at.link.port),
-    ):
-        pass
+@pytest.mark.parametrize("port", [-1, 70_000, None], ids=["negative", "too large", "in use"])
+def test_a_port_that_cannot_be_used_is_named(keys: Keys, port: int | None) -> None:
+    with linked(keys) as at:
+        wanted = at.link.port if port is None else port
+        words = rf"cannot listen at {HOST}:{wanted}: .*give another --host"
+        with pytest.raises(TransportError, match=words), linked(keys, port=wanted):
+            pass
 
 
-@pytest.mark.parametrize("port", [-1, 70_000])
-def test_a_port_that_does_not_exist_is_said(keys: Keys, port: int) -> None:
-    with pytest.raises(TransportError, match=f"cannot listen at {HOST}:{port}"), linked(keys, port=port):
-        pass
+# A roster that changes
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Keys:
+    return new_keys(tmp_path / "keys", 3)
+
+
+@pytest.fixture
+def authority(own: Keys) -> Authority:
+    return Authority.over(own.folder)
+
+
+def test_a_revoked_client_is_sent_away_and_the_others_stay(own: Keys, authority: Authority) -> None:
+    with linked(own, 0, 1) as at:
+        authority.revoke(1)
+        at.link.admit(authority.roster)
+        assert set(at.link.present()) == {0}
+        until(lambda: at.clients[1].ended)
+        assert isinstance(at.clients[1].fault, KeyRefusedError)
+        words = "refuses this client's key: this key is no longer on the server's roster"
+        assert words in str(at.clients[1].fault)
+        assert set(at.ask(0)) == {0}
+        with at.client(1) as again:
+            until(lambda: again.ended)
+            assert "this key is not on the server's roster" in str(again.fault)
+        assert at.clients[0].told == [f"connected to {at.address}"]
+
+
+def test_a_revoked_client_is_not_waited_for(own: Keys, authority: Authority) -> None:
+    with linked(own, hold=True) as at, at.peer(1) as peer:
+        asking = at.asking(1)
+        peer.request()
+        authority.revoke(1)
+        at.link.admit(authority.roster)
+        assert asking.result(PATIENCE) == {}
+        with pytest.raises(ConnectionClosed) as closed:
+            peer.request()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == REFUSED
+
+
+def test_a_successor_is_let_in_and_its_predecessor_is_not(own: Keys, authority: Authority) -> None:
+    with linked(own, 1) as at:
+        (successor,) = authority.replace(1)
+        at.link.admit(authority.roster)
+        until(lambda: at.clients[1].ended)
+        with Client(at.address, successor):
+            at.until_present(1)
+            assert set(at.ask(1)) == {1}  # the reply is signed with the new key
+            with at.client(1) as again:
+                until(lambda: again.ended)
+                assert isinstance(again.fault, KeyRefusedError)
+            assert set(at.ask(1)) == {1}
+
+
+def test_a_handshake_that_has_begun_does_not_let_a_revoked_client_in(own: Keys, authority: Authority) -> None:
+    revoked = own.clients[1]
+    with linked(own) as at, at.opened() as connection:
+        side = ClientSide(revoked.identity, revoked.roster.server_key, HOST, bytes(16))
+        connection.send(side.greeting())
+        proof = side.proof(connection.recv(PATIENCE, decode=False))
+        authority.revoke(1)
+        at.link.admit(authority.roster)
+        connection.send(proof)
+        with pytest.raises(ConnectionClosed):
+            connection.recv(PATIENCE)
+        assert 1 not in at.link.present()

@@ -1,4 +1,4 @@
-"""A client's websocket, with another end that does what it likes."""
+"""A client's websocket, with another end that may break every rule."""
 
 import socket
 import time
@@ -13,19 +13,21 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
 from baffle.errors import MessageError
-from baffle.network.link import websocket
 from baffle.network.link.websocket import ClosedError, Websocket
+from tests.support.links import PATIENCE
 
 MOST = 10_000
 
 
 @contextmanager
-def pair() -> Iterator[tuple[Websocket, socket.socket]]:
+def pair(ping_seconds: float = 600.0, send_seconds: float = 600.0) -> Iterator[tuple[Websocket, socket.socket]]:
     """An open websocket, and the other end as a bare socket."""
     near, far = socket.socketpair()
     with near, far, ThreadPoolExecutor() as pool:
-        opening = pool.submit(Websocket, near, "server.example", 9092, "/link", MOST, 5)
-        far.settimeout(5)
+        patience = {"ping_seconds": ping_seconds, "send_seconds": send_seconds}
+        impatient = type("Impatient", (Websocket,), patience)
+        opening = pool.submit(impatient, near, "server.example", 9092, "/link", MOST, PATIENCE)
+        far.settimeout(PATIENCE)
         server = ServerProtocol()
         server.receive_data(far.recv(4096))
         (request,) = server.events_received()
@@ -45,8 +47,8 @@ def test_frames_come_in_order_however_they_are_cut() -> None:
         stream = frame(Opcode.BINARY, b"one") + frame(Opcode.PING, b"?") + frame(Opcode.BINARY, bytes(MOST))
         for at in range(0, len(stream), 1000):
             far.sendall(stream[at : at + 1000])
-        assert own.receive(5) == b"one"
-        assert own.receive(5) == bytes(MOST)
+        assert own.receive(PATIENCE) == b"one"
+        assert own.receive(PATIENCE) == bytes(MOST)
         assert far.recv(100)[0] & 0x0F == Opcode.PONG
 
 
@@ -63,7 +65,7 @@ def test_only_whole_binary_frames_are_taken(sent: bytes) -> None:
     with pair() as (own, far):
         far.sendall(sent)
         with pytest.raises(MessageError, match="expected whole binary frames"):
-            own.receive(5)
+            own.receive(PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -76,16 +78,16 @@ def test_frames_against_the_rules_end_the_connection(sent: bytes) -> None:
         far.sendall(sent)
         far.shutdown(socket.SHUT_WR)
         with pytest.raises(ClosedError):
-            own.receive(5)
+            own.receive(PATIENCE)
 
 
 def test_what_the_other_end_says_when_it_closes_is_passed_on() -> None:
     with pair() as (own, far):
         far.sendall(frame(Opcode.BINARY, b"last") + frame(Opcode.CLOSE, (4003).to_bytes(2, "big") + b"because"))
         far.shutdown(socket.SHUT_WR)
-        assert own.receive(5) == b"last"
+        assert own.receive(PATIENCE) == b"last"
         with pytest.raises(ClosedError) as closed:
-            own.receive(5)
+            own.receive(PATIENCE)
         assert (closed.value.code, closed.value.reason) == (4003, "because")
         with pytest.raises(ClosedError):
             own.send(b"too late")
@@ -95,42 +97,39 @@ def test_a_line_that_breaks_is_closed() -> None:
     with pair() as (own, far):
         far.sendall(frame(Opcode.BINARY, b"whole") + frame(Opcode.BINARY, b"never finished")[:5])
         far.close()
-        assert own.receive(5) == b"whole"
+        assert own.receive(PATIENCE) == b"whole"
         with pytest.raises(ClosedError, match="the line broke"):
-            own.receive(5)
+            own.receive(PATIENCE)
 
 
-def test_silence_is_answered_with_a_ping_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(websocket, "PING_SECONDS", 0.2)
-    with pair() as (own, far):
+def test_silence_is_answered_with_a_ping_and_then_given_up() -> None:
+    with pair(ping_seconds=0.1) as (own, far):
         begun = time.monotonic()
         with pytest.raises(ClosedError, match="no sign of life"):
             own.receive()
-        assert 0.4 <= time.monotonic() - begun < 2
+        assert time.monotonic() - begun >= 0.2
         assert far.recv(100)[0] & 0x0F == Opcode.PING
 
 
-def test_who_answers_pings_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(websocket, "PING_SECONDS", 0.2)
-    with pair() as (own, far), ThreadPoolExecutor() as pool:
+def test_the_other_end_is_waited_for_while_it_answers_pings() -> None:
+    with pair(ping_seconds=2.0) as (own, far), ThreadPoolExecutor() as pool:
         receiving = pool.submit(own.receive)
-        for _ in range(4):
+        for _ in range(2):
             assert far.recv(100)[0] & 0x0F == Opcode.PING
             far.sendall(frame(Opcode.PONG))
         far.sendall(frame(Opcode.BINARY, b"at last"))
         assert receiving.result() == b"at last"
 
 
-def test_nothing_follows_a_frame_that_could_not_be_sent_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_follows_a_frame_that_could_not_be_sent_whole() -> None:
     """The other end reads nothing for so long that sending is given up."""
-    monkeypatch.setattr(websocket, "SEND_SECONDS", 0.2)
-    with pair() as (own, far):
+    with pair(send_seconds=0.2) as (own, far):
         with pytest.raises(TimeoutError):
             own.send(bytes(50_000_000))
         with pytest.raises((ClosedError, OSError)):
             own.send(b"another frame, in the middle of the first")
         with pytest.raises((ClosedError, OSError)):
-            own.receive(5)
+            own.receive(PATIENCE)
         taken = 0
         while data := far.recv(1 << 20):
             taken += len(data)
@@ -142,10 +141,10 @@ def test_nothing_follows_a_frame_that_could_not_be_sent_whole(monkeypatch: pytes
     [b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", b"SSH-2.0-OpenSSH\r\n", b"\x00" * 9000, b""],
     ids=["another server", "another protocol", "zeros", "nothing"],
 )
-def test_who_is_no_websocket_server_is_told_apart(answer: bytes) -> None:
+def test_another_kind_of_server_is_recognized(answer: bytes) -> None:
     near, far = socket.socketpair()
     with near, far, ThreadPoolExecutor() as pool:
-        opening = pool.submit(Websocket, near, "server.example", 9092, "/link", MOST, 5)
+        opening = pool.submit(Websocket, near, "server.example", 9092, "/link", MOST, PATIENCE)
         far.recv(4096)
         far.sendall(answer)
         far.shutdown(socket.SHUT_WR)
@@ -153,10 +152,7 @@ def test_who_is_no_websocket_server_is_told_apart(answer: bytes) -> None:
             opening.result()
 
 
-def test_opening_takes_no_longer_than_it_may() -> None:
+def test_opening_is_given_up_in_the_end() -> None:
     near, far = socket.socketpair()
-    with near, far:
-        begun = time.monotonic()
-        with pytest.raises(TimeoutError):
-            Websocket(near, "server.example", 9092, "/link", MOST, 0.2)
-        assert time.monotonic() - begun < 2
+    with near, far, pytest.raises(TimeoutError):
+        Websocket(near, "server.example", 9092, "/link", MOST, 0.1)

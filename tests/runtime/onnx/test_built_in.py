@@ -27,9 +27,11 @@ NORMS = ("none", "group", "batch")
 def models() -> Iterator[tuple[Model, Inputs]]:
     for activation, norm in product(ACTIVATIONS, NORMS):
         variant: Any = {"activation": activation, "norm": norm}
-        yield LeNet(channels=(8, 16), head="flatten", **variant), Inputs((1, 8, 8), 10)
         yield LeNet(channels=(4, 6), head="average", **variant), Inputs((3, 9, 11), 5)
-        yield WRN(widen=1, **variant), Inputs((3, 17, 16), 7)
+        if activation == "hardswish":
+            yield WRN(widen=1, **variant), Inputs((3, 17, 16), 7)
+    yield LeNet(channels=(8, 16), head="flatten"), Inputs((1, 8, 8), 10)
+    yield LeNet(channels=(1, 12), head="flatten"), Inputs((2, 2, 3), 4)
     yield Softmax(), Inputs((1, 8, 8), 10)
     yield Softmax(), Inputs((5,), 3)
 
@@ -61,6 +63,16 @@ def test_both_runtimes_have_the_same_weights_and_losses(model: Model, inputs: In
         np.testing.assert_allclose(ours.outputs(point, batch), theirs.outputs(point, batch), atol=2e-5)
 
 
+def test_every_model_that_claims_a_graph_has_one() -> None:
+    kinds = [kind for kind in ModelSettings.__subclasses__() if kind.has_graph]
+    assert {*kinds} == {*BUILDERS}
+
+
+def test_a_graph_is_the_same_each_time() -> None:
+    inputs = Inputs((1, 8, 8), 10)
+    assert built_in(LeNet(), inputs, 1).to_bytes() == built_in(LeNet(), inputs, 2).to_bytes()
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     channels=st.tuples(st.integers(1, 9), st.integers(1, 12)),
@@ -75,14 +87,5 @@ def test_any_size_of_a_lenet(channels: tuple[int, int], shape: tuple[int, int, i
     flat = torch.nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
     np.testing.assert_array_equal(weights, flat)
     ours = OnnxLoss(graph.manifest(data, weights), data).on(batch)(weights)
-    assert ours == pytest.approx(TorchLoss(module).on(batch)(weights), abs=1e-5)
-
-
-def test_every_model_that_claims_a_graph_has_one() -> None:
-    kinds = [kind for kind in ModelSettings.__subclasses__() if kind.has_graph]
-    assert {*kinds} == {*BUILDERS}
-
-
-def test_a_graph_is_the_same_each_time() -> None:
-    inputs = Inputs((1, 8, 8), 10)
-    assert built_in(LeNet(), inputs, 1).to_bytes() == built_in(LeNet(), inputs, 2).to_bytes()
+    # A group of nearly equal numbers is multiplied by up to 1/√ε ≈ 300, and so is its rounding error.
+    assert ours == pytest.approx(TorchLoss(module).on(batch)(weights), abs=3e-4)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from baffle.core.arrays import F64
 from baffle.core.ports import Batch
 from baffle.core.samples import PADDING, Array
 from baffle.errors import ModelError
+from baffle.plan import Plan, change
 from baffle.runtime.onnx.graph import OnnxGraph, finished
-from baffle.runtime.onnx.loss import OnnxLoss
+from baffle.runtime.onnx.loss import OnnxLoss, require_loss
 from baffle.runtime.onnx.model_folder import GraphLoss
-from baffle.runtime.torch.criteria import CRITERIA
+from baffle.runtime.torch.loss import criterion_named
 
 
 def linear(before: tuple[int, ...], outputs: int, order: list[int], loss: GraphLoss, labels: Any = None) -> OnnxGraph:
@@ -77,7 +79,7 @@ def test_cross_entropy_over_positions(
     told_apart = last or (*labels.shape[1:],) != (classes, *positions)[:-1]
     graph = linear((*positions, 3), classes, order, "cross-entropy", tuple(positions))
     loss, outputs = of_graph(graph, Batch(x, labels), micro_batch)
-    theirs = float(CRITERIA["cross_entropy"](torch.from_numpy(outputs), torch.from_numpy(labels)).mean())
+    theirs = float(criterion_named("cross_entropy")(torch.from_numpy(outputs), torch.from_numpy(labels)).mean())
     assert loss == pytest.approx(theirs, rel=1e-5, abs=1e-5)
     if told_apart:
         rows = outputs if last else np.moveaxis(outputs, 1, -1)
@@ -112,7 +114,7 @@ def test_losses_of_numbers(
     if flat and outputs == 1:
         targets = targets[:, 0]
     ours, found = of_graph(linear((3,), outputs, [0, 1], loss), Batch(x, targets), micro_batch)
-    theirs = float(CRITERIA[loss](torch.from_numpy(found), torch.from_numpy(targets)).mean())
+    theirs = float(criterion_named(loss)(torch.from_numpy(found), torch.from_numpy(targets)).mean())
     numbers, wanted = found.reshape(-1).astype(float).tolist(), targets.reshape(-1).astype(float).tolist()
     expected = [SLOW[loss](number, target) for number, target in zip(numbers, wanted, strict=True)]
     assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-5)
@@ -134,20 +136,33 @@ def test_a_graph_without_a_loss_gives_outputs_alone() -> None:
     batch = Batch(np.ones((4, 3), np.float32), np.array([0, 1, 1, 0]))
     with pytest.raises(ModelError, match="the graph holds no loss"):
         OnnxLoss(manifest, data).on(batch)
-    seen = list[tuple[type, type]]()
 
     def loss(outputs: Array, labels: Array) -> F64:
-        seen.append((type(outputs), type(labels)))
+        assert type(outputs) is type(labels) is np.ndarray
         return np.array((outputs.argmax(1) != labels).sum(), np.float64)
 
     runtime = OnnxLoss(manifest, data, micro_batch=3, criterion=loss)
     outputs = runtime.outputs(graph.flat(), batch)
     wrong = outputs.argmax(1) != batch.y
     assert runtime.on(batch)(graph.flat()) == pytest.approx((wrong[:3].sum() * 3 + wrong[3:].sum()) / 4)
-    assert seen == [(np.ndarray, np.ndarray)] * 2
 
 
 def test_labels_of_another_shape_are_refused() -> None:
     graph = linear((3,), 2, [0, 1], "mse")
     with pytest.raises(ModelError, match=r"takes labels of shape \(2,\) for each sample, got \(3,\)"):
         of_graph(graph, Batch(np.ones((4, 3), np.float32), np.ones((4, 3), np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("held", "loss", "says"),
+    [
+        ("mse", "cross_entropy", 'holds the loss "mse", .* or with --loss cross_entropy$'),
+        ("cross-entropy", "bce", 'holds the loss "cross_entropy", but task.loss is "bce"; .* or with --loss bce$'),
+        ("mae", "mine:loss", "or with --loss none$"),
+    ],
+)
+def test_a_graph_that_holds_another_loss_is_refused(held: GraphLoss, loss: str, says: str) -> None:
+    graph = linear((3,), 2, [0, 1], held)
+    plan = change(Plan(), [f'task.loss="{loss}"'])
+    with pytest.raises(ModelError, match=says):
+        require_loss(plan, graph.manifest(b"", graph.flat()), Path("model"))

@@ -1,22 +1,18 @@
 """Proposed layouts: every weight is covered, every direction is used, and similar units get equally many."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from baffle.core.arrays import F32, F64
-from baffle.core.directions import Directions, Support, coverage
+from baffle.core.directions import Support, coverage, supports
 from baffle.core.ports import Batch
-from baffle.core.supports import supports
 from baffle.errors import PlanError
-from baffle.models.lenet import lenet
-from baffle.runtime.torch import layouts
-from baffle.runtime.torch.layouts import Mode, propose
-from baffle.runtime.torch.loss import TorchLoss, weights_of
-from baffle.runtime.torch.structured import Structured
+from baffle.models.networks import lenet
+from baffle.runtime.torch import trials
+from baffle.runtime.torch.loss import weights_of
+from baffle.runtime.torch.trials import Mode, propose
+from tests.support.modules import Made
 
 N = 3 * 25 + 3 + 4 * 75 + 4 + 40 + 10
 
@@ -24,7 +20,7 @@ N = 3 * 25 + 3 + 4 * 75 + 4 + 40 + 10
 @pytest.fixture(autouse=True)
 def _any_gain_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured times must not decide whether a test passes."""
-    monkeypatch.setattr(layouts, "GAIN", 1e-12)
+    monkeypatch.setattr(trials, "GAIN", 1e-12)
 
 
 def _batch() -> Batch:
@@ -46,28 +42,19 @@ def test_a_layout_covers_every_weight_with_all_directions(mode: Mode, entries: i
     assert sum(entry.directions for entry in layout) == 77
     assert coverage(supports(layout), N).min() >= 1
     assert sum(entry.support.size for entry in layout) == N == len(before)
+    if mode == "units":
+        assert all(len({entry.directions for entry in units}) == 1 for units in (layout[:3], layout[3:7]))
     np.testing.assert_array_equal(weights_of(module), before)
     assert all(p.requires_grad and p.is_leaf for p in module.parameters())
 
 
-def test_units_of_a_layer_have_equally_many_directions() -> None:
-    layout = propose(_module(), _batch(), "units", 101)
-    assert len({entry.directions for entry in layout[:3]}) == 1
-    assert len({entry.directions for entry in layout[3:7]}) == 1
-
-
 def test_what_is_left_of_a_block_without_its_units_is_one_support() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 3, 3, padding=1)
-            self.shortcut = nn.Conv2d(1, 3, 1, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            output: Tensor = self.second(torch.relu(self.first(x))) + self.shortcut(x)
-            return output
-
-    module = nn.Sequential(Block(), nn.ReLU(), nn.Flatten(), nn.Linear(192, 10))
+    block = Made(
+        lambda net, x: net.second(torch.relu(net.first(x))) + net.shortcut(x),
+        **{"first": nn.Conv2d(1, 2, 3, padding=1), "second": nn.Conv2d(2, 3, 3, padding=1)},
+        shortcut=nn.Conv2d(1, 3, 1, bias=False),
+    )
+    module = nn.Sequential(block, nn.ReLU(), nn.Flatten(), nn.Linear(192, 10))
     layout = propose(module, _batch(), "units", 50)
     second = [Support(20 + 18 * unit, 38 + 18 * unit, (74 + unit, 75 + unit)) for unit in range(3)]
     shortcut = [Support(77 + unit, 78 + unit) for unit in range(3)]
@@ -75,29 +62,9 @@ def test_what_is_left_of_a_block_without_its_units_is_one_support() -> None:
 
 
 def test_units_that_save_nothing_are_moved_with_their_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts, "GAIN", 1e12)
+    monkeypatch.setattr(trials, "GAIN", 1e12)
     layout = propose(_module(), _batch(), "units", 9)
     assert [entry.support for entry in layout] == [Support(0, 78), Support(78, 382), Support(382, N)]
-
-
-def test_the_start_up_cost_of_the_first_direction_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cold start once made units look more expensive than their layer, which made a run fifty times slower."""
-    now = 0.0
-    tries = list[int]()
-
-    def along(_: Structured, _weights: F32, _all: Directions, supports: Sequence[Support], _step: float) -> F64:
-        nonlocal now
-        tries.append(len(supports))
-        now += (1.0 if len(tries) == 1 else 0.0) + 0.004 + 0.0001 * len(supports)
-        return np.zeros(len(supports))
-
-    monkeypatch.setattr(Structured, "along", along)
-    monkeypatch.setattr("baffle.runtime.torch.layouts.time.process_time", lambda: now)
-    loss = TorchLoss(_module(), structured=True).on(_batch())
-    assert isinstance(loss, Structured)
-    cost = layouts._cost(loss, np.zeros(N, np.float32), [Support(0, 25)])
-    assert tries[-1] == layouts.DIRECTIONS
-    assert cost == pytest.approx(0.004 / layouts.DIRECTIONS + 0.0001)
 
 
 def test_too_few_directions_are_refused() -> None:
@@ -106,17 +73,8 @@ def test_too_few_directions_are_refused() -> None:
 
 
 def test_a_module_that_is_no_pipeline_is_refused() -> None:
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = _module()
-
-        def forward(self, x: Tensor) -> Tensor:
-            output: Tensor = self.inner(x)
-            return output
-
     with pytest.raises(PlanError) as told:
-        propose(Whole(), _batch(), "stages", 7)
+        propose(Made(lambda net, x: net.inner(x), inner=_module()), _batch(), "stages", 7)
     assert str(told.value) == (
         'probe.supports: task.model is not a pipeline of stages, so it has no "stages"; set probe.supports = "layers", '
         "or make it an nn.Sequential, or give it a method stages()"

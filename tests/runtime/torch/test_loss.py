@@ -1,5 +1,9 @@
 """PyTorch as a runtime: the losses and gradients are those of the module alone, and only the weights change."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,11 +15,15 @@ from torch.nn import functional as F
 from baffle.core.arrays import F32
 from baffle.core.directions import GAUSSIAN, Directions, Support
 from baffle.core.ports import Batch
-from baffle.models.lenet import lenet
-from baffle.runtime.torch.loss import TorchLoss, accuracy, weights_of
+from baffle.models.networks import lenet
+from baffle.plan import Plan
+from baffle.runtime.torch.loss import TorchLoss, accuracy, advice_on_modes, weights_of
 from baffle.runtime.torch.stages import pipeline_of
 from baffle.runtime.torch.structured import Structured
+from baffle.simulation import simulate
+from baffle.task.load import load_server_task
 from tests.support import tokens
+from tests.support.modules import Made
 
 
 def _batch(n: int = 20, seed: int = 0) -> Batch:
@@ -33,45 +41,23 @@ def _other_weights(module: nn.Module) -> F32:
     return (weights + np.random.default_rng(1).standard_normal(len(weights)) * 0.1).astype(np.float32)
 
 
-def _plain_loss(weights: F32, batch: Batch) -> Tensor:
-    """The loss of the same network after setting its weights by hand."""
-    module = _module()
-    start = 0
-    for parameter in module.parameters():
-        parameter.data = torch.from_numpy(weights[start : start + parameter.numel()].copy()).view_as(parameter)
-        start += parameter.numel()
+def _plain_loss(weights: F32, batch: Batch, module: nn.Module) -> Tensor:
+    """The loss of a module after setting its weights by hand."""
+    nn.utils.vector_to_parameters(torch.from_numpy(weights.copy()), module.parameters())
     return F.cross_entropy(module(torch.from_numpy(batch.x)), torch.from_numpy(batch.y))
 
 
-def test_weights_are_one_vector_in_the_order_of_parameters() -> None:
-    module = _module()
-    expected = torch.cat([p.detach().reshape(-1) for p in module.parameters()]).numpy()
-    weights = weights_of(module)
-    np.testing.assert_array_equal(weights, expected)
-    weights[:] = 0
-    assert any(p.abs().sum() > 0 for p in module.parameters())
-
-
-def test_the_loss_is_that_of_the_plain_module() -> None:
-    batch = _batch()
-    runtime = TorchLoss(_module())
-    loss = runtime.on(batch)
-    for weights in (weights_of(_module()), _other_weights(_module()), weights_of(_module(seed=5))):
-        assert loss(weights) == pytest.approx(float(_plain_loss(weights, batch).detach()), rel=1e-6)
-
-
-def test_a_loss_does_not_depend_on_earlier_weights_and_batches() -> None:
+def test_the_loss_is_that_of_the_plain_module_whatever_came_before() -> None:
     runtime, batch, other = TorchLoss(_module()), _batch(), _batch(seed=3)
     weights, moved = weights_of(_module()), _other_weights(_module())
-    first = runtime.on(batch)
-    expected = first(weights)
-    second = runtime.on(other)
-    assert second(moved) != expected
-    runtime.gradient_on(other)(moved)
-    assert first(weights) == expected
+    loss = runtime.on(batch)
+    for point in (weights, moved, weights_of(_module(seed=5)), weights):
+        assert loss(point) == pytest.approx(float(_plain_loss(point, batch, _module()).detach()), rel=1e-6)
+        assert runtime.on(other)(moved) != loss(weights)
+        runtime.gradient_on(other)(moved)
 
 
-def test_parameters_are_views_into_one_buffer() -> None:
+def test_parameters_are_views_into_one_buffer_and_the_callers_weights_are_left_alone() -> None:
     module = _module()
     before = weights_of(module)
     runtime = TorchLoss(module)
@@ -79,45 +65,30 @@ def test_parameters_are_views_into_one_buffer() -> None:
     pointers = [p.data_ptr() for p in parameters]
     assert np.diff(pointers).tolist() == [4 * p.numel() for p in parameters[:-1]]
     np.testing.assert_array_equal(weights_of(module), before)
-    weights = _other_weights(module)
-    runtime.on(_batch())(weights)
-    assert [p.data_ptr() for p in parameters] == pointers
-    np.testing.assert_array_equal(weights_of(module), weights)
-
-
-def test_the_callers_weights_are_left_alone() -> None:
-    module = _module()
-    runtime, weights = TorchLoss(module), _other_weights(module)
-    before = weights.copy()
-    runtime.on(_batch())(weights)
+    given = _other_weights(module)
+    weights = given.copy()
     runtime.gradient_on(_batch())(weights)
     runtime.outputs(weights, _batch())
-    np.testing.assert_array_equal(weights, before)
+    runtime.on(_batch())(weights)
+    assert [p.data_ptr() for p in parameters] == pointers
+    np.testing.assert_array_equal(weights, given)
     weights[:] = 0
-    assert weights_of(module).any()
+    np.testing.assert_array_equal(weights_of(module), given)
 
 
-class Mixed(nn.Module):
+def mixed() -> nn.Module:
     """A trained layer after a frozen one, followed by running statistics and dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen = nn.Linear(64, 12)
-        self.frozen.requires_grad_(False)
-        self.trained = nn.Linear(12, 10)
-        self.norm = nn.BatchNorm1d(10)
-        self.drop = nn.Dropout(0.5)
-        self.register_buffer("scale", torch.tensor(2.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = self.scale
-        assert isinstance(scale, Tensor)
-        output: Tensor = self.drop(self.norm(self.trained(self.frozen(x.flatten(1))))) * scale
-        return output
+    frozen, norm, drop = nn.Linear(64, 12).requires_grad_(False), nn.BatchNorm1d(10), nn.Dropout(0.5)
+    module = Made(
+        lambda net, x: net.drop(net.norm(net.trained(net.frozen(x.flatten(1))))) * net.scale,
+        **{"frozen": frozen, "trained": nn.Linear(12, 10), "norm": norm, "drop": drop},
+    )
+    module.register_buffer("scale", torch.tensor(2.0))
+    return module
 
 
 def test_frozen_parameters_and_buffers_are_not_touched() -> None:
-    module = Mixed()
+    module = mixed()
     frozen = {
         name: value.clone()
         for name, value in module.state_dict().items()
@@ -135,15 +106,12 @@ def test_frozen_parameters_and_buffers_are_not_touched() -> None:
 
 
 def test_modules_run_in_evaluation_mode() -> None:
-    module = Mixed().train()
-    weights = weights_of(module)
-    runtime = TorchLoss(module)
+    module = mixed().train()
+    loss, weights = TorchLoss(module).on(_batch()), weights_of(module)
     assert not module.training
-    loss = runtime.on(_batch())
-    assert loss(weights) == loss(weights)
     with torch.inference_mode():
-        expected = F.cross_entropy(module.eval()(torch.from_numpy(_batch().x)), torch.from_numpy(_batch().y))
-    assert loss(weights) == pytest.approx(float(expected), rel=1e-6)
+        expected = F.cross_entropy(module(torch.from_numpy(_batch().x)), torch.from_numpy(_batch().y))
+    assert loss(weights) == loss(weights) == pytest.approx(float(expected), rel=1e-6)
 
 
 @settings(max_examples=40)
@@ -160,36 +128,11 @@ def test_the_size_of_micro_batches_changes_the_loss_by_rounding_alone(n: int, mi
     )
 
 
-@pytest.mark.parametrize("micro_batch", [0, 1, 7, 20])
-def test_a_mean_criterion_and_one_per_sample_agree(micro_batch: int) -> None:
-    batch, weights = _batch(), _other_weights(_module())
-
-    def mean(output: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(output, labels)
-
-    of_mean = TorchLoss(_module(), mean, micro_batch=micro_batch)
-    of_each = TorchLoss(_module(), micro_batch=micro_batch)
-    assert of_mean.on(batch)(weights) == pytest.approx(of_each.on(batch)(weights), rel=1e-6)
-    np.testing.assert_allclose(
-        of_mean.gradient_on(batch)(weights)[1], of_each.gradient_on(batch)(weights)[1], atol=1e-6
-    )
-
-
-def test_any_criterion_can_be_given() -> None:
-    batch, weights = _batch(), weights_of(_module())
-    runtime = TorchLoss(_module(), lambda output, labels: (output.argmax(1) != labels).double())
-    assert runtime.on(batch)(weights) == pytest.approx(1 - accuracy(runtime, weights, batch))
-
-
-@pytest.mark.parametrize("micro_batch", [0, 1, 6])
+@pytest.mark.parametrize("micro_batch", [0, 6])
 def test_the_gradient_is_that_of_autograd(micro_batch: int) -> None:
     batch, weights = _batch(), _other_weights(_module())
     module = _module()
-    start = 0
-    for parameter in module.parameters():
-        parameter.data = torch.from_numpy(weights[start : start + parameter.numel()].copy()).view_as(parameter)
-        start += parameter.numel()
-    expected = F.cross_entropy(module(torch.from_numpy(batch.x)), torch.from_numpy(batch.y))
+    expected = _plain_loss(weights, batch, module)
     parts = torch.autograd.grad(expected, list(module.parameters()))
     loss, gradient = TorchLoss(_module(), micro_batch=micro_batch).gradient_on(batch)(weights)
     assert loss == pytest.approx(float(expected.detach()), rel=1e-6)
@@ -283,17 +226,77 @@ def test_a_pipeline_is_tried_on_ids_that_its_embedding_knows() -> None:
     assert along != pytest.approx(structured(weights), abs=1e-4)
 
 
-class Centred(nn.Module):
-    """Subtracts the mean over the batch from each sample."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x - x.mean(0)
-
-
 @pytest.mark.parametrize(("rows", "separate"), [(1, False), (2, True), (3, True), (9, True)])
 def test_integer_samples_show_whether_a_stage_keeps_samples_apart(rows: int, separate: bool) -> None:
     """A single sample cannot show it, so then no stage counts as separate."""
+    centred = Made(lambda _, x: x - x.mean(0))
     ids = torch.arange(rows * tokens.LENGTH).view(rows, tokens.LENGTH)
-    pipeline = pipeline_of(nn.Sequential(nn.Embedding(50, 8), Centred(), nn.Flatten(), nn.Linear(40, 3)), ids)
+    pipeline = pipeline_of(nn.Sequential(nn.Embedding(50, 8), centred, nn.Flatten(), nn.Linear(40, 3)), ids)
     assert pipeline is not None
     assert [stage.separate for stage in pipeline.stages] == [separate, False, separate, separate]
+
+
+def dropping() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Dropout(0.5), nn.Linear(20, 10))
+
+
+def normalising() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 10))
+
+
+def test_probes_drop_nothing_and_backpropagation_as_its_seed_determines() -> None:
+    module = dropping()
+    plain = TorchLoss(nn.Sequential(*(layer for layer in dropping() if not isinstance(layer, nn.Dropout))))
+    runtime, weights = TorchLoss(module), weights_of(module)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    assert {runtime.on(_batch())(weights) for _ in range(5)} == {plain.on(_batch())(weights)}
+    gradients = [runtime.gradient_on(_batch(), seed)(weights)[1].tobytes() for seed in (1, 1, 2)]
+    assert gradients[0] == gradients[1] != gradients[2]
+    assert gradients[0] != plain.gradient_on(_batch(), 1)(weights)[1].tobytes()
+    assert not module.training
+    assert torch.equal(torch.rand(3), expected), "torch's generator is as it was"
+
+
+def test_running_statistics_stay_as_they_were() -> None:
+    module = normalising()
+    runtime, weights = TorchLoss(module), weights_of(module)
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    loss = runtime.on(_batch())(weights)
+    trained, _ = runtime.gradient_on(_batch())(weights)
+    assert trained == pytest.approx(loss, rel=1e-6)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in module.named_buffers())
+
+
+def test_people_are_told_of_dropout_and_of_running_statistics() -> None:
+    (dropout,) = advice_on_modes(dropping())
+    assert "dropout in layer 2 is off" in dropout
+    assert advice_on_modes(dropping(), backpropagates=True) == []
+    (statistics,) = advice_on_modes(normalising())
+    assert "layer 1 uses its initial running statistics" in statistics
+    assert advice_on_modes(nn.Sequential(nn.Dropout(0.0), nn.BatchNorm2d(2, track_running_stats=False))) == []
+
+
+def both() -> nn.Module:
+    return nn.Sequential(dropping(), nn.BatchNorm1d(10))
+
+
+def test_the_baseline_of_a_model_with_dropout_repeats_itself_and_a_run_gives_advice(
+    tiny: Callable[..., Plan], tmp_path: Path
+) -> None:
+    plan, advice = tiny("estimator=backprop", f'task.model={{name="custom", factory="{__name__}:both"}}'), list[str]()
+    summaries = [simulate(plan, tmp_path / name, warn=advice.append) for name in ("one", "two")]
+    assert summaries[0]["weights_sha256"] == summaries[1]["weights_sha256"]
+    assert any("initial running statistics" in line for line in advice), advice
+
+
+def test_the_initial_weights_are_the_same_in_every_thread(tiny: Callable[..., Plan]) -> None:
+    """Clients of one process make them at the same time, and PyTorch's generator is shared by all threads."""
+    task = load_server_task(tiny('task.model={name="lenet", channels=[8,16]}'), None, 10)
+    expected = task.initial_weights().tobytes()
+    with ThreadPoolExecutor(8) as pool:
+        made = pool.map(lambda _: task.initial_weights().tobytes(), range(64))
+        assert set(made) == {expected}

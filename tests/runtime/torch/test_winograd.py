@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from torch.nn import functional as F
 
 from baffle.runtime.torch import winograd
 from baffle.runtime.torch.fast_forward import FastForward
-from baffle.runtime.torch.footprint import tensor_bytes
+from baffle.runtime.torch.trials import tensor_bytes
 from baffle.runtime.torch.winograd import SIZE, TILE, VALUES, Rows, convolve, exact_transforms, suits, takes
 
 INTEGERS = st.integers(-1000, 1000)
+Pair = tuple[int, int]
 
 
 def _apply(rows: Rows, vector: list[Fraction]) -> list[Fraction]:
@@ -59,14 +61,7 @@ ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     seed=st.integers(0, 2**31),
 )
 def test_it_is_the_direct_convolution_to_rounding(
-    n: int,
-    channels: tuple[int, int],
-    sides: tuple[int, int],
-    padding: tuple[int, int],
-    bias: bool,
-    order: str,
-    at_once: int,
-    seed: int,
+    n: int, channels: Pair, sides: Pair, padding: Pair, bias: bool, order: str, at_once: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
     layer, x = _layer(*channels, padding, bias), ORDERS[order](torch.randn(n, channels[0], *sides))
@@ -108,44 +103,28 @@ def test_pieces_have_the_same_bits_and_bound_the_memory(layer: nn.Conv2d, monkey
 
 
 @pytest.mark.parametrize(
-    "other",
+    "settings",
     [
-        nn.Conv2d(8, 32, 3),
-        nn.Conv2d(8, 32, 5, stride=2),
-        nn.Conv2d(8, 32, 5, dilation=2),
-        nn.Conv2d(8, 32, 5, groups=2),
-        nn.Conv2d(8, 32, 5, padding="same"),
-        nn.Conv2d(8, 32, 5, padding=2, padding_mode="circular"),
-        nn.Conv2d(1, 32, 5),
-        nn.Conv2d(8, 16, 5),
-        nn.Conv2d(128, 128, 5),
+        *({"kernel_size": 3}, {"stride": 2}, {"dilation": 2}, {"groups": 2}, {"padding": "same"}),
+        *({"padding_mode": "circular"}, {"in_channels": 1}, {"out_channels": 16}),
+        {"in_channels": 128, "out_channels": 128},
     ],
-    ids=repr,
+    ids=str,
 )
-def test_other_layers_are_left_to_torch(layer: nn.Conv2d, other: nn.Conv2d) -> None:
+def test_other_layers_are_left_to_torch(layer: nn.Conv2d, settings: dict[str, Any]) -> None:
     assert suits(layer)
-    assert not suits(other)
+    assert not suits(nn.Conv2d(**{"in_channels": 8, "out_channels": 32, "kernel_size": 5, **settings}))
 
 
 @pytest.mark.parametrize(
-    "x",
-    [
-        torch.zeros(2, 8, 12, 12, dtype=torch.float64),
-        torch.zeros(2, 1, 12, 12),
-        torch.zeros(8, 12, 12),
-        torch.zeros(0, 8, 12, 12),
-        torch.zeros(2, 8, 0, 12),
-        torch.zeros(1, 8, 100, 100),
-    ],
-    ids=lambda x: f"{x.dtype} {tuple(x.shape)}",
+    "shape", [(2, 1, 12, 12), (8, 12, 12), (0, 8, 12, 12), (2, 8, 0, 12), (1, 8, 100, 100)], ids=str
 )
-def test_other_images_are_left_to_torch(layer: nn.Conv2d, x: Tensor) -> None:
+def test_other_images_are_left_to_torch(layer: nn.Conv2d, shape: tuple[int, ...]) -> None:
+    fitting = torch.zeros(2, 8, 12, 12)
     with torch.inference_mode():
-        assert takes(layer, torch.zeros(2, 8, 12, 12))
-        assert not takes(layer, x)
-    assert not takes(layer, torch.zeros(2, 8, 12, 12))
-
-
-def test_gradients_still_flow(layer: nn.Conv2d) -> None:
+        assert takes(layer, fitting)
+        assert not takes(layer, fitting.double())
+        assert not takes(layer, torch.zeros(shape))
+    assert not takes(layer, fitting), "gradients flow through torch's own"
     output = FastForward(nn.Sequential(layer))(torch.randn(2, 8, 12, 12))
     assert torch.autograd.grad(output.sum(), layer.weight)[0].abs().sum() > 0

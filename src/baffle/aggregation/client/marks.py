@@ -1,5 +1,4 @@
-"""What a client must never forget, whatever run it is in: which questions it has answered, which nonces it has used,
-and what it has given away under noise.
+"""A client's marks: which requests it has answered, which nonces it has used, and its privacy budget, over all runs.
 
 The marks belong to the client's identity. They lie beside its private key, are made together with it, and outlive runs,
 so that no server can ask the same thing twice under another name.
@@ -9,25 +8,89 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from baffle.aggregation.client.mark_lines import Charged, Committed, Entered, Left, Line, Marked, Marks, Opened
 from baffle.errors import RefusalError, RunFolderError, unwritable
 from baffle.files import read_file
-from baffle.privacy.accounting import Release
-from baffle.privacy.ledger import Charge, Ledger
+from baffle.privacy.accounting import Charge, Ledger, Release
 
-MOST_BYTES = 1 << 30
-"""The largest file of marks that is read; a round takes about half a kilobyte."""
+Mark = Annotated[int, Meta(ge=-1)]
+Hex = Annotated[str, Meta(pattern="^([0-9a-f]{2})*$", max_length=128)]
 
+
+class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a client has gone in one run; −1 means not at all."""
+
+    sealed: Mark = -1  # the newest slot that it has sealed shares for
+    slot: Mark = -1  # the newest slot that it has computed a vector for
+    round: Mark = -1  # the newest round that it has released shares for
+    agreed: Mark = -1  # the newest slot whose survivors it has signed
+    signed: Mark = -1  # the newest round before which it has signed the state
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):
+    pass
+
+
+class Marked(_Line, frozen=True, tag="marks"):
+    """How far the client has gone in a run; `released`: the weights about which it releases shares now."""
+
+    run: Hex
+    marks: Marks
+    released: Hex = ""
+
+
+class Entered(_Line, frozen=True, tag="entered"):
+    """It takes part in this run, which has `places` places for clients, and no longer in an earlier one."""
+
+    run: Hex
+    places: Annotated[int, Meta(ge=0)] = 0
+
+
+class Left(_Line, frozen=True, tag="left"):
+    """The run is over for it."""
+
+    run: Hex
+
+
+class Committed(_Line, frozen=True, tag="committed"):
+    """A nonce that it is about to commit to."""
+
+    commitment: Hex
+    nonce: Hex
+
+
+class Opened(_Line, frozen=True, tag="opened"):
+    """The run that it opens a commitment for, and when."""
+
+    commitment: Hex
+    run: Hex
+    moment: float
+
+
+class Charged(_Line, frozen=True, tag="charged"):
+    """It is about to send `count` vectors of a private run, with this sensitivity and noise."""
+
+    delta_2: Annotated[int, Meta(ge=0, le=2**31)]
+    delta_1: Annotated[int, Meta(ge=0, le=2**62)]
+    mu: Annotated[float, Meta(ge=1e-30, le=2.0**60)]
+    count: Annotated[int, Meta(ge=1, le=2**62)] = 1
+
+
+Line = Charged | Marked | Entered | Left | Committed | Opened
+
+
+MOST_BYTES = 1 << 30  # the largest file of marks that is read; a round takes about half a kilobyte
 MOST_FRUITLESS, DAY = 8, 24 * 3600.0
-"""How many statements that lead to no round a client opens its nonces for in one day: whoever could try more would try
-until the salt suits it."""
+"""How many statements without a round a client opens its nonces for in one day. A server that could try more could
+choose the salt."""
 
 
 class Memory:
-    """A client's marks, in memory: enough for a simulation, whose clients live and die with the server."""
+    """A client's marks, in memory. That is enough for a simulation, whose clients end with the server."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
@@ -36,13 +99,10 @@ class Memory:
         self._nonces: dict[bytes, bytes] = {}  # commitment → nonce
         self._opened: dict[bytes, bytes] = {}  # commitment → the run that it was opened for
         self._fruitless: dict[bytes, float] = {}  # run without a round → when a nonce was opened for it
-        self.run = b""
-        """The run that this client is in. It never goes back to an earlier one."""
-        self.places = 0
-        """How many places for clients that run has."""
+        self.run = b""  # the run that this client is in; it never goes back to an earlier one
+        self.places = 0  # how many places for clients that run has
         self._left: set[bytes] = set()
-        self.ledger = Ledger()
-        """What this client has given away in all private runs together."""
+        self.ledger = Ledger()  # the privacy budget that this client has spent in all private runs together
 
     # Rounds
 
@@ -55,13 +115,11 @@ class Memory:
         return self._released.get(weights_hash, 0)
 
     def remember(self, run: bytes, marks: Marks, released: bytes = b"") -> None:
-        """Note how far this client has gone in a run and, with the hash of weights, that it releases shares of a sum
-        about them."""
+        """Note how far this client has gone in a run, and that it releases shares of a sum about these weights."""
         self._add(Marked(run.hex(), marks, released.hex()))
 
     def charge(self, charge: Charge) -> None:
-        """Pay for a vector before it is computed, whatever becomes of its sum. Raises a RefusalError if the budget does
-        not allow it."""
+        """Pay for a vector before it is computed, even if its sum fails. Refuses if the budget is spent."""
         self.ledger.require(charge)
         release = charge.release
         self._add(Charged(release.delta_2, release.delta_1, release.mu))
@@ -76,14 +134,14 @@ class Memory:
             self._add(Entered(run.hex(), places))
 
     def leave(self) -> None:
-        """The run that this client is in is over for it."""
+        """Note that this client's run is over."""
         if self.run:
             self._add(Left(self.run.hex()))
 
     # Nonces
 
     def commit(self, commitment: bytes, nonce: bytes) -> None:
-        """Keep a nonce before its commitment is shown to anybody."""
+        """Keep a nonce, before its commitment is sent."""
         self._add(Committed(commitment.hex(), nonce.hex()))
 
     def unopened(self) -> bytes | None:
@@ -91,8 +149,8 @@ class Memory:
         return next((commitment for commitment in self._nonces if commitment not in self._opened), None)
 
     def open(self, commitment: bytes, run: bytes, *, limited: bool = True) -> bytes:
-        """The nonce behind a commitment, for one run ever. Raises a RefusalError for another run and, if the number of
-        runs is limited, when too many have led to no round."""
+        """The nonce behind a commitment, for one run only. Raises a RefusalError for another run and, if `limited`,
+        when too many statements have led to no round."""
         if commitment not in self._nonces:
             raise RefusalError("a commitment that this client has not made")
         opened_for = self._opened.get(commitment)
@@ -108,11 +166,11 @@ class Memory:
         recent = [moment for moment in self._fruitless.values() if abs(self._now() - moment) < DAY]
         if len(recent) >= MOST_FRUITLESS:
             raise RefusalError(
-                f"{len(recent)} statements of the last day have led to no round; whoever tries so many may be looking "
-                "for one that suits it: this client takes part again tomorrow"
+                f"{len(recent)} statements of the last day have led to no round; a server that tries so many may be "
+                "trying to choose the salt: this client takes part again tomorrow"
             )
 
-    # What is written, and what it means
+    # Lines
 
     def _add(self, line: Line) -> None:
         self._write(line)
@@ -146,7 +204,7 @@ class Memory:
                     self._fruitless.setdefault(bytes.fromhex(run), moment)
 
     def lines(self) -> list[Line]:
-        """Everything that this memory holds, so that another can take it over."""
+        """Everything that this memory holds, as lines for `take_over`."""
         held: list[Line] = [Marked(run.hex(), marks, "") for run, marks in self._marks.items()]
         held += [Marked("", Marks(), weights.hex()) for weights, count in self._released.items() for _ in range(count)]
         held += [Committed(commitment.hex(), nonce.hex()) for commitment, nonce in self._nonces.items()]
@@ -159,7 +217,7 @@ class Memory:
         return [*held, *([Entered(self.run.hex(), self.places)] if self.run else [])]
 
     def take_over(self, lines: list[Line]) -> None:
-        """Go on from what another memory held, if this one holds nothing."""
+        """Continue from what another memory held, if this one holds nothing."""
         for line in lines:
             self._take(line)
 
@@ -193,7 +251,7 @@ class MarksFile(Memory):
             self._take(line)
 
     def take_over(self, lines: list[Line]) -> None:
-        """What is on disk stands."""
+        """Ignore the lines: the file takes precedence."""
 
     def _write(self, line: Line) -> None:
         data = msgspec.json.encode(line) + b"\n"
@@ -207,13 +265,3 @@ class MarksFile(Memory):
         except OSError as fault:
             raise unwritable(self._path, fault, "this client takes no part until it can") from None
         self._size += len(data)
-
-
-def make_marks(path: Path) -> None:
-    """Make an empty file of marks, which only its owner can read, for a new key."""
-    path.touch(mode=0o600)
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)  # the name must be as durable as what the file will hold
-    finally:
-        os.close(handle)

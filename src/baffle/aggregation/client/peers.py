@@ -1,4 +1,4 @@
-"""What a client knows about its peers: their signed keys, and a sealed channel to each."""
+"""A client's view of its peers: their signed keys, and an encrypted channel to each."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,9 +13,7 @@ from baffle.aggregation.shares import SHARE_BYTES
 from baffle.core.messages import Message, decode
 from baffle.errors import RefusalError
 
-NO_NONCE = bytes(12)
-"""Every box has its own key, so the nonce can be fixed."""
-
+NO_NONCE = bytes(12)  # every box has its own key, so the nonce can be fixed
 ReadKeys = Callable[[bytes], Advertisement]
 """Turns a signed list of keys from bytes into an advertisement, or refuses it."""
 
@@ -34,24 +32,20 @@ def reader(directory: Mapping[int, bytes], run: bytes) -> ReadKeys:
 
 
 class FrozenPeers(Message, frozen=True, tag="frozen-peers"):
-    """The private key for channels and the known lists of keys. The channels themselves follow from these."""
+    """The private key for channels, and the known lists of keys. Channels are derived from them."""
 
     channel: Key
     advertised: tuple[Advertisement, ...]
 
 
 class Peers:
-    """The newest list of keys of every client that this one has heard of, including its own."""
+    """The newest list of keys of every known client, this one included."""
 
     def __init__(self, number: int, run: bytes, read: ReadKeys, frozen: FrozenPeers | None = None) -> None:
-        self._number = number
-        self._run = run
-        self._read = read
+        self._number, self._run, self._read = number, run, read
         self._channel = X25519PrivateKey.from_private_bytes(frozen.channel) if frozen else X25519PrivateKey.generate()
         self._channels: dict[tuple[int, bytes], bytes] = {}
-        self._advertised = (
-            {advertisement.sender: advertisement for advertisement in frozen.advertised} if frozen else {}
-        )
+        self._advertised = {one.sender: one for one in frozen.advertised} if frozen else {}
 
     def frozen(self) -> FrozenPeers:
         return FrozenPeers(self._channel.private_bytes_raw(), tuple(self._advertised.values()))
@@ -82,11 +76,7 @@ class Peers:
 
     def forget_keys_before(self, slot: int) -> None:
         """Forget lists that have run out: in a large federation a client meets new peers in every round."""
-        self._advertised = {
-            peer: advertisement
-            for peer, advertisement in self._advertised.items()
-            if advertisement.first + len(advertisement.keys) > slot
-        }
+        self._advertised = {peer: a for peer, a in self._advertised.items() if a.first + len(a.keys) > slot}
         self._channels = {pair: key for pair, key in self._channels.items() if pair[0] in self._advertised}
 
     def key(self, peer: int, slot: int) -> bytes:
@@ -94,21 +84,18 @@ class Peers:
         return _key(self._advertised, peer, slot)
 
     def seal(self, slot: int, texts: Mapping[int, bytes]) -> bytes:
-        """One box for each receiver, in order, with the digests of its two shares. Only the receiver can open it, as
-        this client's box for this slot."""
+        """One box for each receiver, in order, which it alone can open, with the digests of its two shares."""
         own = self._key_context(self._number, slot)
 
         def box(receiver: int, text: bytes) -> bytes:
             key = expand(self._channel_to(receiver), box_context(own, self._number, receiver), "box")
-            return ChaCha20Poly1305(key).encrypt(NO_NONCE, text, None) + self._digests(
-                slot, self._number, receiver, text
-            )
+            sealed = ChaCha20Poly1305(key).encrypt(NO_NONCE, text, None)
+            return sealed + self._digests(slot, self._number, receiver, text)
 
         return b"".join(box(receiver, text) for receiver, text in texts.items())
 
     def open(self, slot: int, sender: int, box: bytes) -> bytes | None:
-        """What is in a box, or none if the sender did not seal it for this client and slot, or sealed other shares than
-        its digests say."""
+        """The content of a box. None if it was not sealed for this client and slot, or its digests do not match."""
         context = box_context(self._key_context(sender, slot), sender, self._number)
         key = expand(self._channel_to(sender), context, "box")
         sealed, digests = box[: -2 * DIGEST_BYTES], box[-2 * DIGEST_BYTES :]
@@ -123,13 +110,10 @@ class Peers:
         return first + share_digest(self._run, slot, dealer, holder, 1, text[SHARE_BYTES:])
 
     def _key_context(self, owner: int, slot: int) -> bytes:
-        return key_context(self._run, self._of(owner).session, owner, slot)
-
-    def _of(self, peer: int) -> Advertisement:
-        return _known(self._advertised, peer)
+        return key_context(self._run, _known(self._advertised, owner).session, owner, slot)
 
     def _channel_to(self, peer: int) -> bytes:
-        pair = (peer, self._of(peer).channel)
+        pair = (peer, _known(self._advertised, peer).channel)
         if pair not in self._channels:
             self._channels[pair] = derive(agree(self._channel, pair[1]), b"", "channel")
         return self._channels[pair]

@@ -1,4 +1,4 @@
-"""The client's half of a secure sum: message in, message out, no transport and no clock. `ServerSlot` is the other.
+"""The client's half of a secure sum: messages in, messages out, without transport or clock. `ServerSlot` is the other.
 
 A *slot* is one use of the protocol: one mask key of every client, for one attempt at one round.
 
@@ -8,7 +8,7 @@ A *slot* is one use of the protocol: one mask key of every client, for one attem
     seal        shares of two secrets        ->
                                              <-  the round, its participants, the boxes for this client
     mask        vector + masks               ->
-                                             <-  who is alive and who dropped
+                                             <-  which participants are alive and which dropped
     agree       signature over that          ->        (only where the server may lie)
                                              <-  the same, with the signatures
     unmask      one share per neighbour      ->  total
@@ -23,17 +23,19 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from baffle.aggregation.client.mark_lines import Line, Marks
-from baffle.aggregation.client.marks import Memory
+from baffle.aggregation.client.marks import Line, Marks, Memory
 from baffle.aggregation.client.peers import FrozenPeers, Peers, ReadKeys, reader
-from baffle.aggregation.client.refusals import (
+from baffle.aggregation.client.slot import (
+    FrozenSlot,
+    OpenSlot,
     checked_participants,
     checked_request,
+    freeze,
     require_agreement,
     require_fresh,
     require_unused,
+    thaw,
 )
-from baffle.aggregation.client.slot import FrozenSlot, OpenSlot, freeze, thaw
 from baffle.aggregation.client_policy import ClientPolicy, checked_slot
 from baffle.aggregation.context import key_context, round_context, seed_commitment, sign, state_text, survivors_text
 from baffle.aggregation.masks import agree, mask_key, pair_mask, self_mask
@@ -59,13 +61,12 @@ from baffle.aggregation.shares import SHARE_BYTES, new_secret, split
 from baffle.core.messages import Message, Number, RoundRequest, decode, encode, read
 from baffle.core.ring import RingVector, add
 from baffle.errors import BaffleError, RefusalError
-from baffle.privacy.ledger import Charge
+from baffle.privacy.accounting import Charge
 
 A = TypeVar("A")
 B = TypeVar("B")
 
-KEYS_AT_ONCE = 128
-"""How many slots one signed list of keys serves."""
+KEYS_AT_ONCE = 128  # how many slots one signed list of keys serves
 
 
 class MaskKey(NamedTuple):
@@ -76,8 +77,7 @@ class MaskKey(NamedTuple):
 
 
 class FrozenSession(Message, frozen=True, tag="frozen-session"):
-    """A session between two messages. Whoever reads it can unmask what this client sends, so it belongs in memory and
-    nowhere else."""
+    """A session between two messages. Keep it in memory only: a reader of it can unmask what this client sends."""
 
     session: Session
     peers: FrozenPeers
@@ -109,13 +109,9 @@ class ClientSession:
         read_keys: ReadKeys | None = None,
         frozen: bytes | None = None,
     ) -> None:
-        self._number = number
-        self._identity = identity
-        self._directory = directory
-        self._run = run
-        self._policy = policy
+        self._number, self._identity, self._directory = number, identity, directory
+        self._run, self._policy, self._charge = run, policy, charge
         self._memory = memory or Memory()
-        self._charge = charge
         known = None if frozen is None else decode(frozen, FrozenSession)
         self._session = known.session if known else secrets.token_bytes(16)
         self._peers = Peers(number, run, read_keys or reader(directory, run), known.peers if known else None)
@@ -125,7 +121,7 @@ class ClientSession:
             self._memory.take_over(read(known.memory, list[Line], "marks"))
 
     def frozen(self) -> bytes:
-        """Everything that another session needs to go on in place of this one."""
+        """Everything that another session needs to continue in place of this one."""
         return encode(
             FrozenSession(
                 self._session,
@@ -140,10 +136,6 @@ class ClientSession:
     def marks(self) -> Marks:
         """How far this client has gone in this run."""
         return self._memory.marks(self._run)
-
-    def go_on_under(self, policy: ClientPolicy) -> None:
-        """Insist on this policy from now on. It may differ in when the run ends, and in nothing else."""
-        self._policy = policy
 
     def advertise(self, first: int) -> Advertisement:
         """Keys for the slots from `first` on. A slot keeps its key, however often it is advertised."""
@@ -187,9 +179,9 @@ class ClientSession:
         return sealed
 
     def mask(self, asked: MaskedRequest, compute: Callable[[], RingVector]) -> RingVector:
-        """Mask a vector. It is computed only after all checks have passed and the slot is marked as used, so no
-        question is asked twice, whatever becomes of the answer. The same request again gets the same bytes; another
-        request for the slot is refused."""
+        """Mask a vector. It is computed only after all checks have passed and the slot is marked as used, so no request
+        is answered twice, even if the reply is lost. The same request again gets the same bytes; another request for
+        the slot is refused."""
         own = self._slot(asked.request.round)
         if own.masked is not None:
             if own.request != asked:
@@ -254,8 +246,7 @@ class ClientSession:
         return own.unmasked
 
     def turn(self, asked: Turn, tell: Callable[[str], None] = lambda _words: None) -> Turned:
-        """End one slot and open the next. If one part is refused, the other is still answered. `tell` gets the
-        reasons."""
+        """End one slot and open the next. If one part is refused, the other is still answered. `tell` hears why."""
         refusals: list[str] = []
 
         def tried(act: Callable[[A], B], part: A | None) -> B | None:

@@ -6,22 +6,21 @@ from dataclasses import dataclass, field
 from baffle.aggregation.context import require_signed_keys
 from baffle.aggregation.masks import is_low_order
 from baffle.aggregation.messages import Advertisement, Hello
+from baffle.aggregation.plain import Traffic
 from baffle.aggregation.server.slot import ServerSlot
-from baffle.aggregation.server.traffic import Traffic
 from baffle.core.messages import decode_answer, encode
 from baffle.errors import MessageError, RefusalError
 
-FIELD = 2**255 - 19
-"""Public keys are numbers below it."""
+FIELD = 2**255 - 19  # public keys are numbers below it
 
 
 @dataclass
 class AdvertisedKeys:
-    """Every client's newest list of keys. `directory` holds the public identities that sign them. `barred` says why
-    some clients are no longer asked for keys, and so are members of no slot.
+    """Every client's newest list of keys. `directory` holds the public identities that sign them. `barred` maps clients
+    that are no longer asked for keys, and so belong to no slot, to the reason.
 
-    A key belongs to the client that advertised it first, also when the list has run out or was forgotten, until that
-    client advertises another list: it may well advertise the same key again, and must not be taken for a copier then.
+    A key belongs to the client that advertised it first. It stays that client's when the list runs out or is forgotten,
+    until the client advertises another list: a client that advertises its own key again must not count as a copier.
     """
 
     run: bytes
@@ -75,7 +74,7 @@ class AdvertisedKeys:
         self._delivered.setdefault(client, {}).update(signatures)
 
     def _encode(self, advertisement: Advertisement) -> bytes:
-        """A list as it is sent; every list is encoded once and sent to many."""
+        """A list as it is sent. Each list is encoded once and sent to many clients."""
         known = self._encoded.get(advertisement.sender)
         if known is None or known[0] != advertisement.signature:
             known = self._encoded[advertisement.sender] = advertisement.signature, encode(advertisement)
@@ -95,12 +94,9 @@ class AdvertisedKeys:
         return advertisement
 
     def _own(self, client: int, keys: tuple[bytes, ...], slot: int) -> None:
-        """Make keys a client's own, in place of those that it had. Refuses keys of which another client is the owner.
-
-        The later client is the copier, if it has been here before: clients hear of each other's keys only as members of
-        a slot. The first list that it sends to this server proves nothing. If the server was restarted, another client
-        may know that list from before, and may have been quicker to send it.
-        """
+        """Make a client the owner of these keys, in place of those that it had. Refuses keys that another client owns.
+        The later client is the copier if it has advertised before, because clients learn each other's keys only as
+        members of a slot. Its first list proves nothing: a copier may know it from before a restart of the server."""
         others = {self._owners[key] for key in keys if key in self._owners} - {client}
         if others:
             if client in self._owned:

@@ -1,11 +1,11 @@
-"""The crash record: what a server stores before it asks clients for shares.
+"""The crash record, which a server stores before it asks clients for shares.
 
-After a crash it must ask for the same sum again, because no client helps to unmask two.
+After a crash the server must ask for the same sum again, because clients never help to unmask two.
 """
 
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -17,50 +17,42 @@ from baffle.core.ring import ELEMENT
 from baffle.errors import MessageError, RunFolderError, unwritable
 from baffle.files import Attempt, once, read_file, replace
 
-MOST_BYTES = 1 << 34
-"""Of a crash record: room for the vectors of a thousand clients with four million weights each."""
+MOST_BYTES = 1 << 34  # the largest crash record: the vectors of a thousand clients with four million weights each
 
 
-class CrashStore(Protocol):
-    """Holds one crash record beyond the end of the process; the record is durable when `write` returns."""
-
-    def write(self, record: bytes) -> None: ...
-
-    def read(self) -> bytes | None: ...
-
-
+@dataclass(frozen=True)
 class CrashFile:
-    """A crash record on disk, replaced whole or not at all. `attempt` makes every write, and may wait for room."""
+    """A crash record on disk, replaced whole or not at all, and durable when `write` returns. `attempt` makes every
+    write, and may wait for room."""
 
-    def __init__(self, path: Path, attempt: Attempt = once) -> None:
-        self._path = path
-        self._attempt = attempt
+    path: Path
+    attempt: Attempt = once
 
     def write(self, record: bytes) -> None:
         def write() -> None:
             try:
-                replace(self._path, record)
+                replace(self.path, record)
             except OSError as fault:
-                raise unwritable(self._path, fault, "free some space") from None
+                raise unwritable(self.path, fault, "free some space") from None
 
-        self._attempt(write)
+        self.attempt(write)
 
     def clear(self) -> None:
-        """Forget the record: the round is asked under another statement now."""
-        self._path.unlink(missing_ok=True)
+        """Delete the record, because the round is now asked under another statement."""
+        self.path.unlink(missing_ok=True)
 
     def read(self) -> bytes | None:
         try:
-            return read_file(self._path, MOST_BYTES)
+            return read_file(self.path, MOST_BYTES)
         except FileNotFoundError:
             return None
         except OSError as fault:
-            raise RunFolderError(f"{self._path} cannot be read: {fault.strerror or fault}") from None
+            raise RunFolderError(f"{self.path} cannot be read: {fault.strerror or fault}") from None
 
 
 class SlotRecord(Message, frozen=True, tag="kept-slot"):
-    """One group's slot after its vectors have come. Of what the participants sealed, only what they said about it is
-    still needed: their commitments, and the digests of all their shares."""
+    """One group's slot after its vectors have arrived. Of the participants' boxes, only the commitments and the digests
+    of the shares are still needed."""
 
     opening: Opening
     participants: Members
@@ -73,7 +65,7 @@ class SlotRecord(Message, frozen=True, tag="kept-slot"):
 
 
 class CrashRecord(Message, frozen=True, tag="kept"):
-    """A round's slots, with none for a group whose sum had been abandoned already."""
+    """A round's slots; None for a group whose sum was already abandoned."""
 
     round: Number
     weights_hash: Hash
@@ -109,11 +101,8 @@ def restore_slot(run: bytes, record: SlotRecord, policy: ClientPolicy) -> Server
     members = record.opening.members
     if tuple(advertisements) != members or not set(record.senders) <= set(record.participants) <= set(members):
         raise MessageError("the crash record holds clients that are not members of its slot, or lacks some")
-    slot = ServerSlot(run, checked_slot(record.opening, policy), advertisements)
-    slot.participants = record.participants
-    slot.chain = record.chain
-    slot.context = record.context
-    slot.alive = record.senders
+    slot = ServerSlot(run, checked_slot(record.opening, policy), advertisements, participants=record.participants)
+    slot.chain, slot.context, slot.alive = record.chain, record.context, record.senders
     size = len(record.vectors)
     if not record.senders or size % (ELEMENT.itemsize * len(record.senders)):
         raise MessageError(f"the crash record holds {size} bytes of vectors for {len(record.senders)} clients")
@@ -121,9 +110,8 @@ def restore_slot(run: bytes, record: SlotRecord, policy: ClientPolicy) -> Server
     slot.vectors = dict(zip(record.senders, elements.reshape(len(record.senders), -1), strict=True))
     commitments = cut(record.commitments, 32, len(record.participants), "commitments")
     slot.commitments = dict(zip(record.participants, commitments, strict=True))
-    if [len(digests) for digests in record.digests] != [2 * DIGEST_BYTES * slot.slot.graph.k] * len(
-        record.participants
-    ):
+    size = 2 * DIGEST_BYTES * slot.slot.graph.k
+    if [len(digests) for digests in record.digests] != [size] * len(record.participants):
         raise MessageError("the crash record holds digests of other shares than were dealt")
     slot.digests = dict(zip(record.participants, record.digests, strict=True))
     return slot

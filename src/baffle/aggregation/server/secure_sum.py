@@ -1,40 +1,95 @@
-"""The secure sums of a round: the server's side of every phase, over any transport. A steady round is two exchanges."""
+"""The server's side of the secure sums of a round, over any transport. A steady round takes two exchanges."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from baffle.aggregation.client_policy import ClientPolicy, Groups, checked_slot
 from baffle.aggregation.messages import Agreed, Opening, Turn, Turned
+from baffle.aggregation.plain import Traffic
 from baffle.aggregation.server.advertised_keys import AdvertisedKeys
 from baffle.aggregation.server.crash_record import (
+    CrashFile,
     CrashRecord,
-    CrashStore,
     decode_record,
     encode_record,
     record_slot,
     restore_slot,
 )
-from baffle.aggregation.server.group_sum import GroupSum, continue_each
 from baffle.aggregation.server.slot import ServerSlot
-from baffle.aggregation.server.traffic import Traffic
 from baffle.core.messages import RoundRequest, contribution_to, decode_answer
-from baffle.core.ports import Collected, Transport
+from baffle.core.ports import CONTRIBUTED, MISSING, Collected, Transport
 from baffle.core.ring import EXTRAS, Encoding, Sum
 from baffle.errors import AbortError, AbstainedError, MessageError, RefusalError
+
+T = TypeVar("T")
+
+
+@dataclass
+class GroupSum:
+    """The group's requests, its slot once one is open, and the reason if its sum was abandoned."""
+
+    requests: Mapping[int, RoundRequest]
+    slot: ServerSlot | None = None
+    with_keys: Sequence[int] = ()
+    fault: str = ""
+
+    @property
+    def request(self) -> RoundRequest:
+        """One of the requests. All are about the same round and weights."""
+        return next(iter(self.requests.values()))
+
+    @property
+    def round(self) -> int:
+        return self.request.round
+
+    def open_slot(self) -> ServerSlot:
+        if self.slot is None:
+            raise AbortError(f"{len(self.with_keys)} of {len(self.requests)} clients have keys, too few for a sum")
+        return self.slot
+
+    def present(self) -> Iterable[int]:
+        """The clients that have done their part so far."""
+        if self.slot is None:
+            return self.with_keys
+        return self.slot.vectors if self.slot.participants else self.slot.sealed
+
+    def events(self, traffic: Traffic, barred: Mapping[int, str]) -> dict[int, str]:
+        """How each client ended the round. `barred` maps clients that are not asked at all to the reason."""
+        first_refusals = dict(reversed(traffic.refusals))
+        reasons = first_refusals | {client: f"left out: {why}" for client, why in barred.items()}
+        present = set(self.present())
+        return {
+            client: (self.fault or CONTRIBUTED) if client in present else reasons.get(client, MISSING)
+            for client in self.requests
+        }
+
+
+def continue_each(sums: list[GroupSum], step: Callable[[GroupSum], T]) -> dict[int, T]:
+    """Take one step with every group that has not been abandoned, and return the results by the group's index. A group
+    whose step fails is abandoned; the others go on."""
+    results: dict[int, T] = {}
+    for index, group_sum in enumerate(sums):
+        if not group_sum.fault:
+            try:
+                results[index] = step(group_sum)
+            except MessageError as fault:
+                group_sum.fault = f"the sum was abandoned: {fault}"
+    return results
 
 
 @dataclass
 class SecureSum:
     """Learns for each group of a round the sum over the clients that finish it, and nothing else about any of them.
 
-    The exchange that ends one round opens the next, so that clients do their key work while they wait anyway. With a
-    `crash_store`, a server that crashes while it asks for shares asks for the same sum again. `reachable` says which
-    clients can be asked at the moment; without it, all of them. A round is opened for no others: its threshold counts
-    all that it was opened for, and would soon be out of reach of those that are here.
+    The exchange that ends one round opens the next, so that clients prepare keys while they would otherwise wait. With
+    a `crash_store`, a server that crashes while it asks for shares asks for the same sum again. `reachable` returns the
+    clients that can be asked now; without it, all can. Rounds are opened for reachable clients only, because the
+    threshold counts every client that a round was opened for.
 
-    A client that was proved to lie is left out for as long as this object lives: otherwise it could spoil every round,
-    and clients answer only a few times about the same weights.
+    A client that is proved to have lied is left out for the lifetime of this object. Otherwise it could spoil every
+    round, and clients answer only a few times about the same weights.
     """
 
     ring: Encoding
@@ -42,7 +97,7 @@ class SecureSum:
     run: bytes
     directory: Mapping[int, bytes]
     policy: ClientPolicy
-    crash_store: CrashStore | None = None
+    crash_store: CrashFile | None = None
     reachable: Callable[[], Set[int]] | None = None
     _keys: AdvertisedKeys = field(init=False)
     _opened: list[ServerSlot] = field(default_factory=list)  # slots that the last round opened for the next
@@ -62,15 +117,11 @@ class SecureSum:
         self._unmask_and_open_next(sums, traffic)
         by_group = continue_each(sums, self._total)
         self._bar_liars(sums, traffic)
+        events, states = dict[int, str](), dict[int, bytes]()
+        for group_sum in sums:
+            events |= group_sum.events(traffic, self._keys.barred)
+            states |= group_sum.slot.states if group_sum.slot else {}
         totals = tuple(by_group.get(index) for index in range(len(sums)))
-        events = {
-            client: event
-            for group_sum in sums
-            for client, event in group_sum.events(traffic, self._keys.barred).items()
-        }
-        states = {
-            client: state for group_sum in sums if group_sum.slot for client, state in group_sum.slot.states.items()
-        }
         return traffic.collected(totals, events)._replace(states=states)
 
     def forget(self, client: int) -> None:
@@ -100,13 +151,12 @@ class SecureSum:
 
     def _give_slots(self, sums: list[GroupSum], traffic: Traffic) -> None:
         """Give each group the slot that the last round opened for it, or open a new one."""
-        opened = self._opened
-        self._opened = []
+        opened, self._opened = self._opened, []
         for slot in opened:
             slot.leave_out(self._keys.barred)  # they were caught after it had been opened
         for group_sum in sums:
-            fitting = (slot for slot in opened if _fits(slot, group_sum))
-            group_sum.slot = next(fitting, None)
+            own = (slot for slot in opened if set(slot.slot.opening.members) <= set(group_sum.requests))
+            group_sum.slot = next((slot for slot in own if slot.slot.number == group_sum.round), None)
         without_slot = [group_sum for group_sum in sums if group_sum.slot is None]
         if without_slot:
             self._open_now(without_slot, traffic)
@@ -125,10 +175,9 @@ class SecureSum:
 
     def _require_enough_sealed(self, group_sum: GroupSum) -> None:
         slot = group_sum.open_slot()
-        if len(slot.sealed) < max(self.policy.floor, slot.slot.opening.threshold):
-            raise AbortError(
-                f"{len(slot.sealed)} of {len(group_sum.requests)} clients shared their secrets, too few for a sum"
-            )
+        sealed, of = len(slot.sealed), len(group_sum.requests)
+        if sealed < max(self.policy.floor, slot.slot.opening.threshold):
+            raise AbortError(f"{sealed} of {of} clients shared their secrets, too few for a sum")
 
     def _take_vectors(self, sums: list[GroupSum], traffic: Traffic) -> None:
         requests_by_group = continue_each(sums, lambda group_sum: group_sum.open_slot().requests(group_sum.requests))
@@ -154,7 +203,7 @@ class SecureSum:
         self.crash_store.write(encode_record(record))
 
     def _agree(self, sums: list[GroupSum], traffic: Traffic) -> None:
-        """Let the clients sign who survived, so that each can see that the others were told the same."""
+        """Let the clients sign the survivors, so that each can see that all were sent the same list."""
         survivors = continue_each(sums, lambda group_sum: group_sum.open_slot().survivors())
         replies = traffic.exchange(
             {client: agree for index, agree in survivors.items() for client in sums[index].open_slot().alive}
@@ -196,17 +245,16 @@ class SecureSum:
 
     def _open_slots(self, number: int, groups: Groups) -> list[ServerSlot | None]:
         """A slot for each group, or none for a group in which too few clients are reachable and have keys."""
-        slots: list[ServerSlot | None] = []
+        slots: list[ServerSlot | None] = [None] * len(groups)
         reachable = self.reachable() if self.reachable else set(self.directory)
-        for group in groups:
-            slot = None
+        for index, group in enumerate(groups):
             with suppress(RefusalError):
-                slot = self._open_slot(number, [client for client in sorted(group) if client in reachable], len(group))
-            slots.append(slot)
+                clients = [client for client in sorted(group) if client in reachable]
+                slots[index] = self._open_slot(number, clients, len(group))
         return slots
 
     def _open_slot(self, number: int, clients: Sequence[int], company: int) -> ServerSlot:
-        """A slot for those of the clients that have keys. `company` is the size of the whole group."""
+        """A slot for the clients that have keys. `company` is the size of the whole group."""
         advertisements = self._keys.of(clients)
         members = tuple(advertisements)
         least = self.policy.least_threshold(self.policy.graph(members, number), company)
@@ -243,8 +291,3 @@ class SecureSum:
                     raise AbstainedError
             except MessageError as fault:
                 traffic.refuse(client, fault)
-
-
-def _fits(slot: ServerSlot, group_sum: GroupSum) -> bool:
-    members = slot.slot.opening.members
-    return set(members) <= set(group_sum.requests) and slot.slot.number == group_sum.round

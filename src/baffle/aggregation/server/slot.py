@@ -1,6 +1,8 @@
-"""The server's half of one slot of a secure sum: message in, message out, no transport and no clock."""
+"""The server's half of one slot of a secure sum: messages in, messages out, without transport or clock."""
 
-from collections.abc import Callable, Iterable, Mapping
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -32,16 +34,96 @@ from baffle.aggregation.messages import (
     Unmasked,
     cut,
 )
-from baffle.aggregation.server.recovery import Dealt, Recovery
-from baffle.aggregation.shares import SHARE_BYTES
+from baffle.aggregation.shares import SHARE_BYTES, combine, correct, weights
 from baffle.core.messages import RoundRequest
 from baffle.core.ring import RingVector, add
 from baffle.errors import AbortError, RefusalError
 
+Shares = Mapping[int, bytes]  # holder → its share of one secret
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """A dealer's commitments to one of its secrets. They check the secret, and the share dealt to a holder."""
+
+    dealer: int
+    secret: Callable[[bytes], bool]
+    share: Callable[[int, bytes], bool]
+
+
+@dataclass
+class Recovery:
+    """Recovers secrets whose shares have a common threshold. `lies` maps each client that lied in the slot to how.
+
+    If all secrets have the same holders (`same_holders`), one set of weights serves them all, and every share is used,
+    so that any wrong one is noticed. Otherwise computing the weights costs more than everything else, so only a
+    threshold of the shares is used. They are drawn at random, so that no holder can rely on being left out.
+    """
+
+    slot: int
+    threshold: int
+    same_holders: bool
+    lies: dict[int, str] = field(default_factory=dict)
+    _weights: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    _ranks: dict[int, int] = field(default_factory=lambda: defaultdict(lambda: secrets.randbits(64)))
+
+    def secret(self, shares: Shares, dealt: Dealt) -> bytes:
+        """The secret that the dealer committed to. Aborts if these shares do not give it."""
+        self._require_enough(shares, dealt.dealer, "answered")
+        secret = self._combined(shares)
+        return self._contested(shares, dealt) if not dealt.secret(secret) else secret
+
+    def note_unopened(self, dealer: int, complaints: int, holders: int) -> None:
+        """Note that `complaints` of the holders could not open the dealer's box. Any of them may lie, and their shares
+        count as missing. If so many complain that the secret cannot be recovered, either the dealer lies or more
+        holders do than a sum can tolerate."""
+        if complaints > holders - self.threshold:
+            self._note(dealer, f"its boxes could not be opened by {complaints} of {holders} holders")
+
+    def _contested(self, shares: Shares, dealt: Dealt) -> bytes:
+        """The secret from the shares that were really dealt. If these do not fit together or give another secret, the
+        dealer has lied: in what it dealt, or in its own share of its own secret, which no other client can check. A few
+        such shares can be corrected."""
+        right = {holder: share for holder, share in shares.items() if dealt.share(holder, share)}
+        for holder in shares.keys() - right.keys():
+            self._note(holder, f"it released a share that client {dealt.dealer} had not dealt to it")
+        self._require_enough(right, dealt.dealer, "gave the shares they were dealt")
+        for secret in self._attempts(right, dealt.dealer):
+            if secret is not None and dealt.secret(secret):
+                return secret
+        raise AbortError(f"client {dealt.dealer} dealt shares that do not give what it had committed to")
+
+    def _attempts(self, right: Shares, dealer: int) -> Iterator[bytes | None]:
+        yield self._combined(right)
+        self._note(dealer, "it dealt shares that do not give what it had committed to")
+        others = {holder: share for holder, share in right.items() if holder != dealer}
+        if len(others) >= self.threshold:
+            yield self._combined(others)
+        yield correct(_points(right), list(right.values()), self.threshold)
+
+    def _require_enough(self, shares: Shares, dealer: int, what: str) -> None:
+        if len(shares) < self.threshold:
+            raise AbortError(f"{len(shares)} neighbours of client {dealer} {what}, {self.threshold} are needed")
+
+    def _combined(self, shares: Shares) -> bytes:
+        looked_at = tuple(shares)
+        if not self.same_holders:
+            looked_at = tuple(sorted(shares, key=self._ranks.__getitem__)[: self.threshold])
+        if looked_at not in self._weights:
+            self._weights[looked_at] = weights(_points(looked_at))
+        return combine(self._weights[looked_at], [shares[holder] for holder in looked_at])
+
+    def _note(self, client: int, how: str) -> None:
+        self.lies.setdefault(client, f"in round {self.slot} {how}")
+
+
+def _points(holders: Iterable[int]) -> list[int]:
+    return [holder + 1 for holder in holders]
+
 
 @dataclass
 class ServerSlot:
-    """Takes what clients send, in any order, and ends with the sum over the clients whose vectors came."""
+    """Takes clients' messages, in any order, and computes the sum over the clients whose vectors arrived."""
 
     run: bytes
     slot: Slot
@@ -89,15 +171,11 @@ class ServerSlot:
             sender: dict(zip(self.slot.graph.neighbours[sender], self.sealed[sender], strict=True))
             for sender in self.participants
         }
-        return {
-            receiver: MaskedRequest(
-                about[receiver],
-                self.participants,
-                keys,
-                b"".join(boxes[sender][receiver] for sender in self._neighbours(receiver)),
-            )
+        own = {
+            receiver: b"".join(boxes[sender][receiver] for sender in self._neighbours(receiver))
             for receiver in self.participants
         }
+        return {one: MaskedRequest(about[one], self.participants, keys, own[one]) for one in self.participants}
 
     def take_vector(self, sender: int, vector: RingVector, length: int) -> None:
         if sender not in self.participants or len(vector) != length:
@@ -107,7 +185,7 @@ class ServerSlot:
             raise RefusalError(f"client {sender} has sent another vector before")
 
     def survivors(self) -> Agree:
-        """Fix the survivors: the clients whose vectors have come."""
+        """Fix the survivors: the clients whose vectors have arrived."""
         self.alive = tuple(sorted(self.vectors))
         if len(self.alive) < max(self.slot.opening.floor, self.slot.opening.threshold):
             raise AbortError(f"{len(self.alive)} of {len(self.participants)} clients sent a vector, too few for a sum")
@@ -146,7 +224,7 @@ class ServerSlot:
 
     @property
     def lies(self) -> Mapping[int, str]:
-        """Who was found to lie when the sum was made, and how."""
+        """The clients that were found to lie when the sum was computed, and how."""
         return self.recovery.lies
 
     def _corrections(self, recovered: Mapping[int, bytes]) -> Iterable[RingVector]:
@@ -173,8 +251,8 @@ class ServerSlot:
         return advertisement.keys[self.slot.number - advertisement.first]
 
     def _recovered_secrets(self) -> dict[int, bytes]:
-        """The survivors' self-mask seeds and the dropped clients' keys. All are tried before any failure counts, so
-        that all lies come to light at once."""
+        """The survivors' self-mask seeds and the dropped clients' keys. All of them are tried before a failure is
+        reported, so that all lies are found at once."""
         recovered: dict[int, bytes] = {}
         faults: list[AbortError] = []
         for client in self.participants:
@@ -196,24 +274,17 @@ class ServerSlot:
         return self.recovery.secret(shares, self._dealt(client))
 
     def _dealt(self, client: int) -> Dealt:
-        """What a client has said about the secret of it that is needed."""
-        return Dealt(
-            client,
-            self._is_seed(client) if client in self.vectors else self._is_key(client),
-            lambda holder, share: holder == client or self._is_share(client, holder, share),
-        )
+        """A client's commitments to the one of its secrets that is needed."""
 
-    def _is_seed(self, client: int) -> Callable[[bytes], bool]:
-        return lambda seed: seed_commitment(self.run, self.slot.number, client, seed) == self.commitments[client]
-
-    def _is_key(self, client: int) -> Callable[[bytes], bool]:
         def matches(secret: bytes) -> bool:
+            if client in self.vectors:
+                return seed_commitment(self.run, self.slot.number, client, secret) == self.commitments[client]
             return self._private_key(client, secret).public_key().public_bytes_raw() == self._key_of(client)
 
-        return matches
+        return Dealt(client, matches, lambda holder, share: holder == client or self._is_share(client, holder, share))
 
     def _private_key(self, client: int, secret: bytes) -> X25519PrivateKey:
-        """The key that a secret would give a client. It is needed twice: to check the secret, and to use it."""
+        """The key that follows from a client's secret. It is kept: it is needed to check the secret, and to use it."""
         if (client, secret) not in self._private_keys:
             context = key_context(self.run, self.advertisements[client].session, client, self.slot.number)
             self._private_keys[client, secret] = mask_key(secret, context)

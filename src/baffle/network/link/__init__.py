@@ -1,1 +1,1 @@
-"""The link: one websocket a client, over which the server asks and the client answers. Every message is signed."""
+"""The link: one websocket a client, over which the server sends requests and the client replies, all of them signed."""

@@ -1,12 +1,12 @@
-"""The server's end of one connection: bytes in, frames out, and the other way round. It knows websockets and time
-limits, and nothing about runs."""
+"""The server's end of one connection: it turns bytes into frames and back, and keeps time limits. It knows nothing
+about runs."""
 
 import asyncio
 import logging
 import socket
 from collections import deque
 from contextlib import suppress
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
@@ -17,63 +17,28 @@ from baffle.errors import MessageError, first_line
 from baffle.network.link import door
 from baffle.network.link.handshake import GOODBYE, HANDSHAKE_BYTES, NORMAL, PATH, REFUSED, WRONG
 
-CLOSE_SECONDS = 2.0
-"""How long the other end may take to close a connection that we have ended."""
+if TYPE_CHECKING:
+    from baffle.network.link.server import Port
 
-SWITCHING = 101
-"""The status of a response that opens a websocket."""
-
-PIECE = 64 * 1024
-"""Bytes are handed to the transport in pieces of this size, and only while it takes them: what waits is counted."""
-
-CONTROL_FRAMES = 100
-"""How many pings and pongs the other end may send, besides one a second."""
-
-REASON_BYTES = 120
-"""The most bytes of a reason for closing: a control frame has 125 in all."""
-
+CLOSE_SECONDS = 2.0  # how long the other end may take to close a connection that we have ended
+SWITCHING = 101  # the status of a response that opens a websocket
+PIECE = 64 * 1024  # bytes go to the transport in pieces of this size, while it takes them; the rest counts as unsent
+CONTROL_FRAMES = 100  # how many pings and pongs the other end may send, in addition to one a second
+REASON_BYTES = 120  # the most bytes of a reason for closing: a control frame has 125 in all
 _SILENT = logging.Logger("baffle.link", logging.CRITICAL + 1)  # strangers' mistakes are counted, not logged
 
 
-class Host(Protocol):
-    """What a connection tells the link that it belongs to."""
-
-    def page(self, connection: "Connection", request: Request) -> Response:
-        """The answer to a request that opens no websocket."""
-        ...
-
-    def received(self, connection: "Connection", frame: bytes) -> None:
-        """Raises a MessageError if the frame is not what it should be. The connection is then closed."""
-        ...
-
-    def refused(self, connection: "Connection", why: str) -> None:
-        """The other end did what it must not do; the connection is about to be closed."""
-        ...
-
-    def lost(self, connection: "Connection") -> None:
-        """The connection has ended: nothing more is received or sent. This is said once."""
-        ...
-
-    def gone(self, connection: "Connection") -> None:
-        """The socket is closed, too. This is said once, if the connection was made."""
-        ...
-
-
 class Connection(asyncio.Protocol):
-    """One connection. `client` is the number of the client at the other end, once it has proved who it is."""
+    """One connection to a port. `client` is the number of the client at the other end, once it is authenticated."""
 
-    def __init__(self, host: Host, address: str, accepted: socket.socket) -> None:
-        self._host = host
-        self._socket = accepted
+    def __init__(self, port: "Port", address: str, accepted: socket.socket) -> None:
+        self._port, self.address, self._socket = port, address, accepted
         self._loop = asyncio.get_running_loop()
-        self.address = address
         self.client: int | None = None
         self.process = b""
         self.made = self.served = self.ended = False
-        self.broke = False
-        """Whether the connection ended although neither end meant it to."""
-        self.begun = self.heard = self._loop.time()
-        """When the connection began, and when the other end was last heard from, by the loop's clock."""
+        self.broke = False  # whether the connection ended although neither end closed it
+        self.begun = self.heard = self._loop.time()  # the other end was last heard from at `heard`
         self._protocol = ServerProtocol(max_size=HANDSHAKE_BYTES, logger=_SILENT)
         self._received = self._controls = 0
         self._waiting = deque[bytes | memoryview]()  # empty bytes: close the transport
@@ -82,12 +47,11 @@ class Connection(asyncio.Protocol):
         self._timer = self._loop.call_later(door.SECONDS, self.drop)
 
     def prove(self, client: int, process: bytes) -> None:
-        """The other end is this client: the limits on strangers no longer hold."""
+        """The other end is this client: the limits on unauthenticated connections no longer hold."""
         self.client, self.process = client, process
         self._timer.cancel()
 
     def allow(self, size: int) -> None:
-        """Accept frames of at most this many bytes from now on."""
         self._protocol.max_message_size = size
 
     def send(self, frame: bytes) -> None:
@@ -102,18 +66,18 @@ class Connection(asyncio.Protocol):
 
     @property
     def unsent(self) -> int:
-        """How many bytes wait because the other end does not take them."""
+        """How many bytes wait because the other end does not read."""
         return sum(map(len, self._waiting)) + (self._transport.get_write_buffer_size() if self._transport else 0)
 
     def close(self, code: int, reason: str = "") -> None:
-        """Say goodbye, and end the connection even if the other end does not."""
+        """Send a close frame, and end the connection even if the other end does not."""
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(code, reason.encode()[:REASON_BYTES].decode(errors="ignore"))
         self._flush()
         self._end(broke=False)
 
     def drop(self) -> None:
-        """End the connection without a word."""
+        """End the connection without a close frame."""
         self._end(broke=False)
         if self._transport:
             self._transport.abort()
@@ -138,9 +102,15 @@ class Connection(asyncio.Protocol):
                 self.drop()
                 return
         try:
-            self._read(data)
-        except Exception as fault:  # whatever a stranger sends must stay that stranger's problem
-            self._host.refused(self, f"its bytes led to {type(fault).__name__}: {first_line(fault)}")
+            self._protocol.receive_data(data)
+            for event in self._protocol.events_received():
+                if not self.ended:
+                    self._take(event)
+            if self._protocol.parser_exc and not self.ended:
+                self._refuse(first_line(self._protocol.parser_exc))
+            self._flush()
+        except Exception as fault:  # no bytes from outside may cause an error elsewhere
+            self._port.refused(self, f"its bytes led to {type(fault).__name__}: {first_line(fault)}")
             self.drop()
 
     def eof_received(self) -> None:
@@ -152,7 +122,7 @@ class Connection(asyncio.Protocol):
         self._waiting.clear()
         self._transport = None
         self._end(broke=True)
-        self._host.gone(self)
+        self._port.gone(self)
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -163,26 +133,17 @@ class Connection(asyncio.Protocol):
 
     # Bytes become events
 
-    def _read(self, data: bytes) -> None:
-        self._protocol.receive_data(data)
-        for event in self._protocol.events_received():
-            if not self.ended:
-                self._take(event)
-        if self._protocol.parser_exc and not self.ended:
-            self._refuse(first_line(self._protocol.parser_exc))
-        self._flush()
-
     def _take(self, event: Request | Response | Frame) -> None:
         if isinstance(event, Request):
             self._answer(event)
         elif isinstance(event, Frame) and self._protocol.state is not State.CONNECTING:
-            self._take_frame(event)  # what follows a request that opened no websocket is no frame
+            self._take_frame(event)  # bytes after a request that opened no websocket are not a frame
 
     def _answer(self, request: Request) -> None:
         response = self._protocol.accept(request) if request.path == PATH else None
         is_websocket = response is not None and response.status_code == SWITCHING
         if response is None or not is_websocket:
-            response = self._host.page(self, request)
+            response = self._port.page(self, request)
         self._protocol.send_response(response)
         if not is_websocket:
             self._flush()
@@ -199,14 +160,14 @@ class Connection(asyncio.Protocol):
                 self._refuse("too many pings")
         elif frame.opcode is Opcode.BINARY and frame.fin:
             try:
-                self._host.received(self, bytes(frame.data))
+                self._port.received(self, bytes(frame.data))
             except MessageError as fault:
                 self._refuse(str(fault))
         else:
             self._refuse("a frame that is not whole or not binary")
 
     def _refuse(self, why: str) -> None:
-        self._host.refused(self, why)
+        self._port.refused(self, why)
         self.close(REFUSED if self.client is None else WRONG, why)
 
     def _end(self, *, broke: bool) -> None:
@@ -217,7 +178,7 @@ class Connection(asyncio.Protocol):
         self._timer.cancel()
         if self._transport:
             self._timer = self._loop.call_later(CLOSE_SECONDS, self.drop)
-        self._host.lost(self)
+        self._port.lost(self)
 
     # Frames become bytes
 

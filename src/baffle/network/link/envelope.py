@@ -1,11 +1,11 @@
-"""Signed messages: who says what to whom, in which run and phase, and in answer to what.
+"""Signed messages between the server and a client, and how large they may be.
 
     request   run 32 · id 16 · round 4 · phase 1 · signature 64 · body
     reply     first 4 bytes of the id · signature 64 · body
 
 A signature covers tag, direction, sender, receiver, run, round, phase, id, the hash of the request and the hash of the
-body. It names no connection, so a message that is repeated is the same bytes, and whoever carries it can change
-nothing. It is checked before anybody reads the body.
+body. It names no connection, so a repeated message is the same bytes, and a proxy can change nothing. It is checked
+before the body is read.
 """
 
 import secrets
@@ -16,35 +16,27 @@ from hashlib import sha256
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from baffle.aggregation.context import length_prefixed, signed
-from baffle.aggregation.messages import SIGNATURE_BYTES
+from baffle.aggregation.messages import BOX_BYTES, MOST_KEYS, SIGNATURE_BYTES
+from baffle.aggregation.shares import SHARE_BYTES
 from baffle.errors import MessageError
 
 TAG = b"message/2"
 TO_CLIENT, TO_SERVER = b"to client", b"to server"
 
-PHASES = (
-    "introduce",
-    "begin",
-    "openings",
-    "halt",
-    "over",
-    "hello",
-    "turn",
-    "request",
-    "masked-request",
-    "agree",
-    "new-roster",
-)
-"""The kinds of requests, each named by the tag of its message. A request's header holds the number of its kind."""
+# The kinds of requests, each named by the tag of its message. A request's header holds the index of its kind.
+_JOINING = ("introduce", "begin", "openings", "halt", "over")
+PHASES = (*_JOINING, "hello", "turn", "request", "masked-request", "agree", "new-roster")
 
 MOST_ROUND = 2**32 - 1
 
 _HEADER = struct.Struct(">32s16sIB")
 _SHORT_ID = 4
-REQUEST_BYTES = _HEADER.size + SIGNATURE_BYTES
-"""What a request adds to its body."""
-REPLY_BYTES = _SHORT_ID + SIGNATURE_BYTES
-"""What a reply adds to its body."""
+REQUEST_BYTES = _HEADER.size + SIGNATURE_BYTES  # what a request adds to its body
+REPLY_BYTES = _SHORT_ID + SIGNATURE_BYTES  # what a reply adds to its body
+SMALL = 8 * 1024  # room for a message without vectors, shares or keys; and for the rest of a message that has them
+PLAN_BYTES = SMALL + (4 << 20)  # room for a plan of 2¹⁸ characters, or for a roster with some thousand more clients
+KEY_BYTES = 32 + 5
+MEMBER_BYTES = 512  # room for a client's commitment and tier in a statement, or for its place in a roster
 
 
 @dataclass(frozen=True)
@@ -57,7 +49,6 @@ class Request:
 
     @property
     def frame(self) -> bytes:
-        """The request as it travels."""
         return self.header + self.signature + self.body
 
     @property
@@ -78,11 +69,10 @@ class Request:
 
     @property
     def short_id(self) -> bytes:
-        """What a reply names this request by."""
+        """The part of the id by which a reply names this request."""
         return self.id[:_SHORT_ID]
 
     def hash(self) -> bytes:
-        """The SHA-256 hash of the frame."""
         frame = sha256(self.header)
         frame.update(self.signature)
         frame.update(self.body)
@@ -119,7 +109,6 @@ def read_request(sender: bytes, receiver: bytes, frame: bytes) -> Request:
 
 
 def reply(identity: Ed25519PrivateKey, receiver: bytes, request: Request, body: bytes) -> bytes:
-    """The signed reply to a request, as it travels."""
     own = identity.public_key().public_bytes_raw()
     signature = identity.sign(_text(TO_SERVER, own, receiver, request.header, request.hash(), body))
     return request.short_id + signature + body
@@ -137,6 +126,28 @@ def read_reply(sender: bytes, receiver: bytes, request: Request, frame: bytes) -
 
 def _text(direction: bytes, sender: bytes, receiver: bytes, header: bytes, request_hash: bytes, body: bytes) -> bytes:
     run, request_id, number, phase = header[:32], header[32:48], header[48:52], header[52:]
-    return length_prefixed(
-        TAG, direction, sender, receiver, run, number, phase, request_id, request_hash, sha256(body).digest()
-    )
+    about = run, number, phase, request_id, request_hash
+    return length_prefixed(TAG, direction, sender, receiver, *about, sha256(body).digest())
+
+
+# Limits follow from a run's plan, so a frame that exceeds them is refused by its length alone
+
+
+def most_bytes(phase: str, clients: int, contribution: int) -> int:
+    """The most bytes of a reply to a request of this kind. Contributions to this run have `contribution` bytes."""
+    turn = clients * (BOX_BYTES + SHARE_BYTES)
+    more = {"hello": MOST_KEYS * KEY_BYTES, "turn": turn, "request": contribution, "masked-request": contribution}
+    return SMALL + more.get(phase, 0)
+
+
+def most_joining_bytes(clients: int) -> int:
+    """The most bytes that a request may have before a client is in a run: a plan, and a list of clients."""
+    return PLAN_BYTES + clients * MEMBER_BYTES
+
+
+def most_request_bytes(clients: int, n_weights: int, contribution: int) -> int:
+    """The most bytes that a request to a client may have: a whole state of the weights and what two optimizers' vectors
+    and an average add to it; or all outcomes that are smaller than that; with lists of clients and their keys."""
+    state = 16 * n_weights + contribution
+    lists = clients * (4 * 9 + BOX_BYTES + SIGNATURE_BYTES + 256 * KEY_BYTES)
+    return most_joining_bytes(clients) + 2 * state + lists

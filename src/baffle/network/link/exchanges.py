@@ -1,11 +1,10 @@
-"""Who is connected, who was asked what, and who has answered. Everything here happens on the link's thread.
+"""Requests to the connected clients, and their replies. Everything here runs on the link's thread.
 
-a client that says goodbye                    is not waited for
-a client whose line breaks                    has GRACE seconds to open another; it is then asked again, in the
-                                              same bytes
-a client that does not answer in time         is left out of this exchange
-... and was not heard from meanwhile          is not asked again before it is
-... or has not even taken the whole request   is disconnected
+a client that closes its connection      is not waited for
+a client whose connection breaks         has GRACE seconds to open another, and is asked again in the same bytes
+a client that misses a deadline          is left out of this exchange
+... and was silent meanwhile             is not asked again before it gives a sign of life
+... or has not read the whole request    is disconnected
 """
 
 import asyncio
@@ -14,46 +13,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baffle.errors import MessageError
+from baffle.network.keys.rosters import Roster
 from baffle.network.link.connection import Connection
-from baffle.network.link.envelope import REPLY_BYTES, Request, answered_id, read_reply
+from baffle.network.link.envelope import REPLY_BYTES, Request, answered_id, most_bytes, read_reply
 from baffle.network.link.handshake import REFUSED, REPLACED
-from baffle.network.link.limits import most_bytes
-from baffle.network.rosters import Roster
 
-GRACE = 2.0
-"""Seconds for which a client whose line broke counts as connected."""
-
-QUIET, GONE = 15.0, 45.0
-"""After so many seconds without a byte a client is pinged, and after so many its connection is given up."""
-
-MOST_UNANSWERED = 16
-"""How many requests a client may still answer after their deadlines."""
-
-TELL_AGAIN = 5.0
-"""Seconds between two lines about the same client: one that misbehaves could fill a log."""
+GRACE = 2.0  # seconds for which a client whose connection broke counts as connected
+QUIET, GONE = 15.0, 45.0  # seconds without a byte until a client is pinged, and until its connection is given up
+MOST_UNANSWERED = 16  # how many requests a client may still answer after their deadlines
+TELL_AGAIN = 5.0  # seconds between two log lines about the same client, so that one that misbehaves cannot fill the log
 
 
 @dataclass
 class Exchange:
-    """Requests that wait for replies."""
-
     open: dict[int, Request]
     replies: dict[int, bytes] = field(default_factory=dict)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def close(self, client: int, reply: bytes | None = None) -> None:
-        """Stop waiting for a client. `reply` is what it answered."""
+        """Stop waiting for a client, whose reply this is if it has answered."""
         if self.open.pop(client, None) and reply is not None:
             self.replies[client] = reply
         if not self.open:
             self.done.set()
-
-
-@dataclass(frozen=True)
-class Break:
-    """A client's line broke."""
-
-    process: bytes
 
 
 class Exchanges:
@@ -63,37 +45,29 @@ class Exchanges:
         self._directory, self._own = roster.directory(), roster.server_key
         self._seconds, self._say = seconds, say
         self.connections: dict[int, Connection] = {}
-        self.contribution = 0
-        """The most bytes of a contribution."""
+        self.contribution = 0  # the most bytes of a contribution
         self.counts: Counter[str] = Counter()
         self._unanswered: dict[int, dict[bytes, int]] = {}  # client → requests on its connection, and room for a reply
-        self._breaks: dict[int, Break] = {}
+        self._broken: dict[int, Connection] = {}  # connections that broke a moment ago
         self._stalled: dict[int, float] = {}  # client → when it missed a deadline without a sign of life
         self._open: list[Exchange] = []
-        self._told: dict[int, float] = {}  # client → when something was last told about it
+        self._told: dict[int, float] = {}  # client → when something was last logged about it
 
     def admit(self, roster: Roster) -> None:
-        """The clients are those of this roster from now on. Whoever is no longer one of them is disconnected."""
         before, self._directory = self._directory, roster.directory()
         for client in [client for client, key in before.items() if self._directory.get(client) != key]:
-            self._breaks.pop(client, None)
+            self._broken.pop(client, None)
             if connection := self.connections.get(client):
                 connection.close(REFUSED, "this key is no longer on the server's roster")
             self._close(client)
 
     def present(self) -> dict[int, bytes]:
-        """The clients that are connected, each with the name of its process."""
-        broken = {client: known.process for client, known in self._breaks.items()}
-        return broken | {client: connection.process for client, connection in self.connections.items()}
+        return {client: connection.process for client, connection in (self._broken | self.connections).items()}
 
     async def carry(self, requests: dict[int, Request]) -> dict[int, bytes]:
-        """Send each client its request and return the replies."""
         begun, present = _now(), self.present()
-        exchange = Exchange({})
-        for client, request in requests.items():
-            if client not in present or self._is_stalled(client):
-                continue
-            exchange.open[client] = request
+        exchange = Exchange({one: asked for one, asked in requests.items() if one in present and not self._stalls(one)})
+        for client, request in exchange.open.items():
             if client in self.connections:
                 self._send(client, request)
         self._open.append(exchange)
@@ -109,10 +83,10 @@ class Exchanges:
         return exchange.replies
 
     def welcome(self, connection: Connection, client: int) -> None:
-        """A client has proved who it is. Its older connection, if there is one, ends; an open question is asked
-        again, unless its process is another, which knows nothing of the question."""
-        older, broken = self.connections.get(client), self._breaks.pop(client, None)
-        process = older.process if older else broken.process if broken else connection.process
+        """Take in an authenticated client's connection. Its older connection, if there is one, ends. An open request is
+        sent again, unless the client's process is another one, which cannot know of it."""
+        broken, older = self._broken.pop(client, None), self.connections.get(client)
+        process = (older or broken or connection).process
         self.connections[client] = connection
         self._unanswered[client] = {}
         if older:
@@ -129,7 +103,7 @@ class Exchanges:
                 exchange.close(client)
 
     def take(self, client: int, frame: bytes) -> None:
-        """Take a client's reply. One that comes after its deadline is ignored."""
+        """Take a client's reply. A reply that comes after its deadline is ignored."""
         self.counts["received bytes"] += len(frame)
         answered = answered_id(frame)
         if self._unanswered[client].pop(answered, None) is None:
@@ -140,19 +114,17 @@ class Exchanges:
                 exchange.close(client, read_reply(self._directory[client], self._own, request, frame))
 
     def note_refused(self, client: int, why: str) -> None:
-        """A client has done what it must not do."""
         self.counts["refused"] += 1
         self._tell_of(client, f"is disconnected: {why}")
 
     def lost(self, connection: Connection, client: int) -> None:
-        """A client's connection has ended."""
         if self.connections.get(client) is not connection:
             return  # a newer connection has taken its place
         del self.connections[client], self._unanswered[client]
         self._stalled.pop(client, None)
         if connection.broke:
-            self._breaks[client] = known = Break(connection.process)
-            asyncio.get_running_loop().call_later(GRACE, self._give_up, client, known)
+            self._broken[client] = connection
+            asyncio.get_running_loop().call_later(GRACE, self._give_up, client, connection)
         else:
             self._close(client)
 
@@ -165,10 +137,10 @@ class Exchanges:
             elif silent > QUIET:
                 connection.ping()
 
-    def _give_up(self, client: int, known: Break) -> None:
-        """Stop waiting for a client that has not come back since its line broke."""
-        if self._breaks.get(client) is known:
-            del self._breaks[client]
+    def _give_up(self, client: int, connection: Connection) -> None:
+        """Stop waiting for a client that has not come back since its connection broke."""
+        if self._broken.get(client) is connection:
+            del self._broken[client]
             self._close(client)
 
     def _close(self, client: int) -> None:
@@ -181,11 +153,10 @@ class Exchanges:
         if len(unanswered) > MOST_UNANSWERED:
             del unanswered[next(iter(unanswered))]
         connection.allow(REPLY_BYTES + max(unanswered.values()))
-        frame = request.frame
-        connection.send(frame)
+        connection.send(frame := request.frame)
         self.counts["sent bytes"] += len(frame)
 
-    def _is_stalled(self, client: int) -> bool:
+    def _stalls(self, client: int) -> bool:
         """Whether a client has given no sign of life since it missed a deadline."""
         connection, stalled = self.connections.get(client), self._stalled.get(client)
         if connection and stalled is not None and connection.heard <= stalled:
@@ -194,7 +165,6 @@ class Exchanges:
         return False
 
     def _note_late(self, client: int, begun: float) -> None:
-        """Deal with a client that has missed a deadline."""
         self.counts["late"] += 1
         connection = self.connections.get(client)
         if connection is None:

@@ -1,4 +1,4 @@
-"""How the two ends of a new connection prove who they are, before either asks anything.
+"""How the two ends of a new connection authenticate each other, before the server sends a request.
 
     client                                   server
     Greeting(nonce, host)            →
@@ -6,9 +6,9 @@
     Proof(key, process, signature)   →
                                      ←       Accepted
 
-The server proves itself first: a client shows its key only to the server that its roster names. Both signatures cover
-fresh nonces, so nothing that was overheard can be used again. The host is the name at which the client called: a
-server signs only for its own names, so that nobody can pass a greeting on from another address.
+The server proves its identity first: a client shows its key only to the server that its roster names. Both signatures
+cover fresh nonces, so they cannot be replayed. The host is the name that the client called: a server signs only for its
+own names, so a greeting cannot be relayed from another address.
 """
 
 import secrets
@@ -25,24 +25,17 @@ from baffle.aggregation.messages import Key, Session, Signature
 from baffle.core.messages import Message, decode, encode
 from baffle.errors import MessageError, RefusalError
 
-HANDSHAKE_BYTES = 512
-"""The most bytes that a frame of the handshake may have."""
-
-PATH = "/link"
-"""The path at which clients open their websocket."""
-
+HANDSHAKE_BYTES = 512  # the most bytes that a frame of the handshake may have
+PATH = "/link"  # the path at which clients open their websocket
+# Why a connection ends: as usual, one end stops, the same key connects again, the handshake or a frame breaks a rule
 NORMAL, GOODBYE, REPLACED, REFUSED, WRONG = 1000, 1001, 4001, 4003, 4004
-"""Why a connection is closed: nothing is left to say, one end stops, the same key has connected again, the handshake is
-refused, or a frame was not what it should be."""
-
-Host = Annotated[str, Meta(max_length=255)]
 
 
 class Greeting(Message, frozen=True, tag="link/2/greeting"):
-    """From a client: a fresh nonce, and the name at which it called the server."""
+    """From a client: a fresh nonce, and the name by which it called the server."""
 
     nonce: Key
-    host: Host
+    host: Annotated[str, Meta(max_length=255)]
 
 
 class Challenge(Message, frozen=True, tag="link/2/challenge"):
@@ -53,7 +46,7 @@ class Challenge(Message, frozen=True, tag="link/2/challenge"):
 
 
 class Proof(Message, frozen=True, tag="link/2/proof"):
-    """From a client: its key, a name that its process made up when it started, and its signature over all of it."""
+    """From a client: its key, a random name of its process, and its signature over the whole handshake."""
 
     key: Key
     process: Session
@@ -71,34 +64,27 @@ class ServerSide:
     identity: Ed25519PrivateKey
     clients: Mapping[bytes, int]
     hosts: Collection[str]
-    client: int | None = None
-    """Who the other end is, once it has proved it."""
+    client: int | None = None  # the number of the client at the other end, once it is authenticated
     process: bytes = b""
     _seen: list[bytes] = field(default_factory=list)
 
     def take(self, frame: bytes) -> bytes:
-        """The answer to the client's next frame. Refuses whoever does not keep to the handshake."""
+        """The answer to the client's next frame. Refuses any frame that breaks the handshake."""
+        own = self.identity.public_key().public_bytes_raw()
         if not self._seen:
-            challenge = self._challenge(decode(frame, Greeting))
+            greeting, nonce = decode(frame, Greeting), secrets.token_bytes(32)
+            if greeting.host not in self.hosts:
+                raise RefusalError(f"this server is not called {greeting.host!r}; make a certificate for that name")
+            challenge = encode(Challenge(nonce, self.identity.sign(_server_text(nonce, greeting, own))))
             self._seen = [frame, challenge]
             return challenge
-        self._check(decode(frame, Proof))
-        return encode(Accepted())
-
-    def _challenge(self, greeting: Greeting) -> bytes:
-        if greeting.host not in self.hosts:
-            raise RefusalError(f"this server is not called {greeting.host!r}; make a certificate for that name")
-        nonce = secrets.token_bytes(32)
-        own = self.identity.public_key().public_bytes_raw()
-        return encode(Challenge(nonce, self.identity.sign(_server_text(nonce, greeting, own))))
-
-    def _check(self, proof: Proof) -> None:
+        proof = decode(frame, Proof)
         if proof.key not in self.clients:  # before anything is verified, so that strangers cost little
             raise RefusalError("this key is not on the server's roster")
-        own = self.identity.public_key().public_bytes_raw()
         if not signed(proof.key, proof.signature, _client_text(self._seen, proof.key, proof.process, own)):
             raise RefusalError("this key's owner has not signed the handshake")
         self.client, self.process = self.clients[proof.key], proof.process
+        return encode(Accepted())
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""A client's websocket: a socket, perhaps TLS, and the protocol of the websockets library between them.
+"""A client's websocket: the protocol of the websockets library over a socket, with or without TLS.
 
 The library's own client needs two threads a connection and twice the memory. Here the thread that receives also keeps
-the connection alive: after a while without a byte it sends a ping, and after another while it gives up.
+the connection alive: after some seconds without a byte it sends a ping, and after as many more it gives up.
 """
 
 import select
@@ -20,17 +20,10 @@ from websockets.uri import WebSocketURI
 
 from baffle.errors import MessageError
 
-PING_SECONDS = 20.0
-"""After this many seconds without a byte the other end is pinged, and after as many more the connection is given up."""
-
-SEND_SECONDS = 60.0
-"""How long the other end may take to make room for more bytes."""
-
+PING_SECONDS = 20.0  # seconds without a byte until the other end is pinged; after as many more the line is given up
+SEND_SECONDS = 60.0  # how long the other end may take to make room for more bytes
 CHUNK = 1 << 16
-
-RECEIPT = b"receipt"
-"""What a ping says that asks whether everything sent so far has arrived."""
-
+RECEIPT = b"receipt"  # the content of a ping that asks whether everything sent so far has arrived
 _WAIT = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError)
 
 
@@ -45,9 +38,10 @@ class ClosedError(Exception):
 class Websocket:
     """An open websocket. One thread receives; any thread may send or close."""
 
+    ping_seconds, send_seconds = PING_SECONDS, SEND_SECONDS
+
     def __init__(self, connected: socket.socket, host: str, port: int, path: str, most: int, seconds: float) -> None:
-        """Open a websocket over a connected socket. Frames have at most `most` bytes; opening takes at most
-        `seconds`."""
+        """Open a websocket over a socket, in at most `seconds`. Frames have at most `most` bytes."""
         self._socket = connected
         self._socket.setblocking(False)
         self._lock = Lock()  # a TLS connection must not be read and written at the same time
@@ -65,16 +59,14 @@ class Websocket:
             raise self._protocol.handshake_exc
 
     def allow(self, most: int) -> None:
-        """Accept frames of at most this many bytes from now on."""
         self._protocol.max_message_size = most
 
     def receive(self, seconds: float | None = None) -> bytes:
-        """The next frame. Raises TimeoutError after so many seconds; without a limit, as long as the other end answers
-        pings."""
+        """The next frame. Raises TimeoutError after so many seconds; None: waits while the other end answers pings."""
         pinged = False
         while not self._frames:
             try:
-                self._receive_some(PING_SECONDS if seconds is None else seconds)
+                self._receive_some(self.ping_seconds if seconds is None else seconds)
                 pinged = False
             except TimeoutError:
                 if seconds is not None:
@@ -89,7 +81,7 @@ class Websocket:
         self._say(lambda: self._protocol.send_binary(frame))
 
     def confirm(self, then: Callable[[], None]) -> None:
-        """Call `then` when everything that was sent so far has arrived. A line that breaks first calls nothing."""
+        """Call `then` when everything that was sent so far has arrived; never, if the connection breaks first."""
         self._on_receipt = then
         with suppress(ClosedError, OSError):
             self._say(lambda: self._protocol.send_ping(RECEIPT))
@@ -107,7 +99,7 @@ class Websocket:
             self._flush()
 
     def _receive_some(self, seconds: float) -> None:
-        """Take what comes next, which may be less or more than a frame."""
+        """Read the next bytes, which may be less or more than a frame."""
         while (data := self._read()) is None:
             self._await(select.POLLIN, seconds)
         with self._lock:
@@ -131,7 +123,7 @@ class Websocket:
             self._on_receipt()
 
     def _read(self) -> bytes | None:
-        """Some bytes; none at the end; None if there are none at the moment."""
+        """The next bytes; empty at the end of the stream; None if none have come yet."""
         with self._lock:
             try:
                 return self._socket.recv(CHUNK)
@@ -149,7 +141,7 @@ class Websocket:
                     self._socket.shutdown(socket.SHUT_WR)
 
     def _send_all(self, data: memoryview) -> None:
-        give_up = time.monotonic() + SEND_SECONDS
+        give_up = time.monotonic() + self.send_seconds
         try:
             while data:
                 try:
@@ -170,9 +162,9 @@ class Websocket:
             raise TimeoutError("no answer in time")
 
     def _closed(self) -> ClosedError:
-        close = self._protocol.close_rcvd
-        if close is None:
-            sent = self._protocol.close_sent
-            broken = sent is None or sent.code in (CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY)
-            return ClosedError(0, "the line broke" if broken or sent is None else sent.reason or f"code {sent.code}")
-        return ClosedError(close.code, close.reason or f"code {close.code}")
+        received, sent = self._protocol.close_rcvd, self._protocol.close_sent
+        if received:
+            return ClosedError(received.code, received.reason or f"code {received.code}")
+        if sent is None or sent.code in (CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY):
+            return ClosedError(0, "the line broke")
+        return ClosedError(0, sent.reason or f"code {sent.code}")

@@ -12,11 +12,8 @@ import numpy as np
 
 from baffle.core.arrays import F32, F64, I64
 
-RIDGE = 1e-2
-"""Added to every variance, as a share of the mean variance, since public samples do not vary in every possible way."""
-
-TURNS = 3
-"""How often an input is solved for. Each time, the probabilities are those of the input found before."""
+RIDGE = 1e-2  # added to variances, as a share of the mean one, since public samples do not vary in every possible way
+TURNS = 3  # the number of solutions for an input; each uses the probabilities of the input found before
 
 
 class Public(NamedTuple):
@@ -39,8 +36,8 @@ class Public(NamedTuple):
 
 
 def labels_by_bias(scalars: F64, biases: F64) -> F64:
-    """A score for the presence of each label, from the rebuilt gradient of the last layer's biases alone. `biases` has
-    each direction's values at them, one row for each direction. Needs no public samples."""
+    """A score for the presence of each label, from the last layer's biases alone, which needs no public samples.
+    `biases` has each direction's values at them, a row for each direction."""
     return -(biases.T @ scalars) / len(scalars)
 
 
@@ -63,8 +60,8 @@ class Crowd(NamedTuple):
 
 
 def crowd(public: Public, noise: float = 0.0) -> Crowd:
-    """What public samples show. `noise` is the variance that was added to each scalar of a mean, times the samples in
-    it: as if every sample brought its own part."""
+    """The distribution of public samples. `noise` is the variance that was added to each scalar of a mean, times the
+    samples in it: as if every sample brought its own part."""
     mean = public.measured.mean(1)
     apart = public.measured - mean[:, None]
     covariance = apart @ apart.T / len(public.labels)
@@ -82,7 +79,7 @@ def membership(scalars: F64, candidates: F64, samples: int, others: Crowd) -> F6
 
 
 class Prior(NamedTuple):
-    """What inputs look like: mean + shape · c, where the entries of c are independent and have variance one."""
+    """The distribution of inputs: mean + shape · c, where the entries of c are independent and have variance one."""
 
     mean: F64
     shape: F64
@@ -110,8 +107,7 @@ def reconstruct(
     gradient is linear in x, so a few least squares suffice. `noise` is the variance of a scalar that this input does
     not explain.
     """
-    least = np.inf
-    best = (prior.mean, -1)
+    least, best = np.inf, (prior.mean, -1)
     for label in labels:
         x = prior.mean
         for _ in range(TURNS):
@@ -124,8 +120,7 @@ def reconstruct(
             x = prior.mean + prior.shape @ c
         misfit = float(np.sum((target - ways @ c) ** 2) / noise + c @ c)
         if misfit < least:
-            least = misfit
-            best = (x, label)
+            least, best = misfit, (x, label)
     return best
 
 
@@ -144,7 +139,20 @@ def softmax(logits: F64) -> F64:
 
 
 def likeness(one: F64, other: F64, mean: F64) -> float:
-    """Cosine of two inputs, both less the mean input: 1 for the same, 0 for nothing in common."""
-    a = one - mean
-    b = other - mean
+    """Cosine of two inputs without the mean input: 1 if they are the same, 0 if they are unrelated."""
+    a, b = one - mean, other - mean
     return float(a @ b) / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-30)
+
+
+def auc(inside: F64, outside: F64) -> float:
+    """How often a score inside is above a score outside, with ties counted half: 0.5 by chance."""
+    scores, others = np.ravel(inside), np.sort(np.ravel(outside))
+    below, up_to = np.searchsorted(others, scores, "left"), np.searchsorted(others, scores, "right")
+    return float(np.mean((below + up_to) / 2) / len(others))
+
+
+def kolmogorov_smirnov(one: F64, other: F64) -> float:
+    """The largest difference between two distribution functions. A threshold is right in at most (1 + this) / 2."""
+    at = np.concatenate([one, other])
+    shares = [np.searchsorted(np.sort(values), at, "right") / len(values) for values in (one, other)]
+    return float(np.max(np.abs(shares[0] - shares[1])))

@@ -1,8 +1,5 @@
-"""BAFFLE's own models as ONNX graphs, made without PyTorch.
-
-Layers, names and the order of the weights are those of the modules in `baffle.models`, so that both hold the same flat
-vector; tests compare the two.
-"""
+"""BAFFLE's own models as ONNX graphs, made without PyTorch. Layers, names and the order of the weights are those of the
+modules in `baffle.models`, so that both hold the same flat vector; tests compare the two."""
 
 from collections.abc import Callable, Sequence
 from math import gcd, prod, sqrt
@@ -18,16 +15,16 @@ from baffle.plan import WRN, LeNet, Model, Softmax
 from baffle.runtime.onnx.graph import OnnxGraph, finished
 from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, GraphLoss
 
-OPSET, IR_VERSION = 17, 8
-"""Old enough for every ONNX Runtime that BAFFLE supports."""
+OPSET, IR_VERSION = 17, 8  # old enough for every ONNX Runtime that BAFFLE supports
 
-EPSILON = 1e-5
-"""What PyTorch's normalisations add to a variance."""
+EPSILON = 1e-5  # added to a variance, as PyTorch's normalisations do
+
+
+ACTIVATIONS = {"hardswish": "HardSwish", "relu": "Relu", "selu": "Selu"}  # activations that are one operator
 
 
 class Chain:
-    """A model under construction, layer after layer. `at` is the output of the newest layer, of shape `shape` for each
-    sample."""
+    """A model under construction. `at` is the output of the newest layer, of shape `shape` for each sample."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.input_shape = self.shape = shape
@@ -63,43 +60,26 @@ class Chain:
 
     def normalise(self, name: str) -> "Chain":
         """A normalisation without scale and shift. That of a batch uses the batch's own statistics."""
-        match name:
-            case "group":
-                return self._normalise_groups()
-            case "batch":
-                return self._normalise_batch()
-            case _:
-                return self
-
-    def _normalise_groups(self) -> "Chain":
-        groups = gcd(8, self.shape[0])
-        self.add("Reshape", self.constant([0, groups, -1], np.int64))
-        ones, zeros = self.constant([1.0] * groups), self.constant([0.0] * groups)
-        self.add("InstanceNormalization", ones, zeros, epsilon=EPSILON)
-        return self.add("Reshape", self.constant([-1, *self.shape], np.int64))
-
-    def _normalise_batch(self) -> "Chain":
-        before, axes = self.at, [0, 2, 3]
-        mean = self.add("ReduceMean", axes=axes).at
-        centred = self.add("Sub", inputs=[before, mean]).at
-        self.add("Mul", inputs=[centred, centred]).add("ReduceMean", axes=axes)
-        deviation = self.add("Add", self.constant(EPSILON)).add("Sqrt").at
-        return self.add("Div", inputs=[centred, deviation])
+        if name == "group":
+            groups = gcd(8, self.shape[0])
+            self.add("Reshape", self.constant([0, groups, -1], np.int64))
+            ones, zeros = self.constant([1.0] * groups), self.constant([0.0] * groups)
+            self.add("InstanceNormalization", ones, zeros, epsilon=EPSILON)
+            self.add("Reshape", self.constant([-1, *self.shape], np.int64))
+        elif name == "batch":
+            before, axes = self.at, [0, 2, 3]
+            mean = self.add("ReduceMean", axes=axes).at
+            centred = self.add("Sub", inputs=[before, mean]).at
+            self.add("Mul", inputs=[centred, centred]).add("ReduceMean", axes=axes)
+            deviation = self.add("Add", self.constant(EPSILON)).add("Sqrt").at
+            self.add("Div", inputs=[centred, deviation])
+        return self
 
     def activate(self, name: str) -> "Chain":
-        match name:
-            case "hardswish":
-                return self.add("HardSwish")
-            case "relu":
-                return self.add("Relu")
-            case "relu6":
-                return self.add("Clip", self.constant(0.0), self.constant(6.0))
-            case "selu":
-                return self.add("Selu")
-            case _:
-                return self._gelu()
-
-    def _gelu(self) -> "Chain":
+        if name in ACTIVATIONS:
+            return self.add(ACTIVATIONS[name])
+        if name == "relu6":
+            return self.add("Clip", self.constant(0.0), self.constant(6.0))
         before = self.at
         self.add("Div", self.constant(sqrt(2.0))).add("Erf").add("Add", self.constant(1.0))
         return self.add("Mul", inputs=[before, self.at]).add("Mul", self.constant(0.5))
@@ -136,9 +116,8 @@ def lenet(settings: LeNet, chain: Chain, classes: int) -> None:
     chain.convolve("0", first, 5).normalise(settings.norm).activate(settings.activation).halve()
     chain.convolve("4", second, 5).normalise(settings.norm).activate(settings.activation)
     if settings.head == "average":
-        chain.average().classify("9", classes)
-    else:
-        chain.classify("8", classes)
+        chain.average()
+    chain.classify("9" if settings.head == "average" else "8", classes)
 
 
 def wrn(settings: WRN, chain: Chain, classes: int) -> None:
@@ -172,9 +151,7 @@ def built_in(settings: Model, inputs: Inputs, seed: int, loss: GraphLoss = CROSS
     images = isinstance(settings, (LeNet, WRN))
     chain = Chain(inputs.image_shape(str(settings.__struct_config__.tag)) if images else inputs.one_shape())
     BUILDERS[type(settings)](settings, chain, inputs.outputs)
-    flat, start = draw_weights(chain.weights, seed), 0
-    weights: dict[str, F32] = {}
-    for name, shape in chain.weights.items():
-        weights[name] = flat[start : start + prod(shape)].reshape(shape)
-        start += prod(shape)
-    return finished(chain.model(), weights, loss=loss)
+    edges = np.cumsum([prod(shape) for shape in chain.weights.values()])
+    parts: list[F32] = np.split(draw_weights(chain.weights, seed), edges[:-1])
+    named = zip(chain.weights.items(), parts, strict=True)
+    return finished(chain.model(), {name: part.reshape(shape) for (name, shape), part in named}, loss=loss)

@@ -1,9 +1,7 @@
-"""The end of a graph: from the model's outputs and the labels to the mean loss.
+"""The end of a graph: from the model's outputs and the labels to the mean loss. Losses are averaged in float64, because
+a probe is a small difference of means."""
 
-Losses are averaged in float64, because a probe is a small difference of means.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +12,7 @@ from baffle.errors import ModelError
 from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, LOGITS, LOSS, NO_LOSS, GraphLoss, Y
 
 LOSSES, DOUBLES = "losses", "losses/float64"
+OUTPUTS, LABELS = "outputs/float64", "labels/float64"
 
 
 class Ending(NamedTuple):
@@ -34,24 +33,17 @@ def ending(loss: GraphLoss, sizes: Sequence[int], label_shape: tuple[int, ...] |
     classes = int(np.prod(shape))
     if loss == NO_LOSS:
         return Ending([], TensorProto.FLOAT, (), classes)
-    nodes = _in_float64() + {"mse": _mse, "mae": _mae, "bce": _bce}[loss]()
-    return Ending(
-        [*nodes, helper.make_node("ReduceMean", [DOUBLES], [LOSS], keepdims=0)], TensorProto.FLOAT, shape, classes
-    )
+    nodes = [*_doubles(LOGITS, OUTPUTS, Y, LABELS), *NUMBERS[loss], _mean(DOUBLES)]
+    return Ending(nodes, TensorProto.FLOAT, shape, classes)
 
 
 def _cross_entropy(shape: tuple[int, ...], label_shape: tuple[int, ...] | None) -> Ending:
     if not shape:
         raise ModelError("the output must be logits of shape (batch, classes), got (batch,); export it like that")
-    if len(shape) == 1:
-        nodes = [
-            helper.make_node("SoftmaxCrossEntropyLoss", [LOGITS, Y], [LOSSES], reduction="none"),
-            helper.make_node("Cast", [LOSSES], [DOUBLES], to=TensorProto.DOUBLE),
-            helper.make_node("ReduceMean", [DOUBLES], [LOSS], keepdims=0),
-        ]
-        return Ending(nodes, TensorProto.INT64, (), shape[0])
-    last = label_shape is None or label_shape == shape[:-1]
-    return _over_positions(shape, last=last)
+    if len(shape) > 1:
+        return _over_positions(shape, last=label_shape is None or label_shape == shape[:-1])
+    losses = helper.make_node("SoftmaxCrossEntropyLoss", [LOGITS, Y], [LOSSES], reduction="none")
+    return Ending([losses, *_doubles(LOSSES, DOUBLES), _mean(DOUBLES)], TensorProto.INT64, (), shape[0])
 
 
 def _over_positions(shape: tuple[int, ...], *, last: bool) -> Ending:
@@ -63,61 +55,57 @@ def _over_positions(shape: tuple[int, ...], *, last: bool) -> Ending:
     nodes = [
         helper.make_node("Transpose", [LOGITS], [by_class], perm=order),
         helper.make_node("SoftmaxCrossEntropyLoss", [by_class, Y], [LOSSES], reduction="none", ignore_index=PADDING),
-        helper.make_node("Cast", [LOSSES], [DOUBLES], to=TensorProto.DOUBLE),
+        *_doubles(LOSSES, DOUBLES),
         _constant("axes", np.arange(1, rank - 1, dtype=np.int64)),
         helper.make_node("ReduceSum", [DOUBLES, "axes"], ["losses/sums"], keepdims=0),
         _constant("padding", np.array(PADDING, np.int64)),
         helper.make_node("Equal", [Y, "padding"], ["labels/padded"]),
         helper.make_node("Not", ["labels/padded"], ["labels/counted"]),
-        helper.make_node("Cast", ["labels/counted"], ["labels/ones"], to=TensorProto.DOUBLE),
+        *_doubles("labels/counted", "labels/ones"),
         helper.make_node("ReduceSum", ["labels/ones", "axes"], ["labels/sums"], keepdims=0),
         _constant("one", np.array(1, np.float64)),
         helper.make_node("Max", ["labels/sums", "one"], ["labels/counts"]),
         helper.make_node("Div", ["losses/sums", "labels/counts"], ["losses/means"]),
-        helper.make_node("ReduceMean", ["losses/means"], [LOSS], keepdims=0),
+        _mean("losses/means"),
     ]
     return Ending(nodes, TensorProto.INT64, positions, classes)
 
 
-def _in_float64() -> list[NodeProto]:
-    """Outputs and labels in float64."""
-    return [
-        helper.make_node("Cast", [LOGITS], ["outputs/float64"], to=TensorProto.DOUBLE),
-        helper.make_node("Cast", [Y], ["labels/float64"], to=TensorProto.DOUBLE),
-    ]
+def _mean(losses: str) -> NodeProto:
+    return helper.make_node("ReduceMean", [losses], [LOSS], keepdims=0)
 
 
-def _mse() -> list[NodeProto]:
-    return [
-        helper.make_node("Sub", ["outputs/float64", "labels/float64"], ["differences"]),
+def _doubles(*names: str) -> list[NodeProto]:
+    """Values in float64: the name of each, followed by its new name."""
+    pairs = zip(names[::2], names[1::2], strict=True)
+    return [helper.make_node("Cast", [value], [double], to=TensorProto.DOUBLE) for value, double in pairs]
+
+
+def _constant(name: str, value: "np.ndarray[tuple[int, ...], np.dtype[np.float64 | np.int64]]") -> NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value, name))
+
+
+NUMBERS: Mapping[str, list[NodeProto]] = {
+    "mse": [
+        helper.make_node("Sub", [OUTPUTS, LABELS], ["differences"]),
         helper.make_node("Mul", ["differences", "differences"], [DOUBLES]),
-    ]
-
-
-def _mae() -> list[NodeProto]:
-    return [
-        helper.make_node("Sub", ["outputs/float64", "labels/float64"], ["differences"]),
+    ],
+    "mae": [
+        helper.make_node("Sub", [OUTPUTS, LABELS], ["differences"]),
         helper.make_node("Abs", ["differences"], [DOUBLES]),
-    ]
-
-
-def _bce() -> list[NodeProto]:
-    """max(x, 0) − x·y + log(1 + exp(−|x|)), which overflows nowhere."""
-    x, y = "outputs/float64", "labels/float64"
-    return [
+    ],
+    "bce": [  # max(x, 0) − x·y + log(1 + exp(−|x|)), which overflows nowhere
         _constant("zero", np.array(0, np.float64)),
         _constant("one", np.array(1, np.float64)),
-        helper.make_node("Max", [x, "zero"], ["positive"]),
-        helper.make_node("Mul", [x, y], ["products"]),
+        helper.make_node("Max", [OUTPUTS, "zero"], ["positive"]),
+        helper.make_node("Mul", [OUTPUTS, LABELS], ["products"]),
         helper.make_node("Sub", ["positive", "products"], ["linear"]),
-        helper.make_node("Abs", [x], ["sizes"]),
+        helper.make_node("Abs", [OUTPUTS], ["sizes"]),
         helper.make_node("Neg", ["sizes"], ["negative"]),
         helper.make_node("Exp", ["negative"], ["powers"]),
         helper.make_node("Add", ["powers", "one"], ["sums"]),
         helper.make_node("Log", ["sums"], ["curved"]),
         helper.make_node("Add", ["linear", "curved"], [DOUBLES]),
-    ]
-
-
-def _constant(name: str, value: "np.ndarray[tuple[int, ...], np.dtype[np.float64 | np.int64]]") -> NodeProto:
-    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value, name))
+    ],
+}
+"""Losses of numbers, from outputs and labels in float64 to the loss of each number."""

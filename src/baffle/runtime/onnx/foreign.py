@@ -1,33 +1,28 @@
 """Models in ONNX files that another tool made. They keep their operators; their float initializers become inputs,
 except for those that configure an operator and those that stay frozen."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
+from glob import escape
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from baffle.core.arrays import F32
 from baffle.core.samples import Shape, is_plain
 from baffle.errors import ModelError
-from baffle.runtime.onnx.graph import OnnxGraph, by_commas, few, finished, inputs_of
-from baffle.runtime.onnx.graph_layers import layers_by_nodes
-from baffle.runtime.onnx.model_file import nodes_of, read_model, translated
-from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, GraphLoss
+from baffle.runtime.onnx.graph import OnnxGraph, few, finished, inputs_of, nodes_of, read_model, reading, replace_all
+from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, LOGITS, MODEL, WEIGHT, GraphLoss, Manifest, read_manifest
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
-SETTINGS: Mapping[str, Collection[int]] = {
-    "BatchNormalization": (3, 4),
-    "Clip": (1, 2),
-    "DequantizeLinear": (1,),
-    "Pad": (2,),
-    "Pow": (1,),
-    "QuantizeLinear": (1,),
-    "Resize": (1, 2),
-    "Upsample": (1,),
+SETTINGS = {
+    **{"BatchNormalization": (3, 4), "Clip": (1, 2), "DequantizeLinear": (1,), "Pad": (2,), "Pow": (1,)},
+    **{"QuantizeLinear": (1,), "Resize": (1, 2), "Upsample": (1,)},
 }
 """Positions of operator inputs that are floats but not weights: running statistics, limits, scales."""
 
@@ -38,7 +33,7 @@ def graph_from_file(
     """The graph of a model in an ONNX file. Weights whose names match a pattern in `freeze` are not trained. A
     graph that leaves sizes of its samples open is made for samples of `shape`."""
     model = read_model(path)
-    with translated(path):
+    with reading(path):
         if shape:
             _close_sizes(model.graph, shape)
         return _trainable(model, path, freeze, loss)
@@ -58,21 +53,20 @@ def _close_sizes(graph: GraphProto, shape: Shape) -> None:
             raise ModelError(f"expected samples of an array for each of the inputs {few(names)}, got {len(several)}")
         by_name = dict(zip(names, several, strict=True))
     for value in values:
-        if value.name in by_name:
-            _close(value, by_name[value.name])
-
-
-def _close(samples: ValueInfoProto, shape: Sequence[int]) -> None:
-    dims = samples.type.tensor_type.shape.dim
-    if len(dims) != len(shape) + 1 or any(
-        d.dim_value not in (0, size) for d, size in zip(dims[1:], shape, strict=True)
-    ):
-        raise ModelError(
-            f"--shape {by_commas(shape)}: the input {samples.name} has {helper.printable_type(samples.type)}; "
-            "expected the sizes of one sample, without the batch"
+        dims, sizes = value.type.tensor_type.shape.dim, by_name.get(value.name)
+        if sizes is None:
+            continue
+        open_or_same = len(dims) == len(sizes) + 1 and all(
+            dim.dim_value in (0, size) for dim, size in zip(dims[1:], sizes, strict=True)
         )
-    for dim, size in zip(dims[1:], shape, strict=True):
-        dim.dim_value = size
+        if not open_or_same:
+            given, found = ",".join(map(str, sizes)), helper.printable_type(value.type)
+            raise ModelError(
+                f"--shape {given}: the input {value.name} has {found}; expected the sizes of one sample, without the "
+                "batch"
+            )
+        for dim, size in zip(dims[1:], sizes, strict=True):
+            dim.dim_value = size
 
 
 def _trainable(model: ModelProto, path: Path, freeze: Sequence[str], loss: GraphLoss) -> OnnxGraph:
@@ -81,7 +75,12 @@ def _trainable(model: ModelProto, path: Path, freeze: Sequence[str], loss: Graph
         if not any(fnmatch(name, pattern) for name in initializers):
             names = few(list(initializers))
             raise ModelError(f"--freeze {pattern}: no weight of {path} matches; it has {names}")
-    untrained = set(_settings(model.graph))
+    untrained = {
+        name
+        for node in nodes_of(model.graph)
+        for position, name in enumerate(node.input)
+        if position in SETTINGS.get(node.op_type, ())
+    }
     untrained |= {name for name in initializers if any(fnmatch(name, pattern) for pattern in freeze)}
     weights = {
         name: numpy_helper.to_array(tensor).astype(np.float32)
@@ -91,8 +90,83 @@ def _trainable(model: ModelProto, path: Path, freeze: Sequence[str], loss: Graph
     return replace(finished(model, weights, loss=loss), layers=layers_by_nodes(model.graph, weights))
 
 
-def _settings(graph: GraphProto) -> Iterator[str]:
-    """Names of values that configure an operator, so are not weights."""
+def layers_by_nodes(graph: GraphProto, weights: Mapping[str, F32]) -> dict[str, str]:
+    """The layer of each weight, named after the layer's first weight; names that another tool gave need not tell.
+    Weights that one node uses belong to one layer, as does a vector that is added to the output of such a node. A
+    weight that several nodes use counts where it is used first; one that no node uses is a layer of its own."""
+    layers = dict[str, str]()
+    layer_behind = dict[str, str]()  # for outputs of nodes with weights
     for node in nodes_of(graph):
-        positions = SETTINGS.get(node.op_type, ())
-        yield from (name for position, name in enumerate(node.input) if position in positions)
+        used = [name for name in node.input if name in weights]
+        if not used:
+            continue
+        vectors = all(weights[name].size == max(weights[name].shape) for name in used)
+        added_to = [layer_behind[name] for name in node.input if name in layer_behind and node.op_type == "Add"]
+        layer = added_to[0] if vectors and added_to else layers.get(used[0], used[0])
+        for name in used:
+            layers.setdefault(name, layer)
+        layer_behind |= dict.fromkeys(node.output, layer)
+    return {name: layers.get(name, name) for name in weights}
+
+
+def require_file(path: Path, manifest: Manifest) -> None:
+    """Refuse an ONNX file other than the one that an exported graph was made of. Its trained weights may differ."""
+    trained = {tensor.name for tensor in manifest.weights}
+    frozen = [escape(tensor.name) for tensor in read_model(path).graph.initializer if tensor.name not in trained]
+    try:
+        made = graph_from_file(path, frozen, manifest.shape, manifest.loss).to_bytes()
+    except ModelError:
+        made = b""
+    if sha256(made).hexdigest() != manifest.model_sha256:
+        raise ModelError(
+            f"model: {path} is not the run's model, but another graph; give the one that the run began with"
+        )
+
+
+def file_with_weights(path: Path, manifest: Manifest, weights: F32) -> ModelProto:
+    """The model in an ONNX file with these weights, and otherwise unchanged. The manifest's graph was made from it."""
+    require_file(path, manifest)
+    model, trained = read_model(path), manifest.split(weights)
+    for tensor in model.graph.initializer:
+        if tensor.name in trained:
+            kind = numpy_helper.to_array(tensor).dtype
+            tensor.CopyFrom(numpy_helper.from_array(trained[tensor.name].astype(kind), tensor.name))
+    return model
+
+
+def graph_with_weights(folder: Path, weights: F32) -> ModelProto:
+    """The graph in an exported folder with weights inside: from samples, `x` or `x/…` each, to outputs, `logits`."""
+    manifest, model = read_manifest(folder), _computing(read_model(folder / MODEL), LOGITS)
+    trained = manifest.split(weights)
+    model.graph.initializer.extend(numpy_helper.from_array(values, WEIGHT + name) for name, values in trained.items())
+    samples = {wanted.in_graph for wanted in manifest.arrays}
+    replace_all(model.graph.input, [value for value in model.graph.input if value.name in samples])
+    return model
+
+
+def _computing(model: ModelProto, output: str) -> ModelProto:
+    """A copy of a model with only this output and the nodes that it needs."""
+    needed, kept = {output}, list[NodeProto]()
+    for node in reversed(model.graph.node):  # nodes are sorted, so a node comes after those that it needs
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(_reads(node))
+    graph = helper.make_graph(
+        kept[::-1],
+        model.graph.name,
+        [value for value in model.graph.input if value.name in needed],
+        [value for value in model.graph.output if value.name == output],
+        [tensor for tensor in model.graph.initializer if tensor.name in needed],
+    )
+    imports, version = model.opset_import, model.ir_version
+    return helper.make_model(graph, opset_imports=imports, ir_version=version, functions=model.functions)
+
+
+def _reads(node: NodeProto) -> Iterator[str]:
+    """The values that a node reads, including those that its branches and loops read from outside."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in (attribute.g, *attribute.graphs):
+            for nested in nodes_of(inner):
+                yield from nested.input
+            yield from (value.name for value in inner.output)

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from baffle.errors import ModelError, first_line
 from baffle.runtime.onnx.graph import OnnxGraph, finished
 from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, GraphLoss
-from baffle.runtime.onnx.tensor_file import Stored
+from baffle.runtime.onnx.tensor_file import KINDS, Stored
 
 SAMPLES = 2
 """Samples that a module is traced with. With only one, the exporter could take the batch size for a constant."""
@@ -23,31 +23,13 @@ SAMPLES = 2
 TAG = "weight:"
 """Prefix of the weights' names in the exporter's graph, to keep them apart from names that the exporter invents."""
 
-INTEGERS = {"int64": torch.int64, "int32": torch.int32}
-"""The integer types of samples that a graph accepts."""
+INTEGERS = {"int64": torch.int64, "int32": torch.int32}  # the integer types of samples that a graph takes
 
-KINDS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+UNLIKE_NUMPY = {"BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+"""Types that NumPy lacks: unsigned integers hold their bits."""
+
+NAMES = {UNLIKE_NUMPY.get(name) or getattr(torch, kind.name): name for name, kind in KINDS.items()}
 """The name of each type in a safetensors file."""
-
-BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
-"""Types that NumPy lacks, each with an unsigned type that holds its bits."""
 
 
 class Stateless(nn.Module):
@@ -70,13 +52,13 @@ def graph_of(
     loss: GraphLoss = CROSS_ENTROPY,
     label_shape: tuple[int, ...] | None = None,
 ) -> OnnxGraph:
-    """The graph of a module, with its present weights, for samples of this shape and type. Frozen weights stay inside
-    the graph."""
+    """The graph of a module with its present weights. Frozen weights stay inside the graph."""
     integers = np.issubdtype(dtype, np.integer)
     if integers and dtype.name not in INTEGERS:
         raise ModelError(f"expected float, int64 or int32 samples, got {dtype}; convert them in the data set")
     sample_dtype = INTEGERS[dtype.name] if integers else torch.float32
     weights = {name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad}
+    frozen, tied = _rest_of_state(module)
     try:
         with _quietly():
             program = torch.onnx.export(
@@ -93,34 +75,33 @@ def graph_of(
         raise ModelError(f"task.model cannot be exported to ONNX: {reason}") from fault
     assert program is not None
     arrays = {name: weight.numpy() for name, weight in weights.items()}
-    graph = finished(program.model_proto, arrays, TAG, loss, label_shape)
-    return _with_state(graph, module)
+    return replace(finished(program.model_proto, arrays, TAG, loss, label_shape), frozen=frozen, tied=tied)
 
 
-def _with_state(graph: OnnxGraph, module: nn.Module) -> OnnxGraph:
-    """The graph with the rest of the module's state dict: frozen parameters, persistent buffers, and the further names
-    of trained weights that the module uses in several places."""
+def _rest_of_state(module: nn.Module) -> tuple[dict[str, Stored], dict[str, tuple[str, ...]]]:
+    """The rest of a module's state dict: what is frozen, and further names of trained weights that are used twice."""
     names = {id(weight): name for name, weight in module.named_parameters() if weight.requires_grad}
     frozen = dict[str, Stored]()
     tied = dict[str, tuple[str, ...]]()
     for name, tensor in module.state_dict(keep_vars=True).items():
-        if name in graph.weights or not isinstance(tensor, Tensor):
+        if name in names.values() or not isinstance(tensor, Tensor):
             continue
         if trained := names.get(id(tensor)):
             tied[trained] = (*tied.get(trained, ()), name)
         else:
             frozen[name] = _stored(name, tensor.detach().cpu().contiguous())
-    return replace(graph, frozen=frozen, tied=tied)
+    return frozen, tied
 
 
 def _stored(name: str, tensor: Tensor) -> Stored:
-    if tensor.dtype not in KINDS:
+    kind = NAMES.get(tensor.dtype)
+    if kind is None:
         raise ModelError(
             f"task.model: {name} is {tensor.dtype}, which a safetensors file cannot hold; convert it, or register the "
             "buffer with persistent=False"
         )
-    bits = tensor.view(BITS[tensor.dtype]) if tensor.dtype in BITS else tensor
-    return Stored(KINDS[tensor.dtype], bits.numpy().copy())
+    bits = tensor.view(getattr(torch, KINDS[kind].name)) if kind in UNLIKE_NUMPY else tensor
+    return Stored(kind, bits.numpy().copy())
 
 
 @contextmanager

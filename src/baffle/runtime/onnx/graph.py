@@ -1,6 +1,7 @@
 """ONNX graphs as clients run them: weights are inputs, the mean loss is an output if the graph holds a loss."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -9,59 +10,90 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from baffle.core.arrays import F32
 from baffle.core.state import FLOAT
-from baffle.errors import ModelError
+from baffle.errors import ModelError, first_line
+from baffle.files import read_file
 from baffle.plan import Plan
+from baffle.runtime.onnx import model_folder
 from baffle.runtime.onnx.endings import ending
-from baffle.runtime.onnx.model_file import nodes_of, read_model
-from baffle.runtime.onnx.model_folder import (
-    CROSS_ENTROPY,
-    LOGITS,
-    LOSS,
-    MODEL,
-    NO_LOSS,
-    ONE_ARRAY,
-    SEVERAL_ARRAYS,
-    WEIGHT,
-    WEIGHTS,
-    GraphLoss,
-    Input,
-    InputType,
-    Manifest,
-    Tensor,
-    Y,
-    read_manifest,
-    read_weights,
-)
+from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, LOGITS, LOSS, NO_LOSS, WEIGHT, GraphLoss, Input, Y
 from baffle.runtime.onnx.session import open_session, translated
-from baffle.runtime.onnx.tensor_file import Stored, read_stored
+from baffle.runtime.onnx.tensor_file import Stored
 
-PREFIX = "inner/"
-"""Prefix of every name in the original model, so that none clashes with a name that is added here."""
+MOST_BYTES = 1 << 31
+"""The most bytes of an ONNX file, which is protobuf's limit, and of the files beside it that it names."""
 
-INPUT_TYPES: Mapping[int, tuple[InputType, int]] = {
-    TensorProto.FLOAT: ("float32", TensorProto.FLOAT),
-    TensorProto.FLOAT16: ("float32", TensorProto.FLOAT),
-    TensorProto.INT64: ("int64", TensorProto.INT64),
-    TensorProto.INT32: ("int32", TensorProto.INT32),
+PREFIX = "inner/"  # prefix of every name in the original model, so that none clashes with a name that is added here
+
+INPUT_TYPES: Mapping[int, model_folder.InputType] = {
+    TensorProto.FLOAT: "float32",
+    TensorProto.FLOAT16: "float32",
+    TensorProto.INT64: "int64",
+    TensorProto.INT32: "int32",
 }
 """For each input type that a model may have: the type of the samples that the finished graph takes."""
 
-OPSET = 13
-"""The first opset in which every operator added here has its present form."""
+OPSET = 13  # the first opset in which every operator added here has its present form
+
+
+def read_model(path: Path) -> ModelProto:
+    """The model in an ONNX file, with the numbers that it keeps in files beside it."""
+    with reading(path):
+        model = onnx.load_model_from_string(read_file(path, MOST_BYTES))
+        if not model.graph.node:
+            raise ValueError("it has no graph")
+        if any(size < 0 for tensor in _tensors(model.graph) for size in tensor.dims):
+            raise ValueError("it has a tensor of negative size")
+        beside = sum(_external_bytes(tensor, path.parent) for tensor in _tensors(model.graph))
+        if beside > MOST_BYTES:
+            raise ValueError(f"it takes {beside:,} bytes from other files, expected at most {MOST_BYTES:,}")
+        onnx.load_external_data_for_model(model, str(path.parent))
+    return model
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as fault:  # parsing a damaged file can raise almost anything
+        raise ModelError(f"{path} cannot be read as an ONNX model: {first_line(fault)}") from None
+
+
+def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for node in nodes_of(graph):
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+
+
+def _external_bytes(tensor: TensorProto, folder: Path) -> int:
+    """How many bytes of another file a tensor takes. Many tensors may name the same file."""
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return 0
+    return int(place["length"]) if "length" in place else (folder / place["location"]).stat().st_size
+
+
+def nodes_of(graph: GraphProto) -> Iterator[NodeProto]:
+    """All nodes, including those in branches and loops."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from nodes_of(inner)
 
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """A finished graph, its original weights, and the shapes and types of its samples and outputs.
-
-    A graph made from a module also has the rest of the module's state dict: `frozen` holds everything that is not
-    trained; `tied` maps the name of a weight in `weights` to its further names. A graph that another tool made has the
-    layer of each weight, because its names need not tell.
-    """
+    """A finished graph, its original weights, and the shapes and types of its samples and outputs. A graph made from a
+    module also has the rest of the module's state dict: `frozen` holds everything that is not trained; `tied` maps the
+    name of a weight in `weights` to its further names. A graph that another tool made has the layer of each weight,
+    because its names need not tell."""
 
     model: ModelProto
     weights: Mapping[str, F32]
@@ -73,10 +105,6 @@ class OnnxGraph:
     label_shape: tuple[int, ...] = ()
     layers: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def opset(self) -> int:
-        return _opset(self.model)
-
     def to_bytes(self) -> bytes:
         return bytes(self.model.SerializeToString(deterministic=True))
 
@@ -84,13 +112,13 @@ class OnnxGraph:
         """The original weights as one vector."""
         return np.concatenate([values.reshape(-1) for values in self.weights.values()])
 
-    def manifest(self, model: bytes, weights: F32, rounds: int = 0, plan: Plan | None = None) -> Manifest:
+    def manifest(self, model: bytes, weights: F32, rounds: int = 0, plan: Plan | None = None) -> model_folder.Manifest:
         """Describes this graph, whose bytes are `model`, with these weights."""
         several = len(self.inputs) > 1
-        return Manifest(
-            format=SEVERAL_ARRAYS if several else ONE_ARRAY,
+        return model_folder.Manifest(
+            format=model_folder.SEVERAL_ARRAYS if several else model_folder.ONE_ARRAY,
             weights=tuple(
-                Tensor(name, values.shape, self.tied.get(name, ()), self.layers.get(name, ""))
+                model_folder.Tensor(name, values.shape, self.tied.get(name, ()), self.layers.get(name, ""))
                 for name, values in self.weights.items()
             ),
             n_weights=sum(values.size for values in self.weights.values()),
@@ -100,31 +128,13 @@ class OnnxGraph:
             classes=self.classes,
             label_shape=self.label_shape,
             loss=self.loss,
-            opset=self.opset,
+            opset=_opset(self.model),
             rounds=rounds,
             model_sha256=sha256(model).hexdigest(),
             weights_sha256=sha256(weights.astype(FLOAT).tobytes()).hexdigest(),
             trajectory=plan.trajectory_digest().hex() if plan else "",
             architecture=plan.model_digest().hex() if plan else "",
         )
-
-
-def graph_from_folder(folder: Path) -> OnnxGraph:
-    """The graph in an exported folder, unchanged."""
-    manifest = read_manifest(folder)
-    trained = {name for tensor in manifest.weights for name in (tensor.name, *tensor.also)}
-    stored = read_stored(folder / WEIGHTS)
-    return OnnxGraph(
-        read_model(folder / MODEL),
-        manifest.split(read_weights(folder / WEIGHTS, manifest)),
-        manifest.arrays,
-        manifest.classes,
-        frozen={name: tensor for name, tensor in stored.items() if name not in trained},
-        tied={tensor.name: tensor.also for tensor in manifest.weights if tensor.also},
-        layers={tensor.name: tensor.layer for tensor in manifest.weights if tensor.layer},
-        loss=manifest.loss,
-        label_shape=manifest.label_shape,
-    )
 
 
 def finished(
@@ -135,10 +145,8 @@ def finished(
     label_shape: tuple[int, ...] | None = None,
 ) -> OnnxGraph:
     """Turn a model into a graph that clients run: its inputs are samples, labels and these weights, its first output is
-    the mean loss. A graph without a loss takes no labels.
-
-    In `model`, the weights' names have the prefix `tag`. `label_shape` is that of one sample's label, if it is known.
-    """
+    the mean loss. A graph without a loss takes no labels. In `model`, the weights' names have the prefix `tag`.
+    `label_shape` is that of one sample's label, if it is known."""
     if _opset(model) < OPSET:
         raise ModelError(f"the model has opset {_opset(model)}, expected {OPSET} or newer; export it again")
     if not weights:
@@ -155,27 +163,24 @@ def finished(
         if inner in initializers and initializers[inner].data_type == TensorProto.FLOAT16
     }
     replace_all(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in inside])
-    _rename_uses(graph, {inner: halves.get(name, WEIGHT + name) for inner, name in inside.items()})
-    output = only(list(graph.output), "output").name
-    logits, dropped = _before_softmax(graph, output) if loss == CROSS_ENTROPY else (output, None)
-    replace_all(
-        graph.node,
-        [
-            *(
-                helper.make_node("Cast", [each.in_graph], [value.name], to=value.type.tensor_type.elem_type)
-                for each, value in zip(taken, samples, strict=True)
-            ),
-            *(
-                helper.make_node("Cast", [WEIGHT + name], [half], to=TensorProto.FLOAT16)
-                for name, half in halves.items()
-            ),
-            *(node for node in graph.node if dropped not in node.output),
-            helper.make_node("Cast", [logits], [LOGITS], to=TensorProto.FLOAT),
-        ],
-    )
+    new_names = {inner: halves.get(name, WEIGHT + name) for inner, name in inside.items()}
+    for node in nodes_of(graph):
+        replace_all(node.input, [new_names.get(name, name) for name in node.input])
+    if len(graph.output) != 1:
+        names = few([value.name.removeprefix(PREFIX) for value in graph.output])
+        raise ModelError(f"expected a model with one output, got {len(graph.output)} ({names}); remove the others")
+    logits, dropped = graph.output[0].name, None
+    last = next((node for node in graph.node if logits in node.output), None)
+    if loss == CROSS_ENTROPY and last is not None and last.op_type == "Softmax":  # the loss contains a softmax
+        logits, dropped = last.input[0], logits
+    pairs = zip(taken, samples, strict=True)
+    casts = [(each.in_graph, value.name, value.type.tensor_type.elem_type) for each, value in pairs]
+    casts += [(WEIGHT + name, half, TensorProto.FLOAT16) for name, half in halves.items()]
+    nodes = [helper.make_node("Cast", [value], [new], to=kind) for value, new, kind in casts]
+    nodes += [node for node in graph.node if dropped not in node.output]
+    replace_all(graph.node, [*nodes, helper.make_node("Cast", [logits], [LOGITS], to=TensorProto.FLOAT)])
     inputs: list[tuple[str, int, Sequence[str | int | None]]] = [
-        (each.in_graph, INPUT_TYPES[value.type.tensor_type.elem_type][1], ("batch", *each.shape))
-        for each, value in zip(taken, samples, strict=True)
+        (each.in_graph, helper.np_dtype_to_tensor_dtype(np.dtype(each.dtype)), ("batch", *each.shape)) for each in taken
     ]
     trained = [(WEIGHT + name, TensorProto.FLOAT, values.shape) for name, values in weights.items()]
     replace_all(graph.input, [helper.make_tensor_value_info(*description) for description in (*inputs, *trained)])
@@ -200,33 +205,11 @@ def _without_remarks(model: ModelProto) -> ModelProto:
         bare.ClearField(remark)
     for remark in ("doc_string", "metadata_props", "value_info"):
         bare.graph.ClearField(remark)
-    for node in nodes_of(bare.graph):
-        node.ClearField("doc_string")
-        node.ClearField("metadata_props")
-    for value in (*bare.graph.initializer, *bare.graph.input, *bare.graph.output):
-        value.ClearField("doc_string")
-        value.ClearField("metadata_props")
+    for part in (*nodes_of(bare.graph), *bare.graph.initializer, *bare.graph.input, *bare.graph.output):
+        part.ClearField("doc_string")
+        part.ClearField("metadata_props")
     bare.graph.name = "model"
     return bare
-
-
-def _rename_uses(graph: GraphProto, names: Mapping[str, str]) -> None:
-    for node in nodes_of(graph):
-        for position, name in enumerate(node.input):
-            node.input[position] = names.get(name, name)
-
-
-def _before_softmax(graph: GraphProto, output: str) -> tuple[str, str | None]:
-    """The name of the logits, and the output to drop: that of a final softmax, because the loss contains a softmax."""
-    last = next((node for node in graph.node if output in node.output), None)
-    return (last.input[0], output) if last is not None and last.op_type == "Softmax" else (output, None)
-
-
-def only(values: Sequence[ValueInfoProto], what: str) -> ValueInfoProto:
-    if len(values) != 1:
-        names = few([value.name.removeprefix(PREFIX) for value in values])
-        raise ModelError(f"expected a model with one {what}, got {len(values)} ({names}); remove the others")
-    return values[0]
 
 
 def inputs_of(graph: GraphProto, others: Collection[str]) -> list[ValueInfoProto]:
@@ -247,11 +230,12 @@ def _input(samples: ValueInfoProto, *, alone: bool) -> Input:
             f"{helper.printable_type(samples.type)}; export the model like that"
         )
     if not all(size > 0 for size in sizes):
+        example = ",".join(str(size if size > 0 else 8) for size in sizes)
         raise ModelError(
             f"the input {name} leaves the size of a sample open, got {helper.printable_type(samples.type)}; say how "
-            f"large one is: --shape {by_commas([size if size > 0 else 8 for size in sizes])}, for example"
+            f"large one is: --shape {example}, for example"
         )
-    return Input("" if alone else name, tuple(sizes), INPUT_TYPES[tensor.elem_type][0])
+    return Input("" if alone else name, tuple(sizes), INPUT_TYPES[tensor.elem_type])
 
 
 def _output_sizes(model: ModelProto, taken: Sequence[Input], weights: Mapping[str, F32]) -> tuple[int, ...]:
@@ -283,7 +267,3 @@ def replace_all(repeated: Any, values: Sequence[Any]) -> None:
 
 def few(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "") if names else "none"
-
-
-def by_commas(shape: Sequence[int]) -> str:
-    return ",".join(map(str, shape))

@@ -1,9 +1,9 @@
 """A plan's model on ONNX Runtime: one that came as ONNX, or one of BAFFLE's own."""
 
 from collections.abc import Callable
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 from baffle.core.arrays import F32
 from baffle.core.directions import Support
@@ -12,24 +12,9 @@ from baffle.core.ports import Batch
 from baffle.errors import ModelError, PlanError
 from baffle.models.inputs import Inputs
 from baffle.plan import Model, Onnx, Plan, ProbeSettings
-from baffle.runtime.layers import layer_of, layers_of
-from baffle.runtime.model import RunnableModel, Together
-from baffle.runtime.onnx.criteria import NumpyCriterion, criterion_of, require_loss
-from baffle.runtime.onnx.loss import OnnxLoss
-from baffle.runtime.onnx.model_folder import (
-    MODEL,
-    OUTER_MODEL,
-    WEIGHTS,
-    Manifest,
-    graph_loss,
-    read_manifest,
-    read_weights,
-)
-from baffle.runtime.onnx.outer import OnnxOuter, disagreement, tried_outputs
-from baffle.runtime.outer import as_many_as_fit
-
-if TYPE_CHECKING:
-    from baffle.runtime.onnx.graph import OnnxGraph
+from baffle.runtime.model import RunnableModel, Together, layer_of, layers_of
+from baffle.runtime.onnx.loss import NumpyCriterion, OnnxLoss, criterion_of, require_loss
+from baffle.runtime.onnx.model_folder import MODEL, WEIGHTS, Manifest, graph_loss, read_manifest, read_weights
 
 
 def load(plan: Plan, inputs: Inputs) -> "OnnxModel":
@@ -41,13 +26,7 @@ def load(plan: Plan, inputs: Inputs) -> "OnnxModel":
     graph = built_in(settings, inputs, plan.seed, graph_loss(plan.task.loss))
     model, weights = graph.to_bytes(), graph.flat()
     manifest = graph.manifest(model, weights)
-    return OnnxModel(settings, manifest, model, lambda: weights, partial(_made_of, graph), criterion_of(plan))
-
-
-def _made_of(graph: "OnnxGraph") -> "Outer":
-    from baffle.runtime.onnx.outer_graph import outer_model
-
-    return Outer(*outer_model(graph))
+    return OnnxModel(settings, manifest, model, lambda: weights, criterion_of(plan))
 
 
 def _in_folder(plan: Plan, settings: Onnx, inputs: Inputs) -> "OnnxModel":
@@ -62,9 +41,10 @@ def _in_folder(plan: Plan, settings: Onnx, inputs: Inputs) -> "OnnxModel":
         raise ModelError(f"the graph in {folder} is not the plan's; set run.model to the right folder")
     require_loss(plan, manifest, folder)
     if not manifest.takes(inputs.shape) or manifest.classes != inputs.outputs:
+        wanted = f"{inputs.classes} classes" if inputs.classes else f"{inputs.outputs} numbers to predict"
         raise ModelError(
             f"the model in {folder} takes samples of {manifest.sample} and has {manifest.classes} outputs, "
-            f"but {plan.task.data} has samples of {inputs.shape} and {_wanted(inputs)}"
+            f"but {plan.task.data} has samples of {inputs.shape} and {wanted}"
         )
     return model_in(folder, manifest, criterion_of(plan))
 
@@ -72,83 +52,37 @@ def _in_folder(plan: Plan, settings: Onnx, inputs: Inputs) -> "OnnxModel":
 def model_in(folder: Path, manifest: Manifest, criterion: NumpyCriterion | None = None) -> "OnnxModel":
     """The model in an exported folder, whose manifest was read."""
     settings, weights = Onnx(graph=manifest.model_sha256), partial(read_weights, folder / WEIGHTS, manifest)
-    return OnnxModel(settings, manifest, folder / MODEL, weights, partial(_outer_in, folder, manifest), criterion)
+    return OnnxModel(settings, manifest, folder / MODEL, weights, criterion)
 
 
-def _outer_in(folder: Path, manifest: Manifest) -> "Outer":
-    """The graph for many outer directions in a folder, or made of the graph in it."""
-    if manifest.outer:
-        return Outer(folder / OUTER_MODEL, manifest.outer.row_bytes)
-    try:
-        from baffle.runtime.onnx.graph import graph_from_folder
-    except ImportError:
-        raise ModelError(f"{folder} has no {OUTER_MODEL}; export the model again with --outer") from None
-    return _made_of(graph_from_folder(folder))
-
-
-def _wanted(inputs: Inputs) -> str:
-    return f"{inputs.classes} classes" if inputs.classes else f"{inputs.outputs} numbers to predict"
-
-
-class Outer(NamedTuple):
-    """A graph for many outer directions, and about how many bytes its tensors take for each direction of a sample."""
-
-    graph: Path | bytes
-    row_bytes: int
-
-
+@dataclass(frozen=True)
 class OnnxModel(RunnableModel):
-    """A graph, in a file or in memory. It runs whole forward passes in the precision of the graph. `outer` gives the
-    graph for many outer directions, or raises the reason why there is none."""
+    """A graph, in a file or in memory, which runs whole forward passes. `read` reads the initial weights."""
 
     packages = ("onnxruntime",)
 
-    def __init__(
-        self,
-        settings: Model,
-        manifest: Manifest,
-        graph: Path | bytes,
-        weights: Callable[[], F32],
-        outer: Callable[[], Outer],
-        criterion: NumpyCriterion | None = None,
-    ) -> None:
-        self.settings = settings
-        self._criterion = criterion
-        self._manifest, self._graph, self._weights = manifest, graph, weights
-        self._outer = cache(outer)
+    settings: Model
+    manifest: Manifest
+    graph: Path | bytes
+    read: Callable[[], F32]
+    criterion: NumpyCriterion | None = None
 
     def initial_weights(self) -> F32:
-        return self._weights()
+        return self.read()
 
     def layers(self) -> tuple[Support, ...]:
-        return layers_of((tensor.layer or layer_of(tensor.name), tensor.size) for tensor in self._manifest.weights)
+        return layers_of((tensor.layer or layer_of(tensor.name), tensor.size) for tensor in self.manifest.weights)
 
     def shapes(self) -> Shapes:
-        return tuple(tensor.shape for tensor in self._manifest.weights if tensor.size)
+        return tuple(tensor.shape for tensor in self.manifest.weights if tensor.size)
 
-    def runtime(self, probe: ProbeSettings, _precision: str) -> OnnxLoss | OnnxOuter:
-        return self._for_many(probe) if probe.shares_passes else self._for_one(probe)
+    def runtime(self, probe: ProbeSettings, _precision: str) -> OnnxLoss:
+        return OnnxLoss(self.manifest, self.graph, micro_batch=probe.micro_batch, criterion=self.criterion)
 
-    def together(self, probe: ProbeSettings, batch: Batch, room: int) -> Together:
-        try:
-            each = self._outer().row_bytes * len(batch.y)
-        except ModelError as fault:
-            return Together(1, str(fault))
-        weights = self.initial_weights()
-        expected = tried_outputs(self._for_one(probe), weights, batch)
-        if reason := disagreement(self._for_many(probe), weights, batch, expected):
-            return Together(1, reason)
-        return as_many_as_fit(probe.k, each, len(batch.y), room)
-
-    def _for_one(self, probe: ProbeSettings) -> OnnxLoss:
-        return OnnxLoss(self._manifest, self._graph, micro_batch=probe.micro_batch, criterion=self._criterion)
-
-    def _for_many(self, probe: ProbeSettings) -> OnnxOuter:
-        return OnnxOuter(
-            self._manifest,
-            self._outer().graph,
-            partial(self._for_one, probe),
-            together=probe.together,
-            micro_batch=probe.micro_batch,
-            criterion=self._criterion,
-        )
+    def together(self, probe: ProbeSettings, _batch: Batch, _room: int) -> Together:
+        if probe.together > 1:
+            raise PlanError(
+                f"probe.together: ONNX Runtime takes a forward pass for each direction, got {probe.together} "
+                'directions in one; set run.runtime = "torch", or start a new run with probe.together = 1'
+            )
+        return Together(1)

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,30 +16,22 @@ from baffle.errors import ModelError
 from baffle.files import read_file
 from baffle.runtime.onnx.tensor_file import MOST_HEADER_BYTES, Size, parse_tensors
 
-MODEL, OUTER_MODEL, WEIGHTS, AVERAGE, MANIFEST, PLAN = (
-    "model.onnx",
-    "outer.onnx",
-    "weights.safetensors",
-    "average.safetensors",
-    "manifest.json",
-    "plan.toml",
-)
+MODEL, WEIGHTS, AVERAGE = "model.onnx", "weights.safetensors", "average.safetensors"
+MANIFEST, PLAN = "manifest.json", "plan.toml"
 
 X, Y, LOSS, LOGITS = "x", "y", "loss", "logits"
 """A graph's names for samples, labels, the mean loss and the model's output."""
 
-WEIGHT = "weight/"
-"""Prefix of a weight tensor's name as an input of the graph."""
-
-A, B = "a/", "b/"
-"""Prefixes of a weight tensor's name as inputs of the graph for many outer directions: the factors of what each
-direction adds to it."""
+WEIGHT = "weight/"  # prefix of a weight tensor's name as an input of the graph
 
 InputType = Literal["float32", "int64", "int32"]
 GraphLoss = Literal["cross-entropy", "mse", "mae", "bce", "none"]
 CROSS_ENTROPY: GraphLoss = "cross-entropy"
 NO_LOSS: GraphLoss = "none"
-"""The loss that a graph holds. A function of the user's own is applied to the outputs of a graph without a loss."""
+"""The loss that a graph holds, as its manifest spells it. Others are taken of the outputs of a graph without one."""
+
+GRAPH_LOSSES: Mapping[str, GraphLoss] = {"cross_entropy": CROSS_ENTROPY, "mse": "mse", "mae": "mae", "bce": "bce"}
+"""Losses that a graph can hold, by their names in a plan."""
 
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -77,19 +70,13 @@ SEVERAL_ARRAYS: Format = "baffle/model/2"
 """Formats of a manifest. Versions that know the first alone refuse a graph whose samples are several arrays."""
 
 
-class OuterFile(msgspec.Struct, frozen=True):
-    """The graph for many outer directions, and about how many bytes its tensors take for each direction of a sample."""
-
-    sha256: Digest
-    row_bytes: Annotated[int, Meta(ge=1)]
-
-
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a graph: its trained weights in the order of the flat vector, its samples and its files. `inputs` are
     the arrays of a sample if there are several; `input_shape` and `input_dtype` describe the only one. `classes` is
     the number of its outputs (for each position, if there are several), `label_shape` the shape of one sample's label.
     `trajectory` is the digest of the plan that the weights belong to, `architecture` the digest of the plan's model.
-    Without a plan both are empty. `outer` is there if the folder has a graph for many outer directions."""
+    Without a plan both are empty. `outer` described a second graph, `outer.onnx`, in folders of version 0.2; it is
+    ignored, and null in new manifests."""
 
     format: Format = ONE_ARRAY
     weights: tuple[Tensor, ...]
@@ -107,7 +94,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     weights_sha256: Digest
     trajectory: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
     architecture: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
-    outer: OuterFile | None = None
+    outer: dict[str, str | int] | None = None
 
     @property
     def arrays(self) -> tuple[Input, ...]:
@@ -136,18 +123,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """A view of the flat vector for each tensor."""
         if len(weights) != self.n_weights:
             raise ModelError(f"expected {self.n_weights} weights, got {len(weights)}; they belong to another model")
-        views = dict[str, F32]()
-        start = 0
-        for tensor in self.weights:
-            views[tensor.name] = weights[start : start + tensor.size].reshape(tensor.shape)
-            start += tensor.size
-        return views
+        parts = np.split(weights, np.cumsum([tensor.size for tensor in self.weights])[:-1])
+        return {tensor.name: part.reshape(tensor.shape) for tensor, part in zip(self.weights, parts, strict=True)}
 
 
 def graph_loss(loss: str) -> GraphLoss:
     """What a graph must hold for a plan's `task.loss`."""
-    names: dict[str, GraphLoss] = {"cross_entropy": CROSS_ENTROPY, "mse": "mse", "mae": "mae", "bce": "bce"}
-    return names.get(loss, NO_LOSS)
+    return GRAPH_LOSSES.get(loss, NO_LOSS)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -155,31 +137,25 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an exported model, after checking that the graphs beside it have the SHA-256 that it states."""
+    """The manifest of an exported model, after checking that the graph beside it has the SHA-256 that it states."""
     try:
         manifest = msgspec.json.decode(read_file(folder / MANIFEST, MOST_HEADER_BYTES), type=Manifest)
-        stated = {MODEL: manifest.model_sha256} | ({OUTER_MODEL: manifest.outer.sha256} if manifest.outer else {})
-        found = {name: _sha256(folder / name) for name in stated}
+        if not (folder / MODEL).is_file():
+            raise OSError(f"{MODEL} is not a file")
+        with (folder / MODEL).open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError, RecursionError, MemoryError) as fault:
         raise ModelError(
             f"{folder} holds no exported model ({fault}); expected a folder that `baffle export` made"
         ) from None
-    for name in stated:
-        if found[name] != stated[name]:
-            raise ModelError(f"{folder / name} is not the graph that {MANIFEST} describes; export or copy both again")
+    if found != manifest.model_sha256:
+        raise ModelError(f"{folder / MODEL} is not the graph that {MANIFEST} describes; export or copy both again")
     names = [wanted.name for wanted in manifest.inputs]
     if (manifest.format == SEVERAL_ARRAYS) != (len(names) > 1) or len(set(names)) != len(names) or "" in names:
         raise ModelError(f"{folder / MANIFEST}: its inputs do not suit the format {manifest.format}; export it again")
     if sum(tensor.size for tensor in manifest.weights) != manifest.n_weights:
         raise ModelError(f"{folder / MANIFEST}: shapes do not add up to {manifest.n_weights} weights; export it again")
     return manifest
-
-
-def _sha256(path: Path) -> str:
-    if not path.is_file():
-        raise OSError(f"{path.name} is not a file")
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_weights(path: Path, manifest: Manifest) -> F32:

@@ -1,4 +1,4 @@
-"""The door to ONNX Runtime: sessions on one thread, and its errors in plain words."""
+"""The only module that opens ONNX Runtime sessions: on one thread, with its errors in one line."""
 
 import re
 from collections.abc import Iterator
@@ -10,41 +10,34 @@ import onnxruntime
 
 from baffle.errors import ModelError, first_line
 
-FATAL = 4
-"""Of ONNX Runtime's log levels, the one that leaves out all that it also raises."""
+FATAL = 4  # the log level at which ONNX Runtime does not print errors that it raises
 
 NODE = re.compile(r"Non-zero status code returned while running (\w+) node\..*? Status Message: (.*)", re.DOTALL)
 """How ONNX Runtime says that a node failed, and why."""
 
 SOURCE = re.compile(r"^/\S+:\d+ .*?(?:\] ?| was false\. )", re.DOTALL)
-"""A place in ONNX Runtime's own source, and what was expected there, in front of a reason."""
+"""A place in ONNX Runtime's source code and the condition that failed there, which precede a reason."""
 
 
 def open_session(model: Path | bytes) -> Any:
-    """Open a session with one thread, so that sums are always added in the same order.
-
-    The memory arena stays on. All passes are alike, so with small micro-batches the arena is small; without it, every
-    pass would ask the system for the same pages again.
-    """
+    """Open a session with one thread, so that sums are always added in the same order. The memory arena stays on. All
+    passes are alike, so with small micro-batches the arena is small; without it, every pass would ask the system for
+    the same pages again."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = FATAL  # ONNX Runtime prints a failure to stderr, beside raising it
     onnxruntime.disable_telemetry_events()
+    source = model if isinstance(model, bytes) else str(model)
     with translated("the model" if isinstance(model, bytes) else str(model)):
-        source = model if isinstance(model, bytes) else str(model)
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Errors of ONNX Runtime about `what`, as ours."""
+    """Errors of ONNX Runtime about `what`, as ours in one line, without places in its source."""
     try:
         yield
     except Exception as fault:  # ONNX Runtime's errors have no narrower common ancestor
-        raise ModelError(f"ONNX Runtime {onnxruntime.__version__} refuses {what}: {_reason(fault)}") from None
-
-
-def _reason(fault: Exception) -> str:
-    """ONNX Runtime's reason in one line, without places in its source."""
-    node = NODE.search(str(fault))
-    return first_line(ValueError(f"{node[1]}: {SOURCE.sub('', node[2])}")) if node else first_line(fault)
+        node = NODE.search(str(fault))
+        reason = first_line(ValueError(f"{node[1]}: {SOURCE.sub('', node[2])}") if node else fault)
+        raise ModelError(f"ONNX Runtime {onnxruntime.__version__} refuses {what}: {reason}") from None

@@ -1,4 +1,4 @@
-"""Files of tensors, in the safetensors format: read with bounds, whoever wrote them, and written."""
+"""Reads and writes files of tensors in the safetensors format. Files are untrusted, so sizes are checked first."""
 
 import json
 import math
@@ -16,34 +16,19 @@ from baffle.core.state import FLOAT
 from baffle.errors import ModelError
 
 KINDS: Mapping[str, np.dtype[Any]] = {
-    "F64": np.dtype("<f8"),
-    "F32": FLOAT,
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-    "F8_E4M3": np.dtype("u1"),
-    "F8_E5M2": np.dtype("u1"),
-    "C64": np.dtype("<c8"),
-    "I64": np.dtype("<i8"),
-    "I32": np.dtype("<i4"),
-    "I16": np.dtype("<i2"),
-    "I8": np.dtype("i1"),
-    "U64": np.dtype("<u8"),
-    "U32": np.dtype("<u4"),
-    "U16": np.dtype("<u2"),
-    "U8": np.dtype("u1"),
-    "BOOL": np.dtype("?"),
+    **{"F64": np.dtype("<f8"), "F32": FLOAT, "F16": np.dtype("<f2"), "C64": np.dtype("<c8"), "BOOL": np.dtype("?")},
+    **{f"{sign}{8 * size}": np.dtype(f"<{sign.lower()}{size}") for sign in "IU" for size in (1, 2, 4, 8)},
+    **{"BF16": np.dtype("<u2"), "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1")},
 }
 """The types of a safetensors file, and the NumPy type that holds each. NumPy has no bfloat16 and no 8-bit floats, so
 unsigned integers hold their bits."""
 
-METADATA = "__metadata__"
-"""The only entry of a safetensors header that is not a tensor."""
+METADATA = "__metadata__"  # the only entry of a safetensors header that is not a tensor
 
 MOST_HEADER_BYTES = 1 << 24
-"""Of a safetensors header, or of a manifest: room for a hundred thousand tensors."""
+"""The most bytes of a safetensors header or of a manifest: room for a hundred thousand tensors."""
 
-MOST_BYTES = 1 << 33
-"""Of a file of weights."""
+MOST_BYTES = 1 << 33  # the most bytes of a file of weights
 
 Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -55,7 +40,7 @@ class Stored(NamedTuple):
     values: NDArray[Any]
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor's entry in the header of a safetensors file."""
 
     dtype: str
@@ -83,8 +68,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Stored]) -> None:
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     """All tensors of a safetensors file, by name. NumPy has no bfloat16, so such a tensor comes as uint16 bits, which
-    `torch.from_numpy(bits).view(torch.bfloat16)` turns back into numbers. 8-bit floats come as uint8 in the same
-    way."""
+    `torch.from_numpy(bits).view(torch.bfloat16)` turns back into numbers. 8-bit floats come as uint8."""
     return {name: stored.values for name, stored in read_stored(path).items()}
 
 
@@ -97,8 +81,7 @@ def read_stored(path: Path) -> dict[str, Stored]:
 
 
 def parse_tensors(path: Path) -> dict[str, Stored]:
-    """The tensors, as views into one buffer. Lengths are checked against the size of the file before there is memory
-    for them."""
+    """The tensors, as views into one buffer. Lengths are checked before there is memory for them."""
     if not path.is_file():
         raise OSError("it is not a file")
     with path.open("rb") as file:
@@ -108,29 +91,30 @@ def parse_tensors(path: Path) -> dict[str, Stored]:
             raise ValueError(f"expected a header of at most {min(size - 8, MOST_HEADER_BYTES)} bytes, got {length}")
         if size > MOST_BYTES:
             raise ValueError(f"expected at most {MOST_BYTES:,} bytes, got {size:,}")
-        entries = _entries(file.read(length))
-        _require_cover(entries, size - 8 - length)
+        entries = _entries(file.read(length), size - 8 - length)
         body = np.empty(size - 8 - length, np.uint8)
         if file.readinto(body.data) != len(body):
             raise ValueError("it was cut short while it was read")
-    return {name: Stored(entry.dtype, _values(name, entry, body)) for name, entry in entries.items()}
+    tensors = dict[str, Stored]()
+    for name, entry in entries.items():
+        raw = body[slice(*entry.data_offsets)]
+        if entry.dtype == "BOOL" and raw.size and raw.max() > 1:
+            raise ValueError(f"{name} holds bytes that are neither true nor false")
+        tensors[name] = Stored(entry.dtype, raw.view(KINDS[entry.dtype]).reshape(entry.shape))
+    return tensors
 
 
-def _entries(header: bytes) -> dict[str, Entry]:
+def _entries(header: bytes, size: int) -> dict[str, TensorEntry]:
+    """The entries of a header, whose tensors must follow each other without gaps up to the end of the file."""
     texts = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
     msgspec.json.decode(texts.pop(METADATA, b"{}"), type=dict[str, str])
-    entries = {name: msgspec.json.decode(text, type=Entry) for name, text in texts.items()}
+    entries = {name: msgspec.json.decode(text, type=TensorEntry) for name, text in texts.items()}
     for name, entry in entries.items():
         if entry.dtype not in KINDS:
             raise ValueError(f"{name} has the unknown type {entry.dtype}")
         start, stop = entry.data_offsets
         if stop - start != math.prod(entry.shape) * KINDS[entry.dtype].itemsize:
             raise ValueError(f"{name} has {stop - start} bytes, too few or too many for its shape")
-    return entries
-
-
-def _require_cover(entries: Mapping[str, Entry], size: int) -> None:
-    """Require that the tensors follow each other without gaps up to the end of the file."""
     end = 0
     for start, stop in sorted(entry.data_offsets for entry in entries.values()):
         if start != end:
@@ -138,11 +122,4 @@ def _require_cover(entries: Mapping[str, Entry], size: int) -> None:
         end = stop
     if end != size:
         raise ValueError(f"tensors end at byte {end}, expected {size}")
-
-
-def _values(name: str, entry: Entry, body: NDArray[np.uint8]) -> NDArray[Any]:
-    start, stop = entry.data_offsets
-    raw = body[start:stop]
-    if entry.dtype == "BOOL" and raw.size and raw.max() > 1:
-        raise ValueError(f"{name} holds bytes that are neither true nor false")
-    return raw.view(KINDS[entry.dtype]).reshape(entry.shape)
+    return entries

@@ -1,12 +1,9 @@
 """A faster forward pass of a module on a CPU: the same output up to rounding, thanks to a better memory layout."""
 
-import ctypes
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, reduce
-from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +15,10 @@ from baffle.runtime.torch.tensors import Inputs, call, only_tensor
 
 Form = Callable[[Tensor], Tensor]
 
-PIXELS = 100
-"""Images with fewer pixels run unchanged: on the 8 × 8 digits, group normalisation loses more than convolutions
-gain."""
+PIXELS = 100  # smaller images run unchanged: on the 8 × 8 digits, group normalisation loses more than convolutions gain
 
 AT_ONCE = 2 << 20
 """A layer that needs copies or intermediate tensors runs on as many samples together as have this many output bytes."""
-
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
-"""glibc's settings for the size from which freed memory goes back to the system."""
-
-SMALL_THRESHOLD = 1 << 18
 
 IN_PLACE: dict[type[nn.Module], Form] = {
     nn.Hardswish: lambda x: F.hardswish(x, inplace=True),
@@ -47,17 +36,15 @@ FRESH = (nn.Conv2d, nn.Linear, nn.GroupNorm, nn.BatchNorm2d)
 
 class FastForward:
     """Runs a module on images stored pixel by pixel ("channels last"), with some layers replaced by faster forms.
-    Between two calls the module is unchanged.
-
-    A module that relies on the usual memory layout, for example by calling `view`, fails like this. After its first
-    failure it runs unchanged.
-    """
+    Between two calls the module is unchanged. A module that relies on the usual memory layout, for example by calling
+    `view`, fails like this. After its first failure it runs unchanged."""
 
     def __init__(self, module: nn.Module, plain: bool = False) -> None:
         self._module = module
         self._forms = {layer: form for layer in module.modules() if (form := _form(layer))}
         self._plain = plain or not self._forms
-        self._forms |= {part: partial(_in_sequence, _steps(part)) for part in module.modules() if _is_sequence(part)}
+        sequences = [part for part in module.modules() if type(part) is nn.Sequential and "forward" not in vars(part)]
+        self._forms |= {part: partial(_in_sequence, _steps(part)) for part in sequences}
         keep_freed_memory()
 
     def __call__(self, x: Inputs) -> Tensor:
@@ -66,30 +53,23 @@ class FastForward:
         if self._suits(x):
             try:
                 # Channels last: neighbours in memory are the channels of one pixel, so their stride is 1.
-                return self._run(x if x.stride(1) == 1 else self._arranged(x))
+                with _installed(self._forms):
+                    return only_tensor(self._module(x if x.stride(1) == 1 else self.arranged(x)))
             except RuntimeError:
-                output = self._run_plainly(x)
+                output = only_tensor(self._module(x.contiguous()))
                 self._plain = True
                 return output
-        return self._run_plainly(x)
+        return only_tensor(self._module(x.contiguous()))
 
     def arranged(self, x: Inputs) -> Inputs:
         """Samples in the memory layout that suits this module best."""
-        return self._arranged(x) if isinstance(x, Tensor) and self._suits(x) else x
-
-    def _arranged(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor) or not self._suits(x):
+            return x
         # With a single channel both layouts look alike, and `contiguous` would keep the present one.
         return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
 
     def _suits(self, x: Tensor) -> bool:
         return not self._plain and x.ndim == 4 and x.shape[2] * x.shape[3] >= PIXELS
-
-    def _run(self, x: Tensor) -> Tensor:
-        with _installed(self._forms):
-            return only_tensor(self._module(x))
-
-    def _run_plainly(self, x: Tensor) -> Tensor:
-        return only_tensor(self._module(x.contiguous()))
 
 
 @contextmanager
@@ -108,23 +88,13 @@ def _form(layer: nn.Module) -> Form | None:
     if "forward" in vars(layer):
         return None
     if type(layer) is nn.Conv2d:
-        direct = partial(_convolve, layer, _layout(layer))
-        return partial(_convolve_with_winograd, layer, direct) if winograd.suits(layer) else direct
-    if type(layer) is nn.MaxPool2d:
-        simple = (layer.padding, layer.dilation, layer.return_indices, layer.ceil_mode) == (0, 1, False, False)
-        if simple and isinstance(layer.kernel_size, int) and layer.stride == layer.kernel_size:
-            return partial(max_of_tiles, layer.kernel_size)
-    return None
-
-
-def _convolve_with_winograd(layer: nn.Conv2d, direct: Form, x: Tensor) -> Tensor:
-    return winograd.convolve(layer, x) if winograd.takes(layer, x) else direct(x)
-
-
-def _layout(layer: nn.Conv2d) -> torch.memory_format:
-    """Channels last is faster except for large filters with many outputs (measured with oneDNN 3.12 and AVX2)."""
-    large = min(layer.kernel_size) >= 5 and layer.out_channels >= 32
-    return torch.contiguous_format if large else torch.channels_last
+        # Channels last is faster except for large filters with many outputs (measured with oneDNN 3.12 and AVX2).
+        large = min(layer.kernel_size) >= 5 and layer.out_channels >= 32
+        direct = partial(_convolve, layer, torch.contiguous_format if large else torch.channels_last)
+        if not winograd.suits(layer):
+            return direct
+        return lambda x: winograd.convolve(layer, x) if winograd.takes(layer, x) else direct(x)
+    return partial(_max_pool, size) if (size := tile_size(layer)) else None
 
 
 def _convolve(layer: nn.Conv2d, layout: torch.memory_format, x: Tensor) -> Tensor:
@@ -136,8 +106,7 @@ def _convolve(layer: nn.Conv2d, layout: torch.memory_format, x: Tensor) -> Tenso
 
 
 def _in_pieces(form: Form, x: Tensor, sample_bytes: int) -> Tensor:
-    """Apply a form to a few samples at a time, so that the memory it needs beside input and output stays small.
-    `sample_bytes` is about the size of one sample's output."""
+    """Apply a form to a few samples at a time, to save memory. A sample's output has about `sample_bytes`."""
     pieces = torch.split(x, max(1, AT_ONCE // max(1, sample_bytes)))
     first = form(pieces[0])
     if len(pieces) == 1:
@@ -151,17 +120,8 @@ def _in_pieces(form: Form, x: Tensor, sample_bytes: int) -> Tensor:
     return output
 
 
-def _is_sequence(part: nn.Module) -> TypeGuard[nn.Sequential]:
-    return type(part) is nn.Sequential and "forward" not in vars(part)
-
-
-class Step(NamedTuple):
-    """A layer of a sequence. `in_place` overwrites the layer's input; it is None where other code may still see that
-    input, which is the output of the layer `producer`."""
-
-    layer: nn.Module
-    in_place: Form | None
-    producer: nn.Module
+Step = tuple[nn.Module, Form | None, nn.Module]
+"""A layer of a sequence, what overwrites its input in place (None if others may see it), and what made that input."""
 
 
 def _steps(sequence: nn.Sequential) -> list[Step]:
@@ -170,7 +130,7 @@ def _steps(sequence: nn.Sequential) -> list[Step]:
     for layer in sequence:
         unchanged = "forward" not in vars(layer)
         in_place = IN_PLACE.get(type(layer)) if unchanged and type(producer) in FRESH else None
-        steps.append(Step(layer, in_place, producer))
+        steps.append((layer, in_place, producer))
         if type(layer) is not nn.Identity and not in_place:
             producer = layer
     return steps
@@ -187,22 +147,22 @@ def _has_hooks(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
+def _max_pool(size: int, x: Tensor) -> Tensor:
+    if x.ndim != 4 or min(x.shape[-2:]) < size:
+        return F.max_pool2d(x, size)  # handles it, or says what is wrong
+    return _in_pieces(partial(max_of_tiles, size), x, x[0].nbytes // size**2)
+
+
+def tile_size(layer: nn.Module) -> int:
+    """The size of the square tiles of which a layer takes the maximum; 0 if it does something else."""
+    if type(layer) is not nn.MaxPool2d or not isinstance(layer.kernel_size, int) or layer.stride != layer.kernel_size:
+        return 0
+    others = (layer.padding, layer.dilation, layer.return_indices, layer.ceil_mode)
+    return layer.kernel_size if others == (0, 1, False, False) else 0
+
+
 def max_of_tiles(size: int, x: Tensor) -> Tensor:
     """The maximum of each tile, without the positions that torch's pooling also computes."""
     rows, columns = (length // size * size for length in x.shape[-2:])
-    if not rows or not columns or x.ndim != 4:
-        return F.max_pool2d(x, size)  # handles it, or says what is wrong
-
-    def pool(x: Tensor) -> Tensor:
-        x = reduce(torch.maximum, [x[..., start:rows:size, :] for start in range(size)])
-        return reduce(torch.maximum, [x[..., start:columns:size] for start in range(size)])
-
-    return _in_pieces(pool, x, x[0].nbytes // size**2)
-
-
-def give_back_freed_memory() -> None:
-    """Return freed blocks to the system at once, for clients with little memory. This costs page faults and cannot be
-    undone in this process. Only glibc needs it."""
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
-        for setting in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
-            library.mallopt(setting, SMALL_THRESHOLD)
+    x = reduce(torch.maximum, [x[..., start:rows:size, :] for start in range(size)])
+    return reduce(torch.maximum, [x[..., start:columns:size] for start in range(size)])

@@ -18,8 +18,7 @@ from baffle.core.directions import Support
 from baffle.errors import PlanError
 from baffle.runtime.torch.tensors import trained_parameters
 
-SAMPLES = 4
-"""The number of samples that a pipeline is tried on."""
+SAMPLES = 4  # the number of samples that a pipeline is tried on
 
 ELEMENTWISE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Softsign),
@@ -59,6 +58,10 @@ class Units(NamedTuple):
     start: int
     stop: int
     biased: bool
+
+    @property
+    def width(self) -> int:
+        return self.stop - self.start
 
 
 class Route(NamedTuple):
@@ -119,14 +122,10 @@ class Pipeline:
     def first_stage(self, support: Support) -> int:
         """The first stage that a support touches."""
         touched = [part for part, _ in support.parts() if part.start < part.stop]
-        return min(
-            (
-                number
-                for number, stage in enumerate(self.stages)
-                if any(part.start < stage.stop and stage.start < part.stop for part in touched)
-            ),
-            default=len(self.stages) - 1,
-        )
+        for number, stage in enumerate(self.stages):
+            if any(part.start < stage.stop and stage.start < part.stop for part in touched):
+                return number
+        return len(self.stages) - 1
 
 
 def unit_support(layer: Layer, start: int, stop: int, *, biased: bool = True) -> Support:
@@ -139,15 +138,15 @@ def unit_support(layer: Layer, start: int, stop: int, *, biased: bool = True) ->
 @torch.no_grad()
 def pipeline_of(module: nn.Module, sample: Tensor) -> Pipeline | None:
     """The module as a pipeline, if it is an nn.Sequential or names its stages in a method `stages()`; None otherwise.
-
-    `sample` is a batch. If it holds floats, only its shape matters; integers must be values that the module accepts.
-    """
+    `sample` is a batch. If it holds floats, only its shape matters; integers must be values that the module accepts."""
     method = getattr(module, "stages", None)
     declared = method() if callable(method) and not isinstance(method, nn.Module) else None
     if declared is None and not _is_sequence(module):
         return None
     modules = list(_flat([module] if declared is None else declared))
-    starts = _starts(module)
+    trained = trained_parameters(module)
+    ends = list(itertools.accumulate(parameter.numel() for parameter in trained))
+    starts = {id(parameter): end - parameter.numel() for parameter, end in zip(trained, ends, strict=True)}
     slices = _slices(starts, modules)
     if slices is None:
         if declared is None:
@@ -156,12 +155,16 @@ def pipeline_of(module: nn.Module, sample: Tensor) -> Pipeline | None:
             "task.model: stages() must hold every trained weight in exactly one stage, and the weights of a stage must "
             "be adjacent in parameters(); correct it or remove it"
         )
-    x = _trial_samples(sample)
+    if sample.is_floating_point():
+        random = torch.Generator().manual_seed(0)
+        x = torch.randn((SAMPLES, *sample.shape[1:]), generator=random).to(sample)
+    else:
+        # Integers may be indices into a table, and only real samples are sure to be in its range. So rows of the batch
+        # are taken, spread over its length: then the two halves of them differ even if the batch has only two rows.
+        x = sample[torch.arange(SAMPLES) * len(sample) // SAMPLES]
     differ = not torch.equal(x[:1].expand_as(x), x)
     expected = module(x.clone())
-    shapes = [x.shape[1:]]
-    stages = list[Stage]()
-    layers = list[Layer]()
+    shapes, stages, layers = [x.shape[1:]], list[Stage](), list[Layer]()
     for part, (start, stop) in zip(modules, slices, strict=True):
         copy = x.clone()
         output = part(copy)
@@ -178,16 +181,6 @@ def pipeline_of(module: nn.Module, sample: Tensor) -> Pipeline | None:
             "correct it or remove it"
         )
     return Pipeline(tuple(stages), tuple(shapes), tuple(layers))
-
-
-def _trial_samples(sample: Tensor) -> Tensor:
-    """Samples to try a module on. Integers may be indices into a table, and only real samples are sure to be in its
-    range. So rows of the batch are taken, spread over its length: then the two halves of the result differ even if the
-    batch has only two rows."""
-    if sample.is_floating_point():
-        random = torch.Generator().manual_seed(0)
-        return torch.randn((SAMPLES, *sample.shape[1:]), generator=random).to(sample)
-    return sample[torch.arange(SAMPLES) * len(sample) // SAMPLES]
 
 
 def _flat(modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
@@ -213,16 +206,10 @@ def tied_weights(module: nn.Module) -> tuple[str, str] | None:
     return None
 
 
-def _starts(module: nn.Module) -> dict[int, int]:
-    """Where each trained parameter starts in the flat weight vector, by the parameter's id."""
-    trained = trained_parameters(module)
-    return dict(zip(map(id, trained), itertools.accumulate((p.numel() for p in trained), initial=0), strict=False))
-
-
 def _slices(starts: Mapping[int, int], modules: Sequence[nn.Module]) -> list[tuple[int, int]] | None:
-    """Each stage's slice of the flat weight vector; None if weights are shared, left out or scattered."""
-    slices = list[tuple[int, int]]()
-    seen = list[int]()
+    """Each stage's slice of the flat weight vector, given where each parameter starts, by its id; None if weights are
+    shared, left out or scattered."""
+    slices, seen = list[tuple[int, int]](), list[int]()
     for part in modules:
         own = trained_parameters(part)
         if not {id(p) for p in own} <= starts.keys():
@@ -277,8 +264,7 @@ def _is_added(module: nn.Module, part: nn.Module, x: Tensor, output: Tensor) -> 
 
 
 def responds(module: nn.Module, shape: torch.Size) -> bool:
-    """Whether a module's response to a change of a few input channels can be computed alone: true of plain linear
-    layers and convolutions."""
+    """Whether a module's response to a change of a few input channels can be computed alone."""
     if type(module) is nn.Linear:
         return len(shape) == 1
     return (

@@ -12,8 +12,7 @@ from baffle.errors import ModelError
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 """Samples as tensors: one, a tuple, or a dict of them."""
 
-MicroBatch: TypeAlias = tuple[Inputs, Tensor]
-"""Samples that run through the model together, and their labels."""
+MicroBatch: TypeAlias = tuple[Inputs, Tensor]  # samples that run through the model together, and their labels
 
 
 def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
@@ -21,8 +20,7 @@ def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 def as_tensors(x: Samples, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
-    """Samples on a device, floats in this type. Integers keep theirs: rounded to bfloat16, token 801 would become
-    800."""
+    """Samples on a device, floats in this type. Integers keep theirs: in bfloat16, token 801 would become 800."""
 
     def tensor(array: Any) -> Tensor:
         # PyTorch takes no array with negative strides, and warns about one that must not be written to.
@@ -35,12 +33,8 @@ def as_tensors(x: Samples, device: str | torch.device = "cpu", dtype: torch.dtyp
 def call(module: nn.Module, x: Inputs) -> Tensor:
     """The module's output: module(x), module(*x) for a tuple, module(**x) for a dict."""
     if isinstance(x, tuple):
-        output = module(*x)
-    elif isinstance(x, dict):
-        output = module(**x)
-    else:
-        output = module(x)
-    return only_tensor(output)
+        return only_tensor(module(*x))
+    return only_tensor(module(**x) if isinstance(x, dict) else module(x))
 
 
 def only_tensor(output: object) -> Tensor:
@@ -50,11 +44,3 @@ def only_tensor(output: object) -> Tensor:
             f"task.model: the model gives a {type(output).__name__}, expected one tensor; return the outputs alone"
         )
     return output
-
-
-def split(x: Inputs, size: int) -> list[Inputs]:
-    """Samples in micro-batches of `size`, of which the last may be smaller."""
-    if isinstance(x, Tensor):
-        return list(torch.split(x, size))
-    count = len(next(iter(x.values() if isinstance(x, dict) else x)))
-    return [each(lambda part, at=at: part[at : at + size], x) for at in range(0, count, size)]  # type: ignore[misc]

@@ -8,16 +8,13 @@ these products. Along the width and over the channels it remains a matrix produc
 import math
 from fractions import Fraction
 from functools import cache
-from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-SIZE = 5
-"""Rows and columns of a filter. For 3 × 3, moving the numbers takes longer than multiplying them directly."""
+SIZE = 5  # rows and columns of a filter. For 3 × 3, moving the numbers takes longer than multiplying them directly.
 
-TILE = 4
-"""Rows of output that share their products. More rows would save more multiplications, but round worse."""
+TILE = 4  # rows of output that share their products. More rows would save more multiplications, but round worse.
 
 POINTS = [Fraction(p) for p in ("0", "1", "-1", "2", "-2", "1/2", "-1/2")]
 """Where polynomials are evaluated, beside infinity. Small powers keep the rounding error small."""
@@ -31,31 +28,20 @@ AT_ONCE = 2 << 20
 """Bytes of factors and products at one time: few enough to stay in cache. If a single image or the filters alone take
 more, the direct convolution needs less memory and is used instead."""
 
-Matrix = TypeVar("Matrix")
 Rows = list[list[Fraction]]
 
 
-class Transforms(NamedTuple, Generic[Matrix]):
-    """`sums @ ((filters @ g) * (tiles @ d))` is the correlation of five numbers g with eight numbers d."""
-
-    sums: Matrix
-    filters: Matrix
-    tiles: Matrix
-
-
-def exact_transforms() -> Transforms[Rows]:
-    """The matrices in fractions.
+def exact_transforms() -> tuple[Rows, Rows, Rows]:
+    """Matrices in fractions: `sums @ ((filters @ g) * (tiles @ d))` is the correlation of five numbers g with eight d.
 
     The product of two polynomials is V⁻¹ times the products of their values, where V holds the powers of the points;
     the correlation is the transpose of that. A row of V⁻ᵀ is the polynomial that vanishes at all points but one,
-    divided by its value there. Here the filters are divided by that value instead, so that the matrices applied to
-    images and products are exact in float32.
-    """
+    divided by its value there. The filters are divided instead, so that the other two matrices are exact in float32."""
     rest = [[q for q in POINTS if q != p] for p in POINTS]
     tiles = [*([*_vanishing(others), Fraction(0)] for others in rest), _vanishing(POINTS)]
     scales = [*(math.prod(p - q for q in others) for p, others in zip(POINTS, rest, strict=True)), 1]
     filters = [[x / scale for x in row] for row, scale in zip(_powers(SIZE), scales, strict=True)]
-    return Transforms([list(row) for row in zip(*_powers(TILE), strict=True)], filters, tiles)
+    return [list(row) for row in zip(*_powers(TILE), strict=True)], filters, tiles
 
 
 def _powers(count: int) -> Rows:
@@ -73,9 +59,9 @@ def _vanishing(at: list[Fraction]) -> list[Fraction]:
 
 
 @cache
-def _transforms() -> Transforms[Tensor]:
+def _transforms() -> list[Tensor]:
     floats = ([[float(x) for x in row] for row in rows] for rows in exact_transforms())
-    return Transforms(*(torch.tensor(rows, dtype=torch.float32, device="cpu") for rows in floats))
+    return [torch.tensor(rows, dtype=torch.float32, device="cpu") for rows in floats]
 
 
 def suits(layer: nn.Conv2d) -> bool:
@@ -96,7 +82,9 @@ def takes(layer: nn.Conv2d, x: Tensor) -> bool:
 
 def convolve(layer: nn.Conv2d, x: Tensor) -> Tensor:
     """The layer's output, stored channels last, for images in any memory layout."""
-    pieces = _share(len(x), AT_ONCE // _bytes_each(layer, x))
+    # The number of equal pieces that leaves the fewest places empty.
+    least = -(-len(x) // max(1, AT_ONCE // _bytes_each(layer, x)))
+    pieces = min(range(least, 2 * least + 1), key=lambda pieces: pieces * -(-len(x) // pieces))
     size = -(-len(x) // pieces)
     output = x.new_empty(len(x), *_sides(layer, x), layer.out_channels)
     run = _Run(layer, x[:size], output[:size])
@@ -116,12 +104,6 @@ def _bytes_each(layer: nn.Conv2d, x: Tensor) -> int:
     """Bytes of the factors and products of one image."""
     rows, columns = _sides(layer, x)
     return 4 * VALUES * -(-rows // TILE) * columns * (SIZE * layer.in_channels + layer.out_channels)
-
-
-def _share(n: int, most: int) -> int:
-    """The number of equal pieces, of at most `most` images each, that leaves the fewest places empty for n images."""
-    least = -(-n // max(1, most))
-    return min(range(least, 2 * least + 1), key=lambda pieces: pieces * -(-n // pieces))
 
 
 class _Run:

@@ -1,0 +1,257 @@
+"""What a client checks before it takes part: roster, plan, statement, marks and budget. It agrees, or refuses with a
+reason for its own log."""
+
+import secrets
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from baffle import statement as statements
+from baffle.aggregation.client.marks import Memory
+from baffle.client.abstaining import Tell
+from baffle.errors import KeysError, PlanError, RefusalError
+from baffle.lineage import Lineage
+from baffle.network.joining import Begin, Introduce, Introduction, NewRoster, RosterTaken
+from baffle.network.keys.folders import ClientKeys
+from baffle.network.keys.rosters import Roster, RosterFile, keep_roster, newer_roster, require_not_expired
+from baffle.network.member.equipment import CountSamples, Equip, Equipment
+from baffle.network.member.policy import Policy
+from baffle.network.settling import differences, require_sound_terms, with_places
+from baffle.plan import Plan, check, read_toml, settings_of
+from baffle.plan.privacy import with_noise
+from baffle.privacy.accounting import Charge
+from baffle.statement import NONCE_BYTES, NOTHING, Statement, commitment_text, commitment_to, read_statement
+from baffle.trajectory import Epoch, Trajectory
+
+
+@dataclass(frozen=True)
+class AcceptedEpoch:
+    """An epoch that a client may enter, by its statement."""
+
+    begin: Begin
+    statement: Statement
+    plan: Plan
+    run: bytes
+    commitment: bytes  # this client's own, in the statement
+    takes_snapshots: bool  # whether it may begin with the state that the epoch begins with, if need be certified
+
+    def lineage(self, bare: Trajectory, salt: bytes) -> Lineage:
+        """The run up to this epoch. `bare` is its trajectory without salts. Without a salt nothing is replayed."""
+        past = [Epoch(one.first, one.salt, one.run) for one in self.begin.past]
+        last = Epoch(self.statement.first, salt, self.run, self.statement.chain)
+        return Lineage(bare.with_epochs((*past, last)))
+
+
+@dataclass
+class Consent:
+    """One client's consent to rosters, plans and statements. Member says what its fields mean."""
+
+    keys: ClientKeys
+    memory: Memory
+    samples: CountSamples
+    equip: Equip
+    affords: int = 0
+    pinned: Plan | None = None
+    policy: Policy | None = None
+    tell: Tell = lambda _words: None
+    revoked: str = ""  # why this client's key will never take part again; empty as long as it may
+    _equipped: tuple[bytes, Equipment] | None = field(default=None, repr=False)  # for the trajectory of this digest
+
+    def __post_init__(self) -> None:
+        self._file = RosterFile(self.keys.folder, self.keys.authority, self.keys.roster)
+
+    def is_behind(self, asked: Introduce | Begin) -> bool:
+        """Whether the server has a later roster than this client, also after a look into its own folder."""
+        self._take_roster_of_folder()
+        number = asked.roster if isinstance(asked, Introduce) else read_statement(asked.statement).roster
+        return number > self.keys.roster.number
+
+    def take_roster(self, asked: NewRoster) -> RosterTaken:
+        self._take_roster_of_folder()
+        roster = newer_roster(self.keys.roster, self.keys.authority, asked.roster)
+        if roster != self.keys.roster:
+            self._use(roster, keep=True)
+        return RosterTaken()
+
+    def _take_roster_of_folder(self) -> None:
+        """Take a later roster from the client's folder: one from the server must not replace it by an earlier one."""
+        try:
+            roster = self._file.reread()
+        except KeysError as fault:
+            self.tell(f"{fault}; this client goes on with roster {self.keys.roster.number}")
+            return
+        if roster and roster.number > self.keys.roster.number:
+            self._use(roster)
+
+    def _use(self, roster: Roster, *, keep: bool = False) -> None:
+        """Go on with a later roster. With `keep`, it is on disk before anything builds on it."""
+        if roster.server != self.keys.roster.server:
+            raise RefusalError(f"roster {roster.number} names another server than the one that this client talks to")
+        if keep:
+            keep_roster(self.keys.folder, roster)
+        try:
+            self.keys = self.keys.under(roster)
+        except KeysError as fault:
+            self.revoked = str(fault)
+            raise
+        self.tell(f"goes on with roster {roster.number}")
+
+    def require_valid_roster(self) -> None:
+        """Refuse to go on under a roster that has expired: only the authority can say who still belongs."""
+        require_not_expired(f"roster {self.keys.roster.number}", self.keys.roster)
+
+    def introduce(self, asked: Introduce) -> Introduction:
+        """Commit to a nonce for an epoch of a plan, which this client must find acceptable."""
+        roster = self.keys.roster
+        self.require_valid_roster()
+        if asked.roster < roster.number:
+            raise RefusalError(
+                f"the server has roster {asked.roster}, but this client has roster {roster.number} and never goes "
+                "back; the server needs the later one, too"
+            )
+        if (asked.roster, asked.roster_hash) != (roster.number, roster.hash()):
+            raise RefusalError(f"roster {asked.roster} of the server is not this client's roster {roster.number}")
+        plan = self._offered(asked.plan)
+        self._require_acceptable(plan)
+        self._require_acceptable(plan, self.samples(plan))
+        self._require_budget(plan)  # this loads its equipment, so that no round waits for it
+        commitment = self.memory.unopened()
+        if commitment is None:
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            commitment = commitment_to(nonce)
+            self.memory.commit(commitment, nonce)
+        text = commitment_text(roster.server_key, asked.plan, asked.roster_hash, asked.epoch, commitment)
+        return Introduction(self.affords, commitment, self.keys.identity.sign(text))
+
+    def agree(self, begin: Begin) -> AcceptedEpoch:
+        """The epoch of a statement, if this client may and will enter it."""
+        self.require_valid_roster()
+        self._require_acceptable(self._offered(read_statement(begin.statement).plan))
+        epoch = self.checked(begin)
+        plan, on_roster = epoch.plan, len(self.keys.roster.clients)
+        runs = [epoch.run, *(past.run for past in begin.past)]
+        if plan.federation.clients < on_roster and self.memory.run not in runs:
+            raise RefusalError("a run with fewer places than the roster, and not the one that this client is in")
+        tier = epoch.statement.tiers[self.keys.number]
+        if self.affords and tier > self.affords:
+            raise RefusalError(f"{tier} directions a round, but this client affords {self.affords}")
+        self._require_marks(epoch)
+        self._require_acceptable(plan, len(self.equipment(plan).worker.indices))
+        self._require_budget(plan)
+        return epoch
+
+    def checked(self, begin: Begin) -> AcceptedEpoch:
+        """The epoch of a statement, without the checks of what this client has agreed to before."""
+        plan = self._offered(read_statement(begin.statement).plan)
+        return checked_epoch(begin, plan, self.keys, self._places(plan))
+
+    def equipment(self, plan: Plan) -> Equipment:
+        """What this client computes with, loaded once for all epochs of a run."""
+        digest = plan.trajectory_digest()
+        if self._equipped is None or self._equipped[0] != digest:
+            self._equipped = digest, self.equip(plan)
+        return self._equipped[1]
+
+    def charge(self, trajectory: Trajectory) -> Charge | None:
+        """What this client pays for a vector, by its own account, and the budget that it keeps to."""
+        private = trajectory.private
+        return Charge(private.release, self._rules.budget) if private else None
+
+    def told_cost(self, trajectory: Trajectory) -> str:
+        """What a private run may cost this client, for its own log; empty if the run is not private."""
+        charge, plan = self.charge(trajectory), trajectory.plan
+        if charge is None:
+            return ""
+        delta = charge.budget.delta if charge.budget else plan.privacy.delta
+        before = self.memory.ledger.epsilon(delta)
+        after = self.memory.ledger.epsilon(delta, replace(charge.release, count=plan.rounds))
+        ends = charge.budget is not None and after > charge.budget.epsilon
+        sooner = ", and the budget ends this client's part sooner" if ends else ""
+        return (
+            f"the run is private: ε = {before:.3g} at δ = {delta:g} was spent before it in all runs, and {after:.3g} "
+            f"would be after {plan.rounds:,} rounds{sooner}"
+        )
+
+    def _require_budget(self, plan: Plan) -> None:
+        """Refuse a private plan that keeps less than it says, or of which this client cannot afford another vector."""
+        trajectory = self.equipment(plan).worker.trajectory
+        with_noise(plan, trajectory.n)
+        if charge := self.charge(trajectory):
+            self.memory.ledger.require(charge)
+
+    @property
+    def _rules(self) -> Policy:
+        """The policy that this client was given, or the one that it has otherwise."""
+        return self.policy or (Policy.beside(self.pinned) if self.pinned else Policy())
+
+    def _require_marks(self, epoch: AcceptedEpoch) -> None:
+        """Refuse to go on without the marks of a round that this client contributed to: they are on its disk before
+        anything is sent. A server that lies about it only loses this client. Rounds leave marks in secure sums only."""
+        answered, is_secure = epoch.begin.answered, epoch.plan.secure.mode != "off"
+        if is_secure and answered > epoch.statement.first and self.memory.marks(epoch.run).slot + 1 < answered:
+            raise RefusalError(
+                f"this client contributed to round {answered - 1}, but its marks do not say so, so they were lost or "
+                "are an older copy; without its marks it could be asked twice: it needs a new key"
+            )
+
+    def _places(self, plan: Plan) -> int:
+        """How many clients a run must have: as many as the roster has places. A server that could choose would sum one
+        client with few others, all its own. A run that this client is in keeps its places when the roster gets more."""
+        clients, on_roster = plan.federation.clients, len(self.keys.roster.clients)
+        return clients if self.memory.run and clients == self.memory.places < on_roster else on_roster
+
+    def _offered(self, text: str) -> Plan:
+        """The plan that a server offers. Some checks take time that grows with its clients, so they come last."""
+        try:
+            plan = settings_of(read_toml(text, "the server's plan"), Plan)
+            clients, expected = plan.federation.clients, self._places(plan)
+            if clients != expected:
+                waits = ": a client that has not been in that run waits for the next one" if clients < expected else ""
+                raise RefusalError(f"a run of {clients} clients, but the roster has {expected}{waits}")
+            check(plan)
+        except PlanError as fault:
+            raise RefusalError(f"the server's plan is not valid: {fault}") from None
+        return plan
+
+    def _require_acceptable(self, plan: Plan, samples: int | None = None) -> None:
+        """Refuse a plan that is not the pinned one, or not within the policy. Some rules need the number of samples."""
+        if self.pinned is None:
+            self._rules.require(plan, samples)
+            return
+        if differing := differences(with_places(self.pinned, plan.federation.clients), plan):
+            raise RefusalError(f"the server's plan is another than this client's --plan: {differing}")
+        self._rules.require(plan, samples, named=True)
+
+
+def checked_epoch(begin: Begin, plan: Plan, keys: ClientKeys, places: int | None = None) -> AcceptedEpoch:
+    """Refuse a statement that this client must not take part under. Whether its own weights and its own past fit, the
+    replica checks. `places` is how many clients its run has; without it, as many as the roster has places."""
+    statement, number = read_statement(begin.statement), keys.number
+    roster, clients = keys.roster, plan.federation.clients
+    if statements.shared_plan(plan) != plan or not plan.ring.n_max:
+        raise RefusalError("the statement's plan is not resolved, or holds settings of the server's own machine")
+    if (statement.roster, statement.roster_hash) != (roster.number, roster.hash()):
+        raise RefusalError(f"roster {statement.roster} of the statement is not this client's roster {roster.number}")
+    expected, tiers = len(roster.clients) if places is None else places, len(statement.tiers)
+    if not clients == tiers == expected:
+        raise RefusalError(f"a run of {clients} clients and {tiers} tiers, but the roster has {expected}")
+    firsts = [*(one.first for one in begin.past), statement.first]
+    previous = begin.past[-1].run if begin.past else NOTHING
+    if (len(begin.past), previous) != (statement.epoch, statement.previous) or firsts[0] != 0:
+        raise RefusalError("the epochs before are not those that the statement names")
+    if any(later < earlier for earlier, later in pairwise(firsts)):
+        raise RefusalError("epochs that do not follow each other")
+    statements.require_enough_salt(statement, plan)
+    own = [one.commitment for one in statement.commitments if one.client == number]
+    if not own:
+        raise RefusalError("a statement without this client's commitment; it waits for the next epoch")
+    require_sound_terms(plan)
+    certificate, may_lie = begin.certificate, plan.secure.mode == "malicious-server"
+    if may_lie:
+        statements.require_signed_commitments(statement, roster.server_key, roster.directory())
+    if certificate is not None:
+        about = certificate.run, certificate.round, certificate.chain
+        if about != (statement.previous, statement.first, statement.chain):
+            raise RefusalError("a certificate about another state than the one that the epoch begins with")
+        statements.require_certified(certificate, roster.directory(), plan.per_round)
+    takes_snapshots = certificate is not None or not may_lie
+    return AcceptedEpoch(begin, statement, plan, statements.run_of(begin.statement), own[0], takes_snapshots)

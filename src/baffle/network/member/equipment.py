@@ -1,0 +1,78 @@
+"""What a networked client computes with: its samples, and the plan's own model or an exported one."""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from baffle.client.worker import Worker
+from baffle.core.arrays import F32, I64
+from baffle.data.partition import share_out
+from baffle.data.sources import Source, load
+from baffle.errors import ModelError
+from baffle.plan import Onnx, Plan, change, parse
+from baffle.trajectory import Trajectory, trajectory_of
+
+if TYPE_CHECKING:
+    from baffle.task.load import Runtimes, ShareOut, Task
+
+
+class Equipment(NamedTuple):
+    """What a client computes with, and the weights that it begins with, which it made or loaded itself."""
+
+    worker: Worker
+    initial: Callable[[], F32]
+
+
+Equip = Callable[[Plan], Equipment]  # a plan → what this client computes with. Its worker evaluates all directions.
+CountSamples = Callable[[Plan], int]  # a plan → how many samples this client has for it
+
+
+def all_its_own(plan: Plan, source: Source) -> list[I64]:
+    """Every training sample in the folder is this client's, whatever its number."""
+    return [np.arange(len(source.train))] * plan.federation.clients
+
+
+def count_samples(number: int, data: Path | None, *, part: bool) -> CountSamples:
+    """How many samples a client has: all in its folder or, with `part`, its share by the plan's partition."""
+
+    def count(plan: Plan) -> int:
+        source = load(plan.task.data, data, plan.task.pixels)
+        return len((share_out if part else all_its_own)(plan, source)[number])
+
+    return count
+
+
+def with_plan(number: int, data: Path | None, *, part: bool, runtime: str = "") -> Equip:
+    """Makes workers that run the plan's own model, on this machine's choice of a runtime unless one is named."""
+
+    def equip(plan: Plan) -> Equipment:
+        if isinstance(plan.task.model, Onnx):
+            raise ModelError("the plan's model came as ONNX; copy its folder from the server and give it as --model")
+        plan = change(plan, [f'run.runtime = "{runtime}"'])
+        task, trajectory, runtimes = _loaded(plan.to_toml(), data, share_out if part else all_its_own)
+        k, train, own = plan.probe.k, task.source.train, task.shares[number]
+        return Equipment(Worker(number, k, trajectory, train, own, runtimes.borrow), task.initial_weights)
+
+    return equip
+
+
+def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equip:
+    def equip(plan: Plan) -> Equipment:
+        from baffle.network.member.edge import edge_worker, initial_weights
+
+        worker = edge_worker(plan, model, number, plan.probe.k, data, part=part)
+        return Equipment(worker, partial(initial_weights, model))
+
+    return equip
+
+
+@lru_cache(maxsize=1)
+def _loaded(plan: str, data: Path | None, share: "ShareOut") -> "tuple[Task, Trajectory, Runtimes]":
+    """What the clients of one process share. It is kept because Flower's simulation asks for it with every message."""
+    from baffle.task.load import Runtimes, load_task
+
+    task = load_task(parse(plan), data, share=share)
+    return task, trajectory_of(task.plan, len(task.initial_weights())), Runtimes(task, 1)

@@ -1,0 +1,185 @@
+"""A client's policy: which plans it takes part in, from a TOML file or the defaults.
+
+Each rule bounds what a server can ask of a client: how exact its questions are, how many, for how long, and about which
+data. A client that refuses a plan says in its own log which setting breaks a rule, what the server asks, and what the
+policy allows.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from baffle.data.sources import SOURCES
+from baffle.errors import PlanError, RefusalError, one_line
+from baffle.files import read_file
+from baffle.plan import Custom, Plan, Section, read_toml, settings_of
+from baffle.plan.sections import LARGEST, Count, NonNegative, OptionalCount, Positive, Proportion
+from baffle.plan.tasks import is_own
+from baffle.privacy.accounting import Budget
+
+POLICY_BYTES = 64 << 10  # the most bytes of a policy file
+MOST_NAME = 80  # longer names of data sets are cut
+MODES = ("off", "on", "malicious-server")  # from the least protection to the most
+Range = tuple[Positive, Positive]
+
+
+class Policy(Section, frozen=True):
+    """The bounds within which a client takes part.
+
+    `mode` and `floor` are the least `secure.mode` and `secure.floor`. With `scalars_only`, plans must be at batch level
+    with shared directions: a client then sends K scalars and no vector. A round must use at least `least_batch` of the
+    client's samples, and at most `largest_batch` of all that it has. `data` names data sets; one of the client's own
+    is named as in a plan, "package.module:function". A round's exchanges wait at most `most_seconds`.
+
+    `least_noise` is the least `privacy.noise`. All private runs together may cost an ε of `most_epsilon` at `delta` (0:
+    any); a client with such a budget takes part in private runs only.
+    """
+
+    mode: Literal["off", "on", "malicious-server"] = "on"
+    floor: Annotated[int, Meta(ge=2, le=LARGEST)] = 3
+    scalars_only: bool = True
+    least_batch: OptionalCount = 8
+    largest_batch: Proportion = 0.5
+    most_k: Count = 10_000
+    sigma: Range = (1e-6, 0.1)
+    d_max: Range = (0.01, 1e4)
+    most_rate: Positive = 1.0
+    most_rounds: Count = 10_000
+    most_seconds: Positive = 3600.0
+    data: tuple[str, ...] = tuple(SOURCES)
+    least_noise: NonNegative = 0.0
+    most_epsilon: NonNegative = 0.0
+    delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
+
+    @property
+    def budget(self) -> Budget | None:
+        return Budget(self.most_epsilon, self.delta) if self.most_epsilon else None
+
+    @classmethod
+    def beside(cls, pinned: Plan) -> "Policy":
+        """The policy of a client with a pinned plan and no policy file. It allows all that the plan fixes. What the
+        plan leaves open is bounded as by default, or by the plan itself if that goes further."""
+        usual, anything = cls(), (0.0, float("inf"))
+        return msgspec.structs.replace(
+            usual,
+            mode="off",
+            floor=2,
+            scalars_only=False,
+            least_batch=0,
+            largest_batch=1.0,
+            most_k=LARGEST,
+            sigma=anything,
+            d_max=anything,
+            most_rate=float("inf"),
+            most_rounds=max(usual.most_rounds, pinned.rounds),
+            most_seconds=max(usual.most_seconds, pinned.run.deadline_seconds),
+        )
+
+    def refusals(self, plan: Plan, samples: int | None = None, *, named: bool = False) -> list[str]:
+        """What speaks against taking part in a plan, a sentence each. `samples` is how many this client has, once that
+        is known. With `named`, a person has named this plan, so its data and its functions are what they want."""
+        return [
+            *([] if named else self._about_data(plan)),
+            *self._about_protection(plan),
+            *self._about_batches(plan, samples),
+            *self._about_bounds(plan),
+        ]
+
+    def require(self, plan: Plan, samples: int | None = None, *, named: bool = False) -> None:
+        if refusals := self.refusals(plan, samples, named=named):
+            raise RefusalError(f"this client's policy: {'; '.join(refusals)}")
+
+    def _about_data(self, plan: Plan) -> Iterator[str]:
+        if plan.task.data not in self.data:
+            known = ", ".join(self.data) or "none"
+            yield f"task.data is {one_line(plan.task.data, MOST_NAME)!r} in the server's plan, data allows {known}"
+        task = plan.task
+        for setting, own in (
+            ("task.model", isinstance(task.model, Custom)),
+            ("task.loss", is_own(task.loss)),
+            ("task.metrics", any(map(is_own, task.metrics))),
+        ):
+            if own:
+                yield (
+                    f"{setting} comes from a function outside BAFFLE in the server's plan; to let this client call it, "
+                    "give the plan with --plan"
+                )
+
+    def _about_protection(self, plan: Plan) -> Iterator[str]:
+        secure = plan.secure
+        if MODES.index(secure.mode) < MODES.index(self.mode):
+            yield f'secure.mode is "{secure.mode}" in the server\'s plan, mode asks for at least "{self.mode}"'
+        if secure.mode != "off" and secure.floor < self.floor:
+            yield f"secure.floor is {secure.floor} in the server's plan, floor asks for at least {self.floor}"
+        if self.scalars_only and plan.outcome_kind != "scalars":
+            yield (
+                f'clients send vectors in the server\'s plan (estimator = "{plan.estimator}", '
+                f'federation.level = "{plan.federation.level}", federation.seeds = "{plan.federation.seeds}"), '
+                "scalars_only asks for scalars at batch level with shared seeds"
+            )
+        asks = {"least_noise": self.least_noise, "most_epsilon": self.most_epsilon}
+        if not plan.privacy.on and any(asks.values()):
+            name = next(name for name, value in asks.items() if value)
+            yield f"the server's plan has no [privacy], {name} asks for it"
+        elif plan.privacy.on and plan.privacy.noise < self.least_noise:
+            yield (
+                f"privacy.noise is {plan.privacy.noise:g} in the server's plan, least_noise asks for at least "
+                f"{self.least_noise:g}"
+            )
+
+    def _about_batches(self, plan: Plan, samples: int | None) -> Iterator[str]:
+        batch = f"federation.batch is {plan.federation.batch} in the server's plan"
+        if samples is None:  # as much as can be said before the samples are counted
+            if 0 < plan.federation.batch < self.least_batch and plan.federation.level == "batch":
+                yield f"{batch}, least_batch asks for at least {self.least_batch} samples in a round"
+            return
+        used, most = _samples_in_round(plan, samples), int(self.largest_batch * samples)
+        if most < self.least_batch:
+            yield (
+                f"this client has {samples} samples, too few: least_batch asks for at least {self.least_batch} in a "
+                f"round, largest_batch allows {self.largest_batch:g} of all"
+            )
+        elif used < self.least_batch:
+            yield f"{batch}, so a round uses {used} samples; least_batch asks for at least {self.least_batch}"
+        elif used > most:
+            yield (
+                f"{batch}, so a round uses {used} of this client's {samples} samples; largest_batch allows "
+                f"{self.largest_batch:g} of them, {most}"
+            )
+
+    def _about_bounds(self, plan: Plan) -> Iterator[str]:
+        for setting, asked, name, (least, most) in (
+            ("probe.k", plan.probe.k, "most_k", (0, self.most_k)),
+            ("probe.sigma", plan.probe.sigma, "sigma", self.sigma),
+            ("ring.d_max", plan.ring.d_max, "d_max", self.d_max),
+            ("update.rate", plan.update.rate, "most_rate", (0, self.most_rate)),
+            ("rounds", plan.rounds, "most_rounds", (0, self.most_rounds)),
+            ("run.deadline_seconds", plan.run.deadline_seconds, "most_seconds", (0, self.most_seconds)),
+        ):
+            if not least <= asked <= most:
+                allowed = f"{least:g} to {most:g}" if least else f"at most {most:g}"
+                yield f"{setting} is {asked:g} in the server's plan, {name} allows {allowed}"
+
+
+def load_policy(path: Path) -> Policy:
+    """A policy from a TOML file. A setting that is left out has its default, an unknown one is an error."""
+    try:
+        text = read_file(path, POLICY_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as fault:
+        raise PlanError(f"the policy {path} cannot be read: {fault}") from None
+    policy = settings_of(read_toml(text, str(path)), Policy)
+    for name, (least, most) in (("sigma", policy.sigma), ("d_max", policy.d_max)):
+        if least > most:
+            raise PlanError(f"{name}: expected the least value first, got [{least:g}, {most:g}]")
+    return policy
+
+
+def _samples_in_round(plan: Plan, samples: int) -> int:
+    federation = plan.federation
+    batch = min(federation.batch or samples, samples)
+    if federation.level == "batch":
+        return batch
+    return min(samples, federation.steps * batch) if federation.steps else samples

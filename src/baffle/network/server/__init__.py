@@ -1,0 +1,1 @@
+"""The server of a networked run: its clients, its epochs, its status."""

@@ -1,1 +1,0 @@
-"""Transports inside one process: they carry requests to clients and bring back the replies."""

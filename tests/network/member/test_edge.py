@@ -1,0 +1,228 @@
+"""Clients on ONNX Runtime: their models are exported from plans and runs, they need no PyTorch, and they take part in
+the same rounds as clients that have it."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import copytree
+
+import numpy as np
+import pytest
+
+from baffle.client.client import Client
+from baffle.client.replica import Replica
+from baffle.client.worker import Worker
+from baffle.core.ports import Runtime
+from baffle.errors import ModelError, PlanError
+from baffle.export import export_plan, export_run
+from baffle.federation import sums_of
+from baffle.journal.audit import verify
+from baffle.journal.replay import catch_up, lineage_of
+from baffle.journal.store import Journal
+from baffle.lineage import Lineage
+from baffle.network.member.edge import edge_worker
+from baffle.plan import Plan, change, load
+from baffle.runtime.onnx.loss import OnnxLoss
+from baffle.runtime.onnx.model_folder import AVERAGE, MANIFEST, MODEL, PLAN, WEIGHTS, read_manifest, read_weights
+from baffle.server.downlink import Downlink
+from baffle.server.round import play_round
+from baffle.task.load import load_task
+from baffle.trajectory import trajectory_of
+from tests.support import tokens
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_toml: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny plan's model, exported with secure sums on."""
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    export_plan(str(tiny_toml), folder, ['secure.mode="on"'])
+    return folder
+
+
+@pytest.fixture
+def plan(exported: Path) -> Plan:
+    return load(str(exported / PLAN))
+
+
+def test_a_plan_is_exported_with_its_initial_weights(exported: Path, plan: Plan) -> None:
+    task, manifest = load_task(plan), read_manifest(exported)
+    np.testing.assert_array_equal(read_weights(exported / WEIGHTS, manifest), task.initial_weights())
+    assert manifest.trajectory == plan.trajectory_digest().hex()
+    assert manifest.architecture == plan.model_digest().hex()
+    assert (manifest.rounds, manifest.input_shape, manifest.classes) == (0, (1, 8, 8), 10)
+    assert sorted(file.name for file in exported.iterdir()) == sorted([MODEL, WEIGHTS, MANIFEST, PLAN])
+
+
+def test_a_run_is_exported_with_present_and_average_weights(finished_run: Path, exported: Path, tmp_path: Path) -> None:
+    manifest = export_run(finished_run, tmp_path / "model")
+    verified = verify(finished_run)
+    assert (manifest.weights_sha256, manifest.rounds) == (verified.weights_sha256, verified.rounds)
+    assert manifest.model_sha256 == read_manifest(exported).model_sha256
+    with Journal.open(finished_run / "journal.sqlite") as journal:
+        lineage = lineage_of(journal, journal.plan())
+        trajectory, state = lineage.trajectory, catch_up(journal, lineage).state
+    np.testing.assert_array_equal(read_weights(tmp_path / "model" / WEIGHTS, manifest), state.weights)
+    average = read_weights(tmp_path / "model" / AVERAGE, manifest)
+    np.testing.assert_array_equal(average, trajectory.rule.smooth_weights(state))
+
+
+def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: Plan, tmp_path: Path) -> None:
+    task = load_task(plan)
+    trajectory = trajectory_of(task.plan, len(task.initial_weights()))
+    sums, sessions = sums_of(trajectory, task)
+    torch_runtime, used = task.runtime(), set[type]()
+
+    @contextmanager
+    def borrow() -> Iterator[Runtime]:
+        used.add(type(torch_runtime))
+        yield torch_runtime
+
+    workers = [edge_worker(plan, exported, number, plan.probe.k, part=True) for number in range(2)]
+    workers.append(Worker(2, 4, trajectory, task.source.train, task.shares[2], borrow))
+    lineage = Lineage(trajectory)
+    beginning = lineage.beginning(trajectory.rule.start(task.initial_weights()))
+    clients = [Client(Replica(lineage, beginning), worker, sessions[worker.number]) for worker in workers]
+
+    class Direct:
+        def exchange(self, requests: dict[int, bytes]) -> dict[int, bytes]:
+            return {number: clients[number].answer(request) for number, request in requests.items()}
+
+    start = trajectory.rule.start(task.initial_weights())
+    with Journal.create(tmp_path / "journal.sqlite", plan, start, {}) as journal:
+        present, downlink = catch_up(journal, lineage), Downlink("scalars", journal, lineage)
+        losses = list[float]()
+        for _ in range(5):
+            played = play_round(trajectory, present, Direct(), sums, journal, downlink)  # type: ignore[arg-type]
+            present = played.present
+            assert set(played.participation.values()) == {"contributed"}
+            losses.append(played.metrics["loss"])
+        assert catch_up(journal, lineage).state.weights_hash() == present.state.weights_hash()
+    assert used
+    assert len(set(losses)) == 5
+
+
+def test_an_edge_client_has_the_samples_and_the_loss_of_its_torch_twin(exported: Path, plan: Plan) -> None:
+    """The losses agree up to rounding."""
+    task = load_task(plan)
+    edge, share = edge_worker(plan, exported, 1, 4, part=True), task.shares[1]
+    own, whole = edge.data.batch(edge.indices), task.source.train.batch(share)
+    np.testing.assert_array_equal(own.x, whole.x)
+    np.testing.assert_array_equal(own.y, whole.y)
+    weights = task.initial_weights()
+    runtime = OnnxLoss.in_folder(exported, micro_batch=4)
+    assert runtime.on(own)(weights) == pytest.approx(task.runtime().on(whole)(weights), abs=1e-6)
+    assert len(edge_worker(plan, exported, 1, 4).indices) == len(task.source.train)
+
+
+@pytest.mark.parametrize(("runtime", "distribution"), [("torch", "outer"), ("onnx", "gaussian"), ("onnx", "outer")])
+def test_an_edge_client_moves_single_layers_like_its_twin(tmp_path: Path, runtime: str, distribution: str) -> None:
+    """Their scalars agree up to rounding."""
+    settings = [f"run.runtime={runtime}", "probe.supports=layers", "probe.k=9", "federation.clients=3"]
+    settings += [f"probe.distribution={distribution}"]
+    export_plan("digits", tmp_path / "model", settings)
+    plan = load(str(tmp_path / "model" / PLAN))
+    assert len(plan.probe.layout) == 3
+    assert plan.probe.together == (0 if distribution == "gaussian" else 9 if runtime == "torch" else 1)
+    task = load_task(plan)
+    twin = task.runtime()
+
+    @contextmanager
+    def borrow() -> Iterator[Runtime]:
+        yield twin
+
+    edge = edge_worker(plan, tmp_path / "model", 1, plan.probe.k, part=True)
+    whole = Worker(1, plan.probe.k, edge.trajectory, task.source.train, task.shares[1], borrow)
+    weights = task.initial_weights()
+    scale = edge.trajectory.ring.scale * edge.trajectory.weight_of(len(edge.indices))
+    scalars, same = (worker.vector(0, weights)[:9].view(np.int32) / scale for worker in (edge, whole))
+    assert np.abs(scalars).max() > 0.1
+    np.testing.assert_allclose(scalars, same, atol=5e-3)
+
+
+def test_the_graph_for_shared_passes_of_version_0_2_is_ignored(exported: Path, plan: Plan, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    copytree(exported, folder)
+    (folder / "outer.onnx").write_bytes(b"a graph")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert manifest["outer"] is None
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"outer": {"sha256": "0" * 64, "row_bytes": 9}}))
+    weights = load_task(plan).initial_weights()
+    old, new = (edge_worker(plan, each, 1, 4, part=True).vector(0, weights) for each in (folder, exported))
+    np.testing.assert_array_equal(old, new)
+
+
+def test_token_ids_reach_an_edge_client_unrounded(tiny_toml: Path, tmp_path: Path) -> None:
+    """Its loss is that of a client on PyTorch in float32, whatever the plan's precision."""
+    settings = [
+        f'task.data="{tokens.__name__}:data"',
+        f'task.model={{name="custom", factory="{tokens.__name__}:model"}}',
+        'probe.precision="bfloat16"',
+    ]
+    assert export_plan(str(tiny_toml), tmp_path / "model", settings).input_dtype == "int64"
+    plan = load(str(tmp_path / "model" / PLAN))
+    task = load_task(plan)
+    worker = edge_worker(plan, tmp_path / "model", 1, plan.probe.k, part=True)
+    batch = worker.data.batch(worker.indices)
+    np.testing.assert_array_equal(batch.x, task.source.train.batch(task.shares[1]).x)
+    assert set(batch.x.flatten().tolist()) == set(tokens.ROUNDED)
+    weights = task.initial_weights()
+    with worker.borrow() as runtime:
+        loss = runtime.on(batch)(weights)
+    assert loss == pytest.approx(task.runtime("float32").on(batch)(weights), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ('task.model={name="lenet"}', "exported for another plan"),
+        ('estimator="backprop"', "only run inference"),
+        ("probe.micro_batch=0", "not resolved"),
+        ("federation.clients=1", "from 0 to"),
+    ],
+)
+def test_what_does_not_fit_is_refused(exported: Path, plan: Plan, setting: str, says: str) -> None:
+    off = ['secure.mode="off"'] if "clients" in setting else []
+    with pytest.raises((ModelError, PlanError), match=says):
+        edge_worker(change(plan, [*off, setting]), exported, 1, 4)
+
+
+def test_shapes_that_are_not_those_of_its_graph_are_refused(tiny_toml: Path, tmp_path: Path) -> None:
+    export_plan(str(tiny_toml), tmp_path / "model", ["probe.distribution=outer"])
+    plan = load(str(tmp_path / "model" / PLAN))
+    assert plan.probe.shapes == ((10, 64), (10,))
+    assert edge_worker(plan, tmp_path / "model", 1, 4).k == 4
+    words = r"probe\.shapes are not those .* \[\[10, 64\], \[10\]\], got \[\[20, 32\], \[10\]\]"
+    with pytest.raises(PlanError, match=words):
+        edge_worker(change(plan, ["probe.shapes=[[20, 32], [10]]"]), tmp_path / "model", 1, 4)
+
+
+@pytest.mark.parametrize("setting", ["probe.sigma=1e-2", "federation.clients=7"])
+def test_a_model_serves_every_plan_that_has_it(exported: Path, plan: Plan, setting: str) -> None:
+    """A server settles parts of a plan when it knows its clients, long after the export."""
+    other = change(plan, [setting])
+    assert edge_worker(other, exported, 1, 4).trajectory.digest == other.trajectory_digest() != plan.trajectory_digest()
+
+
+def test_the_command_exports_and_refuses_in_one_line(
+    cli: Callable[..., subprocess.CompletedProcess[str]], tiny_toml: Path, tmp_path: Path
+) -> None:
+    done = cli("export", tiny_toml, "--out", tmp_path / "model", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["n_weights"] == 650
+    for arguments, says in (
+        ([tiny_toml, "--out", tmp_path / "model"], "not an empty folder"),
+        (["--out", tmp_path / "new"], "expected one thing to export"),
+        ([tiny_toml, "--onnx", "file", "--out", tmp_path / "new"], "expected one thing to export"),
+        ([tiny_toml, "--freeze", "a", "--out", tmp_path / "new"], "--freeze, --loss and --shape belong"),
+        ([tiny_toml, "--shape", "3", "--out", tmp_path / "new"], "--freeze, --loss and --shape belong"),
+        ([tiny_toml, "--loss", "mse", "--out", tmp_path / "new"], "--freeze, --loss and --shape belong"),
+        (["--onnx", "file", "--shape", "a", "--out", tmp_path / "new"], "--shape: expected the sizes of one sample"),
+        (["--onnx", tmp_path / "none.onnx", "--out", tmp_path / "new"], "cannot be read as an ONNX model"),
+    ):
+        done = cli("export", *arguments)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+        assert says in done.stderr

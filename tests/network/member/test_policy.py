@@ -1,0 +1,151 @@
+"""What a client's policy allows and refuses, and how it is read."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baffle.errors import PlanError, RefusalError
+from baffle.network.member.policy import POLICY_BYTES, Policy, load_policy
+from baffle.plan import Plan, change, load, presets
+
+PAGE = Path(__file__).parents[3] / "docs" / "policy.md"
+USUAL = load("digits")
+SAMPLES = 143
+"""What each of ten clients has of the digits."""
+
+
+def changed(*settings: str) -> Plan:
+    return change(USUAL, settings)
+
+
+def test_the_usual_plans_are_within_the_defaults() -> None:
+    for name in presets():
+        plan = load(name)
+        refused = Policy().refusals(plan, 1000)
+        for_networks = plan.outcome_kind == "scalars" and not plan.probe.stacked
+        assert bool(refused) != for_networks, (name, refused)
+    assert Policy().refusals(load(str(Path(__file__).parents[3] / "deploy" / "plan.toml")), 1000) == []
+    assert Policy().refusals(USUAL, SAMPLES) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (['secure.mode="off"'], 'secure.mode is "off" in the server\'s plan, mode asks for at least "on"'),
+        (["secure.floor=2"], "secure.floor is 2 in the server's plan, floor asks for at least 3"),
+        (['federation.level="epoch"'], "clients send vectors"),
+        (['federation.seeds="own"'], 'federation.seeds = "own"'),
+        (['estimator="backprop"'], 'estimator = "backprop"'),
+        (["federation.batch=7"], "so a round uses 7 samples; least_batch asks for at least 8"),
+        (["federation.batch=72"], "uses 72 of this client's 143 samples; largest_batch allows 0.5 of them, 71"),
+        (["federation.batch=0"], "is 0 in the server's plan, so a round uses 143 of this client's 143"),
+        (["probe.k=10001"], "probe.k is 10001 in the server's plan, most_k allows at most 10000"),
+        (["probe.sigma=1e-7"], "probe.sigma is 1e-07 in the server's plan, sigma allows 1e-06 to 0.1"),
+        (["probe.sigma=0.2"], "probe.sigma is 0.2"),
+        (["ring.d_max=1e-300"], "ring.d_max is 1e-300 in the server's plan, d_max allows 0.01 to 10000"),
+        (["ring.d_max=1e5"], "ring.d_max is 100000"),
+        (["update.rate=1.5"], "update.rate is 1.5 in the server's plan, most_rate allows at most 1"),
+        (["rounds=10001"], "rounds is 10001 in the server's plan, most_rounds allows at most 10000"),
+        (["run.deadline_seconds=3601"], "is 3601 in the server's plan, most_seconds allows at most"),
+        (["task.data=os:getcwd"], "task.data is 'os:getcwd' in the server's plan, data allows digits, mnist"),
+        (['task.model={name="custom", factory="os:getcwd"}'], "task.model comes from a function outside BAFFLE"),
+        (['task.loss="os:getcwd"'], "task.loss comes from a function outside BAFFLE"),
+        (['task.metrics=["top5", "os:getcwd"]'], "task.metrics comes from a function outside BAFFLE"),
+    ],
+)
+def test_a_plan_beyond_a_bound_is_refused_with_what_is_allowed(settings: list[str], sentence: str) -> None:
+    plan = changed(*settings)
+    refusals = Policy().refusals(plan, SAMPLES)
+    assert any(sentence in refusal for refusal in refusals), refusals
+    with pytest.raises(RefusalError, match=f"^this client's policy: .*{re.escape(sentence)}"):
+        Policy().require(plan, SAMPLES)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["federation.batch=8", "probe.sigma=1e-6", 'secure.mode="malicious-server"', "secure.floor=4"],
+        ["federation.batch=71", "probe.sigma=0.1", "probe.k=10000", "rounds=10000", "run.deadline_seconds=3600"],
+        ["ring.d_max=0.01", "update.rate=1.0"],
+    ],
+)
+def test_a_plan_at_its_bounds_is_within_them(settings: list[str]) -> None:
+    assert Policy().refusals(changed(*settings), SAMPLES) == []
+
+
+@given(samples=st.integers(0, 300), batch=st.integers(0, 300), least=st.integers(0, 40), share=st.floats(0.01, 1.0))
+def test_a_round_uses_enough_samples_and_not_too_many(samples: int, batch: int, least: int, share: float) -> None:
+    used = min(batch or samples, samples)
+    fits = least <= used <= int(share * samples)
+    policy = Policy(least_batch=least, largest_batch=share)
+    assert (policy.refusals(changed(f"federation.batch={batch}"), samples) == []) == fits
+
+
+def test_a_client_with_few_samples_is_told_that_no_batch_suits() -> None:
+    (why,) = Policy().refusals(changed("federation.batch=8"), 15)
+    assert why.startswith("this client has 15 samples, too few")
+    assert Policy().refusals(changed("federation.batch=8"), 16) == []
+    assert "least_batch" in Policy().refusals(changed("federation.batch=7"))[0]  # before its samples are counted
+    assert Policy().refusals(changed("federation.batch=0")) == []
+
+
+def test_at_epoch_level_a_round_uses_all_samples_or_those_of_its_steps() -> None:
+    policy = Policy(scalars_only=False)
+    epoch = ['federation.level="epoch"', "federation.batch=10"]
+    assert "a round uses 143" in policy.refusals(changed(*epoch), SAMPLES)[0]
+    assert policy.refusals(changed(*epoch, "federation.steps=7"), SAMPLES) == []
+    assert "a round uses 80" in policy.refusals(changed(*epoch, "federation.steps=8"), SAMPLES)[0]
+
+
+def test_a_function_that_the_policy_names_may_be_called_and_no_other() -> None:
+    policy = Policy(data=("own:data",))
+    assert policy.refusals(changed("task.data=own:data"), SAMPLES) == []
+    assert policy.refusals(changed("task.data=other:data"), SAMPLES)
+    assert policy.refusals(USUAL, SAMPLES)
+    assert policy.refusals(USUAL, SAMPLES, named=True) == []
+
+
+def test_modes_are_ordered() -> None:
+    modes = ("off", "on", "malicious-server")
+    for least, mine in enumerate(modes):
+        for asked, theirs in enumerate(modes):
+            refused = Policy(mode=mine).refusals(changed(f'secure.mode="{theirs}"'), SAMPLES)  # type: ignore[arg-type]
+            assert bool(refused) == (asked < least)
+
+
+def test_the_page_shows_the_whole_file_with_the_defaults(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert set(tomllib.loads(example)) == {field.name for field in msgspec.structs.fields(Policy)}
+    (tmp_path / "policy.toml").write_text(example)
+    assert load_policy(tmp_path / "policy.toml") == Policy()
+    # What a file leaves out has its default
+    (tmp_path / "policy.toml").write_text('mode = "malicious-server"\nsigma = [1e-4, 1e-2]\ndata = ["mnist"]\n')
+    expected = Policy(mode="malicious-server", sigma=(1e-4, 1e-2), data=("mnist",))
+    assert load_policy(tmp_path / "policy.toml") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("flor = 3", r"unknown key flor \(did you mean floor\?\); known here: mode, floor"),
+        ('mode = "of"', "mode: expected one of 'off', 'on', 'malicious-server', got 'of'"),
+        ("floor = 1", "floor: expected int >= 2, got 1"),
+        ("sigma = [1e-2, 1e-4]", r"sigma: expected the least value first, got \[0.01, 0.0001\]"),
+        ("sigma = 1e-2", "sigma: expected array, got 0.01"),
+        ("largest_batch = 1.5", "largest_batch: expected float <= 1.0, got 1.5"),
+        ("floor = [", r"policy\.toml is not valid TOML"),
+        ("data = [" + "'x'," * (POLICY_BYTES // 4) + "]", "longer than 65,536 bytes"),
+        ("\udcff", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_policy_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(PlanError, match="cannot be read"):
+        load_policy(tmp_path / "policy.toml")
+    (tmp_path / "policy.toml").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(PlanError, match=reason):
+        load_policy(tmp_path / "policy.toml")
