@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from hashlib import sha256
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,16 +16,10 @@ from hypothesis import strategies as st
 
 from baffle.core.directions import DISTRIBUTIONS, OUTER, SPHERE, Directions, distribution_of, gaussian_table
 from baffle.core.seeds import OF_THE_TRAJECTORY, SALTED, Purpose, Seeds, keystream
+from tests.protocol import directions as second
 
-HERE = Path(__file__).parent
-SECOND = HERE / "second_implementation.py"
-PUBLISHED = (HERE / "direction_vectors.json").read_text(encoding="ascii")
+PUBLISHED = (Path(__file__).parents[1] / "vectors" / "directions.json").read_text(encoding="ascii")
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(PUBLISHED)
-SPEC = spec_from_file_location("second_implementation", SECOND)
-assert SPEC
-assert SPEC.loader
-second = module_from_spec(SPEC)
-SPEC.loader.exec_module(second)
 
 Draw = Callable[[bytes, str, int, int, int], list[int]]
 
@@ -42,20 +35,18 @@ def draw_second(key: bytes, distribution: str, k: int, start: int, stop: int) ->
 
 
 def test_the_second_implementation_needs_nothing_but_the_standard_library_and_prints_the_published_vectors() -> None:
-    printed = subprocess.run([sys.executable, "-I", "-S", SECOND], check=True, capture_output=True, text=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-I", "-S", second.__file__], check=True, capture_output=True, text=True
+    ).stdout
     assert printed == PUBLISHED
 
 
 def test_aes_256_gives_the_known_answer_of_fips_197() -> None:
     key, plain = bytes(range(32)), bytes.fromhex("00112233445566778899aabbccddeeff")
+    assert bytes(second.S_BOX[:16]).hex() == "637c777bf26b6fc53001672bfed7ab76"
     assert second.encrypt(key, plain).hex() == "8ea2b7ca516745bfeafc49904b496089"
     lane, block = struct.unpack(">QQ", plain)
     assert keystream(key, range(lane, lane + 1), block, 1).tobytes().hex() == "8ea2b7ca516745bfeafc49904b496089"
-
-
-def test_the_s_box_is_the_one_of_fips_197() -> None:
-    assert bytes(second.S_BOX[:16]).hex() == "637c777bf26b6fc53001672bfed7ab76"
-    assert sorted(second.S_BOX) == list(range(256))
 
 
 @pytest.mark.parametrize(
@@ -80,27 +71,18 @@ def test_the_gaussian_table_is_the_published_one() -> None:
     assert gaussian_table().tolist() == second.gaussian_table()
 
 
-@pytest.mark.parametrize("vector", VECTORS["keys"], ids=lambda v: f"{v['purpose']}-{'-'.join(v['numbers'])}")
-def test_a_key_is_the_published_one(vector: dict[str, Any]) -> None:
-    root, salt = int(vector["root"]), bytes.fromhex(vector["salt"])
-    numbers = [int(number) for number in vector["numbers"]]
-    assert Seeds(root, salt).key(vector["purpose"], *numbers).hex() == vector["key"]
-    assert second.key_of(root, salt, vector["purpose"], *numbers).hex() == vector["key"]
-
-
-@pytest.mark.parametrize("vector", VECTORS["salted keys"], ids=lambda v: str(v["purpose"]))
-def test_a_salted_key_is_the_published_one(vector: dict[str, Any]) -> None:
-    root, digest, salt = int(vector["root"]), bytes.fromhex(vector["digest"]), bytes.fromhex(vector["salt"])
-    numbers = [int(number) for number in vector["numbers"]]
-    assert Seeds(root, digest, salt).key(vector["purpose"], *numbers).hex() == vector["key"]
-    assert second.salted_key_of(root, digest, salt, vector["purpose"], *numbers).hex() == vector["key"]
-
-
-def test_every_salted_purpose_has_a_published_key() -> None:
+def test_every_purpose_has_its_published_keys() -> None:
+    for vector in VECTORS["keys"] + VECTORS["salted keys"]:
+        root, purpose, salt = int(vector["root"]), vector["purpose"], bytes.fromhex(vector["salt"])
+        numbers = [int(number) for number in vector["numbers"]]
+        if "digest" in vector:
+            digest = bytes.fromhex(vector["digest"])
+            keys = [Seeds(root, digest, salt).key(purpose, *numbers)]
+            keys.append(second.salted_key_of(root, digest, salt, purpose, *numbers))
+        else:
+            keys = [Seeds(root, salt).key(purpose, *numbers), second.key_of(root, salt, purpose, *numbers)]
+        assert [key.hex() for key in keys] == [vector["key"]] * 2, vector
     assert {vector["purpose"] for vector in VECTORS["salted keys"]} == SALTED
-
-
-def test_every_purpose_has_a_published_key() -> None:
     assert {vector["purpose"] for vector in VECTORS["keys"]} == set(get_args(Purpose))
     assert {vector["purpose"] for vector in VECTORS["keys"] if vector["salt"]} == OF_THE_TRAJECTORY
 
