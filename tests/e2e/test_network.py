@@ -103,9 +103,7 @@ def test_a_federation_survives_kills(network: Network, tiny_toml: Path) -> None:
 
     network.kill("server")
     network.until(lambda: not listening(network.port))
-    rounds = network.rounds() + 20
-    network.serve("--set", f"rounds={rounds}")
-    network.require_end()
+    rounds = network.start_again_and_end()
     summary = json.loads((network.run / "summary.json").read_text())
     assert summary["rounds"] == rounds
     assert summary["skipped_rounds"] < 10
@@ -160,13 +158,6 @@ def hold_up(network: Network) -> None:
         time.sleep(2)
 
 
-def stop(network: Network, name: str) -> int:
-    """Stop a process; returns its exit code."""
-    network.processes[name].send_signal(signal.SIGTERM)
-    network.processes[name].send_signal(signal.SIGCONT)
-    return network.ended(name)
-
-
 @pytest.mark.slow
 def test_client_and_server_are_stopped_in_the_middle_of_a_round_and_started_again(
     network: Network, tiny_toml: Path
@@ -177,7 +168,9 @@ def test_client_and_server_are_stopped_in_the_middle_of_a_round_and_started_agai
 
     hold_up(network)
     played = network.rounds()
-    assert stop(network, "client-3") == 0
+    network.processes["client-3"].send_signal(signal.SIGTERM)
+    network.processes["client-3"].send_signal(signal.SIGCONT)
+    assert network.ended("client-3") == 0
     assert network.log("client-3").splitlines()[-1].endswith("stopped by SIGTERM; the same command joins again")
     network.until(lambda: network.rounds() > played + 1)
     assert "client 3 has left" in network.log("server")
@@ -185,15 +178,13 @@ def test_client_and_server_are_stopped_in_the_middle_of_a_round_and_started_agai
     network.until(lambda: network.log("server").count("client 3 takes part") == 2)
 
     hold_up(network)
-    assert stop(network, "server") == 0
+    network.stop_server()
     assert network.log("server").splitlines()[-1].endswith("stopped by SIGTERM; the same command continues the run")
     assert "Traceback" not in network.log("server")
     for number in range(3):
         network.until(lambda number=number: "(the server stops)" in network.log(f"client-{number}"))  # type: ignore[misc]
     network.processes["client-3"].send_signal(signal.SIGCONT)
-    rounds = network.rounds() + 10
-    network.serve("--set", f"rounds={rounds}")
-    network.require_end()
+    rounds = network.start_again_and_end()
     replayed = verify(network.run)
     assert replayed.rounds == rounds
     assert set(map(network.held, range(4))) == {replayed.weights_sha256}

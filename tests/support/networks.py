@@ -52,6 +52,26 @@ class Network:
         for number in range(clients):
             self.join(number)
 
+    def stop_server(self) -> None:
+        """Stop the server as a person does. It must end well."""
+        self.processes["server"].send_signal(signal.SIGTERM)
+        assert self.ended("server") == 0, self.log("server")
+
+    def start_again_and_end(self) -> int:
+        """Start a server that was stopped or killed, play until all four clients have come back, and end the run there.
+        Returns its rounds. The plan stays the same until the run is over, so no client is too late for an epoch."""
+        told_before = len(self.log("server"))
+        self.serve()
+        own = [f"client {number} takes part" for number in range(4)]
+        self.until(lambda: all(words in self.log("server")[told_before:] for words in own))
+        played = self.rounds()
+        self.until(lambda: self.rounds() > played + 1)
+        self.stop_server()
+        rounds = self.rounds()
+        self.serve("--set", f"rounds={rounds}")
+        self.require_end()
+        return rounds
+
     def require_end(self, clients: int = 4) -> None:
         """The server and so many clients must end well."""
         assert self.ended("server") == 0, self.log("server")

@@ -164,6 +164,18 @@ def test_a_restarted_server_waits_at_the_end_for_clients_that_took_part_before(f
     federation.require_agreement(range(4))
 
 
+def test_nobody_waits_at_the_end_for_a_client_outside_the_last_epoch(federation: Federation) -> None:
+    """More rounds are another plan, so they need another epoch; no more epochs come once those are played."""
+    lines = federation.lines(4)
+    federation.serve(lines)
+    federation.plan = change(federation.plan, ["rounds=7"])
+    del lines.clients[3]
+    lines.seconds, began = 0.0, lines.clock.now()
+    federation.serve(lines)
+    assert lines.clock.now() - began < federation.plan.run.deadline_seconds
+    assert federation.said("3 of 4 clients hold the last weights")
+
+
 def test_a_client_that_missed_the_end_gets_the_weights_when_the_server_is_started_again(federation: Federation) -> None:
     lines = federation.lines(4)
     lines.at[14] = lambda: lines.clients.pop(3)

@@ -254,9 +254,11 @@ class _Service:
 
     def _hand_out_last_weights(self) -> None:
         """Bring all clients to the last weights. Wait for each client that has taken part, at most as long as a round
-        waits for a reply. If none has, wait for every client of the roster."""
-        clients, members = self.clients, self._epochs.members()
-        expected = (clients.ever_ready | self.running.contributed.keys()) & members.keys() or set(members)
+        waits for a reply. If none has, wait for every client. No epoch follows: clients outside the last one cannot
+        be told the weights, so nobody waits for them."""
+        clients, members, epoch = self.clients, self._epochs.members(), self._epochs.epoch
+        able = members.keys() & epoch.salters if epoch else set(members)
+        expected = (clients.ever_ready | self.running.contributed.keys()) & able or able
         holders: dict[int, Done] = {}
         give_up = self.clock.now() + self.running.trajectory.plan.run.deadline_seconds
         while True:
