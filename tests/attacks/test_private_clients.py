@@ -141,15 +141,21 @@ def test_a_client_whose_ledger_was_wiped_does_not_start(attack: Attack) -> None:
         server.victims.start(VICTIM)
 
 
-def test_an_emptied_ledger_is_noticed_in_a_run_that_goes_on(attack: Attack) -> None:
-    """An empty file looks like that of a new key; but an honest server says what this client has answered before."""
-    server = attack()
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_an_older_ledger_is_noticed_in_a_run_that_goes_on(attack: Attack, rounds: int) -> None:
+    """An empty file looks like that of a new key, and a copy of an earlier round like that round; but an honest server
+    says what this client has answered before. Nothing else can notice an older copy."""
+    server, skipped = attack(), list[bytes]()
     view = server.begin()
-    server.play(view)
-    server.victims.keys[VICTIM].marks.write_bytes(b"")
+    marks = server.victims.keys[VICTIM].marks
+    for _ in range(rounds):
+        play_and_skip(server, view, skipped)
+    copy = marks.read_bytes() if rounds else b""
+    play_and_skip(server, view, skipped)
+    marks.write_bytes(copy)
     server.victims.start(VICTIM)
     with refused(server, VICTIM, "its marks do not say so"):
-        server.victims.ask(VICTIM, Begin(view.data, (), answered=1))
+        server.victims.ask(VICTIM, Begin(view.data, (), answered=rounds + 1))
 
 
 # Once

@@ -2,6 +2,8 @@
 many directions are worth their noise."""
 
 import math
+import subprocess
+import sys
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
@@ -130,19 +132,29 @@ def test_a_clear_call_asks_for_no_more_bits() -> None:
     assert not script.asked
 
 
-@pytest.mark.parametrize("variance", [0.01, 0.5, 3.7, 100.0, 600.0, 5000.0])
-def test_drawn_numbers_follow_skellams_law(variance: float) -> None:
-    """A chi-square test of 200,000 numbers; the seed is fixed, so that it fails only if the sampler changes."""
-    count = 200_000
-    drawn = draw(count, variance, seeded(5).bytes)
-    probabilities = np.exp(skellam_logs(variance, int(8 * math.sqrt(variance)) + 12))
-    reach = int(np.flatnonzero(probabilities * count >= 10)[-1])
-    middle = np.array([int((drawn == x).sum()) for x in range(-reach, reach + 1)])
-    expected = probabilities[np.abs(np.arange(-reach, reach + 1))] * count
-    outside = count - expected.sum()
-    statistic = float((((middle - expected) ** 2) / expected).sum() + (count - middle.sum() - outside) ** 2 / outside)
-    cells = 2 * reach + 1
-    assert abs(statistic - cells) < 4.5 * math.sqrt(2 * cells) + 6
+@pytest.mark.parametrize(
+    ("count", "variances"),
+    [
+        (200_000, (0.01, 0.5, 3.7, 100.0, 600.0, 5000.0)),
+        pytest.param(10**7, (0.5, 31.0, 5000.0), marks=pytest.mark.slow),
+    ],
+)
+def test_drawn_numbers_follow_skellams_law(count: int, variances: tuple[float, ...]) -> None:
+    """A chi-square test, up to the tails; the seed is fixed, so that it fails only if the sampler changes."""
+    for variance in variances:
+        random, most = seeded(5).bytes, int(8 * math.sqrt(variance)) + 12
+        drawn = sum(
+            np.bincount(np.clip(draw(part, variance, random), -most, most) + most, minlength=2 * most + 1)
+            for part in [min(count, 10**6)] * max(1, count // 10**6)
+        )
+        probabilities = np.exp(skellam_logs(variance, most))
+        reach = int(np.flatnonzero(probabilities * count >= 10)[-1])
+        middle = np.asarray(drawn)[most - reach : most + reach + 1]
+        expected = probabilities[np.abs(np.arange(-reach, reach + 1))] * count
+        outside, cells = count - expected.sum(), 2 * reach + 1
+        beyond = (count - middle.sum() - outside) ** 2 / outside
+        statistic = float((((middle - expected) ** 2) / expected).sum() + beyond)
+        assert abs(statistic - cells) < 4.5 * math.sqrt(2 * cells) + 6, variance
 
 
 @pytest.mark.parametrize("variance", [2.0**20, 2.0**56])
@@ -182,6 +194,14 @@ def test_shares_add_up_to_the_variance_of_the_sum(parts: list[float]) -> None:
 def test_the_same_bytes_give_the_same_noise_and_the_system_never_does() -> None:
     assert (draw(50, Fraction(7, 2), seeded(2).bytes) == draw(50, 3.5, seeded(2).bytes)).all()
     assert (draw(100, 1e9) != draw(100, 1e9)).any()
+
+
+def test_processes_that_were_one_draw_different_noise() -> None:
+    """A generator in the process would go on in both copies after a fork, and one would cancel the other's noise."""
+    script = "import os; from baffle.privacy.skellam import draw; draw(9, 1e9); os.fork(); print(*draw(9, 1e9))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    one, other = done.stdout.splitlines()
+    assert one != other
 
 
 def test_no_variance_is_no_noise_and_a_bad_one_is_refused() -> None:
