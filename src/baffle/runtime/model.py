@@ -1,14 +1,14 @@
 """A plan's model on one runtime. Tasks, clients and servers use this interface without knowing which runtime it is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from baffle.core.arrays import F32
 from baffle.core.blas import one_blas_thread
-from baffle.core.directions import Layout, Support, lay_out
+from baffle.core.directions import Layout, Support, coverage, lay_out, merge, support_of
 from baffle.core.outer import Shapes
 from baffle.core.ports import Batch, Runtime
 from baffle.core.samples import Samples
@@ -59,6 +59,20 @@ def require_own_shapes(probe: ProbeSettings, shapes: Shapes) -> None:
         )
 
 
+def require_own_layout(probe: ProbeSettings, own: Collection[Support], n: int) -> None:
+    """Refuse a layout of other supports than the model's own, or one that leaves out some of its n weights. Directions
+    of a support with few weights measure these weights exactly, whatever the salt is: nobody may choose which."""
+    supports = [support_of(row[:4]) for row in probe.layout]
+    strange = next((support for support in supports if support not in own), None)
+    if strange is not None:
+        what = f"[{strange.start}, {strange.stop}) is no support of task.model's {probe.supports}"
+    elif supports and not coverage(supports, n).all():
+        what = "it leaves out weights of task.model"
+    else:
+        return
+    raise PlanError(f"probe.layout: {what}; leave it out to have one made")
+
+
 class RunnableModel(ABC):
     """What a runtime supplies. Initial weights and runtimes for threads are required; everything else has a default."""
 
@@ -98,6 +112,10 @@ class RunnableModel(ABC):
     def shapes(self) -> Shapes | None:
         """The shapes of the trained tensors that have weights, in the order of the flat vector; None if unknown."""
         return None
+
+    def supports(self, probe: ProbeSettings, _batch: Batch) -> Collection[Support]:
+        """The supports that a layout of this model may share directions out among."""
+        return merge(self.layers() or (), probe.k)
 
     def layout(self, probe: ProbeSettings, _batch: Batch, _stopwatch: Stopwatch | None = None) -> Layout:
         """How many directions each part of the model gets, given what a direction costs there on this batch."""

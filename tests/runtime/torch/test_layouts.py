@@ -10,8 +10,8 @@ from baffle.core.ports import Batch
 from baffle.errors import PlanError
 from baffle.models.networks import lenet
 from baffle.runtime.torch import trials
-from baffle.runtime.torch.loss import weights_of
-from baffle.runtime.torch.trials import Mode, propose
+from baffle.runtime.torch.loss import cross_entropy, weights_of
+from baffle.runtime.torch.trials import Mode, own_supports, propose
 from tests.support.modules import Made
 
 N = 3 * 25 + 3 + 4 * 75 + 4 + 40 + 10
@@ -44,6 +44,9 @@ def test_a_layout_covers_every_weight_with_all_directions(mode: Mode, entries: i
     assert sum(entry.support.size for entry in layout) == N == len(before)
     if mode == "units":
         assert all(len({entry.directions for entry in units}) == 1 for units in (layout[:3], layout[3:7]))
+    own = own_supports(module, _batch(), mode, cross_entropy)
+    assert {entry.support for entry in layout} <= own
+    assert Support(0, 1) not in own
     np.testing.assert_array_equal(weights_of(module), before)
     assert all(p.requires_grad and p.is_leaf for p in module.parameters())
 

@@ -9,13 +9,14 @@ import numpy as np
 
 from baffle.client.worker import Worker
 from baffle.core.arrays import F32
+from baffle.core.directions import merge
 from baffle.core.freed_memory import give_back_freed_memory
 from baffle.core.ports import Runtime
 from baffle.data.partition import share_out
 from baffle.data.sources import Dataset, load
 from baffle.errors import ModelError, PlanError
 from baffle.plan import Onnx, Plan
-from baffle.runtime.model import require_own_shapes
+from baffle.runtime.model import require_own_layout, require_own_shapes
 from baffle.runtime.onnx.loss import OnnxLoss, criterion_of, require_loss
 from baffle.runtime.onnx.model_folder import MODEL, WEIGHTS, Manifest, read_manifest, read_weights
 from baffle.trajectory import trajectory_of
@@ -42,6 +43,7 @@ def edge_worker(
     _require_model(plan, manifest, model)
     require_loss(plan, manifest, model)
     require_own_shapes(plan.probe, tuple(tensor.shape for tensor in manifest.weights if tensor.size))
+    require_own_layout(plan.probe, merge(manifest.layers(), plan.probe.k), manifest.n_weights)
     samples = _samples(plan, manifest, number, data, part=part)
     micro_batch = min(plan.probe.micro_batch, MICRO_BATCH)
     runtime = OnnxLoss(manifest, model / MODEL, micro_batch=micro_batch, criterion=criterion_of(plan))

@@ -13,6 +13,7 @@ from baffle.data.partition import share_out
 from baffle.data.sources import Source, load
 from baffle.errors import ModelError
 from baffle.plan import Onnx, Plan, change, parse
+from baffle.runtime.model import require_own_layout
 from baffle.trajectory import Trajectory, trajectory_of
 
 if TYPE_CHECKING:
@@ -75,4 +76,7 @@ def _loaded(plan: str, data: Path | None, share: "ShareOut") -> "tuple[Task, Tra
     from baffle.task.load import Runtimes, load_task
 
     task = load_task(parse(plan), data, share=share)
-    return task, trajectory_of(task.plan, len(task.initial_weights())), Runtimes(task, 1)
+    probe, n = task.plan.probe, len(task.initial_weights())
+    if probe.layout:
+        require_own_layout(probe, task.model.supports(probe, task.source.example(2)), n)
+    return task, trajectory_of(task.plan, n), Runtimes(task, 1)

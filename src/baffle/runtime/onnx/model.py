@@ -12,7 +12,7 @@ from baffle.core.ports import Batch
 from baffle.errors import ModelError, PlanError
 from baffle.models.inputs import Inputs
 from baffle.plan import Model, Onnx, Plan, ProbeSettings
-from baffle.runtime.model import RunnableModel, Together, layer_of, layers_of
+from baffle.runtime.model import RunnableModel, Together
 from baffle.runtime.onnx.loss import NumpyCriterion, OnnxLoss, criterion_of, require_loss
 from baffle.runtime.onnx.model_folder import MODEL, WEIGHTS, Manifest, graph_loss, read_manifest, read_weights
 
@@ -71,7 +71,7 @@ class OnnxModel(RunnableModel):
         return self.read()
 
     def layers(self) -> tuple[Support, ...]:
-        return layers_of((tensor.layer or layer_of(tensor.name), tensor.size) for tensor in self.manifest.weights)
+        return self.manifest.layers()
 
     def shapes(self) -> Shapes:
         return tuple(tensor.shape for tensor in self.manifest.weights if tensor.size)

@@ -11,9 +11,11 @@ import numpy as np
 from msgspec import Meta
 
 from baffle.core.arrays import F32
+from baffle.core.directions import Support
 from baffle.core.samples import Shape, is_plain
 from baffle.errors import ModelError
 from baffle.files import read_file
+from baffle.runtime.model import layer_of, layers_of
 from baffle.runtime.onnx.tensor_file import MOST_HEADER_BYTES, Size, parse_tensors
 
 MODEL, WEIGHTS, AVERAGE = "model.onnx", "weights.safetensors", "average.safetensors"
@@ -95,6 +97,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     trajectory: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
     architecture: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
     outer: dict[str, str | int] | None = None
+
+    def layers(self) -> tuple[Support, ...]:
+        """The slices of each layer."""
+        return layers_of((tensor.layer or layer_of(tensor.name), tensor.size) for tensor in self.weights)
 
     @property
     def arrays(self) -> tuple[Input, ...]:

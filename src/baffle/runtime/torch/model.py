@@ -1,7 +1,7 @@
 """A plan's model on PyTorch."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -39,7 +39,15 @@ from baffle.runtime.torch.loss import (
 )
 from baffle.runtime.torch.stages import pipeline_of
 from baffle.runtime.torch.tensors import as_tensors, call, trained_parameters
-from baffle.runtime.torch.trials import LEAST, bytes_each, how_many, propose, tensor_bytes, why_not_together
+from baffle.runtime.torch.trials import (
+    LEAST,
+    bytes_each,
+    how_many,
+    own_supports,
+    propose,
+    tensor_bytes,
+    why_not_together,
+)
 from baffle.stopwatch import Stopwatch
 
 
@@ -205,6 +213,11 @@ class TorchModel(RunnableModel):
 
     def shapes(self) -> Shapes:
         return tuple(tuple(weight.shape) for weight in trained_parameters(self.module()) if weight.numel())
+
+    def supports(self, probe: ProbeSettings, batch: Batch) -> Collection[Support]:
+        if probe.supports not in ("stages", "units"):
+            return super().supports(probe, batch)
+        return own_supports(self.module(), batch, probe.supports, self._criterion)
 
     def layout(self, probe: ProbeSettings, batch: Batch, stopwatch: Stopwatch | None = None) -> Layout:
         if probe.supports not in ("stages", "units"):

@@ -127,6 +127,30 @@ def propose(
     stopwatch: Stopwatch | None = None,
 ) -> Layout:
     """Share out k directions among the stages of a module, or among the output units of its layers."""
+    structured, weights = _structured(module, batch, mode, loss)
+    structured(weights)
+    measure = partial(_cost, structured, weights, stopwatch or Stopwatch())
+    priced = [(family, measure(family)) for family in families_of(structured.pipeline, mode)]
+    if mode == "units":
+        priced = _worth_it(structured.pipeline, measure, priced)
+    families = [family for family, _ in priced]
+    supports = [support for family in families for support in family]
+    if k < len(supports):
+        raise PlanError(f"probe.k: expected a direction for each of the {len(supports)} {mode}, got {k}")
+    support_costs = [cost for family, cost in priced for _ in family]
+    counts = _evened(families, allocate([support.size for support in supports], support_costs, k))
+    return tuple(map(LayoutEntry, supports, counts))
+
+
+def own_supports(module: nn.Module, batch: Batch, mode: Mode, loss: TorchCriterion) -> set[Support]:
+    """All supports that a layout of this module may have: its stages and, for units, what these are made of."""
+    pipeline = _structured(module, batch, mode, loss)[0].pipeline
+    stages = {Support(stage.start, stage.stop) for stage in pipeline.stages}
+    return stages.union(*families_of(pipeline, mode))
+
+
+def _structured(module: nn.Module, batch: Batch, mode: Mode, loss: TorchCriterion) -> tuple[Structured, F32]:
+    """A copy of a module as a pipeline on a few samples, and its weights. Refuses modules that are no pipeline."""
     module = deepcopy(module)
     weights = weights_of(module)
     structured = TorchLoss(module, loss, structured=True).on(batch.take(slice(SAMPLES)))
@@ -140,18 +164,7 @@ def propose(
             f'probe.supports: task.model is not a pipeline of stages, so it has no "{mode}"; set probe.supports = '
             '"layers", or make it an nn.Sequential, or give it a method stages()'
         )
-    structured(weights)
-    measure = partial(_cost, structured, weights, stopwatch or Stopwatch())
-    priced = [(family, measure(family)) for family in families_of(structured.pipeline, mode)]
-    if mode == "units":
-        priced = _worth_it(structured.pipeline, measure, priced)
-    families = [family for family, _ in priced]
-    supports = [support for family in families for support in family]
-    if k < len(supports):
-        raise PlanError(f"probe.k: expected a direction for each of the {len(supports)} {mode}, got {k}")
-    support_costs = [cost for family, cost in priced for _ in family]
-    counts = _evened(families, allocate([support.size for support in supports], support_costs, k))
-    return tuple(map(LayoutEntry, supports, counts))
+    return structured, weights
 
 
 def _worth_it(pipeline: Pipeline, measure: Callable[[Family], float], priced: list[Priced]) -> list[Priced]:
