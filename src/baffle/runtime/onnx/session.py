@@ -1,14 +1,19 @@
-"""The only module that opens ONNX Runtime sessions: on one thread, with its errors in one line."""
+"""The only module that imports ONNX Runtime: without its telemetry, on one thread, with its errors in one line."""
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
-
 from baffle.errors import ModelError, first_line
+
+# The import itself starts threads, writes a device id into the home folder and asks for a host of Microsoft's. A call
+# of `disable_telemetry_events` comes too late for that.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+import onnxruntime
 
 FATAL = 4  # the log level at which ONNX Runtime does not print errors that it raises
 
@@ -26,7 +31,6 @@ def open_session(model: Path | bytes) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = FATAL  # ONNX Runtime prints a failure to stderr, beside raising it
-    onnxruntime.disable_telemetry_events()
     source = model if isinstance(model, bytes) else str(model)
     with translated("the model" if isinstance(model, bytes) else str(model)):
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
