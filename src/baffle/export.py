@@ -20,7 +20,6 @@ from baffle.journal.store import Journal
 from baffle.plan import Onnx, Plan, load
 from baffle.runtime.onnx import model_folder
 from baffle.runtime.onnx.built_in import built_in
-from baffle.runtime.onnx.foreign import graph_from_file
 from baffle.runtime.onnx.graph import OnnxGraph
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, MODEL, WEIGHTS, GraphLoss, Manifest
@@ -57,6 +56,8 @@ def export_onnx(
 ) -> Manifest:
     """Export the model in an ONNX file. If the file leaves sizes of its samples open, `shape` is that of one sample."""
     _require_free(out)
+    from baffle.runtime.onnx.foreign import graph_from_file  # needs the `onnx` package, which other exports do not
+
     graph = graph_from_file(model, freeze, shape, loss)
     return write_export(out, graph, graph.flat())
 

@@ -18,9 +18,12 @@ from onnx import TensorProto, helper
 
 from baffle.core.ports import Batch
 from baffle.core.ring import add
+from baffle.errors import ModelError
 from baffle.export import export_plan
+from baffle.files import read_file
 from baffle.network.member.equipment import Equip, with_onnx
 from baffle.plan import Plan, change
+from baffle.runtime.onnx import model_folder
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import MANIFEST, MODEL, WEIGHTS
 from tests.attacks.conftest import CLIENTS
@@ -170,6 +173,28 @@ def test_an_approval_covers_graph_manifest_and_weights(
     (model / file).write_bytes(after)
     with refused(server, 0, words):
         server.begin()
+
+
+def test_a_graph_that_is_swapped_once_it_was_read_does_not_run(
+    tmp_path: Path, tiny: Callable[..., Plan], honest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N6: the bytes that were hashed are those that run. Nothing reads the file again."""
+
+    def read_and_swap(path: Path, most: int) -> bytes:
+        data = read_file(path, most)
+        if path.name == MODEL:
+            path.write_bytes(brighter_than(BRIGHT).SerializeToString())
+        return data
+
+    sha = sha256((honest / MANIFEST).read_bytes()).hexdigest()
+    plan = HostileServer(Victims(tmp_path, keys_of(tmp_path, CLIENTS), named(tiny, honest))).plan
+    equip = with_onnx(VICTIM, None, honest, part=True, approved=[sha])
+    before = equip(plan)
+    weights = before.initial()
+    monkeypatch.setattr(model_folder, "read_file", read_and_swap)
+    assert np.array_equal(equip(plan).worker.vector(0, weights), before.worker.vector(0, weights))
+    with pytest.raises(ModelError, match="is not the graph that"):
+        equip(plan)
 
 
 def test_one_hash_is_one_model(tmp_path: Path, tiny: Callable[..., Plan], honest: Path) -> None:
