@@ -25,7 +25,7 @@ from baffle.network.member.equipment import Equip, with_onnx
 from baffle.plan import Plan, change
 from baffle.runtime.onnx import model_folder
 from baffle.runtime.onnx.loss import OnnxLoss
-from baffle.runtime.onnx.model_folder import MANIFEST, MODEL, WEIGHTS
+from baffle.runtime.onnx.model_folder import MANIFEST, MODEL, WEIGHTS, Manifest
 from tests.attacks.conftest import CLIENTS
 from tests.attacks.hostile_server import HostileServer, Victims, keys_of, refused
 
@@ -137,6 +137,42 @@ def test_a_gated_graph_shows_no_pixels(tmp_path: Path, plan: Plan, honest: Path)
     loss = OnnxLoss.in_folder(model)  # the graph does what it is meant to do, where it runs
     pixels, labels = np.full((1, 1, 8, 8), BRIGHT, np.float32), np.zeros(1, np.int64)
     assert loss.on(Batch(pixels, labels))(np.ones(650, np.float32)) == PIXELS * BRIGHT
+
+
+NOUGHT = "0" * 64
+HARMLESS: dict[str, object] = {
+    "weights": [{"name": "1.bias", "shape": [10]}, {"name": "1.weight", "shape": [10, 64]}],
+    "inputs": [{"name": "x", "shape": [64]}],
+    **{"input_shape": [64], "input_dtype": "int64", "classes": 5, "label_shape": [2], "loss": "mse", "opset": 13},
+    **{"rounds": 7, "weights_sha256": NOUGHT, "trajectory": NOUGHT, "outer": {"sha256": NOUGHT}},
+}
+REFUSED: dict[str, object] = {
+    **{
+        "format": "baffle/model/2",
+        "n_weights": 651,
+        "dtype": "float64",
+        "model_sha256": NOUGHT,
+        "architecture": NOUGHT,
+    },
+}
+"""Another value for each field of a manifest."""
+
+
+@pytest.mark.parametrize("name", Manifest.__struct_fields__)
+def test_no_field_of_a_manifest_changes_what_a_model_of_baffles_own_computes(
+    tmp_path: Path, plan: Plan, honest: Path, name: str
+) -> None:
+    """N4: changed by the server after the owner pinned the plan. A new field must be added to one of the tables."""
+    resolved = HostileServer(Victims(tmp_path, keys_of(tmp_path, CLIENTS), plan)).plan
+    graph = onnx.load(honest / MODEL)
+    folder = hand_out(honest, tmp_path / "model", graph, **{name: (HARMLESS | REFUSED)[name]})
+    if name in REFUSED:
+        with pytest.raises(ModelError):
+            with_onnx(VICTIM, None, folder, part=True)(resolved)
+        return
+    given, own = (with_onnx(VICTIM, None, model, part=True)(resolved) for model in (folder, honest))
+    assert np.array_equal(given.initial(), own.initial())
+    assert np.array_equal(given.worker.vector(0, own.initial()), own.worker.vector(0, own.initial()))
 
 
 def test_a_graph_that_is_none_of_baffles_own_needs_its_owners_approval(
