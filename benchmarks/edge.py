@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,7 +29,7 @@ from baffle.aggregation.client.session import ClientSession
 from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.lineage import Lineage
-from baffle.network.member.edge import edge_worker, initial_weights
+from baffle.network.member.edge import edge_equipment
 from baffle.plan import Plan, load
 from baffle.schedule import policy_of, tiers_of
 from baffle.trajectory import trajectory_of
@@ -67,13 +68,14 @@ def take_part(folder: Path, number: int) -> None:
     memory = {"imports": resident_mb()}
     plan, pipes = load(str(folder / "model" / "plan.toml")), (sys.stdin.buffer, sys.stdout.buffer)
     tiers = tiers_of(plan)
-    worker = edge_worker(plan, folder / "model", number, tiers[number], folder / f"client-{number}")
+    worker, initial = edge_equipment(plan, folder / "model", number, folder / f"client-{number}")
+    worker = replace(worker, k=tiers[number])
     member = msgspec.msgpack.decode(receive(pipes[0]), type=Membership)
     identity = Ed25519PrivateKey.from_private_bytes(member.identity)
     policy = policy_of(worker.trajectory, dict(enumerate(tiers)), member.run)
     session = ClientSession(number, identity, member.directory, member.run, policy)
     lineage = Lineage(worker.trajectory)
-    state = lineage.trajectory.rule.start(initial_weights(folder / "model"))
+    state = lineage.trajectory.rule.start(initial())
     client = Client(Replica(lineage, lineage.beginning(state)), worker, session)
     memory["loaded"] = resident_mb()
     while message := receive(pipes[0]):
@@ -137,7 +139,7 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
     from baffle.aggregation.server.secure_sum import SecureSum
     from baffle.journal.replay import catch_up
     from baffle.journal.store import Journal
-    from baffle.runtime.onnx.model_folder import read_manifest
+    from baffle.runtime.onnx.model_folder import initial_weights, read_manifest
     from baffle.server.downlink import Downlink
     from baffle.server.round import play_round
 
@@ -154,7 +156,7 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
     )
     policy = policy_of(trajectory, dict(enumerate(tiers_of(plan))), run)
     sums = SecureSum(trajectory.ring, trajectory.length, run, directory, policy)
-    initial = trajectory.rule.start(initial_weights(folder / "model"))
+    initial = trajectory.rule.start(initial_weights(folder / "model", manifest))
     lineage, contributions = Lineage(trajectory), 0
     with Journal.create(folder / "journal.sqlite", plan, initial, {}) as journal:
         present, downlink = catch_up(journal, lineage), Downlink("scalars", journal, lineage)

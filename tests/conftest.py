@@ -16,6 +16,8 @@ from hypothesis import is_hypothesis_test, settings
 from baffle.cli.main import main
 from baffle.plan import Plan, load
 
+os.environ |= {"ORT_DISABLE_TELEMETRY": "1", "FLWR_TELEMETRY_ENABLED": "0"}  # tests import both libraries themselves
+
 settings.register_profile("random", deadline=None, print_blob=True)
 settings.register_profile("same", settings.get_profile("random"), derandomize=True, database=None)
 settings.load_profile("same")  # every run draws the same examples; `make soak` draws others

@@ -20,8 +20,7 @@ from baffle.journal.store import Journal
 from baffle.plan import Onnx, Plan, load
 from baffle.runtime.onnx import model_folder
 from baffle.runtime.onnx.built_in import built_in
-from baffle.runtime.onnx.foreign import graph_from_file
-from baffle.runtime.onnx.graph import OnnxGraph, read_model
+from baffle.runtime.onnx.graph import OnnxGraph
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, MODEL, WEIGHTS, GraphLoss, Manifest
 from baffle.runtime.onnx.tensor_file import Stored, read_stored, write_tensors
@@ -57,6 +56,8 @@ def export_onnx(
 ) -> Manifest:
     """Export the model in an ONNX file. If the file leaves sizes of its samples open, `shape` is that of one sample."""
     _require_free(out)
+    from baffle.runtime.onnx.foreign import graph_from_file  # needs the `onnx` package, which other exports do not
+
     graph = graph_from_file(model, freeze, shape, loss)
     return write_export(out, graph, graph.flat())
 
@@ -79,11 +80,12 @@ def _graph(plan: Plan, data: Path | None) -> OnnxGraph:
 
 def graph_from_folder(folder: Path) -> OnnxGraph:
     """The graph in an exported folder, unchanged."""
-    manifest = model_folder.read_manifest(folder)
+    manifest, graph, _ = model_folder.read_exported(folder)
     trained = {name for tensor in manifest.weights for name in (tensor.name, *tensor.also)}
     stored = read_stored(folder / WEIGHTS)
     return OnnxGraph(
-        read_model(folder / MODEL),
+        graph,
+        manifest.opset,
         manifest.split(model_folder.read_weights(folder / WEIGHTS, manifest)),
         manifest.arrays,
         manifest.classes,
@@ -99,10 +101,9 @@ def write_export(
     out: Path, graph: OnnxGraph, weights: F32, plan: Plan | None = None, rounds: int = 0, average: F32 | None = None
 ) -> Manifest:
     """Write a graph, its weights, their average if any, and a manifest into a new folder, and try the graph."""
-    model = graph.to_bytes()
-    manifest = graph.manifest(model, weights, rounds, plan)
+    manifest = graph.manifest(weights, rounds, plan)
     with _all_or_nothing(out) as folder:
-        (folder / MODEL).write_bytes(model)
+        (folder / MODEL).write_bytes(graph.model)
         write_tensors(folder / WEIGHTS, _state(graph, manifest, weights))
         if average is not None:
             write_tensors(folder / model_folder.AVERAGE, _state(graph, manifest, average))

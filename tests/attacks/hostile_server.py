@@ -1,9 +1,10 @@
 """A server that lies. It has the server's key and every public message, and talks to real clients; it may tell each of
 them something else."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from baffle.lineage import Lineage
 from baffle.network.joining import Begin, Introduce, Introduction, Openings, Ready
 from baffle.network.keys.authority import make_keys
 from baffle.network.keys.folders import ClientKeys
-from baffle.network.member.equipment import count_samples, with_plan
+from baffle.network.member.equipment import Equip, count_samples, with_plan
 from baffle.network.member.member import Member
 from baffle.network.member.policy import Policy
 from baffle.network.settling import tiers_for
@@ -31,6 +32,7 @@ from baffle.task.load import load_server_task
 from baffle.trajectory import Epoch, Trajectory, trajectory_of
 
 SAMPLES = 1000
+PLANS_OWN = partial(with_plan, data=None, part=True)  # equips a client, by its number, with the plan's own model
 
 
 def keys_of(folder: Path, clients: int) -> list[ClientKeys]:
@@ -50,6 +52,7 @@ class Victims:
     keys: list[ClientKeys]
     plan: Plan
     policy: Policy | None = None
+    equip: Callable[[int], Equip] = PLANS_OWN
     members: dict[int, Member] = field(default_factory=dict)
     logs: dict[int, list[str]] = field(default_factory=dict)
 
@@ -64,7 +67,7 @@ class Victims:
             self.keys[number],
             self.folder / f"client-{number}",
             count_samples(number, None, part=True),
-            with_plan(number, None, part=True),
+            self.equip(number),
             pinned=self.plan,
             tell=log.append,
             policy=self.policy,
@@ -208,7 +211,7 @@ class HostileServer:
 
     def own_vector(self, client: int, view: View, number: int, weights: F32) -> RingVector:
         """What a client really computes for a round: what no server may learn."""
-        worker = with_plan(client, None, part=True)(self.plan).worker
+        worker = self.victims.equip(client)(self.plan).worker
         mine = replace(worker, k=view.statement.tiers[client], trajectory=view.trajectory)
         return mine.vector(number, weights)
 

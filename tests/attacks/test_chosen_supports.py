@@ -11,7 +11,7 @@ from baffle.core.arrays import F64
 from baffle.core.messages import CatchUp, Outcome, encode
 from baffle.errors import PlanError
 from baffle.export import export_plan
-from baffle.network.member.edge import edge_worker
+from baffle.network.member.edge import edge_equipment
 from baffle.plan import Plan, change, load
 from baffle.trajectory import trajectory_of
 from tests.attacks.hostile_server import HostileServer, Victims, View, keys_of, refused
@@ -89,11 +89,11 @@ def test_the_models_own_supports_are_accepted(attack: Attack) -> None:
 def test_an_edge_client_knows_the_supports_of_its_model_too(tmp_path: Path) -> None:
     export_plan("digits", tmp_path / "model", ["probe.supports=layers"])
     plan = load(str(tmp_path / "model" / "plan.toml"))
-    edge_worker(plan, tmp_path / "model", 0, plan.probe.k, part=True)
+    edge_equipment(plan, tmp_path / "model", 0, part=True)
     single = change(plan, [f"probe.layout={SINGLE_WEIGHTS}", f"probe.k={K}"])
     with pytest.raises(PlanError, match="is no support of"):
-        edge_worker(single, tmp_path / "model", 0, K, part=True)
+        edge_equipment(single, tmp_path / "model", 0, part=True)
     (*_, left_out), (*second, count), *rest = plan.probe.layout
     some = change(plan, [f"probe.layout={[[*second, count + left_out], *map(list, rest)]}"])
     with pytest.raises(PlanError, match="leaves out weights"):
-        edge_worker(some, tmp_path / "model", 0, plan.probe.k, part=True)
+        edge_equipment(some, tmp_path / "model", 0, part=True)

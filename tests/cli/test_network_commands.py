@@ -43,6 +43,7 @@ MISTAKES = {
     f"{JOIN} --policy none.toml": "none.toml cannot be read",
     f"{JOIN} --policy policy.toml": "did you mean floor?",
     f"{JOIN} --model file --runtime torch": "--model runs on ONNX Runtime; give no --runtime with it",
+    f"{JOIN} --model-hash 00": "--model-hash belongs to --model",
     "join nowhere --keys keys/client-0 --state state": "host:port",
     "join nowhere --keys keys/client-0 --state state --engine link": "host:port",
 }

@@ -16,6 +16,7 @@ from baffle.journal.store import Journal
 from baffle.network.keys.authority import make_keys, sign_roster
 from baffle.network.keys.folders import load_identity
 from baffle.network.keys.rosters import load_roster
+from baffle.runtime.onnx.model_folder import read_exported
 from baffle.simulation import repeat
 from tests.support.command_line import setting
 from tests.support.networks import Network, listening
@@ -189,3 +190,21 @@ def test_client_and_server_are_stopped_in_the_middle_of_a_round_and_started_agai
     assert replayed.rounds == rounds
     assert set(map(network.held, range(4))) == {replayed.weights_sha256}
     assert all(network.log(f"client-{number}").count("connected to") >= 2 for number in range(4))
+
+
+@pytest.mark.slow
+def test_a_model_from_elsewhere_needs_its_owners_approval(tiny_toml: Path, network: Network) -> None:
+    """N4, by the commands: the hash that `baffle export` prints, as an option or in the policy."""
+    model = network.folder / "model"
+    export_plan(str(tiny_toml), model, ["task.init=numpy"])
+    sha256, policy = read_exported(model).sha256, network.folder / "policy.toml"
+    policy.write_text(f'least_batch = 0\nlargest_batch = 1.0\nmodels = ["{sha256}"]\n')
+    onnx = ('task.model={name="onnx"}', f'run.model="{model}"', "federation.batch=8", "run.deadline_seconds=3")
+    network.begin(tiny_toml, *onnx, clients=0, least=3)
+    network.join(3, "--model", model, "--model-hash", "0" * 64)
+    network.until(lambda: "this client's owner has not approved it" in network.log("client-3"))
+    network.join(0, "--model", model, "--model-hash", sha256)
+    network.join(1, "--model", model, "--model-hash", sha256)
+    network.join(2, "--model", model, "--policy", policy)
+    network.require_end(clients=3)
+    assert sha256 in network.log("client-3")

@@ -18,8 +18,8 @@ import baffle
 from baffle.client.worker import Worker
 from baffle.core.samples import Array
 from baffle.export import export_onnx
-from baffle.network.member.edge import edge_worker
-from baffle.runtime.onnx.model_folder import read_manifest
+from baffle.network.member.edge import edge_equipment
+from baffle.runtime.onnx.model_folder import read_exported, read_manifest
 from baffle.task.load import Runtimes, load_task
 from tests.fitting.test_fit import fit, require_accuracy, shared
 
@@ -248,7 +248,8 @@ def test_an_export_of_several_inputs_serves_a_plan(
     assert done.returncode == 0, done.stderr
     run = baffle.open("run")
     assert run["rounds"] == 3
-    device = edge_worker(run.plan, folder, 1, run.plan.probe.k, part=True)
+    approved = [read_exported(folder).sha256]
+    device = edge_equipment(run.plan, folder, 1, part=True, approved=approved).worker
     task = load_task(run.plan)
     here = Worker(1, run.plan.probe.k, device.trajectory, task.source.train, task.shares[1], Runtimes(task, 1).borrow)
     weights = task.initial_weights()

@@ -21,7 +21,7 @@ from baffle.runtime.onnx.foreign import layers_by_nodes
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model import load as load_onnx
 from baffle.runtime.onnx.model import model_in
-from baffle.runtime.onnx.model_folder import read_manifest
+from baffle.runtime.onnx.model_folder import read_exported
 from baffle.runtime.torch.model import TorchModel
 from baffle.runtime.torch.model import load as load_torch
 from tests.support.modules import Made
@@ -64,8 +64,7 @@ def test_an_exported_module_has_its_own_layers(tmp_path: Path) -> None:
     module = tied()
     layers = _torch(module).layers()
     export_module(module, (5,), tmp_path / "model", "int64")
-    manifest = read_manifest(tmp_path / "model")
-    assert model_in(tmp_path / "model", manifest).layers() == layers
+    assert model_in(tmp_path / "model", read_exported(tmp_path / "model")).layers() == layers
     assert OnnxLoss.in_folder(tmp_path / "model").n_weights == layers[-1].stop
 
 

@@ -18,6 +18,7 @@ from baffle.network.member.equipment import count_samples, with_onnx
 from baffle.network.member.member import Member
 from baffle.network.server.serve import serve
 from baffle.plan import load
+from baffle.runtime.onnx.model_folder import read_exported
 from baffle.simulation import resume, simulate
 from tests.support.lines_in_memory import LinesInMemory, new_keys
 
@@ -31,7 +32,7 @@ assert resume(folder / "simulated", ["rounds=3"])["rounds"] == 3
 keys = new_keys(folder, 3)
 members = [
     Member(key, folder / f"state-{key.number}", count_samples(key.number, None, part=True),
-           with_onnx(key.number, None, model, part=True))
+           with_onnx(key.number, None, model, part=True, approved=[read_exported(model).sha256]))
     for key in keys
 ]
 served = serve(plan, folder / "served", LinesInMemory({m.keys.number: m.answer for m in members}), keys[0].roster)
@@ -87,8 +88,10 @@ def run_without(blocked: tuple[str, ...], program: str, *arguments: Path) -> Non
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
-def test_the_default_plan_needs_neither_pytorch_nor_scikit_learn(tmp_path: Path) -> None:
-    run_without(("torch", "onnxscript", "sklearn", "scipy", "flwr", "matplotlib", "PIL"), DEFAULT_PLAN, tmp_path)
+def test_the_default_plan_needs_neither_pytorch_nor_onnx_nor_scikit_learn(tmp_path: Path) -> None:
+    run_without(
+        ("torch", "onnx", "onnxscript", "sklearn", "scipy", "flwr", "matplotlib", "PIL"), DEFAULT_PLAN, tmp_path
+    )
 
 
 def test_a_simulation_and_a_server_of_an_onnx_plan_need_no_pytorch(tiny_toml: Path, tmp_path: Path) -> None:

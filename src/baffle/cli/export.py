@@ -45,7 +45,7 @@ def export(
     from msgspec import to_builtins
 
     from baffle.export import export_onnx, export_plan, export_run
-    from baffle.runtime.onnx.model_folder import GRAPH_LOSSES, graph_loss
+    from baffle.runtime.onnx.model_folder import GRAPH_LOSSES, graph_loss, read_exported
 
     if loss and loss not in (*GRAPH_LOSSES, "none"):
         raise click.UsageError(f"--loss: expected {', '.join(GRAPH_LOSSES)} or none, got {loss!r}")
@@ -55,13 +55,15 @@ def export(
         manifest = export_run(run, out, data=data)
     else:
         manifest = export_plan(str(source), out, settings, data=data)
+    approval = read_exported(out).sha256
     if as_json:
-        click.echo(json.dumps(to_builtins(manifest)))
+        click.echo(json.dumps({**to_builtins(manifest), "sha256": approval}))
         return
     for tensor in manifest.weights:
         click.echo(f"{tensor.name:40} {' × '.join(map(str, tensor.shape))}")
     weights = f"{manifest.n_weights:,} weights after {manifest.rounds:,} rounds"
     click.echo(f"{weights}, sha256 {manifest.weights_sha256}, in {out}")
+    click.echo(f"hash of the model, with which a client approves it (--model-hash): {approval}")
 
 
 def _shape(given: tuple[str, ...]) -> tuple[int, ...] | dict[str, tuple[int, ...]]:

@@ -27,6 +27,10 @@ SMALL = {
 do docstrings, and the columns that Python keeps for tracebacks."""
 
 
+MODEL_HASH = """Run the model in --model although it is none of BAFFLE's own, if this is its hash, which `baffle export`
+prints (or name it in the policy)."""
+
+
 @click.command()
 @click.argument("address")
 @click.option(
@@ -43,6 +47,7 @@ do docstrings, and the columns that Python keeps for tracebacks."""
 )
 @click.option("--part", is_flag=True, help="The folder holds the samples of all clients; use this client's part.")
 @click.option("--model", type=path, help="Run this exported model on ONNX Runtime (default: the plan's own model).")
+@click.option("--model-hash", "hashes", multiple=True, metavar="SHA256", help=MODEL_HASH)
 @click.option(
     "--runtime",
     type=click.Choice(["onnx", "torch"]),
@@ -70,6 +75,7 @@ def join(
     data: Path | None,
     part: bool,
     model: Path | None,
+    hashes: tuple[str, ...],
     runtime: str | None,
     affords: int,
     policy_file: Path | None,
@@ -82,6 +88,8 @@ def join(
     """Take part in a server's runs as one client. The server is at ADDRESS (host:port)."""
     if model and runtime:
         raise click.UsageError("--model runs on ONNX Runtime; give no --runtime with it")
+    if hashes and not model:
+        raise click.UsageError("--model-hash belongs to --model")
     if model and not SMALL.keys() <= os.environ.keys():
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**SMALL, **os.environ})
     from baffle.core.freed_memory import keep_freed_memory
@@ -96,14 +104,14 @@ def join(
         keep_freed_memory()
     own = ClientKeys.load(keys_folder)
     log = Log(log_style, f"client {own.number}", state / "join.log")
+    policy = load_policy(policy_file) if policy_file else None
     if model:
-        equip = with_onnx(own.number, data, model, part=part)
+        equip = with_onnx(own.number, data, model, part=part, approved=(*hashes, *(policy.models if policy else ())))
     else:
         equip = with_plan(own.number, data, part=part, runtime=runtime or "")
     expected = load(pinned, settings) if pinned else None
     if expected:
         require_clients_of_their_own(expected)
-    policy = load_policy(policy_file) if policy_file else None
     samples = count_samples(own.number, data, part=part)
     member = Member(own, state, samples, equip, affords, expected, log, policy)
     with stopped_by_sigterm(log, "the same command joins again"), _alone(state, keys_folder), closing(member):

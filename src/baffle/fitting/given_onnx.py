@@ -23,7 +23,14 @@ from baffle.runtime.model import RunnableModel
 from baffle.runtime.onnx.foreign import file_with_weights, graph_with_weights, require_file
 from baffle.runtime.onnx.loss import OnnxLoss, own_criterion
 from baffle.runtime.onnx.model import model_in
-from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, NO_LOSS, WEIGHTS, graph_loss, read_manifest, read_weights
+from baffle.runtime.onnx.model_folder import (
+    CROSS_ENTROPY,
+    NO_LOSS,
+    graph_loss,
+    initial_weights,
+    read_exported,
+    read_manifest,
+)
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -63,14 +70,14 @@ class GivenOnnx:
 
     def on(self, _plan: Plan) -> RunnableModel:
         criterion = own_criterion(name_of(self.loss), self.loss) if callable(self.loss) else None
-        return model_in(self.folder, read_manifest(self.folder), criterion)
+        return model_in(self.folder, read_exported(self.folder), criterion)
 
     def outputs(self, x: Samples, weights: F32 | None = None) -> Array:
         runtime = OnnxLoss.in_folder(self.folder)
         manifest = runtime.manifest
         kind = np.int64 if manifest.loss == CROSS_ENTROPY else np.float32
         unknown = np.zeros((count(x), *manifest.label_shape), kind)
-        own = read_weights(self.folder / WEIGHTS, manifest) if weights is None else weights
+        own = initial_weights(self.folder, manifest) if weights is None else weights
         return runtime.outputs(own, Batch(x, unknown))
 
     def forget(self) -> None:

@@ -132,9 +132,12 @@ def _member(delivery: Delivery, own: ClientKeys, state: Path | None) -> Member:
     data, part = folder(configs, "data"), setting(configs, "part", False)
     model, policy = folder(alone, "model"), folder(alone, "policy")
     samples = count_samples(number, data, part=part)
-    equip = with_onnx(number, data, model, part=part) if model else with_plan(number, data, part=part)
     affords, pinned = setting(alone, "affords", 0), plan_of(alone, "")
     log, limits = (lambda words: tell(f"client {number}: {words}")), load_policy(policy) if policy else None
+    if model:
+        equip = with_onnx(number, data, model, part=part, approved=limits.models if limits else ())
+    else:
+        equip = with_plan(number, data, part=part)
     return Member(own, state, samples, equip, affords, pinned, log, limits)
 
 

@@ -24,7 +24,7 @@ def runtime_of(plan: Plan) -> str:
     if known := plan.task.model.runtime or plan.run.runtime:
         return known
     setting = plan.needs_torch()
-    if not setting and (_is_installed("onnx", "onnxruntime") or not _is_installed("torch")):
+    if not setting and (_is_installed("onnxruntime") or not _is_installed("torch")):
         return "onnx"
     if not _is_installed("torch"):
         remedy = ', or set task.init = "numpy"' if setting == "task.init" else ""
@@ -32,8 +32,8 @@ def runtime_of(plan: Plan) -> str:
     return "torch"
 
 
-def _is_installed(*packages: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
-        return all(find_spec(package) for package in packages)
+        return find_spec(package) is not None
     except ImportError:
         return False

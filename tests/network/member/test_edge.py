@@ -22,10 +22,19 @@ from baffle.journal.audit import verify
 from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
 from baffle.lineage import Lineage
-from baffle.network.member.edge import edge_worker
+from baffle.network.member.edge import edge_equipment
 from baffle.plan import Plan, change, load
 from baffle.runtime.onnx.loss import OnnxLoss
-from baffle.runtime.onnx.model_folder import AVERAGE, MANIFEST, MODEL, PLAN, WEIGHTS, read_manifest, read_weights
+from baffle.runtime.onnx.model_folder import (
+    AVERAGE,
+    MANIFEST,
+    MODEL,
+    PLAN,
+    WEIGHTS,
+    read_exported,
+    read_manifest,
+    read_weights,
+)
 from baffle.server.downlink import Downlink
 from baffle.server.round import play_round
 from baffle.task.load import load_task
@@ -79,7 +88,7 @@ def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: 
         used.add(type(torch_runtime))
         yield torch_runtime
 
-    workers = [edge_worker(plan, exported, number, plan.probe.k, part=True) for number in range(2)]
+    workers = [edge_equipment(plan, exported, number, part=True).worker for number in range(2)]
     workers.append(Worker(2, 4, trajectory, task.source.train, task.shares[2], borrow))
     lineage = Lineage(trajectory)
     beginning = lineage.beginning(trajectory.rule.start(task.initial_weights()))
@@ -106,14 +115,14 @@ def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: 
 def test_an_edge_client_has_the_samples_and_the_loss_of_its_torch_twin(exported: Path, plan: Plan) -> None:
     """The losses agree up to rounding."""
     task = load_task(plan)
-    edge, share = edge_worker(plan, exported, 1, 4, part=True), task.shares[1]
+    edge, share = edge_equipment(plan, exported, 1, part=True).worker, task.shares[1]
     own, whole = edge.data.batch(edge.indices), task.source.train.batch(share)
     np.testing.assert_array_equal(own.x, whole.x)
     np.testing.assert_array_equal(own.y, whole.y)
     weights = task.initial_weights()
     runtime = OnnxLoss.in_folder(exported, micro_batch=4)
     assert runtime.on(own)(weights) == pytest.approx(task.runtime().on(whole)(weights), abs=1e-6)
-    assert len(edge_worker(plan, exported, 1, 4).indices) == len(task.source.train)
+    assert len(edge_equipment(plan, exported, 1).worker.indices) == len(task.source.train)
 
 
 @pytest.mark.parametrize(("runtime", "distribution"), [("torch", "outer"), ("onnx", "gaussian"), ("onnx", "outer")])
@@ -132,7 +141,7 @@ def test_an_edge_client_moves_single_layers_like_its_twin(tmp_path: Path, runtim
     def borrow() -> Iterator[Runtime]:
         yield twin
 
-    edge = edge_worker(plan, tmp_path / "model", 1, plan.probe.k, part=True)
+    edge = edge_equipment(plan, tmp_path / "model", 1, part=True).worker
     whole = Worker(1, plan.probe.k, edge.trajectory, task.source.train, task.shares[1], borrow)
     weights = task.initial_weights()
     scale = edge.trajectory.ring.scale * edge.trajectory.weight_of(len(edge.indices))
@@ -149,7 +158,7 @@ def test_the_graph_for_shared_passes_of_version_0_2_is_ignored(exported: Path, p
     assert manifest["outer"] is None
     (folder / MANIFEST).write_text(json.dumps(manifest | {"outer": {"sha256": "0" * 64, "row_bytes": 9}}))
     weights = load_task(plan).initial_weights()
-    old, new = (edge_worker(plan, each, 1, 4, part=True).vector(0, weights) for each in (folder, exported))
+    old, new = (edge_equipment(plan, each, 1, part=True).worker.vector(0, weights) for each in (folder, exported))
     np.testing.assert_array_equal(old, new)
 
 
@@ -161,9 +170,9 @@ def test_token_ids_reach_an_edge_client_unrounded(tiny_toml: Path, tmp_path: Pat
         'probe.precision="bfloat16"',
     ]
     assert export_plan(str(tiny_toml), tmp_path / "model", settings).input_dtype == "int64"
-    plan = load(str(tmp_path / "model" / PLAN))
+    plan, approved = load(str(tmp_path / "model" / PLAN)), [read_exported(tmp_path / "model").sha256]
     task = load_task(plan)
-    worker = edge_worker(plan, tmp_path / "model", 1, plan.probe.k, part=True)
+    worker = edge_equipment(plan, tmp_path / "model", 1, part=True, approved=approved).worker
     batch = worker.data.batch(worker.indices)
     np.testing.assert_array_equal(batch.x, task.source.train.batch(task.shares[1]).x)
     assert set(batch.x.flatten().tolist()) == set(tokens.ROUNDED)
@@ -185,24 +194,28 @@ def test_token_ids_reach_an_edge_client_unrounded(tiny_toml: Path, tmp_path: Pat
 def test_what_does_not_fit_is_refused(exported: Path, plan: Plan, setting: str, says: str) -> None:
     off = ['secure.mode="off"'] if "clients" in setting else []
     with pytest.raises((ModelError, PlanError), match=says):
-        edge_worker(change(plan, [*off, setting]), exported, 1, 4)
+        edge_equipment(change(plan, [*off, setting]), exported, 1)
 
 
 def test_shapes_that_are_not_those_of_its_graph_are_refused(tiny_toml: Path, tmp_path: Path) -> None:
     export_plan(str(tiny_toml), tmp_path / "model", ["probe.distribution=outer"])
     plan = load(str(tmp_path / "model" / PLAN))
     assert plan.probe.shapes == ((10, 64), (10,))
-    assert edge_worker(plan, tmp_path / "model", 1, 4).k == 4
+    assert edge_equipment(plan, tmp_path / "model", 1).worker.k == 4
     words = r"probe\.shapes are not those .* \[\[10, 64\], \[10\]\], got \[\[20, 32\], \[10\]\]"
     with pytest.raises(PlanError, match=words):
-        edge_worker(change(plan, ["probe.shapes=[[20, 32], [10]]"]), tmp_path / "model", 1, 4)
+        edge_equipment(change(plan, ["probe.shapes=[[20, 32], [10]]"]), tmp_path / "model", 1)
 
 
 @pytest.mark.parametrize("setting", ["probe.sigma=1e-2", "federation.clients=7"])
 def test_a_model_serves_every_plan_that_has_it(exported: Path, plan: Plan, setting: str) -> None:
     """A server settles parts of a plan when it knows its clients, long after the export."""
     other = change(plan, [setting])
-    assert edge_worker(other, exported, 1, 4).trajectory.digest == other.trajectory_digest() != plan.trajectory_digest()
+    assert (
+        edge_equipment(other, exported, 1).worker.trajectory.digest
+        == other.trajectory_digest()
+        != plan.trajectory_digest()
+    )
 
 
 def test_the_command_exports_and_refuses_in_one_line(

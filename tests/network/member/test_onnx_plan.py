@@ -15,13 +15,13 @@ from baffle.errors import ModelError, PlanError
 from baffle.export import export_onnx, export_run
 from baffle.journal.audit import verify
 from baffle.measuring.costs import costs
-from baffle.network.member.edge import edge_worker
+from baffle.network.member.edge import edge_equipment
 from baffle.network.member.equipment import count_samples, with_onnx, with_plan
 from baffle.network.member.member import Member
 from baffle.network.server.serve import serve
 from baffle.network.settling import differences
 from baffle.plan import Onnx, Plan, load
-from baffle.runtime.onnx.model_folder import WEIGHTS, read_manifest, read_weights
+from baffle.runtime.onnx.model_folder import WEIGHTS, read_exported, read_manifest, read_weights
 from baffle.simulation import resume, simulate
 from baffle.task.load import load_task
 from tests.support import tokens
@@ -119,15 +119,20 @@ def test_a_trained_one_is_exported_with_the_same_graph(plan: Callable[..., Plan]
     manifest = export_run(tmp_path / "run", tmp_path / "trained")
     assert manifest.model_sha256 == read_manifest(model).model_sha256
     assert manifest.weights_sha256 == summary["weights_sha256"]
-    edge_worker(load(str(tmp_path / "run" / "plan.toml")), tmp_path / "trained", 0, 4, part=True)
+    sha256 = read_exported(tmp_path / "trained").sha256
+    edge_equipment(load(str(tmp_path / "run" / "plan.toml")), tmp_path / "trained", 0, part=True, approved=[sha256])
 
 
 def test_clients_of_a_network_need_the_folder(plan: Callable[..., Plan], model: Path, tmp_path: Path) -> None:
-    keys = new_keys(tmp_path, 4)
+    keys, approved = new_keys(tmp_path, 4), [read_exported(model).sha256]
 
     def member(number: int) -> Member:
         count = count_samples(number, None, part=True)
-        equip = with_onnx(number, None, model, part=True) if number < 3 else with_plan(number, None, part=True)
+        equip = (
+            with_onnx(number, None, model, part=True, approved=approved)
+            if number < 3
+            else with_plan(number, None, part=True)
+        )
         return Member(keys[number], tmp_path / f"state-{number}", count, equip, tell=own_logs[number].append)
 
     told, own_logs = list[str](), [list[str]() for _ in range(4)]
@@ -156,7 +161,7 @@ def test_another_graph_is_no_clients_model(plan: Callable[..., Plan], tmp_path: 
     export_onnx(tmp_path / "small.onnx", tmp_path / "small")
     stored = load(str(tmp_path / "run" / "plan.toml"))
     with pytest.raises(ModelError, match="another than the plan's"):
-        edge_worker(stored, tmp_path / "small", 0, 4)
+        edge_equipment(stored, tmp_path / "small", 0)
     with pytest.raises(
         ModelError, match=r"shape \(1, 4, 4\) and has 10 outputs, but digits has samples of \(1, 8, 8\)"
     ):

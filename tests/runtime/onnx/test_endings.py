@@ -18,7 +18,8 @@ from baffle.core.ports import Batch
 from baffle.core.samples import PADDING, Array
 from baffle.errors import ModelError
 from baffle.plan import Plan, change
-from baffle.runtime.onnx.graph import OnnxGraph, finished
+from baffle.runtime.onnx.finishing import finished
+from baffle.runtime.onnx.graph import OnnxGraph
 from baffle.runtime.onnx.loss import OnnxLoss, require_loss
 from baffle.runtime.onnx.model_folder import GraphLoss
 from baffle.runtime.torch.loss import criterion_named
@@ -39,8 +40,8 @@ def linear(before: tuple[int, ...], outputs: int, order: list[int], loss: GraphL
 def of_graph(graph: OnnxGraph, batch: Batch, micro_batch: int = 0) -> tuple[float, Array]:
     """The loss of a batch, and the outputs."""
     onnx.checker.check_model(graph.model, full_check=True)
-    data = graph.to_bytes()
-    runtime = OnnxLoss(graph.manifest(data, graph.flat()), data, micro_batch=micro_batch)
+    data = graph.model
+    runtime = OnnxLoss(graph.manifest(graph.flat()), data, micro_batch=micro_batch)
     return runtime.on(batch)(graph.flat()), runtime.outputs(graph.flat(), batch)
 
 
@@ -85,7 +86,7 @@ def test_cross_entropy_over_positions(
         rows = outputs if last else np.moveaxis(outputs, 1, -1)
         expected = slow_cross_entropy(rows.reshape(samples, -1, classes), labels.reshape(samples, -1))
         assert loss == pytest.approx(expected, rel=1e-5, abs=1e-5)
-        assert graph.manifest(b"", graph.flat()).classes == classes
+        assert graph.manifest(graph.flat()).classes == classes
 
 
 SLOW: dict[str, Callable[[float, float], float]] = {
@@ -131,8 +132,8 @@ def test_binary_cross_entropy_overflows_nowhere(sign: int) -> None:
 
 def test_a_graph_without_a_loss_gives_outputs_alone() -> None:
     graph = linear((3,), 2, [0, 1], "none")
-    data = graph.to_bytes()
-    manifest = graph.manifest(data, graph.flat())
+    data = graph.model
+    manifest = graph.manifest(graph.flat())
     batch = Batch(np.ones((4, 3), np.float32), np.array([0, 1, 1, 0]))
     with pytest.raises(ModelError, match="the graph holds no loss"):
         OnnxLoss(manifest, data).on(batch)
@@ -165,4 +166,4 @@ def test_a_graph_that_holds_another_loss_is_refused(held: GraphLoss, loss: str, 
     graph = linear((3,), 2, [0, 1], held)
     plan = change(Plan(), [f'task.loss="{loss}"'])
     with pytest.raises(ModelError, match=says):
-        require_loss(plan, graph.manifest(b"", graph.flat()), Path("model"))
+        require_loss(plan, graph.manifest(graph.flat()), Path("model"))

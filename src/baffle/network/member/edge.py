@@ -1,8 +1,10 @@
 """A worker for devices without PyTorch: it runs an exported model on the client's own data."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,12 +15,15 @@ from baffle.core.directions import merge
 from baffle.core.freed_memory import give_back_freed_memory
 from baffle.core.ports import Runtime
 from baffle.data.partition import share_out
-from baffle.data.sources import Dataset, load
+from baffle.data.sources import Source, load
 from baffle.errors import ModelError, PlanError
+from baffle.models.inputs import Inputs
+from baffle.network.member.equipment import Equipment
 from baffle.plan import Onnx, Plan
 from baffle.runtime.model import require_own_layout, require_own_shapes
+from baffle.runtime.onnx.built_in import built_in
 from baffle.runtime.onnx.loss import OnnxLoss, criterion_of, require_loss
-from baffle.runtime.onnx.model_folder import MODEL, WEIGHTS, Manifest, read_manifest, read_weights
+from baffle.runtime.onnx.model_folder import WEIGHTS, Manifest, graph_loss, initial_weights, read_exported, read_weights
 from baffle.trajectory import trajectory_of
 
 # All three save memory and hardly cost time. ONNX Runtime has its own arena, so passes are no slower.
@@ -27,11 +32,18 @@ NUMBERS_AT_ONCE = 1 << 15  # how many numbers of directions are drawn at a time:
 LARGE_BLOCK = 1 << 17  # freed blocks of this many bytes go back to the system
 
 
-def edge_worker(
-    plan: Plan, model: Path, number: int, k: int, data: Path | None = None, *, part: bool = False
-) -> Worker:
-    """A worker for client `number` of a resolved plan, with the model in a folder that `baffle export` wrote and the
-    first `k` directions of a round. Its samples are all in the data folder or, with `part`, its share of them."""
+def edge_equipment(
+    plan: Plan,
+    model: Path,
+    number: int,
+    data: Path | None = None,
+    *,
+    part: bool = False,
+    approved: Collection[str] = (),
+) -> Equipment:
+    """What client `number` of a resolved plan computes with: the model in a folder that `baffle export` wrote, and all
+    samples in the data folder or, with `part`, its share of them. A model that is not BAFFLE's own must be `approved`,
+    by the SHA-256 of its manifest."""
     if plan.estimator == "backprop":
         raise PlanError('estimator: a client on ONNX Runtime can only run inference; expected "probe"')
     if not plan.probe.micro_batch or not plan.ring.n_max:
@@ -39,14 +51,13 @@ def edge_worker(
     if not 0 <= number < plan.federation.clients:
         raise PlanError(f"expected a client's number from 0 to {plan.federation.clients - 1}, got {number}")
     give_back_freed_memory(LARGE_BLOCK)
-    manifest = read_manifest(model)
-    _require_model(plan, manifest, model)
-    require_loss(plan, manifest, model)
+    source = load(plan.task.data, data, plan.task.pixels)
+    manifest, graph, initial = _approved(plan, model, source, approved)
     require_own_shapes(plan.probe, tuple(tensor.shape for tensor in manifest.weights if tensor.size))
     require_own_layout(plan.probe, merge(manifest.layers(), plan.probe.k), manifest.n_weights)
-    samples = _samples(plan, manifest, number, data, part=part)
+    samples = source.train.rows(share_out(plan, source)[number]) if part else source.train
     micro_batch = min(plan.probe.micro_batch, MICRO_BATCH)
-    runtime = OnnxLoss(manifest, model / MODEL, micro_batch=micro_batch, criterion=criterion_of(plan))
+    runtime = OnnxLoss(manifest, graph, micro_batch=micro_batch, criterion=criterion_of(plan))
     # Each thread would need memory. The number of threads changes no bit of a run.
     one_thread = msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1))
     trajectory = trajectory_of(one_thread, manifest.n_weights, NUMBERS_AT_ONCE)
@@ -55,28 +66,52 @@ def edge_worker(
     def borrow() -> Iterator[Runtime]:
         yield runtime
 
-    return Worker(number, k, trajectory, samples, np.arange(len(samples)), borrow)
+    worker = Worker(number, plan.probe.k, trajectory, samples, np.arange(len(samples)), borrow)
+    return Equipment(worker, initial)
 
 
-def initial_weights(model: Path) -> F32:
-    """The weights in a model's folder, with which a run of it begins."""
-    return read_weights(model / WEIGHTS, read_manifest(model))
+class Approved(NamedTuple):
+    """A graph that this client may run, with its manifest, and the weights that it begins with."""
+
+    manifest: Manifest
+    graph: bytes
+    initial: Callable[[], F32]
+
+
+def _approved(plan: Plan, folder: Path, source: Source, approved: Collection[str]) -> Approved:
+    """The plan's model. Whoever writes a folder may write any graph: a loss that is a pixel, for some clients or some
+    samples only. So a client makes the graph of a model that a plan describes by itself, and takes from the folder no
+    more than weights that do not follow from the plan. Any other graph needs its owner's approval."""
+    exported = read_exported(folder)
+    _require_model(plan, exported.manifest, folder)
+    if plan.task.model.has_graph:
+        inputs = Inputs(source.shape, source.classes, width=source.width, label_shape=source.label_shape)
+        make = partial(built_in, plan.task.model, inputs, plan.seed, graph_loss(plan.task.loss))
+        own = make()
+        manifest = own.manifest(own.flat())
+        stored = partial(read_weights, folder / WEIGHTS, manifest)
+        return Approved(manifest, own.model, (lambda: make().flat()) if plan.task.draws_weights else stored)
+    if exported.sha256 not in approved:
+        raise ModelError(
+            f"the model in {folder} is none of BAFFLE's own, and this client's owner has not approved it: ask whoever "
+            f"you trust to have read it for its hash, and give it as --model-hash; here it is {exported.sha256}"
+        )
+    require_loss(plan, exported.manifest, folder)
+    _require_samples(plan, exported.manifest, source)
+    return Approved(exported.manifest, exported.graph, partial(initial_weights, folder, exported.manifest))
 
 
 def _require_model(plan: Plan, manifest: Manifest, folder: Path) -> None:
     if isinstance(plan.task.model, Onnx):
         if manifest.model_sha256 != plan.task.model.graph:
             raise ModelError(f"the graph in {folder} is another than the plan's; copy the server's folder")
-    elif manifest.architecture not in ("", plan.model_digest().hex()):
+    elif manifest.architecture != plan.model_digest().hex():
         raise ModelError(f"the model in {folder} was exported for another plan; export it from this plan")
 
 
-def _samples(plan: Plan, manifest: Manifest, number: int, folder: Path | None, *, part: bool) -> Dataset:
-    """This client's samples alone, so that those of the others are freed."""
-    source = load(plan.task.data, folder, plan.task.pixels)
+def _require_samples(plan: Plan, manifest: Manifest, source: Source) -> None:
     if not manifest.takes(source.shape) or source.width != manifest.classes:
         raise ModelError(
             f"the model takes samples of {manifest.sample} and has {manifest.classes} outputs, but "
             f"{plan.task.data} has {source.shape} and needs {source.width}; export it from this plan"
         )
-    return source.train.rows(share_out(plan, source)[number]) if part else source.train

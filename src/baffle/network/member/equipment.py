@@ -1,7 +1,7 @@
 """What a networked client computes with: its samples, and the plan's own model or an exported one."""
 
-from collections.abc import Callable
-from functools import lru_cache, partial
+from collections.abc import Callable, Collection
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,12 +60,13 @@ def with_plan(number: int, data: Path | None, *, part: bool, runtime: str = "") 
     return equip
 
 
-def with_onnx(number: int, data: Path | None, model: Path, *, part: bool) -> Equip:
-    def equip(plan: Plan) -> Equipment:
-        from baffle.network.member.edge import edge_worker, initial_weights
+def with_onnx(number: int, data: Path | None, model: Path, *, part: bool, approved: Collection[str] = ()) -> Equip:
+    """Makes workers that run an exported model. Only BAFFLE's own models need no approval."""
 
-        worker = edge_worker(plan, model, number, plan.probe.k, data, part=part)
-        return Equipment(worker, partial(initial_weights, model))
+    def equip(plan: Plan) -> Equipment:
+        from baffle.network.member.edge import edge_equipment
+
+        return edge_equipment(plan, model, number, data, part=part, approved=approved)
 
     return equip
 

@@ -36,6 +36,8 @@ class Policy(Section, frozen=True):
 
     `least_noise` is the least `privacy.noise`. All private runs together may cost an ε of `most_epsilon` at `delta` (0:
     any); a client with such a budget takes part in private runs only.
+
+    `models` are the hashes of exported models that this client may run besides BAFFLE's own.
     """
 
     mode: Literal["off", "on", "malicious-server"] = "on"
@@ -53,6 +55,7 @@ class Policy(Section, frozen=True):
     least_noise: NonNegative = 0.0
     most_epsilon: NonNegative = 0.0
     delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
+    models: tuple[Annotated[str, Meta(pattern="^[0-9a-f]{64}$")], ...] = ()
 
     @property
     def budget(self) -> Budget | None:

@@ -1,19 +1,21 @@
-"""BAFFLE's own models as ONNX graphs, made without PyTorch. Layers, names and the order of the weights are those of the
-modules in `baffle.models`, so that both hold the same flat vector; tests compare the two."""
+"""BAFFLE's own models as ONNX graphs, made without PyTorch and without `onnx`, so that any client can make them.
+Layers, names and the order of the weights are those of the modules in `baffle.models`, so that both hold the same flat
+vector; tests compare the two."""
 
 from collections.abc import Callable, Sequence
 from math import gcd, prod, sqrt
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from baffle.core.arrays import F32
 from baffle.models.drawing import draw_weights
 from baffle.models.inputs import Inputs
 from baffle.plan import WRN, LeNet, Model, Softmax
-from baffle.runtime.onnx.graph import OnnxGraph, finished
-from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, GraphLoss
+from baffle.runtime.onnx.endings import Ending, ending
+from baffle.runtime.onnx.graph import PREFIX, OnnxGraph
+from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, LOGITS, LOSS, NO_LOSS, WEIGHT, GraphLoss, Input, X, Y
+from baffle.runtime.onnx.protobuf import DOUBLE, FLOAT, Attribute, described, model, node, tensor
 
 OPSET, IR_VERSION = 17, 8  # old enough for every ONNX Runtime that BAFFLE supports
 
@@ -27,27 +29,27 @@ class Chain:
     """A model under construction. `at` is the output of the newest layer, of shape `shape` for each sample."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.input_shape = self.shape = shape
-        self.at = "x"
+        self.shape = shape
+        self.at = PREFIX + X
         self.weights: dict[str, tuple[int, ...]] = {}
-        self._nodes: list[NodeProto] = []
-        self._constants: dict[str, Any] = {}
+        self.nodes = list[bytes]()
+        self.constants = list[bytes]()
 
-    def add(self, operator: str, *others: str, inputs: Sequence[str] = (), **attributes: Any) -> "Chain":
+    def add(self, operator: str, *others: str, inputs: Sequence[str] = (), **attributes: Attribute) -> "Chain":
         """Apply an operator to the newest output, or to `inputs`."""
-        name = f"{len(self._nodes)}/{operator}"
-        self._nodes.append(helper.make_node(operator, [*(inputs or [self.at]), *others], [name], **attributes))
+        name = f"{PREFIX}{len(self.nodes)}/{operator}"
+        self.nodes.append(node(operator, [*(inputs or [self.at]), *others], [name], "", **attributes))
         self.at = name
         return self
 
     def constant(self, values: Sequence[float] | Sequence[int] | float, dtype: type = np.float32) -> str:
-        name = f"constant/{len(self._constants)}"
-        self._constants[name] = numpy_helper.from_array(np.array(values, dtype), name)
+        name = f"{PREFIX}constant/{len(self.constants)}"
+        self.constants.append(tensor(name, np.array(values, dtype)))
         return name
 
     def weight(self, name: str, *shape: int) -> str:
         self.weights[name] = shape
-        return name
+        return WEIGHT + name
 
     def convolve(self, name: str, channels: int, size: int, stride: int = 1, *, bias: bool = True) -> "Chain":
         """A convolution of size × size, padded so that stride 1 keeps the image's size."""
@@ -102,14 +104,6 @@ class Chain:
         self.shape = (classes,)
         return self.add("Flatten").add("Gemm", weight, bias, transB=1)
 
-    def model(self) -> ModelProto:
-        """The chain as an ONNX model whose inputs are the samples and the weights."""
-        shapes: list[tuple[str, Sequence[int | str]]] = [("x", ("batch", *self.input_shape)), *self.weights.items()]
-        inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes]
-        output = helper.make_tensor_value_info(self.at, TensorProto.FLOAT, ("batch", *self.shape))
-        graph = helper.make_graph(self._nodes, "model", inputs, [output], list(self._constants.values()))
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
-
 
 def lenet(settings: LeNet, chain: Chain, classes: int) -> None:
     first, second = settings.channels
@@ -149,9 +143,29 @@ BUILDERS: dict[type[Model], Callable[[Any, Chain, int], None]] = {LeNet: lenet, 
 def built_in(settings: Model, inputs: Inputs, seed: int, loss: GraphLoss = CROSS_ENTROPY) -> OnnxGraph:
     """The graph of a plan's model, with the initial weights of `task.init = "numpy"`."""
     images = isinstance(settings, (LeNet, WRN))
-    chain = Chain(inputs.image_shape(str(settings.__struct_config__.tag)) if images else inputs.one_shape())
+    shape = inputs.image_shape(str(settings.__struct_config__.tag)) if images else inputs.one_shape()
+    chain = Chain(shape)
     BUILDERS[type(settings)](settings, chain, inputs.outputs)
-    edges = np.cumsum([prod(shape) for shape in chain.weights.values()])
+    edges = np.cumsum([prod(sizes) for sizes in chain.weights.values()])
     parts: list[F32] = np.split(draw_weights(chain.weights, seed), edges[:-1])
     named = zip(chain.weights.items(), parts, strict=True)
-    return finished(chain.model(), {name: part.reshape(shape) for (name, shape), part in named}, loss=loss)
+    weights = {name: part.reshape(sizes) for (name, sizes), part in named}
+    end, taken = ending(loss, chain.shape), (Input("", shape),)
+    data = _finished(chain, shape, end, loss)
+    return OnnxGraph(data, OPSET, weights, taken, end.classes, loss=loss, label_shape=end.label_shape)
+
+
+def _finished(chain: Chain, shape: tuple[int, ...], end: Ending, loss: GraphLoss) -> bytes:
+    """The chain as an ONNX model: from samples of this shape, labels and weights to the loss and the outputs."""
+    first, last = node("Cast", [X], [PREFIX + X], to=FLOAT), node("Cast", [chain.at], [LOGITS], to=FLOAT)
+    labels = [described(Y, end.label_type, ("batch", *end.label_shape))] if loss != NO_LOSS else []
+    trained = [described(WEIGHT + name, FLOAT, sizes) for name, sizes in chain.weights.items()]
+    losses = [described(LOSS, DOUBLE, ())] if loss != NO_LOSS else []
+    return model(
+        [first, *chain.nodes, last, *end.nodes],
+        chain.constants,
+        [described(X, FLOAT, ("batch", *shape)), *labels, *trained],
+        [*losses, described(LOGITS, FLOAT, ("batch", None))],
+        opset=OPSET,
+        ir_version=IR_VERSION,
+    )

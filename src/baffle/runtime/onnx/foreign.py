@@ -15,8 +15,9 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from baffle.core.arrays import F32
 from baffle.core.samples import Shape, is_plain
 from baffle.errors import ModelError
-from baffle.runtime.onnx.graph import OnnxGraph, few, finished, inputs_of, nodes_of, read_model, reading, replace_all
-from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, LOGITS, MODEL, WEIGHT, GraphLoss, Manifest, read_manifest
+from baffle.runtime.onnx.finishing import few, finished, inputs_of, nodes_of, read_model, reading, replace_all
+from baffle.runtime.onnx.graph import OnnxGraph
+from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, LOGITS, WEIGHT, GraphLoss, Manifest, read_exported
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
@@ -114,7 +115,7 @@ def require_file(path: Path, manifest: Manifest) -> None:
     trained = {tensor.name for tensor in manifest.weights}
     frozen = [escape(tensor.name) for tensor in read_model(path).graph.initializer if tensor.name not in trained]
     try:
-        made = graph_from_file(path, frozen, manifest.shape, manifest.loss).to_bytes()
+        made = graph_from_file(path, frozen, manifest.shape, manifest.loss).model
     except ModelError:
         made = b""
     if sha256(made).hexdigest() != manifest.model_sha256:
@@ -136,7 +137,9 @@ def file_with_weights(path: Path, manifest: Manifest, weights: F32) -> ModelProt
 
 def graph_with_weights(folder: Path, weights: F32) -> ModelProto:
     """The graph in an exported folder with weights inside: from samples, `x` or `x/…` each, to outputs, `logits`."""
-    manifest, model = read_manifest(folder), _computing(read_model(folder / MODEL), LOGITS)
+    manifest, graph, _ = read_exported(folder)
+    with reading(folder):
+        model = _computing(ModelProto.FromString(graph), LOGITS)
     trained = manifest.split(weights)
     model.graph.initializer.extend(numpy_helper.from_array(values, WEIGHT + name) for name, values in trained.items())
     samples = {wanted.in_graph for wanted in manifest.arrays}

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from baffle.errors import ModelError, first_line
-from baffle.runtime.onnx.graph import OnnxGraph, finished
+from baffle.runtime.onnx.finishing import finished
+from baffle.runtime.onnx.graph import OnnxGraph
 from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, GraphLoss
 from baffle.runtime.onnx.tensor_file import KINDS, Stored
 

@@ -87,7 +87,7 @@ class OnnxLoss:
     losses in float64. A criterion is applied to the graph's outputs instead. Use one object per thread."""
 
     manifest: Manifest
-    model: Path | bytes
+    model: bytes
     micro_batch: int = 0
     criterion: NumpyCriterion | None = None
 
@@ -101,7 +101,8 @@ class OnnxLoss:
     @classmethod
     def in_folder(cls, folder: Path, *, micro_batch: int = 0, criterion: NumpyCriterion | None = None) -> "OnnxLoss":
         """The loss of the model in a folder that `baffle export` wrote."""
-        return cls(model_folder.read_manifest(folder), folder / model_folder.MODEL, micro_batch, criterion)
+        exported = model_folder.read_exported(folder)
+        return cls(exported.manifest, exported.graph, micro_batch, criterion)
 
     def on(self, batch: Batch) -> Loss:
         """The loss on one batch, to be called for many weights."""

@@ -13,20 +13,18 @@ from baffle.errors import ModelError, PlanError
 from baffle.models.inputs import Inputs
 from baffle.plan import Model, Onnx, Plan, ProbeSettings
 from baffle.runtime.model import RunnableModel, Together
+from baffle.runtime.onnx.built_in import built_in
 from baffle.runtime.onnx.loss import NumpyCriterion, OnnxLoss, criterion_of, require_loss
-from baffle.runtime.onnx.model_folder import MODEL, WEIGHTS, Manifest, graph_loss, read_manifest, read_weights
+from baffle.runtime.onnx.model_folder import ExportedModel, Manifest, graph_loss, initial_weights, read_exported
 
 
 def load(plan: Plan, inputs: Inputs) -> "OnnxModel":
     settings = plan.task.model
     if isinstance(settings, Onnx):
         return _in_folder(plan, settings, inputs)
-    from baffle.runtime.onnx.built_in import built_in  # a client with an exported model has no `onnx` package
-
     graph = built_in(settings, inputs, plan.seed, graph_loss(plan.task.loss))
-    model, weights = graph.to_bytes(), graph.flat()
-    manifest = graph.manifest(model, weights)
-    return OnnxModel(settings, manifest, model, lambda: weights, criterion_of(plan))
+    weights = graph.flat()
+    return OnnxModel(settings, graph.manifest(weights), graph.model, lambda: weights, criterion_of(plan))
 
 
 def _in_folder(plan: Plan, settings: Onnx, inputs: Inputs) -> "OnnxModel":
@@ -36,7 +34,8 @@ def _in_folder(plan: Plan, settings: Onnx, inputs: Inputs) -> "OnnxModel":
     if plan.run.device != "cpu":
         raise PlanError(f'run.device: ONNX Runtime runs on "cpu" only, got {plan.run.device!r}')
     folder = Path(plan.run.model)
-    manifest = read_manifest(folder)
+    exported = read_exported(folder)
+    manifest = exported.manifest
     if settings.graph not in ("", manifest.model_sha256):
         raise ModelError(f"the graph in {folder} is not the plan's; set run.model to the right folder")
     require_loss(plan, manifest, folder)
@@ -46,24 +45,25 @@ def _in_folder(plan: Plan, settings: Onnx, inputs: Inputs) -> "OnnxModel":
             f"the model in {folder} takes samples of {manifest.sample} and has {manifest.classes} outputs, "
             f"but {plan.task.data} has samples of {inputs.shape} and {wanted}"
         )
-    return model_in(folder, manifest, criterion_of(plan))
+    return model_in(folder, exported, criterion_of(plan))
 
 
-def model_in(folder: Path, manifest: Manifest, criterion: NumpyCriterion | None = None) -> "OnnxModel":
-    """The model in an exported folder, whose manifest was read."""
-    settings, weights = Onnx(graph=manifest.model_sha256), partial(read_weights, folder / WEIGHTS, manifest)
-    return OnnxModel(settings, manifest, folder / MODEL, weights, criterion)
+def model_in(folder: Path, exported: ExportedModel, criterion: NumpyCriterion | None = None) -> "OnnxModel":
+    """The model in an exported folder, which was read."""
+    manifest = exported.manifest
+    settings, weights = Onnx(graph=manifest.model_sha256), partial(initial_weights, folder, manifest)
+    return OnnxModel(settings, manifest, exported.graph, weights, criterion)
 
 
 @dataclass(frozen=True)
 class OnnxModel(RunnableModel):
-    """A graph, in a file or in memory, which runs whole forward passes. `read` reads the initial weights."""
+    """A graph, which runs whole forward passes. `read` reads the initial weights."""
 
     packages = ("onnxruntime",)
 
     settings: Model
     manifest: Manifest
-    graph: Path | bytes
+    graph: bytes
     read: Callable[[], F32]
     criterion: NumpyCriterion | None = None
 

@@ -1,10 +1,10 @@
 """Exported models for devices without PyTorch: a folder holds the graph, its weights and a manifest of both."""
 
-import hashlib
 import math
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,6 +13,7 @@ from msgspec import Meta
 from baffle.core.arrays import F32
 from baffle.core.directions import Support
 from baffle.core.samples import Shape, is_plain
+from baffle.core.state import FLOAT
 from baffle.errors import ModelError
 from baffle.files import read_file
 from baffle.runtime.model import layer_of, layers_of
@@ -20,6 +21,8 @@ from baffle.runtime.onnx.tensor_file import MOST_HEADER_BYTES, Size, parse_tenso
 
 MODEL, WEIGHTS, AVERAGE = "model.onnx", "weights.safetensors", "average.safetensors"
 MANIFEST, PLAN = "manifest.json", "plan.toml"
+
+MOST_BYTES = 1 << 31  # the most bytes of an ONNX file, which is protobuf's limit
 
 X, Y, LOSS, LOGITS = "x", "y", "loss", "logits"
 """A graph's names for samples, labels, the mean loss and the model's output."""
@@ -142,26 +145,47 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an exported model, after checking that the graph beside it has the SHA-256 that it states."""
+class ExportedModel(NamedTuple):
+    """What an exported folder holds, read once: what runs is what was hashed. `sha256` is the manifest's. The manifest
+    names the hashes of graph and weights, so that one hash stands for the three."""
+
+    manifest: Manifest
+    graph: bytes
+    sha256: str
+
+
+def read_exported(folder: Path) -> ExportedModel:
+    """An exported model, whose graph must be the one that its manifest names."""
     try:
-        manifest = msgspec.json.decode(read_file(folder / MANIFEST, MOST_HEADER_BYTES), type=Manifest)
-        if not (folder / MODEL).is_file():
-            raise OSError(f"{MODEL} is not a file")
-        with (folder / MODEL).open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        text = read_file(folder / MANIFEST, MOST_HEADER_BYTES)
+        manifest, graph = msgspec.json.decode(text, type=Manifest), read_file(folder / MODEL, MOST_BYTES)
     except (OSError, ValueError, RecursionError, MemoryError) as fault:
         raise ModelError(
             f"{folder} holds no exported model ({fault}); expected a folder that `baffle export` made"
         ) from None
-    if found != manifest.model_sha256:
+    if sha256(graph).hexdigest() != manifest.model_sha256:
         raise ModelError(f"{folder / MODEL} is not the graph that {MANIFEST} describes; export or copy both again")
     names = [wanted.name for wanted in manifest.inputs]
     if (manifest.format == SEVERAL_ARRAYS) != (len(names) > 1) or len(set(names)) != len(names) or "" in names:
         raise ModelError(f"{folder / MANIFEST}: its inputs do not suit the format {manifest.format}; export it again")
     if sum(tensor.size for tensor in manifest.weights) != manifest.n_weights:
         raise ModelError(f"{folder / MANIFEST}: shapes do not add up to {manifest.n_weights} weights; export it again")
-    return manifest
+    return ExportedModel(manifest, graph, sha256(text).hexdigest())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of an exported model, after the same checks."""
+    return read_exported(folder).manifest
+
+
+def initial_weights(folder: Path, manifest: Manifest) -> F32:
+    """The weights that an exported folder begins with, which must be those that its manifest names."""
+    weights = read_weights(folder / WEIGHTS, manifest)
+    if sha256(weights.astype(FLOAT).tobytes()).hexdigest() != manifest.weights_sha256:
+        raise ModelError(
+            f"{folder / WEIGHTS} does not hold the weights that {MANIFEST} names; export or copy both again"
+        )
+    return weights
 
 
 def read_weights(path: Path, manifest: Manifest) -> F32:
