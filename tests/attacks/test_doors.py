@@ -1,0 +1,146 @@
+"""Questions that cost a server or a stranger nothing: they cost a client nothing either, and tell nothing about it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baffle.client.abstaining import abstention
+from baffle.core.messages import Message, encode, tag_of
+from baffle.core.ring import EXTRAS
+from baffle.network.joining import Begin, Introduce
+from baffle.network.keys.folders import ClientKeys
+from baffle.network.member.equipment import Equipment, with_plan
+from baffle.network.member.member import Member
+from baffle.network.member.policy import Policy
+from baffle.plan import Plan, change
+from baffle.plan.sections import LARGEST
+from tests.support.lines_in_memory import new_keys
+from tests.support.memory import at_most
+from tests.support.server_by_hand import ServerByHand
+
+HUGE = 'task.model={name="lenet", channels=[5000, 8000]}'
+"""A model of 10⁹ weights."""
+
+LITTLE = 8 << 20
+"""Bytes that reading a plan may take."""
+
+
+class Watched:
+    """A client with so many samples, its log, and whether it has loaded any samples or a model."""
+
+    def __init__(self, keys: ClientKeys, samples: int | None = None, **settings: Any) -> None:
+        self.log: list[str] = []
+        self.equipped, self._samples, self._equip = False, samples, with_plan(keys.number, None, part=True)
+        self.member = Member(keys, None, self._loaded, tell=self.log.append, **settings)
+
+    def _loaded(self, plan: Plan, most_weights: int = LARGEST) -> Equipment:
+        self.equipped = True
+        worker, initial = self._equip(plan, most_weights)
+        return Equipment(replace(worker, indices=np.asarray(worker.indices)[: self._samples]), initial)
+
+    def ask(self, message: Message) -> str:
+        return tag_of(self.member.answer(encode(message)))
+
+
+@pytest.fixture
+def server(tmp_path: Path, tiny: Callable[..., Plan]) -> ServerByHand:
+    return ServerByHand(new_keys(tmp_path, 3), tiny('secure.mode="on"'))
+
+
+def offer(server: ServerByHand, *settings: str) -> Introduce:
+    plan, roster = change(server.plan, settings), server.roster
+    return Introduce(plan.to_toml(), roster.number, roster.hash(), 0)
+
+
+# N11: one question makes a client build any model
+
+
+def test_a_client_answers_about_a_billion_weights_with_its_memory_where_it_was(server: ServerByHand) -> None:
+    """N11. One Introduce took 10 GB and 65 s of a client, whatever its policy. The answer follows from the text."""
+    usual, large = Watched(server.keys[0]), Watched(server.keys[1], policy=Policy(most_weights=2 * 10**9))
+    asked = offer(server, HUGE)
+    with at_most(LITTLE):
+        assert usual.ask(asked) == "abstention"
+        assert large.ask(asked) == "introduction"
+    assert (
+        "the number of weights is 1.00022e+09 in the server's plan, most_weights allows at most 1e+08" in usual.log[0]
+    )
+    assert not usual.equipped
+    assert not large.equipped
+
+
+def test_a_statement_of_a_billion_weights_is_refused_before_a_model_is_built(server: ServerByHand) -> None:
+    """N11, one message later."""
+    victim = Watched(server.keys[0])
+    begin = server.begin(victim.member, plan=offer(server, HUGE).plan)
+    with at_most(LITTLE):
+        assert victim.ask(begin) == "abstention"
+    assert not victim.equipped
+
+
+def test_what_the_text_does_not_say_is_bounded_before_it_is_loaded(
+    server: ServerByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N11 with a data set of the client's own: its shape is known when it is loaded, and the model is not built yet."""
+    (tmp_path / "wide_own.py").write_text(
+        "import numpy as np, baffle\n"
+        "def data():\n"
+        "    few = baffle.Dataset(np.zeros((20, 1, 8, 8), np.float32), np.zeros(20, np.int64))\n"
+        "    return baffle.Source(few, few, classes=10**9, shape=(1, 8, 8))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plan = change(server.plan, ['task.data="wide_own:data"'])
+    with at_most(LITTLE), pytest.raises(Exception, match="most_weights allows at most 100,000,000"):
+        with_plan(0, None, part=False)(plan, 10**8)
+
+
+# N5: refusals that depend on the number of samples
+
+
+@pytest.mark.parametrize("batch", [8, 9, 32, 200, 240, 241, 480, 481, 10**6])
+def test_no_answer_depends_on_how_many_samples_a_client_has(server: ServerByHand, batch: int) -> None:
+    """N5. A policy that refused batches beyond half of a client's samples told their number, ±1, in a dozen questions.
+    Whoever has too few uses fewer or sends zeros, and tells its own log."""
+    server, answers = (
+        ServerByHand(server.keys, change(server.plan, [f"federation.batch={batch}"])),
+        list[tuple[str, ...]](),
+    )
+    clients = [Watched(server.keys[0], samples) for samples in (1, 15, 16, 17, 480)]
+    for client in clients:
+        introduced = client.ask(server.introduce())
+        assert not client.equipped
+        answers.append((introduced, client.ask(server.begin(client.member))))
+    assert set(answers) == {("introduction", "ready")}, [client.log for client in clients]
+    said = [" ".join(client.log) for client in clients]
+    assert all("so it sends zeros" in words for words in said[:2])
+    assert ("uses 8 of its 16 samples at once instead of" in said[2]) == (batch > 8)
+
+
+def test_a_client_with_too_few_samples_sends_zeros_at_its_full_weight(server: ServerByHand) -> None:
+    server = ServerByHand(server.keys, change(server.plan, ["federation.batch=32"]))
+    few, usual = Watched(server.keys[0], 15), Watched(server.keys[1], 40)
+    vectors = []
+    for client in (few, usual):
+        server.enter(client.member, server.begin(client.member))
+        assert client.member._client is not None
+        assert client.member._client.worker is not None
+        vectors.append(client.member._client.worker.vector(0, server.state.weights).view(np.int32))
+    assert not vectors[0][:-EXTRAS].any()
+    assert vectors[0][-EXTRAS:].tolist() == [15, 1, 0, 0]
+    assert vectors[1][:-EXTRAS].all()
+    assert vectors[1][-EXTRAS] == 40
+
+
+def test_a_plan_that_a_client_cannot_load_is_refused_at_once_the_next_time(server: ServerByHand) -> None:
+    """A client finds out too late that its data are missing: statements of which one is refused are lost for all."""
+    victim, plan = Watched(server.keys[0]), offer(server, 'task.data="mnist"').plan
+    begin = server.begin(victim.member, plan=plan)
+    assert [victim.ask(begin), victim.ask(offer(server, 'task.data="mnist"'))] == ["abstention"] * 2
+    assert "could not begin with this plan" in victim.log[-1]
+    assert victim.ask(server.introduce()) == "introduction"
+    again = encode(Begin(begin.statement, ()))
+    assert victim.member.answer(again) == abstention(again)
