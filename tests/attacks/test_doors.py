@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from baffle.client.abstaining import abstention
-from baffle.core.messages import Message, encode, tag_of
+from baffle.core.messages import CatchUp, Message, Outcome, encode, tag_of
 from baffle.core.ring import EXTRAS
-from baffle.network.joining import Begin, Introduce
+from baffle.network.joining import Begin, Halt, Introduce
 from baffle.network.keys.folders import ClientKeys
 from baffle.network.member.equipment import Equipment, with_plan
 from baffle.network.member.member import Member
 from baffle.network.member.policy import Policy
 from baffle.plan import Plan, change
 from baffle.plan.sections import LARGEST
+from tests.attacks.hostile_server import HostileServer, refused
 from tests.support.lines_in_memory import new_keys
 from tests.support.memory import at_most
 from tests.support.server_by_hand import ServerByHand
@@ -144,3 +145,33 @@ def test_a_plan_that_a_client_cannot_load_is_refused_at_once_the_next_time(serve
     assert victim.ask(server.introduce()) == "introduction"
     again = encode(Begin(begin.statement, ()))
     assert victim.member.answer(again) == abstention(again)
+
+
+# N16: questions that make a client's marks grow
+
+
+def test_asking_for_the_same_signature_again_leaves_no_mark(attack: Callable[..., HostileServer]) -> None:
+    """N16. Each Halt added 164 bytes to a client's marks, and past 1 GiB its key was lost."""
+    server = attack()
+    view = server.begin()
+    marks, halt = server.victims.keys[0].marks, Halt(server.request(view))
+    first, size = server.victims.ask(0, halt), marks.stat().st_size
+    for _ in range(20):
+        assert server.victims.ask(0, halt) == first
+    assert marks.stat().st_size == size
+
+
+def test_no_state_beyond_the_last_round_is_signed(attack: Callable[..., HostileServer]) -> None:
+    """N16. Rounds that a server calls skipped cost it nothing, and each left a line in the marks, for ever."""
+    server = attack("rounds=2")
+    view, skipped, halts = server.begin(), tuple[bytes, ...](), list[Halt]()
+    for _ in range(3):
+        skipped += (encode(Outcome(view.present.round, "skipped", ())),)
+        view.present = view.lineage.advance(view.present, skipped[-1])
+        halts.append(Halt(server.request(view, CatchUp("outcomes", 0, skipped))))
+    for halt in halts[:2]:
+        server.victims.ask(0, halt)
+    size = server.victims.keys[0].marks.stat().st_size
+    with refused(server, 0, "the state before round 3 of a run of 2 rounds"):
+        server.victims.ask(0, halts[2])
+    assert server.victims.keys[0].marks.stat().st_size == size

@@ -104,8 +104,10 @@ def join(
     if expected:
         require_clients_of_their_own(expected)
     policy = load_policy(policy_file) if policy_file else None
-    member = Member(own, state, equip, affords, expected, log, policy)
-    with stopped_by_sigterm(log, "the same command joins again"), _alone(state, keys_folder), closing(member):
+    with ExitStack() as stack:
+        stack.enter_context(stopped_by_sigterm(log, "the same command joins again"))
+        stack.enter_context(_alone(state, keys_folder))  # before the marks are read: another process may change them
+        member = stack.enter_context(closing(Member(own, state, equip, affords, expected, log, policy)))
         take_part(address, own, member, log, insecure=insecure, stay=stay)
 
 

@@ -224,6 +224,8 @@ class Member:
         if self._client is None:
             return Unready()
         replica, marks = self._client.replica, self.memory.marks(self._run)
+        if last.round > (most := replica.trajectory.plan.rounds):
+            raise RefusalError(f"the state before round {last.round} of a run of {most} rounds")
         try:
             replica.weights_for(last)
         except MessageError:
