@@ -1,6 +1,7 @@
 """Questions that cost a server or a stranger nothing: they cost a client nothing either, and tell nothing about it."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from baffle.core.messages import CatchUp, Message, Outcome, encode, tag_of
 from baffle.core.ring import EXTRAS
 from baffle.network.joining import Begin, Halt, Introduce
 from baffle.network.keys.folders import ClientKeys
+from baffle.network.link.server import REFUSAL_PAUSE
 from baffle.network.member.equipment import Equipment, with_plan
 from baffle.network.member.member import Member
 from baffle.network.member.policy import Policy
@@ -20,6 +22,8 @@ from baffle.plan import Plan, change
 from baffle.plan.sections import LARGEST
 from tests.attacks.hostile_server import HostileServer, refused
 from tests.support.lines_in_memory import new_keys
+from tests.support.links import dial, linked
+from tests.support.links import new_keys as new_links_keys
 from tests.support.memory import at_most
 from tests.support.server_by_hand import ServerByHand
 
@@ -175,3 +179,29 @@ def test_no_state_beyond_the_last_round_is_signed(attack: Callable[..., HostileS
     with refused(server, 0, "the state before round 3 of a run of 2 rounds"):
         server.victims.ask(0, halts[2])
     assert server.victims.keys[0].marks.stat().st_size == size
+
+
+# N8: a crowd at the port
+
+
+def test_a_crowd_at_a_clients_own_address_does_not_keep_it_out(tmp_path: Path) -> None:
+    """N8. All places were held by whoever shares the client's address, and a newcomer got none. Time stands still, so
+    that none of the crowd is too late for its proof."""
+    with linked(new_links_keys(tmp_path / "keys"), 0, hold=True) as at, ExitStack() as crowd:
+        for _ in range(300):
+            crowd.enter_context(dial(at.address))
+        with at.client(1):
+            at.until_present(0, 1)
+
+
+def test_a_crowd_at_other_addresses_does_not_keep_a_known_client_out(tmp_path: Path) -> None:
+    """N8 from many addresses, of which none holds more places than is fair."""
+    with linked(new_links_keys(tmp_path / "keys"), 0, hold=True) as at, ExitStack() as crowd:
+        for number in range(100):
+            crowd.enter_context(dial(at.address, source=f"127.0.1.{number + 1}"))
+        door = at.link._port.door
+        while door.turned_away < 100 - door.places:  # the link pauses after each that it turns away
+            at.turn(REFUSAL_PAUSE)
+        at.turn(REFUSAL_PAUSE)
+        with at.client(1):
+            at.until_present(0, 1)
