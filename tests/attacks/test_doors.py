@@ -1,11 +1,13 @@
 """Questions that cost a server or a stranger nothing: they cost a client nothing either, and tell nothing about it."""
 
+import sqlite3
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,10 +20,12 @@ from baffle.network.link.server import REFUSAL_PAUSE
 from baffle.network.member.equipment import Equipment, with_plan
 from baffle.network.member.member import Member
 from baffle.network.member.policy import Policy
+from baffle.network.server import serve
 from baffle.plan import Plan, change
 from baffle.plan.sections import LARGEST
+from baffle.server.round import MOST_REFUSALS
 from tests.attacks.hostile_server import HostileServer, refused
-from tests.support.lines_in_memory import new_keys
+from tests.support.lines_in_memory import Answer, Federation, new_keys
 from tests.support.links import dial, linked
 from tests.support.links import new_keys as new_links_keys
 from tests.support.memory import at_most
@@ -205,3 +209,66 @@ def test_a_crowd_at_other_addresses_does_not_keep_a_known_client_out(tmp_path: P
         at.turn(REFUSAL_PAUSE)
         with at.client(1):
             at.until_present(0, 1)
+
+
+# A journal that clients make grow
+
+LOUD = msgspec.msgpack.encode(["\N{GRINNING FACE}" * 250_000, *range(9)])
+"""A megabyte in the place of a message's name, which a refusal quotes."""
+
+MOST_BYTES_OF_A_ROUND = 5_000 * MOST_REFUSALS
+"""What the words of refusals may take in a round's metrics, in which a character may take twelve bytes."""
+
+
+@pytest.fixture
+def federation(tmp_path: Path, tiny: Callable[..., Plan]) -> Federation:
+    fixed = ("federation.clients=6", "rounds=3", "secure.mode=on", "ring.n_max=400", "run.deadline_seconds=1")
+    return Federation(new_keys(tmp_path, 6), tmp_path, tiny(*fixed))
+
+
+def rows(federation: Federation, query: str) -> list[Any]:
+    with closing(sqlite3.connect(federation.run / "journal.sqlite")) as db:
+        return db.execute(query).fetchall()
+
+
+def test_whatever_clients_answer_a_round_adds_little_to_the_journal(federation: Federation) -> None:
+    """Each reason is cut to 300 characters, a client has one in a round, and its metrics quote twenty of all."""
+    lines = federation.lines(6)
+
+    def loud(honest: Answer) -> Answer:
+        joins = ("introduce", "begin", "openings", "over")
+        return lambda data: honest(data) if tag_of(data) in joins else LOUD
+
+    for liar in (4, 5):
+        lines.clients[liar] = loud(lines.clients[liar])
+    federation.serve(lines)
+    records = rows(federation, "SELECT length(CAST(record AS BLOB)) FROM metrics")
+    events = rows(federation, "SELECT length(CAST(event AS BLOB)) FROM participation WHERE client IN (4, 5)")
+    assert len(records) == 3
+    assert len(events) == 6
+    assert max(records)[0] < MOST_BYTES_OF_A_ROUND
+    assert 1_000 < max(events)[0] < 1_500
+
+
+def test_clients_that_come_and_go_in_turns_do_not_fill_the_journal(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes while the other is away waits for the next epoch, and each adds a statement to the journal: one
+    every ten seconds, until no client could read the list of them. A run has so many epochs for newcomers at most."""
+    monkeypatch.setattr(serve, "EPOCHS_FOR_NEWCOMERS", 8)
+    federation.plan = change(federation.plan, ["rounds=40"])
+    lines = federation.lines(6)
+    answers = {client: lines.clients[client] for client in (4, 5)}
+
+    def take_turns(exchange: int) -> None:
+        for client, answer in answers.items():
+            if (exchange // 4 + client) % 2:
+                lines.clients[client] = answer
+            else:
+                lines.clients.pop(client, None)
+
+    lines.before = take_turns
+    federation.serve(lines, least=4)
+    ((epochs,),) = rows(federation, "SELECT count(*) FROM epochs")
+    assert epochs <= 1 + 8
+    assert rows(federation, "SELECT count(*) FROM rounds") == [(40,)]

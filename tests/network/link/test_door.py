@@ -133,7 +133,8 @@ def test_a_known_address_gets_in_however_many_knock(addresses: int) -> None:
         house.time += 1 / 400
         house.guest(f"10.0.0.{moment % addresses}")
         if moment % 173 == 0:
-            assert (newcomer := house.guest("10.0.0.0"))
+            newcomer = house.guest("10.0.0.0")
+            assert newcomer
             for number in range(350):  # most of a second, in which it must prove its key
                 house.time += 1 / 400
                 house.guest(f"10.0.0.{number % addresses}")
