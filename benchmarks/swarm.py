@@ -27,7 +27,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
@@ -49,8 +48,6 @@ from baffle.aggregation.client.peers import ReadKeys, reader
 from baffle.aggregation.messages import Advertisement
 from baffle.client.worker import Worker
 from baffle.core.messages import decode
-from baffle.data.partition import share_out
-from baffle.data.sources import load
 from baffle.network.joining import Done
 from baffle.network.keys.folders import ClientKeys, load_identity
 from baffle.network.link.client import FIRST_PAUSE, LONGEST_PAUSE, OPEN_SECONDS, client_tls, split
@@ -60,7 +57,6 @@ from baffle.network.member.equipment import with_plan
 from baffle.network.member.member import Member
 from baffle.network.member.policy import Policy
 from baffle.network.server.machine import require_open_files
-from baffle.plan import parse
 
 logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every answer on a line that broke meanwhile
 
@@ -301,7 +297,7 @@ class Swarm:
     def _caller(self, folder: Path, first: ClientKeys, number: int) -> Caller:
         own = folder / f"client-{number}"
         keys = replace(first, number=number, identity=load_identity(own / "identity.key"), folder=own)
-        member = Member(keys, None, lambda plan: shares(plan.to_toml())[number], with_plan(number, None, part=True))
+        member = Member(keys, None, with_plan(number, None, part=True))
         member.memory = member.consent.memory = Memory()  # type: ignore[assignment]
         return Caller(self, keys, member)
 
@@ -369,13 +365,6 @@ class Swarm:
 def cpu_of(thread: Thread) -> float:
     """CPU seconds of a thread of this process."""
     return time.clock_gettime(time.pthread_getcpuclockid(cast(int, thread.ident)))
-
-
-@lru_cache(maxsize=2)
-def shares(plan_text: str) -> list[int]:
-    """How many samples each client has."""
-    plan = parse(plan_text)
-    return [len(share) for share in share_out(plan, load(plan.task.data, None, plan.task.pixels))]
 
 
 LISTS: dict[bytes, Advertisement] = {}

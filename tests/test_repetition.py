@@ -12,10 +12,11 @@ from baffle.core.messages import first_number, tag_of
 from baffle.errors import ChainError, JournalError, PlanError, RunFolderError
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
-from baffle.network.member.equipment import Equipment, count_samples, with_plan
+from baffle.network.member.equipment import Equipment, with_plan
 from baffle.network.member.member import Member
 from baffle.network.member.policy import Policy
 from baffle.plan import Plan, change
+from baffle.plan.sections import LARGEST
 from baffle.simulation import repeat, resume
 from tests.support.lines_in_memory import Federation, LinesInMemory, new_keys
 
@@ -92,13 +93,12 @@ def test_a_client_with_other_samples_than_the_plans_partition_is_noticed(federat
     keys = federation.keys[2]
     ordinary = with_plan(2, None, part=True)
 
-    def fewer(plan: Plan) -> Equipment:
+    def fewer(plan: Plan, _most_weights: int = LARGEST) -> Equipment:
         worker, initial = ordinary(plan)
         return Equipment(replace(worker, indices=np.asarray(worker.indices)[::2]), initial)
 
     lines = federation.lines(6)
-    samples = count_samples(2, None, part=True)
-    member = Member(keys, federation.folder / "client-2", samples, fewer, policy=federation.policy)
+    member = Member(keys, federation.folder / "client-2", fewer, policy=federation.policy)
     lines.clients[2] = member.answer
     federation.serve(lines)
     with pytest.raises(ChainError) as refused:
@@ -116,9 +116,9 @@ def test_clients_on_another_runtime_are_repeated_on_it(federation: Federation) -
     )
     lines = federation.lines(6)
     for number in range(6):
-        state, count = federation.folder / f"client-{number}", count_samples(number, None, part=True)
+        state = federation.folder / f"client-{number}"
         equip = with_plan(number, None, part=True, runtime="torch")
-        lines.clients[number] = Member(federation.keys[number], state, count, equip, policy=federation.policy).answer
+        lines.clients[number] = Member(federation.keys[number], state, equip, policy=federation.policy).answer
     federation.serve(lines)
     with pytest.raises(ChainError, match="another runtime"):
         repeat(federation.run, federation.folder / "on another", ["run.runtime=onnx"])

@@ -10,7 +10,7 @@ import msgspec
 
 from baffle.core.messages import encode
 from baffle.network.joining import Begin, Introduction
-from baffle.network.member.equipment import count_samples, with_plan
+from baffle.network.member.equipment import with_plan
 from baffle.network.member.member import Member
 from baffle.network.member.policy import Policy, load_policy
 from baffle.plan import load, parse, presets
@@ -88,9 +88,9 @@ def _of_members(folder: Path) -> list[tuple[str, Reader]]:
     feed = to_member(log)
 
     def member(*, pinned: bool) -> Member:
-        count, equip = count_samples(VICTIM, None, part=True), with_plan(VICTIM, None, part=True)
+        equip = with_plan(VICTIM, None, part=True)
         plan = server.plan if pinned else None
-        return Member(server.keys[VICTIM], None, count, equip, pinned=plan, tell=log.append, policy=Policy(floor=2))
+        return Member(server.keys[VICTIM], None, equip, pinned=plan, tell=log.append, policy=Policy(floor=2))
 
     def introduce(client: Member) -> Reader:
         return lambda text: feed(client, encode(msgspec.structs.replace(server.introduce(), plan=text)))

@@ -21,7 +21,7 @@ from baffle.lineage import Lineage
 from baffle.network.joining import Begin, Introduce, Introduction, Openings, Ready
 from baffle.network.keys.authority import make_keys
 from baffle.network.keys.folders import ClientKeys
-from baffle.network.member.equipment import Equip, count_samples, with_plan
+from baffle.network.member.equipment import Equip, with_plan
 from baffle.network.member.member import Member
 from baffle.network.member.policy import Policy
 from baffle.network.settling import tiers_for
@@ -66,7 +66,6 @@ class Victims:
         member = Member(
             self.keys[number],
             self.folder / f"client-{number}",
-            count_samples(number, None, part=True),
             self.equip(number),
             pinned=self.plan,
             tell=log.append,

@@ -27,6 +27,7 @@ from baffle.journal.store import Journal
 from baffle.network.joining import Introduction, Ready, Salted
 from baffle.network.member.equipment import Equipment, with_plan
 from baffle.plan import Plan
+from baffle.plan.sections import LARGEST
 from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, new_keys
 
 CLIENTS, LIAR, VICTIM, ROUNDS = 6, 4, 1, 3
@@ -151,7 +152,7 @@ def test_an_absurd_sample_count_costs_one_round(played: Federation) -> None:
     lines = played.lines(CLIENTS)
     honest = with_plan(LIAR, None, part=True)
 
-    def equip(plan: Plan) -> Equipment:
+    def equip(plan: Plan, _most_weights: int = LARGEST) -> Equipment:
         equipment = honest(plan)
         fields = {name: getattr(equipment.worker, name) for name in Worker.__dataclass_fields__}
         return equipment._replace(worker=Boaster(**fields))

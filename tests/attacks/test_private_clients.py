@@ -16,11 +16,12 @@ from baffle.client.worker import Worker
 from baffle.core.messages import CatchUp, Outcome, encode
 from baffle.errors import PlanError, RunFolderError
 from baffle.network.joining import Begin
-from baffle.network.member.equipment import Equipment, count_samples, with_plan
+from baffle.network.member.equipment import Equipment, with_plan
 from baffle.network.member.member import Member
 from baffle.network.member.policy import Policy
 from baffle.network.settling import require_sound_terms
 from baffle.plan import Plan, change
+from baffle.plan.sections import LARGEST
 from baffle.privacy.accounting import spent
 from baffle.trajectory import trajectory_of
 from tests.attacks.hostile_server import HostileServer, RefusedError, Victims, View, keys_of, refused
@@ -102,7 +103,7 @@ def test_a_budget_that_ends_within_a_run_stays_spent_after_a_restart(attack: Att
         play_and_skip(server, view, skipped)
     server.victims.start(0)
     with refused(server, 0, "this client's budget is spent"):
-        server.introductions([0])
+        server.begin()
     assert charged(server, 0) == 2
 
 
@@ -259,12 +260,12 @@ def test_a_client_counts_by_itself_whatever_equips_it(attack: Attack) -> None:
     server = attack("privacy.noise=0", "privacy.epsilon=4")
     victims, equipped = server.victims, with_plan(0, None, part=True)(server.plan)
 
-    def equip(plan: Plan) -> Equipment:
+    def equip(plan: Plan, _most_weights: int = LARGEST) -> Equipment:
         trajectory = trajectory_of(plan, equipped.worker.trajectory.n)
         return equipped._replace(worker=replace(equipped.worker, trajectory=trajectory))
 
-    count, tell = count_samples(0, None, part=True), victims.logs[0].append
-    victims.members[0] = Member(victims.keys[0], None, count, equip, pinned=victims.plan, tell=tell)
+    tell = victims.logs[0].append
+    victims.members[0] = Member(victims.keys[0], None, equip, pinned=victims.plan, tell=tell)
     server.introductions([0])
     noise = server.plan.privacy.noise
     with refused(lying(server, f"noise={noise / 2}"), 0, "come to ε ="):

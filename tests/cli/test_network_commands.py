@@ -69,9 +69,10 @@ def test_a_plan_whose_clients_are_stacked_is_for_simulations_alone(cli: Cli, tmp
 
 
 @pytest.mark.parametrize(("locked", "option"), [("state", "--state"), ("keys/client-0", "--keys")])
-@pytest.mark.usefixtures("keys")
-def test_a_clients_folder_is_for_one_process(cli: Cli, tmp_path: Path, locked: str, option: str) -> None:
+def test_a_clients_folder_is_for_one_process(cli: Cli, keys: Path, tmp_path: Path, locked: str, option: str) -> None:
+    """It is refused before it has read the marks: those of a process that is about to end would be old ones."""
     (tmp_path / "state").mkdir()
+    (keys / "client-0" / "marks").write_bytes(b"no marks\n")
     other = os.open(tmp_path / locked, os.O_RDONLY)
     try:
         fcntl.flock(other, fcntl.LOCK_EX)

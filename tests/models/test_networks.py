@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from baffle.data.sources import SOURCES, least_weights
+from baffle.data.sources import load as load_data
 from baffle.errors import PlanError
 from baffle.models.build import BUILDERS, build
 from baffle.models.inputs import Inputs
 from baffle.models.networks import ACTIVATIONS, lenet, normalisation, wrn
-from baffle.plan import WRN, LeNet, Model, Onnx, Softmax, load, parse
+from baffle.plan import WRN, LeNet, MobileNet, Model, Onnx, Softmax, load, parse
 from baffle.runtime.torch.loss import weights_of
 
 
@@ -44,8 +46,37 @@ def test_a_models_initial_weights_come_from_torchs_generator() -> None:
 )
 def test_sizes(model: Model, shape: tuple[int, ...], classes: int, weights: int) -> None:
     module = build(model, Inputs(shape, classes))
-    assert len(weights_of(module)) == weights
+    assert len(weights_of(module)) == weights == model.n_weights(shape, classes)
     assert module(torch.zeros(2, *shape)).shape == (2, classes)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 13, 6)])
+@pytest.mark.parametrize(
+    "model",
+    [Softmax(), WRN(widen=3), LeNet(channels=(3, 5)), LeNet(channels=(3, 5), head="flatten")],
+    ids=["softmax", "wrn", "average", "flatten"],
+)
+def test_a_models_settings_say_how_many_weights_it_has(model: Model, shape: tuple[int, ...]) -> None:
+    """Clients bound the number before anything is built."""
+    assert model.n_weights(shape, 7) == len(weights_of(build(model, Inputs(shape, 7))))
+
+
+def test_the_weights_of_mobilenet_count_whether_they_are_trained_or_not() -> None:
+    everything = MobileNet(weights="random", trained="all")
+    assert everything.n_weights((3, 32, 32), 7) == len(weights_of(build(everything, Inputs((3, 32, 32), 7))))
+    assert MobileNet().n_weights((3, 32, 32), 7) == everything.n_weights((3, 32, 32), 7)
+
+
+def test_what_a_plans_text_says_about_weights_needs_no_data() -> None:
+    for data in SOURCES:
+        task, source = parse(f'task.data = "{data}"').task, load_data(data)
+        assert least_weights(task) == len(weights_of(build(task.model, Inputs(source.shape, source.classes))))
+    assert least_weights(parse('task = {data = "pacs", pixels = 256}').task) > least_weights(
+        parse('task.data = "pacs"').task
+    )
+    own = parse('task = {data = "no.such:data", model = {name = "wrn", widen = 100}}').task
+    assert 7e8 < least_weights(own) < 7.5e8
+    assert least_weights(parse('task.model = {name = "onnx"}').task) == 0
 
 
 @pytest.mark.parametrize("kind", [LeNet, WRN])

@@ -317,6 +317,9 @@ class Member:
         about = asked.request
         if self._session is None:
             return Message("unready")
+        require(
+            self.replica is not None and about.round <= self.replica.plan["rounds"], "a state beyond the last round"
+        )
         self._caught_up(about)
         require(about.round >= self.marks.of(self._run)["signed"], "a state before one that was signed")
         self.marks.note(self._run, signed=about.round)

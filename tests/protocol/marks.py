@@ -42,7 +42,8 @@ class Marks:
         return NONE | self.rounds.get(run.hex(), {})
 
     def note(self, run: bytes, released: bytes = b"", **changed: int) -> None:
-        self._add({"is": "marks", "run": run.hex(), "marks": self.of(run) | changed, "released": released.hex()})
+        if released or self.of(run) | changed != self.of(run):
+            self._add({"is": "marks", "run": run.hex(), "marks": self.of(run) | changed, "released": released.hex()})
 
     def require_fresh(self, run: bytes, about: Any) -> None:
         """Refuse a round that is over, and weights that shares were released about too often."""

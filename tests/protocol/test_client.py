@@ -31,10 +31,11 @@ from baffle.network.joining import BEHIND, UNREADY, Halt, Introduce, Introductio
 from baffle.network.keys.authority import make_keys, renew_roster, revoke_clients
 from baffle.network.keys.folders import ClientKeys
 from baffle.network.keys.rosters import Roster, load_roster
-from baffle.network.member.equipment import Equipment, count_samples, with_plan
+from baffle.network.member.equipment import Equipment, with_plan
 from baffle.network.member.member import Member
 from baffle.network.server.serve import serve
 from baffle.plan import Plan, load, parse
+from baffle.plan.sections import LARGEST
 from baffle.server.recorder import Summary
 from baffle.statement import commitment_text, shared_plan
 from tests.protocol.client import Member as IndependentMember
@@ -106,12 +107,12 @@ class Recording(Worker):
 def ordinary(folder: Path, keys: ClientKeys, kept: dict[int, list[int]]) -> Member:
     equip = with_plan(keys.number, None, part=True)
 
-    def recording(plan: Plan) -> Equipment:
-        made = equip(plan)
+    def recording(plan: Plan, most_weights: int = LARGEST) -> Equipment:
+        made = equip(plan, most_weights)
         fields = {name: getattr(made.worker, name) for name in made.worker.__dataclass_fields__}
         return made._replace(worker=Recording(**fields, kept=kept))
 
-    return Member(keys, folder / f"state-{keys.number}", count_samples(keys.number, None, part=True), recording)
+    return Member(keys, folder / f"state-{keys.number}", recording)
 
 
 @pytest.mark.parametrize(("mode", "distribution"), [("on", "rademacher"), ("malicious-server", "gaussian")])

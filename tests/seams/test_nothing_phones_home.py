@@ -26,7 +26,7 @@ def refuse(event, arguments):
 
 sys.addaudithook(refuse)
 from pathlib import Path
-from baffle.network.member.equipment import count_samples, with_onnx
+from baffle.network.member.equipment import with_onnx
 from baffle.network.member.member import Member
 from baffle.network.server.serve import serve
 from baffle.plan import load
@@ -38,8 +38,7 @@ plan = load(str(plan_file), ["task.init=numpy", "run.runtime=onnx", "secure.mode
 assert simulate(plan, folder / "simulated")["rounds"] == 2
 keys = new_keys(folder, 3)
 members = [
-    Member(key, folder / f"state-{key.number}", count_samples(key.number, None, part=True),
-           with_onnx(key.number, None, model, part=True))
+    Member(key, folder / f"state-{key.number}", with_onnx(key.number, None, model, part=True))
     for key in keys
 ]
 lines = LinesInMemory({member.keys.number: member.answer for member in members})

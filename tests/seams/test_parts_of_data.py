@@ -10,7 +10,7 @@ from baffle.data.sources import load as load_data
 from baffle.errors import DataError
 from baffle.journal.audit import verify
 from baffle.network.keys.folders import ClientKeys
-from baffle.network.member.equipment import count_samples, with_plan
+from baffle.network.member.equipment import with_plan
 from baffle.network.member.member import Member
 from baffle.network.member.policy import Policy
 from baffle.network.server.serve import serve
@@ -41,8 +41,8 @@ def _clients(keys: Sequence[ClientKeys], folder: Path, data: Path, stop_at: int 
 
     def member(key: ClientKeys) -> Member:
         number = key.number
-        count, equip = count_samples(number, data, part=True), with_plan(number, data, part=True)
-        return Member(key, folder / f"state-{number}", count, equip, policy=WHOLE)
+        equip = with_plan(number, data, part=True)
+        return Member(key, folder / f"state-{number}", equip, policy=WHOLE)
 
     def stop(exchange: int) -> None:
         if exchange == stop_at:

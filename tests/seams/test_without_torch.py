@@ -14,7 +14,7 @@ PROGRAM = """
 from pathlib import Path
 from baffle.aggregation.client import session
 from baffle.journal.audit import verify
-from baffle.network.member.equipment import count_samples, with_onnx
+from baffle.network.member.equipment import with_onnx
 from baffle.network.member.member import Member
 from baffle.network.server.serve import serve
 from baffle.plan import load
@@ -31,7 +31,7 @@ assert resume(folder / "simulated", ["rounds=3"])["rounds"] == 3
 
 keys = new_keys(folder, 3)
 members = [
-    Member(key, folder / f"state-{key.number}", count_samples(key.number, None, part=True),
+    Member(key, folder / f"state-{key.number}",
            with_onnx(key.number, None, model, part=True, approved=[read_exported(model).sha256]))
     for key in keys
 ]
@@ -47,7 +47,7 @@ from pathlib import Path
 from baffle.export import export_plan, export_run
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
-from baffle.network.member.equipment import count_samples, with_onnx, with_plan
+from baffle.network.member.equipment import with_onnx, with_plan
 from baffle.network.member.member import Member
 from baffle.network.server.serve import serve
 from baffle.plan import load
@@ -68,7 +68,7 @@ keys = new_keys(folder, 4)
 equip = {number: with_plan(number, None, part=True) for number in range(4)}
 equip[3] = with_onnx(3, None, folder / "untrained", part=True)
 members = [
-    Member(key, folder / f"state-{key.number}", count_samples(key.number, None, part=True), equip[key.number])
+    Member(key, folder / f"state-{key.number}", equip[key.number])
     for key in keys
 ]
 served = serve(plan, folder / "served", LinesInMemory({m.keys.number: m.answer for m in members}), keys[0].roster)

@@ -15,7 +15,7 @@ from baffle.network.joining import Reply
 from baffle.network.keys.authority import make_keys
 from baffle.network.keys.folders import ClientKeys
 from baffle.network.keys.rosters import Reread, Roster
-from baffle.network.member.equipment import count_samples, with_plan
+from baffle.network.member.equipment import with_plan
 from baffle.network.member.member import Member
 from baffle.network.member.policy import Policy
 from baffle.network.server.board import Board
@@ -115,7 +115,6 @@ class Federation:
         member = Member(
             self.keys[number],
             self.folder / f"client-{number}",
-            count_samples(number, None, part=True),
             with_plan(number, None, part=True),
             **{"policy": self.policy, **settings},  # type: ignore[arg-type]
         )

@@ -94,7 +94,7 @@ def join(
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**SMALL, **os.environ})
     from baffle.core.freed_memory import keep_freed_memory
     from baffle.network.keys.folders import ClientKeys
-    from baffle.network.member.equipment import count_samples, with_onnx, with_plan
+    from baffle.network.member.equipment import with_onnx, with_plan
     from baffle.network.member.member import Member
     from baffle.network.member.policy import load_policy
     from baffle.network.settling import require_clients_of_their_own
@@ -112,9 +112,10 @@ def join(
     expected = load(pinned, settings) if pinned else None
     if expected:
         require_clients_of_their_own(expected)
-    samples = count_samples(own.number, data, part=part)
-    member = Member(own, state, samples, equip, affords, expected, log, policy)
-    with stopped_by_sigterm(log, "the same command joins again"), _alone(state, keys_folder), closing(member):
+    with ExitStack() as stack:
+        stack.enter_context(stopped_by_sigterm(log, "the same command joins again"))
+        stack.enter_context(_alone(state, keys_folder))  # before the marks are read: another process may change them
+        member = stack.enter_context(closing(Member(own, state, equip, affords, expected, log, policy)))
         take_part(address, own, member, log, insecure=insecure, stay=stay)
 
 

@@ -49,7 +49,8 @@ class Worker:
     """One client's samples (`indices` into a data set) and what it computes on them.
 
     `number` is the client's number, which determines its batches and its own directions. The client evaluates the first
-    `k` directions of a round.
+    `k` directions of a round. `batch` is how many samples it uses at once, if not as many as the plan says; with 0
+    it takes all steps, and then sends zeros.
     """
 
     number: int
@@ -60,6 +61,7 @@ class Worker:
     borrow: BorrowRuntime
     random: Randomness = os.urandom
     """The source of the noise of a private run. It must be unpredictable."""
+    batch: int | None = None
 
     def vector(self, round_number: int, weights: F32) -> RingVector:
         """This client's contribution to a round at these weights, as integers. All steps are taken and a vector is
@@ -67,7 +69,12 @@ class Worker:
         draws new noise, so call it once for each request."""
         with self.borrow() as runtime, np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             work = self._work(round_number, weights, runtime)
-        return self.encoded(work)
+        return self.encoded(Work(np.zeros_like(work.values), 0.0) if self.batch == 0 else work)
+
+    @property
+    def _batch_size(self) -> int:
+        """How many samples it uses at once; 0: all."""
+        return self.batch or self.trajectory.plan.federation.batch
 
     def encoded(self, work: Work) -> RingVector:
         """Computed values as integers, with this client's weight."""
@@ -108,7 +115,7 @@ class Worker:
 
     def _local_batches(self, round_number: int) -> Iterator[I64]:
         """Lap after lap through this client's samples, each lap in another order. A lap's last batch may be smaller."""
-        n, size = len(self.indices), self.trajectory.plan.federation.batch or len(self.indices)
+        n, size = len(self.indices), self._batch_size or len(self.indices)
         for lap in count():
             key = self.trajectory.seeds(round_number).key("batches", round_number, self.number, lap)
             order = permutation(key, n)
@@ -139,7 +146,7 @@ class Worker:
 
     def batch_of_round(self, round_number: int) -> Batch:
         """The samples that this client probes on in a round, at batch level."""
-        n, size = len(self.indices), self.trajectory.plan.federation.batch
+        n, size = len(self.indices), self._batch_size
         if not 0 < size < n:
             return self._augmented(np.arange(n), round_number, 0)
         seeds = self.trajectory.seeds(round_number)

@@ -17,6 +17,7 @@ from baffle.core.pixels import PixelScale
 from baffle.core.ports import Batch
 from baffle.core.samples import PADDING, Array, Labels, Samples, Shape, arrays, each, is_plain, shape_of, take
 from baffle.errors import DataError, PlanError, UnusableDataError
+from baffle.plan import TaskSettings
 from baffle.plan.functions import call_own, calling
 
 AT_ONCE = 1 << 18  # numbers that are checked at once: few enough to stay in the cache
@@ -327,6 +328,20 @@ def load(name: str, folder: Path | None = None, pixels: int = 0) -> Source:
     read = getattr(import_module(reader.module), reader.function)
     source: Source = read(data_folder(folder), *([pixels] if pixels else []))
     return source
+
+
+def weights_for(task: TaskSettings, source: Source) -> int:
+    """How many weights the plan's model has for a data set, found without building it; 0 if its settings don't say."""
+    shape = [size for size in source.shape if isinstance(size, int)]
+    return task.model.n_weights(shape or [1], source.width)
+
+
+def least_weights(task: TaskSettings) -> int:
+    """The same from the plan's text alone: no file is read, and no function of the user's is called. With a data set of
+    the user's own, the model has at least so many weights."""
+    if task.data in SOURCES:
+        return weights_for(task, load(task.data, None, task.pixels))
+    return task.model.n_weights([1], 1)
 
 
 def data_folder(given: str | Path | None) -> Path | None:

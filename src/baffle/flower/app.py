@@ -31,7 +31,7 @@ from baffle.flower.lines import FlowerLines, Who, with_identity
 from baffle.network.joining import Asked
 from baffle.network.keys.authority import ServerKeys
 from baffle.network.keys.folders import ClientKeys
-from baffle.network.member.equipment import count_samples, with_onnx, with_plan
+from baffle.network.member.equipment import with_onnx, with_plan
 from baffle.network.member.member import NEEDS_WORK, Member
 from baffle.network.member.policy import load_policy
 from baffle.plan import Plan, load
@@ -131,14 +131,13 @@ def _member(delivery: Delivery, own: ClientKeys, state: Path | None) -> Member:
     configs, alone, number = (delivery.node, delivery.run), (delivery.node,), own.number
     data, part = folder(configs, "data"), setting(configs, "part", False)
     model, policy = folder(alone, "model"), folder(alone, "policy")
-    samples = count_samples(number, data, part=part)
     affords, pinned = setting(alone, "affords", 0), plan_of(alone, "")
     log, limits = (lambda words: tell(f"client {number}: {words}")), load_policy(policy) if policy else None
     if model:
         equip = with_onnx(number, data, model, part=part, approved=limits.models if limits else ())
     else:
         equip = with_plan(number, data, part=part)
-    return Member(own, state, samples, equip, affords, pinned, log, limits)
+    return Member(own, state, equip, affords, pinned, log, limits)
 
 
 @contextmanager

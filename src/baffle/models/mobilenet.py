@@ -130,7 +130,7 @@ def mobilenet(
     convention: Convention | None = None,
     scale: PixelScale | None = None,
 ) -> nn.Sequential:
-    """2,206,960 random weights before the classifier, and 1,281 per class in it. `scale` is that of the images."""
+    """2,206,816 random weights before the classifier, and 1,281 per class in it. `scale` is that of the images."""
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < SMALLEST:
         raise PlanError(
             f"task.model: a mobilenet takes images of 1 or 3 channels and at least {SMALLEST} × {SMALLEST} pixels, "

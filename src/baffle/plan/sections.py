@@ -7,7 +7,10 @@ The meaning of a setting stands below it, as a string of Markdown whose links st
 turns these strings into the table in docs/plans.md. A test fails if a setting has none.
 """
 
+from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
+from math import prod
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -52,6 +55,10 @@ class ModelSettings(Section, frozen=True):
         """The settings that no run has filled in yet."""
         return [name for name in self.filled_in if not getattr(self, name)]
 
+    def n_weights(self, _shape: Sequence[int], _outputs: int) -> int:
+        """How many weights it has for samples of this shape, found without building it; 0 if its settings don't say."""
+        return 0
+
 
 class LeNet(ModelSettings, frozen=True, tag_field="name", tag="lenet"):
     """The paper's LeNet."""
@@ -67,6 +74,10 @@ class LeNet(ModelSettings, frozen=True, tag_field="name", tag="lenet"):
     norm: Norm = "none"
     """`"none"`, `"group"`, or `"batch"` (the batch's own statistics, always)"""
 
+    def n_weights(self, shape: Sequence[int], outputs: int) -> int:
+        (first, second), positions = self.channels, 1 if self.head == "average" else prod(n // 2 for n in shape[1:])
+        return first * (25 * shape[0] + 1) + second * (25 * first + 1) + outputs * (second * positions + 1)
+
 
 class WRN(ModelSettings, frozen=True, tag_field="name", tag="wrn"):
     """A wide residual network of depth ten; with `widen = 2` the paper's WRN-10-2."""
@@ -77,6 +88,11 @@ class WRN(ModelSettings, frozen=True, tag_field="name", tag="wrn"):
     """its width; at 2 it has 302,794 weights on 3 × 32 × 32 and ten classes"""
     activation: Activation = "hardswish"
     norm: Norm = "group"
+
+    def n_weights(self, shape: Sequence[int], outputs: int) -> int:
+        widths = [16, 16 * self.widen, 32 * self.widen, 64 * self.widen]
+        blocks = sum(10 * before * after + 9 * after * after for before, after in pairwise(widths))
+        return 16 * (9 * shape[0] + 1) + blocks + outputs * (widths[-1] + 1)
 
 
 class MobileNet(ModelSettings, frozen=True, tag_field="name", tag="mobilenet"):
@@ -95,11 +111,17 @@ class MobileNet(ModelSettings, frozen=True, tag_field="name", tag="mobilenet"):
     """filled in as `"once"` when a run starts. Runs of version 0.1 lack it, because most data sets' pixels were scaled
     twice; they can be verified, but neither resumed nor exported"""
 
+    def n_weights(self, _shape: Sequence[int], outputs: int) -> int:
+        return 2_206_816 + 1_281 * outputs
+
 
 class Softmax(ModelSettings, frozen=True, tag_field="name", tag="softmax"):
     """Softmax regression: one linear layer."""
 
     has_graph: ClassVar[bool] = True
+
+    def n_weights(self, shape: Sequence[int], outputs: int) -> int:
+        return outputs * (prod(shape) + 1)
 
 
 class Custom(ModelSettings, frozen=True, tag_field="name", tag="custom"):

@@ -286,6 +286,39 @@ def test_a_statement_that_leads_to_a_sum_does_not_count(path: Path) -> None:
     memory.open(new_nonce(memory), RUN)
 
 
+def test_marks_that_later_ones_replace_take_no_room(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N16. However long a client lives, its file stays far below what it can read again."""
+    monkeypatch.setattr("baffle.aggregation.client.marks.LEAST_FOLDED", 2_000)
+    memory, sizes = MarksFile(path), list[int]()
+    for line in LINES[:4]:
+        memory._add(line)
+    for number in range(300):
+        memory.remember(RUN, Marks(sealed=number))
+        sizes.append(path.stat().st_size)
+        assert holds(MarksFile(path)) == holds(memory)
+    assert max(sizes) < 2_500
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_full_disk_keeps_a_file_that_cannot_be_written_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baffle.aggregation.client.marks.LEAST_FOLDED", 100)
+    memory = MarksFile(path)
+    for line in LINES:
+        memory._add(line)
+    with monkeypatch.context() as full:
+        full.setattr(
+            "baffle.aggregation.client.marks.replace", Mock(side_effect=OSError(28, "No space left on device"))
+        )
+        full.setattr(memory, "_folded", 0)
+        before = path.read_bytes()
+        with pytest.raises(RunFolderError, match="takes no part until it can"):
+            memory.remember(OTHER, Marks(sealed=1))
+    assert path.read_bytes() == before
+    memory.remember(OTHER, Marks(sealed=1))
+    assert MarksFile(path).marks(OTHER) == Marks(sealed=1)
+
+
 # One law for all of it: whatever has happened, a memory that is rebuilt answers like the one that has lived through it.
 
 NAMES = [bytes([letter]) * 32 for letter in b"abc"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baffle.network.link.door import FAILURES, FORGIVEN, KNOWN_FOR, MOST_ADDRESSES, UNDISTURBED, Door, origin
+from baffle.network.link.door import FAILURES, FORGIVEN, KEPT, KNOWN_FOR, MOST_ADDRESSES, UNDISTURBED, Door, origin
 
 
 @dataclass(eq=False)
@@ -43,6 +43,10 @@ class House:
         assert guest
         self.door.prove(guest)
         return guest
+
+    @property
+    def inside(self) -> set[object]:
+        return {*self.door._strangers, *self.door._familiar}
 
     def fail(self, address: str, times: int, *, failed: bool = True) -> None:
         for _ in range(times):
@@ -119,6 +123,26 @@ def test_clients_that_all_come_at_once_do_not_push_each_other_out() -> None:
         assert not house.door._failures_of(f"10.0.1.{number}")
 
 
+@pytest.mark.parametrize("addresses", [1, 300])
+def test_a_known_address_gets_in_however_many_knock(addresses: int) -> None:
+    """N8: 400 connections a second, from the client's own address or from many others, for half a minute."""
+    house = House()
+    house.client("10.0.0.0")
+    house.door.part("10.0.0.0")
+    for moment in range(30 * 400):
+        house.time += 1 / 400
+        house.guest(f"10.0.0.{moment % addresses}")
+        if moment % 173 == 0:
+            newcomer = house.guest("10.0.0.0")
+            assert newcomer
+            for number in range(350):  # most of a second, in which it must prove its key
+                house.time += 1 / 400
+                house.guest(f"10.0.0.{number % addresses}")
+            assert not newcomer.dropped
+            house.door.prove(newcomer)
+            house.door.part("10.0.0.0")
+
+
 def test_memory_is_bounded_however_many_addresses_come() -> None:
     house = House()
     for number in range(MOST_ADDRESSES + 100):
@@ -128,7 +152,7 @@ def test_memory_is_bounded_however_many_addresses_come() -> None:
         house.door.part(address)
     assert len(house.door._failures) == len(house.door._known) == MOST_ADDRESSES
     assert not house.door._connected
-    assert not house.door._visitors
+    assert not house.inside
 
 
 @pytest.mark.parametrize(
@@ -164,6 +188,7 @@ def test_there_are_never_more_visitors_than_places(steps: list[tuple[str, str]])
                 house.door.part(connected.pop())
             case "wait":
                 house.time += 0.6
-        assert len(house.door._visitors) <= house.door.places
+        assert len(house.door._strangers) <= house.door.places
+        assert len(house.inside) <= house.door.places + KEPT
         assert sum(house.door._connected.values()) == len(connected)
-        assert set(house.door._visitors) == {guest for guest in guests if not guest.dropped}
+        assert house.inside == {guest for guest in guests if not guest.dropped}

@@ -15,7 +15,7 @@ from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.client.worker import Worker
 from baffle.core.ports import Runtime
-from baffle.errors import ModelError, PlanError
+from baffle.errors import ModelError, PlanError, RefusalError
 from baffle.export import export_plan, export_run
 from baffle.federation import sums_of
 from baffle.journal.audit import verify
@@ -23,6 +23,7 @@ from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
 from baffle.lineage import Lineage
 from baffle.network.member.edge import edge_equipment
+from baffle.network.member.equipment import with_onnx
 from baffle.plan import Plan, change, load
 from baffle.runtime.onnx.loss import OnnxLoss
 from baffle.runtime.onnx.model_folder import (
@@ -75,6 +76,18 @@ def test_a_run_is_exported_with_present_and_average_weights(finished_run: Path, 
     np.testing.assert_array_equal(read_weights(tmp_path / "model" / WEIGHTS, manifest), state.weights)
     average = read_weights(tmp_path / "model" / AVERAGE, manifest)
     np.testing.assert_array_equal(average, trajectory.rule.smooth_weights(state))
+
+
+def test_a_folder_with_more_weights_than_the_policy_allows_is_not_loaded(
+    exported: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N11: its manifest and the plan say how many there are, before any graph is made."""
+    weights = read_manifest(exported).n_weights
+    equip = with_onnx(0, None, exported, part=True)
+    assert equip(plan, weights).worker.trajectory.n == weights
+    monkeypatch.setattr("baffle.network.member.edge._approved", None)
+    with pytest.raises(RefusalError, match=f"a model of {weights:,} weights"):
+        equip(plan, weights - 1)
 
 
 def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: Plan, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from baffle.client.abstaining import MOST_CHARACTERS, abstention
 from baffle.core.messages import CatchUp, Message, RoundRequest, encode
 from baffle.network.joining import UNREADY, Begin, Halt, Introduce, Introduction, Openings, Over
 from baffle.network.keys.folders import ClientKeys
-from baffle.network.member.equipment import count_samples, with_plan
+from baffle.network.member.equipment import with_plan
 from baffle.network.member.member import Member
 from baffle.plan import Plan
 from baffle.statement import MOST_PLAN
@@ -84,9 +84,9 @@ class Victim:
     """A client with its own log."""
 
     def __init__(self, keys: ClientKeys, folder: Path | None = None, pinned: Plan | None = None) -> None:
-        count, equip = count_samples(keys.number, None, part=True), with_plan(keys.number, None, part=True)
+        equip = with_plan(keys.number, None, part=True)
         self.log: list[str] = []
-        self.member = Member(keys, folder, count, equip, pinned=pinned, tell=self.log.append)
+        self.member = Member(keys, folder, equip, pinned=pinned, tell=self.log.append)
 
     def refuses(self, data: bytes) -> str:
         """Why it abstains: one line."""
@@ -208,12 +208,13 @@ def test_whatever_bytes_come_they_are_answered(server: ServerByHand, data: st.Da
 
 @pytest.mark.parametrize("fault", [KeyError("k"), MemoryError(), RecursionError("deep"), ZeroDivisionError("x\ny")])
 def test_a_mistake_of_ours_does_not_end_a_client_either(server: ServerByHand, fault: Exception) -> None:
-    def fails(_plan: Plan) -> NoReturn:
+    def fails(_plan: Plan, _most_weights: int = 0) -> NoReturn:
         raise fault
 
     victim = Victim(server.keys[2])
-    victim.member.consent.samples = fails
-    why = victim.refuses(encode(server.introduce()))
+    begin = server.begin(victim.member)
+    victim.member.consent.equip = fails
+    why = victim.refuses(encode(begin))
     assert why.startswith(f"abstained: {MISTAKE}: {type(fault).__name__}")
 
 

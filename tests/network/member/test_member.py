@@ -14,7 +14,7 @@ from baffle.client.worker import Worker
 from baffle.core.messages import Abstention, CatchUp, Message, RoundRequest, decode, encode, tag_of
 from baffle.core.state import pack
 from baffle.network.joining import UNREADY, Begin, Introduction, Over, Ready, Salted
-from baffle.network.member.equipment import count_samples, with_onnx, with_plan
+from baffle.network.member.equipment import with_onnx, with_plan
 from baffle.network.member.member import Member
 from baffle.network.member.policy import Policy
 from baffle.plan import change
@@ -118,13 +118,12 @@ def test_a_pinned_plan_may_leave_open_what_the_server_settles(federation: Federa
 
 
 def test_it_takes_part_within_its_policy_alone(federation: Federation, server: ServerByHand) -> None:
-    """The rule about its samples is checked when it is asked what it brings, and again when an epoch begins."""
+    """It reads the plan's text when it is asked to introduce itself, and again when an epoch begins."""
     everything = offering(server, "federation.batch=0")
-    samples = count_samples(0, None, part=True)(everything.plan)
     generous = federation.member(0, policy=Policy(largest_batch=1.0))
     begin = everything.begin(generous)
     for message in (everything.introduce(), begin):
-        assert f"a round uses {samples} of this client's {samples} samples" in refusal(federation.member(0), message)
+        assert "so a round uses all samples; largest_batch allows 0.5" in refusal(federation.member(0), message)
     everything.enter(generous, begin)
     longer = offering(server, "rounds=10001")
     begin = longer.begin(federation.member(0, policy=Policy(most_rounds=10001)))
@@ -307,12 +306,11 @@ def test_only_its_own_log_says_what_is_wrong_on_a_clients_machine(
     if own := special.pop("own", None):
         plan = change(plan, [f"task.data={own}"])
     settings: dict[str, Any] = {
-        "samples": count_samples(0, None, part=True),
         "equip": with_plan(0, None, part=True),
         "pinned": plan,
         "tell": told.append,
     }
-    honest = Member(server.keys[0], tmp_path / "honest", settings["samples"], settings["equip"], tell=told.append)
+    honest = Member(server.keys[0], tmp_path / "honest", settings["equip"], tell=told.append)
     begin = server.begin(honest)
     server.plan = plan
     member = Member(server.keys[0], folder / "state", **{**settings, **special})

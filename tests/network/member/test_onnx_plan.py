@@ -16,7 +16,7 @@ from baffle.export import export_onnx, export_run
 from baffle.journal.audit import verify
 from baffle.measuring.costs import costs
 from baffle.network.member.edge import edge_equipment
-from baffle.network.member.equipment import count_samples, with_onnx, with_plan
+from baffle.network.member.equipment import with_onnx, with_plan
 from baffle.network.member.member import Member
 from baffle.network.server.serve import serve
 from baffle.network.settling import differences
@@ -127,13 +127,12 @@ def test_clients_of_a_network_need_the_folder(plan: Callable[..., Plan], model: 
     keys, approved = new_keys(tmp_path, 4), [read_exported(model).sha256]
 
     def member(number: int) -> Member:
-        count = count_samples(number, None, part=True)
         equip = (
             with_onnx(number, None, model, part=True, approved=approved)
             if number < 3
             else with_plan(number, None, part=True)
         )
-        return Member(keys[number], tmp_path / f"state-{number}", count, equip, tell=own_logs[number].append)
+        return Member(keys[number], tmp_path / f"state-{number}", equip, tell=own_logs[number].append)
 
     told, own_logs = list[str](), [list[str]() for _ in range(4)]
     lines = LinesInMemory({number: member(number).answer for number in range(4)})

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 from baffle.errors import PlanError, RefusalError
 from baffle.network.member.policy import POLICY_BYTES, Policy, load_policy
-from baffle.plan import Plan, change, load, presets
+from baffle.plan import FederationSettings, Plan, change, load, presets
 
 PAGE = Path(__file__).parents[3] / "docs" / "policy.md"
 USUAL = load("digits")
-SAMPLES = 143
-"""What each of ten clients has of the digits."""
 
 
 def changed(*settings: str) -> Plan:
@@ -26,11 +24,11 @@ def changed(*settings: str) -> Plan:
 def test_the_usual_plans_are_within_the_defaults() -> None:
     for name in presets():
         plan = load(name)
-        refused = Policy().refusals(plan, 1000)
+        refused = Policy().refusals(plan)
         for_networks = plan.outcome_kind == "scalars" and not plan.probe.stacked
         assert bool(refused) != for_networks, (name, refused)
-    assert Policy().refusals(load(str(Path(__file__).parents[3] / "deploy" / "plan.toml")), 1000) == []
-    assert Policy().refusals(USUAL, SAMPLES) == []
+    assert Policy().refusals(load(str(Path(__file__).parents[3] / "deploy" / "plan.toml"))) == []
+    assert Policy().refusals(USUAL) == []
 
 
 @pytest.mark.parametrize(
@@ -42,8 +40,8 @@ def test_the_usual_plans_are_within_the_defaults() -> None:
         (['federation.seeds="own"'], 'federation.seeds = "own"'),
         (['estimator="backprop"'], 'estimator = "backprop"'),
         (["federation.batch=7"], "so a round uses 7 samples; least_batch asks for at least 8"),
-        (["federation.batch=72"], "uses 72 of this client's 143 samples; largest_batch allows 0.5 of them, 71"),
-        (["federation.batch=0"], "is 0 in the server's plan, so a round uses 143 of this client's 143"),
+        (["federation.batch=0"], "is 0 in the server's plan, so a round uses all samples; largest_batch allows 0.5"),
+        (['task.model={name="wrn", widen=100}'], "weights is 7.4016e+08 in the server's plan, most_weights allows"),
         (["probe.k=10001"], "probe.k is 10001 in the server's plan, most_k allows at most 10000"),
         (["probe.sigma=1e-7"], "probe.sigma is 1e-07 in the server's plan, sigma allows 1e-06 to 0.1"),
         (["probe.sigma=0.2"], "probe.sigma is 0.2"),
@@ -60,61 +58,78 @@ def test_the_usual_plans_are_within_the_defaults() -> None:
 )
 def test_a_plan_beyond_a_bound_is_refused_with_what_is_allowed(settings: list[str], sentence: str) -> None:
     plan = changed(*settings)
-    refusals = Policy().refusals(plan, SAMPLES)
+    refusals = Policy().refusals(plan)
     assert any(sentence in refusal for refusal in refusals), refusals
     with pytest.raises(RefusalError, match=f"^this client's policy: .*{re.escape(sentence)}"):
-        Policy().require(plan, SAMPLES)
+        Policy().require(plan)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         ["federation.batch=8", "probe.sigma=1e-6", 'secure.mode="malicious-server"', "secure.floor=4"],
-        ["federation.batch=71", "probe.sigma=0.1", "probe.k=10000", "rounds=10000", "run.deadline_seconds=3600"],
+        ["federation.batch=1000", "probe.sigma=0.1", "probe.k=10000", "rounds=10000", "run.deadline_seconds=3600"],
         ["ring.d_max=0.01", "update.rate=1.0"],
     ],
 )
 def test_a_plan_at_its_bounds_is_within_them(settings: list[str]) -> None:
-    assert Policy().refusals(changed(*settings), SAMPLES) == []
+    assert Policy().refusals(changed(*settings)) == []
 
 
-@given(samples=st.integers(0, 300), batch=st.integers(0, 300), least=st.integers(0, 40), share=st.floats(0.01, 1.0))
-def test_a_round_uses_enough_samples_and_not_too_many(samples: int, batch: int, least: int, share: float) -> None:
-    used = min(batch or samples, samples)
-    fits = least <= used <= int(share * samples)
-    policy = Policy(least_batch=least, largest_batch=share)
-    assert (policy.refusals(changed(f"federation.batch={batch}"), samples) == []) == fits
+@given(
+    samples=st.integers(0, 300),
+    batch=st.integers(1, 300),
+    steps=st.integers(0, 9),
+    least=st.integers(0, 40),
+    share=st.floats(0.01, 1.0),
+)
+def test_a_client_uses_few_enough_samples_or_none(
+    samples: int, batch: int, steps: int, least: int, share: float
+) -> None:
+    """No plan is refused because of them. At batch level `steps` is 0."""
+    federation = FederationSettings(batch=batch, steps=steps, level="epoch" if steps else "batch")
+    used = Policy(least_batch=least, largest_batch=share).batch(federation, samples)
+    most = int(share * samples)
+    assert used <= min(batch, samples)
+    assert min((steps or 1) * used, samples) <= most
+    if used:
+        assert used in (batch, samples) or (steps or 1) * (used + 1) > most
+        assert min((steps or 1) * used, samples) >= least
+    if not steps:
+        assert (used > 0) == (min(batch, most) >= max(least, 1))
 
 
-def test_a_client_with_few_samples_is_told_that_no_batch_suits() -> None:
-    (why,) = Policy().refusals(changed("federation.batch=8"), 15)
-    assert why.startswith("this client has 15 samples, too few")
-    assert Policy().refusals(changed("federation.batch=8"), 16) == []
-    assert "least_batch" in Policy().refusals(changed("federation.batch=7"))[0]  # before its samples are counted
-    assert Policy().refusals(changed("federation.batch=0")) == []
+def test_who_has_enough_samples_uses_as_many_as_the_plan_says() -> None:
+    assert Policy().batch(FederationSettings(batch=32), 1000) == 32
+    assert Policy().batch(FederationSettings(batch=32), 40) == 20
+    assert Policy().batch(FederationSettings(batch=8), 16) == 8
+    assert Policy().batch(FederationSettings(batch=8), 15) == 0
+    whole = Policy(largest_batch=1.0)
+    assert whole.batch(FederationSettings(batch=0), 40) == 40
+    assert whole.batch(FederationSettings(batch=4, level="epoch"), 40) == 4
 
 
 def test_at_epoch_level_a_round_uses_all_samples_or_those_of_its_steps() -> None:
     policy = Policy(scalars_only=False)
-    epoch = ['federation.level="epoch"', "federation.batch=10"]
-    assert "a round uses 143" in policy.refusals(changed(*epoch), SAMPLES)[0]
-    assert policy.refusals(changed(*epoch, "federation.steps=7"), SAMPLES) == []
-    assert "a round uses 80" in policy.refusals(changed(*epoch, "federation.steps=8"), SAMPLES)[0]
+    epoch = ['federation.level="epoch"', "federation.batch=3"]
+    assert "a round uses all samples" in policy.refusals(changed(*epoch))[0]
+    assert policy.refusals(changed(*epoch, "federation.steps=3")) == []
+    assert "a round uses 6 samples" in policy.refusals(changed(*epoch, "federation.steps=2"))[0]
 
 
 def test_a_function_that_the_policy_names_may_be_called_and_no_other() -> None:
     policy = Policy(data=("own:data",))
-    assert policy.refusals(changed("task.data=own:data"), SAMPLES) == []
-    assert policy.refusals(changed("task.data=other:data"), SAMPLES)
-    assert policy.refusals(USUAL, SAMPLES)
-    assert policy.refusals(USUAL, SAMPLES, named=True) == []
+    assert policy.refusals(changed("task.data=own:data")) == []
+    assert policy.refusals(changed("task.data=other:data"))
+    assert policy.refusals(USUAL)
+    assert policy.refusals(USUAL, named=True) == []
 
 
 def test_modes_are_ordered() -> None:
     modes = ("off", "on", "malicious-server")
     for least, mine in enumerate(modes):
         for asked, theirs in enumerate(modes):
-            refused = Policy(mode=mine).refusals(changed(f'secure.mode="{theirs}"'), SAMPLES)  # type: ignore[arg-type]
+            refused = Policy(mode=mine).refusals(changed(f'secure.mode="{theirs}"'))  # type: ignore[arg-type]
             assert bool(refused) == (asked < least)
 
 

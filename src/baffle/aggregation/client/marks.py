@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from baffle.errors import RefusalError, RunFolderError, unwritable
-from baffle.files import read_file
+from baffle.files import read_file, replace, sync_folder
 from baffle.privacy.accounting import Charge, Ledger, Release
 
 Mark = Annotated[int, Meta(ge=-1)]
@@ -83,7 +83,12 @@ class Charged(_Line, frozen=True, tag="charged"):
 Line = Charged | Marked | Entered | Left | Committed | Opened
 
 
-MOST_BYTES = 1 << 30  # the largest file of marks that is read; a round takes about half a kilobyte
+MOST_BYTES = 1 << 30
+"""The largest file of marks that is read. Lines are added only if they change something: about half a kilobyte in a
+round, at most as many rounds as a run has, and at most eight statements a day that lead to no round. Whenever the file
+has doubled, it is written anew without what later lines have replaced; then it grows by about 150 bytes for each sum
+that this client has helped to unmask, and 400 for each statement that it has agreed to, in all its life."""
+LEAST_FOLDED = 1 << 20  # a smaller file is not written anew
 MOST_FRUITLESS, DAY = 8, 24 * 3600.0
 """How many statements without a round a client opens its nonces for in one day. A server that could try more could
 choose the salt."""
@@ -115,8 +120,10 @@ class Memory:
         return self._released.get(weights_hash, 0)
 
     def remember(self, run: bytes, marks: Marks, released: bytes = b"") -> None:
-        """Note how far this client has gone in a run, and that it releases shares of a sum about these weights."""
-        self._add(Marked(run.hex(), marks, released.hex()))
+        """Note how far this client has gone in a run, and that it releases shares of a sum about these weights. Marks
+        that it has already are not written: a server can ask for the same thing any number of times."""
+        if released or marks != self.marks(run):
+            self._add(Marked(run.hex(), marks, released.hex()))
 
     def charge(self, charge: Charge) -> None:
         """Pay for a vector before it is computed, even if its sum fails. Refuses if the budget is spent."""
@@ -246,7 +253,7 @@ class MarksFile(Memory):
                 f"{path} cannot be read: {fault}; without its marks this client could be asked twice, so it must join "
                 "as a new client, with a new key"
             ) from None
-        self._size = len(data) - len(rest)
+        self._size = self._folded = len(data) - len(rest)
         for line in known:
             self._take(line)
 
@@ -256,6 +263,8 @@ class MarksFile(Memory):
     def _write(self, line: Line) -> None:
         data = msgspec.json.encode(line) + b"\n"
         try:
+            if self._size > max(LEAST_FOLDED, 2 * self._folded):
+                self._fold()
             with self._path.open("r+b") as file:
                 file.truncate(self._size)
                 file.seek(self._size)
@@ -265,3 +274,11 @@ class MarksFile(Memory):
         except OSError as fault:
             raise unwritable(self._path, fault, "this client takes no part until it can") from None
         self._size += len(data)
+
+    def _fold(self) -> None:
+        """Write the file anew, as few lines that hold the same. Its name is durable before another line is added: after
+        a crash, the old file must not come back without that line."""
+        data = b"".join(msgspec.json.encode(line) + b"\n" for line in self.lines())
+        replace(self._path, data)
+        sync_folder(self._path.parent)
+        self._size = self._folded = len(data)

@@ -10,13 +10,16 @@ from typing import Protocol, TypeVar
 SECONDS = 5.0  # how long a connection may take to authenticate
 BYTES = 16 * 1024  # how many bytes it may send before it is authenticated: headers and two small frames
 PLACES = 64  # how many connections may be unauthenticated at the same time; a federation's size adds an eighth to it
+# Places besides, for addresses from which a client has come. Whoever shares the address of a client, or has many of its
+# own, keeps it out only with more than so many connections in the time that a visitor is undisturbed.
+KEPT = 512
 # Seconds for which a visitor keeps its place. When a server starts, all its clients come at once, and none would get
 # through if each newcomer took the place of one that is halfway.
 UNDISTURBED = 1.0
 FAILURES = 20  # an address that failed this often is shut out until its failure count decays
 FORGIVEN = 3.0  # seconds in which the failure count of an address decays by one
 MOST_ADDRESSES = 10_000  # how many addresses are remembered; the oldest are forgotten first
-KNOWN_FOR = 600.0  # seconds for which an address is not shut out after its last client has gone: many may share it
+KNOWN_FOR = 24 * 3600.0  # seconds for which an address is known after its last client has gone
 
 
 class Visitor(Protocol):
@@ -27,39 +30,45 @@ class Visitor(Protocol):
 
 @dataclass
 class Door:
-    """Counts visitors and failures by address. Behind a proxy all have one address, so none is shut out."""
+    """Counts visitors and failures by address. Behind a proxy all have one address, so none is shut out. An address is
+    known if a client has come from there and has shown its key; it is never shut out, because many may share it."""
 
     clients: int
     now: Callable[[], float]
     behind_proxy: bool = False
     turned_away: int = 0  # connections that were refused, failed or took too long
-    _visitors: dict[Visitor, float] = field(default_factory=dict)  # → when it came; the oldest first
+    _strangers: dict[Visitor, float] = field(default_factory=dict)  # → when it came; the oldest first
+    _familiar: dict[Visitor, float] = field(default_factory=dict)  # the same, from addresses that are known
     _failures: dict[str, tuple[float, float]] = field(default_factory=dict)  # address → failures, and when counted
     _connected: Counter[str] = field(default_factory=Counter)  # address → how many clients are connected from there
     _known: dict[str, float] = field(default_factory=dict)  # address → when the last client from there has gone
 
     @property
     def places(self) -> int:
+        """How many strangers may be inside."""
         return places(self.clients)
 
     def admits(self, address: str) -> bool:
         """Whether a connection from this address may enter. Another visitor may be dropped to make room."""
-        if self._is_shut_out(address) or (len(self._visitors) >= self.places and not self._make_room(address)):
+        known = self._is_known(address)
+        visitors, places = (self._familiar, KEPT) if known else (self._strangers, self.places)
+        is_shut_out = not known and not self.behind_proxy and self._failures_of(address) >= FAILURES
+        if is_shut_out or (len(visitors) >= places and not self._make_room(address, visitors)):
             self.turned_away += 1
             return False
         return True
 
     def enter(self, visitor: Visitor) -> None:
-        self._visitors[visitor] = self.now()
+        (self._familiar if self._is_known(visitor.address) else self._strangers)[visitor] = self.now()
 
     def prove(self, visitor: Visitor) -> None:
         """The visitor is a client, and no longer takes a place."""
-        self._visitors.pop(visitor, None)
+        self._remove(visitor)
         self._connected[visitor.address] += 1
 
     def leave(self, visitor: Visitor, *, failed: bool) -> None:
         """The visitor has gone. Does nothing if it had no place, or has proved that it is a client."""
-        if self._visitors.pop(visitor, None) is None or not failed:
+        if not self._remove(visitor) or not failed:
             return
         self.turned_away += 1
         _remember(self._failures, visitor.address, (self._failures_of(visitor.address) + 1, self.now()))
@@ -70,21 +79,26 @@ class Door:
             del self._connected[address]
         _remember(self._known, address, self.now())
 
-    def _make_room(self, address: str) -> bool:
+    def _remove(self, visitor: Visitor) -> bool:
+        """Whether it had a place, which is free now."""
+        places = [visitors for visitors in (self._strangers, self._familiar) if visitors.pop(visitor, None) is not None]
+        return bool(places)
+
+    def _make_room(self, address: str, visitors: dict[Visitor, float]) -> bool:
         """Drop a visitor for a newcomer from this address: the oldest of those from the address that holds most
         places. If that would be unfair, the newcomer gets no place."""
-        held = Counter(visitor.address for visitor in self._visitors)
+        held = Counter(visitor.address for visitor in visitors)
         crowded, most = held.most_common(1)[0]
-        oldest = next(visitor for visitor in self._visitors if visitor.address == crowded)
-        is_fair = most > held[address] + 1 or self.now() - self._visitors[oldest] > UNDISTURBED
+        oldest = next(visitor for visitor in visitors if visitor.address == crowded)
+        is_fair = most > held[address] + 1 or self.now() - visitors[oldest] > UNDISTURBED
         if is_fair:
             self.leave(oldest, failed=True)
             oldest.drop()
         return is_fair
 
-    def _is_shut_out(self, address: str) -> bool:
-        known = address in self._connected or self.now() - self._known.get(address, -KNOWN_FOR) < KNOWN_FOR
-        return not self.behind_proxy and not known and self._failures_of(address) >= FAILURES
+    def _is_known(self, address: str) -> bool:
+        gone = self._known.get(address)
+        return address in self._connected or (gone is not None and self.now() - gone < KNOWN_FOR)
 
     def _failures_of(self, address: str) -> float:
         failures, counted = self._failures.get(address, (0.0, 0.0))
@@ -92,7 +106,7 @@ class Door:
 
 
 def places(clients: int) -> int:
-    """How many connections may be unauthenticated at the same time, in a federation of this size."""
+    """How many connections from addresses that are not known may be unauthenticated at the same time."""
     return PLACES + clients // 8
 
 

@@ -8,12 +8,13 @@ from itertools import pairwise
 from baffle import statement as statements
 from baffle.aggregation.client.marks import Memory
 from baffle.client.abstaining import Tell
-from baffle.errors import KeysError, PlanError, RefusalError
+from baffle.client.worker import Worker
+from baffle.errors import BaffleError, KeysError, PlanError, RefusalError
 from baffle.lineage import Lineage
 from baffle.network.joining import Begin, Introduce, Introduction, NewRoster, RosterTaken
 from baffle.network.keys.folders import ClientKeys
 from baffle.network.keys.rosters import Roster, RosterFile, keep_roster, newer_roster, require_not_expired
-from baffle.network.member.equipment import CountSamples, Equip, Equipment
+from baffle.network.member.equipment import Equip, Equipment, require_most_weights
 from baffle.network.member.policy import Policy
 from baffle.network.settling import differences, require_sound_terms, with_places
 from baffle.plan import Plan, check, read_toml, settings_of
@@ -47,7 +48,6 @@ class Consent:
 
     keys: ClientKeys
     memory: Memory
-    samples: CountSamples
     equip: Equip
     affords: int = 0
     pinned: Plan | None = None
@@ -55,6 +55,7 @@ class Consent:
     tell: Tell = lambda _words: None
     revoked: str = ""  # why this client's key will never take part again; empty as long as it may
     _equipped: tuple[bytes, Equipment] | None = field(default=None, repr=False)  # for the trajectory of this digest
+    _beyond_it: str = field(default="", repr=False)  # the text of a plan for which it could not equip itself
 
     def __post_init__(self) -> None:
         self._file = RosterFile(self.keys.folder, self.keys.authority, self.keys.roster)
@@ -100,7 +101,9 @@ class Consent:
         require_not_expired(f"roster {self.keys.roster.number}", self.keys.roster)
 
     def introduce(self, asked: Introduce) -> Introduction:
-        """Commit to a nonce for an epoch of a plan, which this client must find acceptable."""
+        """Commit to a nonce for an epoch of a plan, which this client must find acceptable by its text. Neither samples
+        nor a model are looked at: an answer that depended on them would tell a server about them, question after
+        question, and cost this client whatever a server asks for."""
         roster = self.keys.roster
         self.require_valid_roster()
         if asked.roster < roster.number:
@@ -112,8 +115,10 @@ class Consent:
             raise RefusalError(f"roster {asked.roster} of the server is not this client's roster {roster.number}")
         plan = self._offered(asked.plan)
         self._require_acceptable(plan)
-        self._require_acceptable(plan, self.samples(plan))
-        self._require_budget(plan)  # this loads its equipment, so that no round waits for it
+        if plan.outcome_kind == "scalars":  # then what is promised does not depend on the number of weights
+            with_noise(plan, 1)
+        if asked.plan == self._beyond_it:  # the server knows: a statement of this plan was not entered
+            raise RefusalError("this client could not begin with this plan; when that is mended, start it again")
         commitment = self.memory.unopened()
         if commitment is None:
             nonce = secrets.token_bytes(NONCE_BYTES)
@@ -135,8 +140,13 @@ class Consent:
         if self.affords and tier > self.affords:
             raise RefusalError(f"{tier} directions a round, but this client affords {self.affords}")
         self._require_marks(epoch)
-        self._require_acceptable(plan, len(self.equipment(plan).worker.indices))
-        self._require_budget(plan)
+        try:
+            worker = self.equipment(plan).worker
+            self._require_budget(plan, worker.trajectory)
+        except BaffleError:
+            self._beyond_it = epoch.statement.plan
+            raise
+        self._tell_of_batch(worker)
         return epoch
 
     def checked(self, begin: Begin) -> AcceptedEpoch:
@@ -146,10 +156,27 @@ class Consent:
 
     def equipment(self, plan: Plan) -> Equipment:
         """What this client computes with, loaded once for all epochs of a run."""
-        digest = plan.trajectory_digest()
+        digest, rules = plan.trajectory_digest(), self._rules
         if self._equipped is None or self._equipped[0] != digest:
-            self._equipped = digest, self.equip(plan)
+            worker, initial = self.equip(plan, rules.most_weights)
+            require_most_weights(worker.trajectory.n, rules.most_weights)
+            batch = rules.batch(plan.federation, len(worker.indices))
+            self._equipped = digest, Equipment(replace(worker, batch=batch), initial)
         return self._equipped[1]
+
+    def _tell_of_batch(self, worker: Worker) -> None:
+        """Say if this client uses fewer samples than the plan says: only its own log may know how many it has."""
+        federation, samples, rules = worker.trajectory.plan.federation, len(worker.indices), self._rules
+        if worker.batch == 0:
+            self.tell(
+                f"has {samples} samples, too few for the policy: least_batch asks for at least {rules.least_batch} in "
+                f"a round, largest_batch allows {rules.largest_batch:g} of all; so it sends zeros"
+            )
+        elif worker.batch and worker.batch < min(federation.batch, samples):
+            self.tell(
+                f"uses {worker.batch} of its {samples} samples at once instead of {federation.batch}: largest_batch "
+                f"allows {rules.largest_batch:g} of all in a round"
+            )
 
     def charge(self, trajectory: Trajectory) -> Charge | None:
         """What this client pays for a vector, by its own account, and the budget that it keeps to."""
@@ -171,9 +198,8 @@ class Consent:
             f"would be after {plan.rounds:,} rounds{sooner}"
         )
 
-    def _require_budget(self, plan: Plan) -> None:
+    def _require_budget(self, plan: Plan, trajectory: Trajectory) -> None:
         """Refuse a private plan that keeps less than it says, or of which this client cannot afford another vector."""
-        trajectory = self.equipment(plan).worker.trajectory
         with_noise(plan, trajectory.n)
         if charge := self.charge(trajectory):
             self.memory.ledger.require(charge)
@@ -212,14 +238,14 @@ class Consent:
             raise RefusalError(f"the server's plan is not valid: {fault}") from None
         return plan
 
-    def _require_acceptable(self, plan: Plan, samples: int | None = None) -> None:
-        """Refuse a plan that is not the pinned one, or not within the policy. Some rules need the number of samples."""
+    def _require_acceptable(self, plan: Plan) -> None:
+        """Refuse a plan that is not the pinned one, or not within the policy."""
         if self.pinned is None:
-            self._rules.require(plan, samples)
+            self._rules.require(plan)
             return
         if differing := differences(with_places(self.pinned, plan.federation.clients), plan):
             raise RefusalError(f"the server's plan is another than this client's --plan: {differing}")
-        self._rules.require(plan, samples, named=True)
+        self._rules.require(plan, named=True)
 
 
 def checked_epoch(begin: Begin, plan: Plan, keys: ClientKeys, places: int | None = None) -> AcceptedEpoch:

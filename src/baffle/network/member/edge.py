@@ -15,15 +15,24 @@ from baffle.core.directions import merge
 from baffle.core.freed_memory import give_back_freed_memory
 from baffle.core.ports import Runtime
 from baffle.data.partition import share_out
-from baffle.data.sources import Source, load
+from baffle.data.sources import Source, load, weights_for
 from baffle.errors import ModelError, PlanError
 from baffle.models.inputs import Inputs
-from baffle.network.member.equipment import Equipment
+from baffle.network.member.equipment import Equipment, require_most_weights
 from baffle.plan import Onnx, Plan
+from baffle.plan.sections import LARGEST
 from baffle.runtime.model import require_own_layout, require_own_shapes
 from baffle.runtime.onnx.built_in import built_in
 from baffle.runtime.onnx.loss import OnnxLoss, criterion_of, require_loss
-from baffle.runtime.onnx.model_folder import WEIGHTS, Manifest, graph_loss, initial_weights, read_exported, read_weights
+from baffle.runtime.onnx.model_folder import (
+    WEIGHTS,
+    ExportedModel,
+    Manifest,
+    graph_loss,
+    initial_weights,
+    read_exported,
+    read_weights,
+)
 from baffle.trajectory import trajectory_of
 
 # All three save memory and hardly cost time. ONNX Runtime has its own arena, so passes are no slower.
@@ -37,6 +46,7 @@ def edge_equipment(
     model: Path,
     number: int,
     data: Path | None = None,
+    most_weights: int = LARGEST,
     *,
     part: bool = False,
     approved: Collection[str] = (),
@@ -52,7 +62,9 @@ def edge_equipment(
         raise PlanError(f"expected a client's number from 0 to {plan.federation.clients - 1}, got {number}")
     give_back_freed_memory(LARGE_BLOCK)
     source = load(plan.task.data, data, plan.task.pixels)
-    manifest, graph, initial = _approved(plan, model, source, approved)
+    exported = read_exported(model)
+    require_most_weights(max(weights_for(plan.task, source), exported.manifest.n_weights), most_weights)
+    manifest, graph, initial = _approved(plan, model, exported, source, approved)
     require_own_shapes(plan.probe, tuple(tensor.shape for tensor in manifest.weights if tensor.size))
     require_own_layout(plan.probe, merge(manifest.layers(), plan.probe.k), manifest.n_weights)
     samples = source.train.rows(share_out(plan, source)[number]) if part else source.train
@@ -78,11 +90,10 @@ class Approved(NamedTuple):
     initial: Callable[[], F32]
 
 
-def _approved(plan: Plan, folder: Path, source: Source, approved: Collection[str]) -> Approved:
+def _approved(plan: Plan, folder: Path, exported: ExportedModel, source: Source, approved: Collection[str]) -> Approved:
     """The plan's model. Whoever writes a folder may write any graph: a loss that is a pixel, for some clients or some
     samples only. So a client makes the graph of a model that a plan describes by itself, and takes from the folder no
     more than weights that do not follow from the plan. Any other graph needs its owner's approval."""
-    exported = read_exported(folder)
     _require_model(plan, exported.manifest, folder)
     if plan.task.model.has_graph:
         inputs = Inputs(source.shape, source.classes, width=source.width, label_shape=source.label_shape)

@@ -3,16 +3,17 @@
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from baffle.client.worker import Worker
 from baffle.core.arrays import F32, I64
 from baffle.data.partition import share_out
-from baffle.data.sources import Source, load
-from baffle.errors import ModelError
+from baffle.data.sources import Source, load, weights_for
+from baffle.errors import ModelError, RefusalError
 from baffle.plan import Onnx, Plan, change, parse
+from baffle.plan.sections import LARGEST
 from baffle.runtime.model import require_own_layout
 from baffle.trajectory import Trajectory, trajectory_of
 
@@ -27,8 +28,10 @@ class Equipment(NamedTuple):
     initial: Callable[[], F32]
 
 
-Equip = Callable[[Plan], Equipment]  # a plan → what this client computes with. Its worker evaluates all directions.
-CountSamples = Callable[[Plan], int]  # a plan → how many samples this client has for it
+class Equip(Protocol):
+    def __call__(self, plan: Plan, most_weights: int = LARGEST, /) -> Equipment:
+        """What this client computes with in a plan; its worker evaluates all directions. A model of BAFFLE's own, or
+        one in a folder, is refused before it is built or loaded if it has more weights."""
 
 
 def all_its_own(plan: Plan, source: Source) -> list[I64]:
@@ -36,24 +39,14 @@ def all_its_own(plan: Plan, source: Source) -> list[I64]:
     return [np.arange(len(source.train))] * plan.federation.clients
 
 
-def count_samples(number: int, data: Path | None, *, part: bool) -> CountSamples:
-    """How many samples a client has: all in its folder or, with `part`, its share by the plan's partition."""
-
-    def count(plan: Plan) -> int:
-        source = load(plan.task.data, data, plan.task.pixels)
-        return len((share_out if part else all_its_own)(plan, source)[number])
-
-    return count
-
-
 def with_plan(number: int, data: Path | None, *, part: bool, runtime: str = "") -> Equip:
     """Makes workers that run the plan's own model, on this machine's choice of a runtime unless one is named."""
 
-    def equip(plan: Plan) -> Equipment:
+    def equip(plan: Plan, most_weights: int = LARGEST) -> Equipment:
         if isinstance(plan.task.model, Onnx):
             raise ModelError("the plan's model came as ONNX; copy its folder from the server and give it as --model")
         plan = change(plan, [f'run.runtime = "{runtime}"'])
-        task, trajectory, runtimes = _loaded(plan.to_toml(), data, share_out if part else all_its_own)
+        task, trajectory, runtimes = _loaded(plan.to_toml(), data, share_out if part else all_its_own, most_weights)
         k, train, own = plan.probe.k, task.source.train, task.shares[number]
         return Equipment(Worker(number, k, trajectory, train, own, runtimes.borrow), task.initial_weights)
 
@@ -63,20 +56,30 @@ def with_plan(number: int, data: Path | None, *, part: bool, runtime: str = "") 
 def with_onnx(number: int, data: Path | None, model: Path, *, part: bool, approved: Collection[str] = ()) -> Equip:
     """Makes workers that run an exported model. Only BAFFLE's own models need no approval."""
 
-    def equip(plan: Plan) -> Equipment:
+    def equip(plan: Plan, most_weights: int = LARGEST) -> Equipment:
         from baffle.network.member.edge import edge_equipment
 
-        return edge_equipment(plan, model, number, data, part=part, approved=approved)
+        return edge_equipment(plan, model, number, data, most_weights, part=part, approved=approved)
 
     return equip
 
 
+def require_most_weights(weights: int, most: int) -> None:
+    if weights > most:
+        raise RefusalError(
+            f"this client's policy: a model of {weights:,} weights, most_weights allows at most {most:,}"
+        )
+
+
 @lru_cache(maxsize=1)
-def _loaded(plan: str, data: Path | None, share: "ShareOut") -> "tuple[Task, Trajectory, Runtimes]":
+def _loaded(plan: str, data: Path | None, share: "ShareOut", most_weights: int) -> "tuple[Task, Trajectory, Runtimes]":
     """What the clients of one process share. It is kept because Flower's simulation asks for it with every message."""
     from baffle.task.load import Runtimes, load_task
 
-    task = load_task(parse(plan), data, share=share)
+    wanted = parse(plan)
+    source = load(wanted.task.data, data, wanted.task.pixels)
+    require_most_weights(weights_for(wanted.task, source), most_weights)
+    task = load_task(wanted, data, share=share, source=source)
     probe, n = task.plan.probe, len(task.initial_weights())
     if probe.layout:
         require_own_layout(probe, task.model.supports(probe, task.source.example(2)), n)

@@ -21,7 +21,7 @@ from baffle.network.joining import UNREADY, Begin, Done, Openings, Ready, Unread
 from baffle.network.keys.folders import ClientKeys
 from baffle.network.link.envelope import most_joining_bytes, most_request_bytes
 from baffle.network.member.consent import AcceptedEpoch, Consent
-from baffle.network.member.equipment import CountSamples, Equip, Equipment
+from baffle.network.member.equipment import Equip, Equipment
 from baffle.network.member.policy import Policy
 from baffle.plan import Plan
 from baffle.schedule import policy_of
@@ -29,7 +29,7 @@ from baffle.statement import ready_text, salt_of
 from baffle.trajectory import trajectory_of
 
 # The types of messages that a client needs its samples or its model to answer
-NEEDS_WORK = {"introduce", "begin", "request", "masked-request"}
+NEEDS_WORK = {"begin", "request", "masked-request"}
 
 
 class FrozenMember(Message, frozen=True, tag="frozen-member"):
@@ -54,7 +54,6 @@ class Member:
 
     own: InitVar[ClientKeys]
     folder: Path | None
-    samples: InitVar[CountSamples]
     equip: InitVar[Equip]
     affords: InitVar[int] = 0
     pinned: InitVar[Plan | None] = None
@@ -70,7 +69,6 @@ class Member:
     def __post_init__(
         self,
         own: ClientKeys,
-        samples: CountSamples,
         equip: Equip,
         affords: int,
         pinned: Plan | None,
@@ -80,7 +78,7 @@ class Member:
             self.tell(words)
 
         self.memory = MarksFile(own.marks)
-        self.consent = Consent(own, self.memory, samples, equip, affords, pinned, policy, tell)
+        self.consent = Consent(own, self.memory, equip, affords, pinned, policy, tell)
         self._tell_sparingly = RateLimitedLog(tell)
 
     @property
@@ -226,6 +224,8 @@ class Member:
         if self._client is None:
             return Unready()
         replica, marks = self._client.replica, self.memory.marks(self._run)
+        if last.round > (most := replica.trajectory.plan.rounds):
+            raise RefusalError(f"the state before round {last.round} of a run of {most} rounds")
         try:
             replica.weights_for(last)
         except MessageError:

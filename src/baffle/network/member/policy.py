@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from baffle.data.sources import SOURCES
+from baffle.data.sources import SOURCES, least_weights
 from baffle.errors import PlanError, RefusalError, one_line
 from baffle.files import read_file
-from baffle.plan import Custom, Plan, Section, read_toml, settings_of
+from baffle.plan import Custom, FederationSettings, Plan, Section, read_toml, settings_of
 from baffle.plan.sections import LARGEST, Count, NonNegative, OptionalCount, Positive, Proportion
 from baffle.plan.tasks import is_own
 from baffle.privacy.accounting import Budget
@@ -31,8 +31,9 @@ class Policy(Section, frozen=True):
 
     `mode` and `floor` are the least `secure.mode` and `secure.floor`. With `scalars_only`, plans must be at batch level
     with shared directions: a client then sends K scalars and no vector. A round must use at least `least_batch` of the
-    client's samples, and at most `largest_batch` of all that it has. `data` names data sets; one of the client's own
-    is named as in a plan, "package.module:function". A round's exchanges wait at most `most_seconds`.
+    client's samples, and at most `largest_batch` of all that it has: plans whose text breaks these two are refused, and
+    a client whose own samples are too few uses fewer, or none. `data` names data sets; one of the client's own is named
+    as in a plan, "package.module:function". A round's exchanges wait at most `most_seconds`.
 
     `least_noise` is the least `privacy.noise`. All private runs together may cost an ε of `most_epsilon` at `delta` (0:
     any); a client with such a budget takes part in private runs only.
@@ -45,6 +46,7 @@ class Policy(Section, frozen=True):
     scalars_only: bool = True
     least_batch: OptionalCount = 8
     largest_batch: Proportion = 0.5
+    most_weights: Count = 100_000_000
     most_k: Count = 10_000
     sigma: Range = (1e-6, 0.1)
     d_max: Range = (0.01, 1e4)
@@ -73,6 +75,7 @@ class Policy(Section, frozen=True):
             scalars_only=False,
             least_batch=0,
             largest_batch=1.0,
+            most_weights=LARGEST,
             most_k=LARGEST,
             sigma=anything,
             d_max=anything,
@@ -81,19 +84,29 @@ class Policy(Section, frozen=True):
             most_seconds=max(usual.most_seconds, pinned.run.deadline_seconds),
         )
 
-    def refusals(self, plan: Plan, samples: int | None = None, *, named: bool = False) -> list[str]:
-        """What speaks against taking part in a plan, a sentence each. `samples` is how many this client has, once that
-        is known. With `named`, a person has named this plan, so its data and its functions are what they want."""
+    def refusals(self, plan: Plan, *, named: bool = False) -> list[str]:
+        """What speaks against taking part in a plan, a sentence each, by its text alone. With `named`, a person has
+        named this plan, so its data and its functions are what they want."""
         return [
             *([] if named else self._about_data(plan)),
             *self._about_protection(plan),
-            *self._about_batches(plan, samples),
+            *self._about_batches(plan.federation),
             *self._about_bounds(plan),
         ]
 
-    def require(self, plan: Plan, samples: int | None = None, *, named: bool = False) -> None:
-        if refusals := self.refusals(plan, samples, named=named):
+    def require(self, plan: Plan, *, named: bool = False) -> None:
+        if refusals := self.refusals(plan, named=named):
             raise RefusalError(f"this client's policy: {'; '.join(refusals)}")
+
+    def batch(self, federation: FederationSettings, samples: int) -> int:
+        """How many samples at once a client with so many uses in a plan that is not refused: as many as the plan says,
+        or fewer; 0 if no batch suits the rules. To refuse instead would tell the server how many it has."""
+        used, most, steps = _used(federation, samples), int(self.largest_batch * samples), federation.steps or 1
+        batch = min(federation.batch or samples, samples)
+        if used > most:
+            batch = most // steps
+            used = steps * batch
+        return batch if used >= self.least_batch else 0
 
     def _about_data(self, plan: Plan) -> Iterator[str]:
         if plan.task.data not in self.data:
@@ -133,28 +146,16 @@ class Policy(Section, frozen=True):
                 f"{self.least_noise:g}"
             )
 
-    def _about_batches(self, plan: Plan, samples: int | None) -> Iterator[str]:
-        batch = f"federation.batch is {plan.federation.batch} in the server's plan"
-        if samples is None:  # as much as can be said before the samples are counted
-            if 0 < plan.federation.batch < self.least_batch and plan.federation.level == "batch":
-                yield f"{batch}, least_batch asks for at least {self.least_batch} samples in a round"
-            return
-        used, most = _samples_in_round(plan, samples), int(self.largest_batch * samples)
-        if most < self.least_batch:
-            yield (
-                f"this client has {samples} samples, too few: least_batch asks for at least {self.least_batch} in a "
-                f"round, largest_batch allows {self.largest_batch:g} of all"
-            )
-        elif used < self.least_batch:
-            yield f"{batch}, so a round uses {used} samples; least_batch asks for at least {self.least_batch}"
-        elif used > most:
-            yield (
-                f"{batch}, so a round uses {used} of this client's {samples} samples; largest_batch allows "
-                f"{self.largest_batch:g} of them, {most}"
-            )
+    def _about_batches(self, federation: FederationSettings) -> Iterator[str]:
+        used, asks = _used(federation, LARGEST), f"federation.batch is {federation.batch} in the server's plan"
+        if used == LARGEST and self.largest_batch < 1:
+            yield f"{asks}, so a round uses all samples; largest_batch allows {self.largest_batch:g} of them"
+        if used < self.least_batch:
+            yield f"{asks}, so a round uses {used} samples; least_batch asks for at least {self.least_batch}"
 
     def _about_bounds(self, plan: Plan) -> Iterator[str]:
         for setting, asked, name, (least, most) in (
+            ("the number of weights", least_weights(plan.task), "most_weights", (0, self.most_weights)),
             ("probe.k", plan.probe.k, "most_k", (0, self.most_k)),
             ("probe.sigma", plan.probe.sigma, "sigma", self.sigma),
             ("ring.d_max", plan.ring.d_max, "d_max", self.d_max),
@@ -180,8 +181,8 @@ def load_policy(path: Path) -> Policy:
     return policy
 
 
-def _samples_in_round(plan: Plan, samples: int) -> int:
-    federation = plan.federation
+def _used(federation: FederationSettings, samples: int) -> int:
+    """How many of a client's samples a round uses."""
     batch = min(federation.batch or samples, samples)
     if federation.level == "batch":
         return batch

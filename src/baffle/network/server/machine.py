@@ -9,7 +9,7 @@ from typing import TypeVar
 from baffle.client.abstaining import Tell
 from baffle.errors import FullDiskError
 from baffle.network.clock import Clock
-from baffle.network.link.door import places
+from baffle.network.link.door import KEPT, places
 
 PAUSE = 5.0  # seconds between two attempts to write to a full disk
 SPARE = 64  # open files that a server needs besides connections: journal, log, libraries
@@ -61,7 +61,7 @@ def require_open_files(clients: int, tell: Tell) -> None:
 
 def files_for(clients: int) -> int:
     """How many open files a server of so many clients needs: for them, for strangers that knock, and for its run."""
-    return clients + places(clients) + SPARE
+    return clients + places(clients) + KEPT + SPARE
 
 
 def _allows(limit: int, needed: int) -> bool:

@@ -44,6 +44,9 @@ LOOK = 0.25  # seconds between two checks for new clients, while there are too f
 # An epoch lasts at least so many seconds, because newcomers wait for each other; and until a client has taken part in
 # so many rounds on average, because clients count the statements under which they did not.
 EPOCH_SECONDS, EPOCH_TURNS = 10.0, 4
+# How many epochs of a run begin because newcomers wait. The journal keeps a statement of each, and clients that come
+# and go in turns could otherwise fill it.
+EPOCHS_FOR_NEWCOMERS = 1000
 SAY_AGAIN = 60.0  # seconds until it is said again that clients refuse, for operators that look at the log later
 LIMITED = "it goes on with clients that have been in it, and all others take part from the next run on"
 
@@ -196,9 +199,12 @@ class _Service:
         if len(clients.ready) < self._enough:
             return bool(clients.introduced)
         played = self.running.present.round - epoch.statement.first
-        share = self.running.trajectory.plan.federation.participation
+        plan = self.running.trajectory.plan
+        share = plan.federation.participation
         all_had_turns = share == 1 or played * share >= EPOCH_TURNS
-        has_lasted = self.clock.now() - self._epoch_began > EPOCH_SECONDS
+        has_lasted = (
+            self.clock.now() - self._epoch_began > EPOCH_SECONDS and played >= plan.rounds / EPOCHS_FOR_NEWCOMERS
+        )
         return bool(clients.introduced) and has_lasted and all_had_turns
 
     def _begin_epoch(self) -> None:
