@@ -10,7 +10,7 @@ import msgspec
 
 from baffle.aggregation.plain import PlainSum
 from baffle.client.worker import Stack
-from baffle.errors import ChainError, JournalError, PlanError
+from baffle.errors import ChainError, JournalError, PlanError, RunFolderError
 from baffle.federation import RandomnessOf, Sums, federation, sums_of, system_randomness, workers_of
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
@@ -159,6 +159,8 @@ def add_baseline(path: str | Path, *, data: str | Path | None = None, watch: Wat
     with RunFolder.existing(Path(path)) as folder:
         plan = load(str(folder.plan))
         subfolder = Path(path) / "baseline"
+        if subfolder.is_symlink():
+            raise RunFolderError(f"{subfolder} is a link, and nothing is written through links; remove it")
         if (subfolder / "plan.toml").exists():
             baseline = resume(subfolder, [f"rounds={plan.rounds}"], data=data, watch=watch)
         else:

@@ -20,7 +20,7 @@ from baffle.core.directions import Directions, blocks, coverage
 from baffle.core.ports import CONTRIBUTED, MISSING
 from baffle.core.rebuild import EXACT_DIRECTIONS
 from baffle.core.seeds import Scratch
-from baffle.errors import BaffleError, RunFolderError, one_line
+from baffle.errors import BaffleError, one_line
 from baffle.journal.database import Participation
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import lineage_of
@@ -225,15 +225,11 @@ def read_run(
     summary = folder.read_summary() if folder.summary.is_file() else {}  # before the journal, which is written first
     baseline = path / BASELINE
     has_baseline = with_baseline and (baseline / "plan.toml").is_file()
-    try:
-        begun = folder.journal.is_file() and Journal.begun(folder.journal, read_only=True)
-    except OSError as fault:
-        raise RunFolderError(f"{folder.journal} cannot be read: {fault.strerror or fault}") from None
     journal: dict[str, Any] = {
         "attendance": Attendance(plan.federation.clients, {}, {}, {}),
         "alignment": Alignment(missing="the run has no journal yet"),
     }
-    if begun:
+    if Journal.begun(folder.journal, read_only=True):
         journal = _read_journal(folder.journal, plan, measure=measure)
     rounds: tuple[RoundMetrics, ...] = journal.get("rounds", ())
     pace = rounds[-1].seconds / len(rounds) if rounds else 0.0

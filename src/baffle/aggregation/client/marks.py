@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from baffle.errors import RefusalError, RunFolderError, unwritable
-from baffle.files import read_file
+from baffle.files import own_file, read_file
 from baffle.privacy.accounting import Charge, Ledger, Release
 
 Mark = Annotated[int, Meta(ge=-1)]
@@ -256,7 +256,7 @@ class MarksFile(Memory):
     def _write(self, line: Line) -> None:
         data = msgspec.json.encode(line) + b"\n"
         try:
-            with self._path.open("r+b") as file:
+            with open(self._path, "r+b", opener=own_file) as file:
                 file.truncate(self._size)
                 file.seek(self._size)
                 file.write(data)

@@ -1,0 +1,129 @@
+"""Folders of runs that come from a stranger: whatever is planted in one, a command that writes there changes no other
+file, calls nothing that the folder names, and believes no size."""
+
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baffle.cli.log import Log
+from baffle.report.page import script_name
+from tests.support.command_line import Cli, refused
+
+JOURNAL = "journal.sqlite"
+SIDECARS = ["journal.sqlite-wal", "journal.sqlite-shm", "journal.sqlite-journal"]
+
+
+@pytest.fixture
+def thesis(tmp_path: Path) -> Path:
+    """A file of the user that no run may change."""
+    path = tmp_path / "thesis.tex"
+    path.write_text("precious")
+    return path
+
+
+def resume(cli: Cli, run: Path, *options: str) -> None:
+    assert cli("run", "--resume", run, "--set", "rounds=8", *options).returncode == 0
+
+
+def report(cli: Cli, run: Path) -> None:
+    assert cli("report", run).returncode == 0
+
+
+WRITTEN = ["plan.toml", "summary.json", "metrics.jsonl", "report.html", script_name()]
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [(report, name) for name in WRITTEN[2:]] + [(resume, name) for name in WRITTEN[1:]],  # the rest is read before
+)
+def test_no_file_is_written_through_a_link_in_its_place(
+    cli: Cli, finished_run: Path, thesis: Path, write: Callable[[Cli, Path], None], name: str
+) -> None:
+    """N13. A link takes the place of a file that a run or a report writes."""
+    (finished_run / name).unlink(missing_ok=True)
+    (finished_run / name).symlink_to(thesis)
+    write(cli, finished_run)
+    assert thesis.read_text() == "precious"
+
+
+@pytest.mark.parametrize("write", [report, resume])
+def test_no_temporary_file_is_written_through_a_link(
+    cli: Cli, finished_run: Path, thesis: Path, write: Callable[[Cli, Path], None]
+) -> None:
+    """N13. Version 0.2 wrote every file under a name that anybody could foresee."""
+    for name in WRITTEN:
+        (finished_run / f".{name}.new").symlink_to(thesis)
+    (finished_run / f".{JOURNAL}.room").symlink_to(thesis)
+    write(cli, finished_run)
+    assert thesis.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", [JOURNAL, *SIDECARS])
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_a_journal_is_not_written_through_links(
+    cli: Cli, finished_run: Path, thesis: Path, tmp_path: Path, name: str, link: Callable[[Path, Path], None]
+) -> None:
+    """N13. SQLite follows links, and makes what its own files are not into its own files."""
+    target = shutil.copy(finished_run / JOURNAL, tmp_path / "other.sqlite") if name == JOURNAL else thesis
+    before = Path(target).read_bytes()
+    (finished_run / name).unlink(missing_ok=True)
+    link(finished_run / name, Path(target))
+    refused(cli("run", "--resume", finished_run, "--set", "rounds=8"), f"{name} is a link")
+    assert Path(target).read_bytes() == before
+
+
+@pytest.mark.parametrize("name", [JOURNAL, *SIDECARS])
+@pytest.mark.parametrize("command", [["run", "--resume"], ["report"], ["verify"], ["status"]])
+def test_no_file_is_made_through_a_link_to_nothing(
+    cli: Cli, finished_run: Path, tmp_path: Path, name: str, command: list[str]
+) -> None:
+    """N13. Even a command that only reads a journal lets SQLite make its other files."""
+    (finished_run / name).unlink(missing_ok=True)
+    (finished_run / name).symlink_to(tmp_path / "made")
+    refused(cli(*command, finished_run), f"{name} is a link")
+    assert not (tmp_path / "made").exists()
+
+
+MAGIC = bytes.fromhex("d9d505f920a163d7")
+
+
+def rollback_journal(database: bytes, named: Path) -> bytes:
+    """A journal that SQLite undoes by writing the first page anew. It belongs, it says, to a change of several
+    databases whose list is the named file, which SQLite deletes when the last of them is undone."""
+    size, name = int.from_bytes(database[16:18], "big"), bytes(named)
+    page, nonce = database[:size], 1
+    checksum = nonce + sum(page[place] for place in range(size - 200, 0, -200))
+    head = MAGIC + struct.pack(">5I", 1, nonce, len(database) // size, 512, size)
+    record = struct.pack(">I", 1) + page + struct.pack(">I", checksum)
+    tail = struct.pack(">I", 2**30 // size + 1) + name + struct.pack(">2I", len(name), sum(name)) + MAGIC
+    return head.ljust(512, b"\0") + record + tail
+
+
+def test_no_file_is_deleted_that_a_rollback_journal_names(cli: Cli, finished_run: Path, thesis: Path) -> None:
+    """N13. To undo a change, SQLite deletes the list of the databases that it was about, whatever that file is."""
+    (finished_run / SIDECARS[2]).write_bytes(rollback_journal((finished_run / JOURNAL).read_bytes(), thesis))
+    refused(cli("run", "--resume", finished_run), f"{SIDECARS[2]} names another file")
+    assert thesis.read_text() == "precious"
+
+
+def test_a_baseline_is_not_trained_in_a_linked_folder(cli: Cli, finished_run: Path, tmp_path: Path) -> None:
+    """N13."""
+    pytest.importorskip("torch")
+    (tmp_path / "mine").mkdir()
+    (finished_run / "baseline").symlink_to(tmp_path / "mine")
+    done = cli("run", "--resume", finished_run, "--baseline", "--quiet")
+    refused(done, "baseline is a link")
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def test_a_servers_log_is_not_written_through_a_link(
+    tmp_path: Path, thesis: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """N13. A folder that holds nothing but a log counts as empty, so a server writes there."""
+    (tmp_path / "serve.log").symlink_to(thesis)
+    Log("text", "server", tmp_path / "serve.log", quiet=True)("listening")
+    assert "it is a link" in capsys.readouterr().err
+    assert thesis.read_text() == "precious"
