@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baffle.cli.log import Log
-from baffle.report.page import script_name
+from baffle.report.page import drawing_script, script_name
 from tests.support.command_line import Cli, refused
 
 JOURNAL = "journal.sqlite"
@@ -85,6 +85,19 @@ def test_no_file_is_made_through_a_link_to_nothing(
     (finished_run / name).symlink_to(tmp_path / "made")
     refused(cli(*command, finished_run), f"{name} is a link")
     assert not (tmp_path / "made").exists()
+
+
+def test_a_strangers_script_beside_a_report_is_replaced(cli: Cli, finished_run: Path, tmp_path: Path) -> None:
+    """N14. The script that a report names is the one of this machine's plotly, also if the folder came with one of the
+    same size, and also if a planted page leads elsewhere."""
+    script, elsewhere = drawing_script().read_bytes(), tmp_path / "runs" / "some"
+    elsewhere.mkdir(parents=True)
+    (finished_run / script_name()).write_bytes(b"/" * len(script))
+    (finished_run / "report.html").symlink_to(elsewhere / "report.html")
+    report(cli, finished_run)
+    assert (finished_run / script_name()).read_bytes() == script
+    assert f'src="{script_name()}"' in (finished_run / "report.html").read_text()
+    assert [*elsewhere.parent.rglob("*")] == [elsewhere]
 
 
 MAGIC = bytes.fromhex("d9d505f920a163d7")

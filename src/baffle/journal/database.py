@@ -2,9 +2,9 @@
 tables besides the rounds: how each client ended each round and, in a networked run, the statements of its epochs and
 certificates. Participation is outside the chain, but as durable as the rounds."""
 
-import os
 import shlex
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -163,21 +163,23 @@ def _require_plain_files(path: Path, *, written: bool) -> None:
     writes through links. It also deletes the file that a rollback journal names, once it has undone that journal."""
     try:
         real = path.resolve() if path.is_file() and not written else path
-        files = [real.with_name(real.name + ending) for ending in ("", *SIDECARS)]
-        for file in files:
-            plain = file.is_file() and (not written or file.stat().st_nlink == 1)
-            if file.is_symlink() or (file.exists() and not plain):
-                raise JournalError(f"{file} is a link, or no file at all; expected one that SQLite wrote, or none")
-        if files[-1].exists() and _ends_with(files[-1], NAMES_ANOTHER):
-            raise JournalError(f"{files[-1]} names another file, which SQLite would delete; remove {files[-1].name}")
+        for file in (real.with_name(real.name + ending) for ending in ("", *SIDECARS)):
+            with suppress(FileNotFoundError):  # a run that goes on may have just removed it
+                _require_plain_file(file, written=written)
     except OSError as fault:
         raise JournalError(f"{path} cannot be read: {fault.strerror or fault}") from None
 
 
-def _ends_with(path: Path, end: bytes) -> bool:
+def _require_plain_file(path: Path, *, written: bool) -> None:
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode) or (written and found.st_nlink > 1):
+        raise JournalError(f"{path} is a link, or no file at all; expected one that SQLite wrote, or none")
+    if not path.name.endswith("-journal"):
+        return  # to open and close one that SQLite has locked, in this process, would end the lock
     with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - len(end)))
-        return file.read() == end
+        file.seek(max(0, found.st_size - len(NAMES_ANOTHER)))
+        if file.read(len(NAMES_ANOTHER)) == NAMES_ANOTHER:
+            raise JournalError(f"{path} names another file, which SQLite would delete; remove {path.name}")
 
 
 def _schema(db: sqlite3.Connection, path: Path) -> str:
