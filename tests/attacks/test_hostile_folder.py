@@ -3,17 +3,49 @@ file, calls nothing that the folder names, and believes no size."""
 
 import shutil
 import struct
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import baffle
 from baffle.cli.log import Log
+from baffle.errors import PlanError
+from baffle.plan import Plan, change, load
 from baffle.report.page import drawing_script, script_name
 from tests.support.command_line import Cli, refused
+from tests.support.journals import change as change_journal
+from tests.support.statements import NetworkedRun
 
+CALLS = """
+from pathlib import Path
+
+Path(__file__).with_name("called").touch()
+
+def model(*_, **__):
+    raise AssertionError
+
+data = loss = metric = model
+"""
+NAMING = {  # settings by which a plan names functions, and their names
+    'task.data="theirs:data"': "theirs:data",
+    'task.model={name="custom", factory="theirs:model"}': "theirs:model",
+    'task.loss="theirs:loss"': "theirs:loss",
+    'task.metrics=["accuracy", "theirs:metric"]': "theirs:metric",
+}
 JOURNAL = "journal.sqlite"
 SIDECARS = ["journal.sqlite-wal", "journal.sqlite-shm", "journal.sqlite-journal"]
+
+
+@pytest.fixture
+def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file that appears if the module `theirs` in the current folder is imported."""
+    (tmp_path / "theirs.py").write_text(CALLS)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path / "called"
+    sys.modules.pop("theirs", None)
 
 
 @pytest.fixture
@@ -140,3 +172,64 @@ def test_a_servers_log_is_not_written_through_a_link(
     Log("text", "server", tmp_path / "serve.log", quiet=True)("listening")
     assert "it is a link" in capsys.readouterr().err
     assert thesis.read_text() == "precious"
+
+
+def forge(run: Path, setting: str) -> None:
+    """Change a run's plan wherever it is kept."""
+    plan = change(load(str(run / "plan.toml")), [setting])
+    (run / "plan.toml").write_text(plan.to_toml())
+    change_journal(run, "UPDATE run SET plan = ?, trajectory_digest = ?", plan.to_toml(), plan.trajectory_digest())
+
+
+@pytest.mark.parametrize("setting", NAMING)
+def test_functions_that_a_plan_in_a_folder_names_are_not_called(
+    cli: Cli, finished_run: Path, tmp_path: Path, called: Path, setting: str
+) -> None:
+    """N17. Whoever can place a file in the current folder and hand over a run must not run code by it."""
+    forge(finished_run, setting)
+    for command in (["run", "--resume"], ["run", "--baseline", "--resume"], ["export", "--out", tmp_path / "model"]):
+        refused(
+            cli(*command, finished_run), f"names functions, which this would call: {NAMING[setting]};", "--own-code"
+        )
+    for harmless in ("report", "status", "verify"):
+        cli(harmless, finished_run)
+    with pytest.raises(PlanError, match="own_code=True"):
+        baffle.resume(finished_run)
+    assert not called.exists()
+    cli("run", "--resume", finished_run, "--own-code")
+    assert called.exists(), "the file would have told if they had been called"
+
+
+@pytest.mark.parametrize("setting", NAMING)
+def test_a_repeated_run_calls_no_functions_either(
+    cli: Cli, tiny: Callable[..., Plan], tmp_path: Path, called: Path, setting: str
+) -> None:
+    """N17, with `run --as`."""
+    plan = tiny("ring.n_max=20", "federation.clients=4", "secure.mode=on", setting)
+    run = NetworkedRun(plan, tmp_path / "run").whole()
+    refused(cli("run", "--as", run, "--out", tmp_path / "again"), NAMING[setting], "--own-code")
+    assert not called.exists()
+
+
+def test_a_planted_baseline_calls_no_functions(cli: Cli, finished_run: Path, called: Path) -> None:
+    """N17, with the plan of the baseline, which the run's own plan does not mention."""
+    pytest.importorskip("torch")
+    shutil.copytree(finished_run, finished_run / "baseline")
+    forge(finished_run / "baseline", 'task.data="theirs:data"')
+    refused(cli("run", "--quiet", "--baseline", "--resume", finished_run), "theirs:data", "--own-code")
+    assert not called.exists()
+
+
+@pytest.mark.parametrize("setting", [*NAMING][2:])
+def test_a_run_of_given_objects_calls_only_those(tmp_path: Path, called: Path, setting: str) -> None:
+    """N17, with a run of `baffle.fit`, whose plan could name functions besides the objects."""
+    nn = pytest.importorskip("torch").nn
+    random = np.random.default_rng(0)
+    clients = [(random.random((20, 4), np.float32), random.integers(0, 2, 20)) for _ in range(3)]
+    given = {"model": nn.Linear(4, 2), "clients": clients}
+    run = baffle.fit(**given, plan={"rounds": 2}, out=tmp_path / "run", progress=False)
+    assert baffle.resume(run.path, ["rounds=3"], **given)["rounds"] == 3
+    forge(run.path, setting)
+    with pytest.raises(PlanError, match=NAMING[setting]):
+        baffle.resume(run.path, ["rounds=4"], **given)
+    assert not called.exists()

@@ -215,7 +215,7 @@ def partition_of(run: RunRecord, data: Path | None = None, *, own_code: bool = F
     if run.given:
         return Partition((), "A program gave the data as objects (baffle.fit); the run's folder does not hold them.")
     if ":" in plan.task.data and not own_code:
-        return Partition((), f"The plan's data come from {plan.task.data}, which is not run to make a report.")
+        return Partition((), f"The plan's data come from {plan.task.data}, which is not run without --own-code.")
     try:
         source = load(plan.task.data, data, plan.task.pixels)
         return Partition(tuple(holdings(source, share_out(plan, source))))

@@ -11,6 +11,7 @@ import msgspec
 from baffle.core.ports import CONTRIBUTED, MISSING
 from baffle.errors import one_line
 from baffle.plan import Plan
+from baffle.plan.functions import named_by
 from baffle.report.charts import AXES, Partition, beside, series_of, traffic_of
 from baffle.report.record import LEFT_OUT, RunRecord, by_phase, number, refusals
 from baffle.report.words import duration, measured, metric_name, size
@@ -312,13 +313,14 @@ def _commands(run: RunRecord) -> dict[str, str]:
     """The commands to check, continue and repeat a run."""
     folder = shlex.quote(str(run.folder))
     plan = shlex.quote(str(run.folder / "plan.toml"))
+    own_code = " --own-code" if named_by(run.plan.task) else ""
     told = {"check every hash": f"baffle verify {folder}"}
     if run.given:  # only the program that has the objects can continue or repeat it
         return told
     if run.state != "finished":
         served = f"baffle serve {plan} --keys SERVER_KEYS --out {folder}"
-        told["go on"] = served if run.networked else f"baffle run --resume {folder}"
+        told["go on"] = served if run.networked else f"baffle run --resume {folder}{own_code}"
     if run.plan.privacy.on:  # its noise cannot be repeated
         return told
     again = {"repeat": f"baffle run {plan} --out NEW_FOLDER"}
-    return told | ({"repeat in one process": f"baffle run --as {folder}"} if run.networked else again)
+    return told | ({"repeat in one process": f"baffle run --as {folder}{own_code}"} if run.networked else again)
