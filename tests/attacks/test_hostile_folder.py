@@ -1,10 +1,12 @@
 """Folders of runs that come from a stranger: whatever is planted in one, a command that writes there changes no other
 file, calls nothing that the folder names, and believes no size."""
 
+import json
 import shutil
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +14,14 @@ import pytest
 
 import baffle
 from baffle.cli.log import Log
-from baffle.errors import PlanError
+from baffle.core.messages import Group, Outcome, encode
+from baffle.errors import BaffleError, PlanError
 from baffle.plan import Plan, change, load
+from baffle.report.live import LiveRun
 from baffle.report.page import drawing_script, script_name
 from tests.support.command_line import Cli, refused
 from tests.support.journals import change as change_journal
+from tests.support.memory import at_most
 from tests.support.statements import NetworkedRun
 
 CALLS = """
@@ -233,3 +238,66 @@ def test_a_run_of_given_objects_calls_only_those(tmp_path: Path, called: Path, s
     with pytest.raises(PlanError, match=NAMING[setting]):
         baffle.resume(run.path, ["rounds=4"], **given)
     assert not called.exists()
+
+
+@pytest.mark.parametrize("number", [9 * 10**18, 10**9, 0])
+def test_a_number_of_weights_is_not_believed(cli: Cli, finished_run: Path, tmp_path: Path, number: int) -> None:
+    """N12. A journal of a few kilobytes took 8 GB, or ended in a traceback."""
+    change_journal(finished_run, "UPDATE run SET n_weights = ?", number)
+    for command in (
+        ["report"],
+        ["status"],
+        ["watch"],
+        ["verify"],
+        ["run", "--resume"],
+        ["export", "--out", tmp_path / "m"],
+    ):
+        with at_most(1 << 25):
+            refused(cli(*command, finished_run), "the number of weights is", "the journal is damaged")
+
+
+def test_many_directions_are_not_drawn_again_for_a_report(cli: Cli, finished_run: Path) -> None:
+    """N12, with the number of directions: a round of a million takes minutes, and of a larger model days."""
+    forge(finished_run, "probe.k=1000000")
+    report(cli, finished_run)
+    assert "too many numbers to draw again" in (finished_run / "report.html").read_text()
+
+
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        *(
+            ("metrics", "record", f'"{name}": {HUGE}}}')
+            for name in ("round", "uplink_bytes", "test_accuracy", "seconds")
+        ),
+        *(("metrics", "record", f'"seconds": {value}}}') for value in ("1e999", "-1e999", "NaN", "-1")),
+        *(("rounds", "outcome", encode(Outcome(5, "scalars", groups))) for groups in ((), (Group(0, b"", 1),) * 2)),
+        ("rounds", "outcome", encode(Outcome(5, "scalars", (Group(0, bytes(16), 0),)))),
+        *(("participation", "round", value) for value in (6, 2**62)),
+    ],
+)
+def test_no_number_ends_a_report_in_a_traceback(
+    cli: Cli, finished_run: Path, table: str, column: str, value: object
+) -> None:
+    """N12, with other numbers of a journal: a command shows them or refuses them."""
+    if isinstance(value, str):  # the end of a record: the last of two fields of one name counts
+        change_journal(finished_run, "UPDATE metrics SET record = rtrim(record, '}') || ',' || ?", value)
+    else:
+        change_journal(finished_run, f"UPDATE OR REPLACE {table} SET {column} = ? WHERE round = 5", value)
+    for command in ("report", "status"):
+        done = cli(command, finished_run)
+        assert (done.returncode, done.stderr.count("\n")) in ((0, 0), (2, 1))
+    with suppress(BaffleError):
+        live = LiveRun(finished_run)
+        json.loads(live.news())
+        live.metrics()
+
+
+def test_no_number_of_a_summary_ends_a_report_in_a_traceback(cli: Cli, finished_run: Path) -> None:
+    summary = json.loads((finished_run / "summary.json").read_text())
+    for name in summary:
+        (finished_run / "summary.json").write_text(json.dumps(summary | {name: int(HUGE)}))
+        report(cli, finished_run)

@@ -186,7 +186,7 @@ def attendance_chart(run: RunRecord, place: int) -> Chart | None:
     ends = {first * step: min((first + 1) * step, run.rounds_done) for first in sorted(counts)}
     bars = [
         {"name": label, "way": way}
-        | {"values": [round(counts[start // step][way] / (end - start), 2) for start, end in ends.items()]}
+        | {"values": [round(counts[start // step][way] / max(1, end - start), 2) for start, end in ends.items()]}
         for way, label in WAYS.items()
     ]
     rounds = "in each round" if step == 1 else f"in a round, mean of {step} rounds"

@@ -292,8 +292,7 @@ def _flat(tables: Mapping[str, Any], path: str = "") -> dict[str, str]:
 
 def origin(run: RunRecord, name: str = "") -> Html:
     """Digests, versions, memory, and the commands to check, continue and repeat a run. With a name, it is a heading."""
-    peak, whole = run.summary.get("peak_rss_mb"), "server" if run.networked else "whole process, all clients"
-    is_known = isinstance(peak, (int, float))
+    peak, whole = number(run.summary.get("peak_rss_mb")), "server" if run.networked else "whole process, all clients"
     facts: dict[str, Content] = {
         "folder": element("code", str(run.folder)),
         "plan": element("code", run.plan.digest().hex()),
@@ -302,7 +301,7 @@ def origin(run: RunRecord, name: str = "") -> Html:
         "last hash of the chain": element("code", run.chain or "–"),
         "weights": f"{run.n_weights:,}",
         "made with": ", ".join(f"{one_line(k, 40)} {one_line(v, 40)}" for k, v in run.versions.items()) or "–",
-        "peak memory": f"{peak:,.0f} MB, {whole}" if is_known else "known when the run has ended",
+        "peak memory": f"{peak:,.0f} MB, {whole}" if peak is not None else "known when the run has ended",
     }
     facts |= {what: element("code", command) for what, command in _commands(run).items()}
     listed = [(element("dt", term), element("dd", about)) for term, about in facts.items()]
