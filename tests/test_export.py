@@ -102,7 +102,7 @@ def frozen_front() -> nn.Module:
 def test_a_run_behind_a_frozen_backbone_is_exported_whole(tiny: Callable[..., Plan], tmp_path: Path) -> None:
     plan = tiny(f'task.model={{name="custom", factory="{__name__}:frozen_front"}}', "rounds=2")
     simulate(plan, tmp_path / "run")
-    manifest = export_run(tmp_path / "run", tmp_path / "model")
+    manifest = export_run(tmp_path / "run", tmp_path / "model", own_code=True)
     assert [tensor.name for tensor in manifest.weights] == ["3.first.weight", "3.first.bias", "3.second.bias"]
     batch = Batch(np.random.default_rng(0).random((6, 1, 8, 8), np.float32), np.arange(6))
     for file in (WEIGHTS, AVERAGE):
@@ -145,7 +145,7 @@ def test_token_ids_reach_a_simulated_model_unrounded(
     )
     simulate(plan, tmp_path / "run")
     assert tokens.seen == set(tokens.ROUNDED)
-    manifest = export_run(tmp_path / "run", tmp_path / "model")
+    manifest = export_run(tmp_path / "run", tmp_path / "model", own_code=True)
     assert (manifest.input_dtype, manifest.input_shape) == ("int64", (tokens.LENGTH,))
     weights = read_weights(tmp_path / "model" / WEIGHTS, manifest)
     batch = tokens.data().test.batch(np.arange(20))

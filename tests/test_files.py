@@ -2,6 +2,7 @@
 texts from untrusted sources. tests/data has more tests of archives, through data sets."""
 
 import errno
+import fcntl
 import io
 import os
 import stat
@@ -29,12 +30,11 @@ def test_when_it_fails_the_old_content_stays(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "some.json"
     replace(path, b"old")
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as broken:
-        owner = Path if step == "rename" else os
-        broken.setattr(owner, {"open": "open", "fsync": "fsync", "rename": "replace"}[step], full)
+        broken.setattr(os, {"open": "open", "fsync": "fsync", "rename": "replace"}[step], full)
         with pytest.raises(OSError, match="No space"):
             replace(path, b"new and longer")
     assert path.read_bytes() == b"old"
@@ -69,13 +69,60 @@ def test_room_is_required_and_left(tmp_path: Path) -> None:
         assert sorted(file.name for file in disk.folder.iterdir()) == ["ballast", "some.sqlite"]
 
 
+LEFT = ".baffle-0123456789abcdef.new"
+
+
+def test_what_a_killed_process_left_is_removed_and_what_another_is_writing_stays(tmp_path: Path) -> None:
+    left = [tmp_path / LEFT, tmp_path / LEFT.replace("0", "1"), tmp_path / ".baffle-mine.new"]
+    for path in left:
+        path.write_bytes(b"half")
+    with left[1].open("rb") as busy:
+        fcntl.flock(busy, fcntl.LOCK_EX)
+        replace(tmp_path / "one", b"1")
+    assert [path.exists() for path in left] == [False, True, True]
+    os.mkfifo(left[0])
+    require_room(tmp_path / "one")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".baffle-mine.new", "one"]
+
+
+def test_a_new_file_that_was_taken_for_one_left_behind_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may look between the moments at which a file is made and locked."""
+    lock, thefts = fcntl.flock, iter([True])
+
+    def steal(file: int, how: int) -> None:
+        if next(thefts, False):
+            next(tmp_path.iterdir()).unlink()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", steal)
+    replace(tmp_path / "one", b"1")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"1"]
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    link = tmp_path / "link"
+    link.symlink_to("mine")
+    with pytest.raises(OSError, match="it is a link"):
+        append(link, b"new")
+    replace(link, b"new")
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert (link.read_bytes(), link.is_symlink()) == (b"new", False)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "named").symlink_to("folder")  # by the user, who names it
+    replace(tmp_path / "named" / "file", b"new")
+    append(tmp_path / "named" / "file", b"er")
+    assert (tmp_path / "folder" / "file").read_bytes() == b"newer"
+
+
 def test_files_and_folders_are_their_owners_alone(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Even with a umask of 0."""
     request.addfinalizer(partial(os.umask, os.umask(0)))
     folder = tmp_path / "some" / "folder"
     make_folder(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    (folder / ".replaced.new").touch(mode=0o666)  # left behind when a process was killed
     replace(folder / "replaced", b"secret")
     append(folder / "appended", b"secret")
     for name in ("replaced", "appended"):

@@ -18,6 +18,7 @@ from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
 from baffle.plan import Onnx, Plan, load
+from baffle.plan.functions import require_own_code
 from baffle.runtime.onnx import model_folder
 from baffle.runtime.onnx.built_in import built_in
 from baffle.runtime.onnx.graph import OnnxGraph
@@ -35,12 +36,14 @@ def export_plan(source: str, out: Path, settings: Iterable[str] = (), *, data: P
     return write_export(out, graph, graph.flat(), plan)
 
 
-def export_run(run: Path, out: Path, *, data: Path | None = None) -> Manifest:
-    """Export the model of a run with its present weights, and their average if the run keeps one."""
+def export_run(run: Path, out: Path, *, data: Path | None = None, own_code: bool = False) -> Manifest:
+    """Export the model of a run with its present weights, and their average if the run keeps one. Functions that the
+    run's plan names are called only with `own_code`."""
     _require_free(out)
     folder = RunFolder.existing(run)
     with Journal.open(folder.journal) as journal, journal.one_view():
         plan = load(str(folder.plan))
+        require_own_code(plan.task, run, own_code=own_code)
         if unsettled := plan.task.model.unsettled():
             raise ModelError(
                 f"the run in {run} is of version 0.1, whose plans had no task.model.{unsettled[0]}: this version would "

@@ -1,15 +1,26 @@
-"""Writing files atomically and readable by their owner alone, and reading files from untrusted sources."""
+"""Writing files atomically and readable by their owner alone, and reading files from untrusted sources.
 
+A folder that is written to may come from a stranger too. So nothing is written through a link in it, and a temporary
+file is always a new one under a random name.
+"""
+
+import errno
+import fcntl
 import os
+import re
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from secrets import token_hex
+from typing import BinaryIO, Protocol, TypeVar
 
 T = TypeVar("T")
 
 ROOM = 1 << 16  # how many bytes must fit for a disk to count as not full
+
+TEMPORARY = re.compile(r"\.baffle-[0-9a-f]{16}\.new")  # the name of a file before it takes the place of another
 
 
 class Attempt(Protocol):
@@ -30,19 +41,17 @@ def make_folder(path: Path) -> None:
 
 def replace(path: Path, data: bytes) -> None:
     """Replace a file atomically: a reader finds either the old contents or all of `data`, even if this process is
-    killed or the disk is full. Only the file's owner can read it."""
-    new = path.with_name(f".{path.name}.new")
-    with open(new, "wb", opener=_for_its_owner) as file:
-        os.fchmod(file.fileno(), 0o600)  # an earlier attempt may have left it with another mode
+    killed or the disk is full. Only the file's owner can read it. A link in its place is replaced, not followed."""
+    with _temporary(path.parent) as (folder, file, name):
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    new.replace(path)
+        os.replace(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def append(path: Path, data: bytes) -> None:
     """Append all of the data to a file, or nothing if the disk is full."""
-    with open(path, "ab", buffering=0, opener=_for_its_owner) as file:
+    with open(path, "ab", buffering=0, opener=own_file) as file:
         before, rest = file.tell(), data
         try:
             while rest:
@@ -55,17 +64,63 @@ def append(path: Path, data: bytes) -> None:
 
 def require_room(path: Path) -> None:
     """Raise an OSError if the file, or one in its folder whose name begins with its name, could not grow now."""
-    probe = path.with_name(f".{path.name}.room")
-    probe.unlink(missing_ok=True)
+    longest = max((file.lstat().st_size for file in path.parent.glob(f"{path.name}*")), default=0)
+    with _temporary(path.parent) as (_folder, file, _name):
+        file.seek(longest)
+        for _ in range(0, ROOM, 4096):
+            file.write(bytes(4096))
+            file.flush()
+        os.fsync(file.fileno())
+
+
+def own_file(path: str, flags: int) -> int:
+    """An opener of files that are written in place: for their owner alone, and never through a link, which may lead
+    from a stranger's folder to any file of the user."""
     try:
-        longest = max((file.stat().st_size for file in path.parent.glob(f"{path.name}*")), default=0)
-        with probe.open("xb", buffering=0) as file:
-            file.seek(longest)
-            for _ in range(0, ROOM, 4096):
-                file.write(bytes(4096))
-            os.fsync(file.fileno())
+        return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    except OSError as fault:
+        if fault.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "it is a link, and nothing is written through links") from None
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[tuple[int, BinaryIO, str]]:
+    """A folder, opened, and a new file in it with its name there. The file is removed unless it was renamed. Its lock
+    tells it from those that killed processes have left behind, which are removed."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for left in filter(TEMPORARY.fullmatch, os.listdir(folder)):  # noqa: PTH208  by descriptor
+            with suppress(OSError):
+                _remove_unlocked(folder, left)
+        name = f".baffle-{token_hex(8)}.new"
+        with open(name, "wb", opener=partial(_new_file, folder)) as file:
+            try:
+                yield folder, file, name
+            finally:
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
     finally:
-        probe.unlink(missing_ok=True)
+        os.close(folder)
+
+
+def _new_file(folder: int, name: str, flags: int) -> int:
+    while True:
+        handle = os.open(name, flags | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+        with suppress(OSError):  # some disks have no locks; then nothing counts as left behind
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return handle
+        os.close(handle)  # another process took it for one left behind, before it was locked
+
+
+def _remove_unlocked(folder: int, name: str) -> None:
+    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(name, dir_fd=folder)
+    finally:
+        os.close(handle)
 
 
 def sync_folder(folder: Path) -> None:
@@ -95,7 +150,3 @@ def read_file(path: Path, most: int) -> bytes:
     if len(data) > size:
         raise OSError("it grows while it is read")
     return data
-
-
-def _for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -10,12 +10,13 @@ import msgspec
 
 from baffle.aggregation.plain import PlainSum
 from baffle.client.worker import Stack
-from baffle.errors import ChainError, JournalError, PlanError
+from baffle.errors import ChainError, JournalError, PlanError, RunFolderError
 from baffle.federation import RandomnessOf, Sums, federation, sums_of, system_randomness, workers_of
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
 from baffle.measuring.precision import require_precision
 from baffle.plan import Plan, PrivacySettings, change, check, load, override
+from baffle.plan.functions import require_own_code
 from baffle.plan.tasks import headline, is_own
 from baffle.runtime.registry import runtime_of
 from baffle.server.diagnosis import Warn
@@ -101,9 +102,11 @@ def resume(
     warn: Warn = _nothing,
     stop: Stop = _nothing,
     load_again: Callable[[Plan], Task] | None = None,
+    own_code: bool = False,
 ) -> Summary:
     """Continue a run. Settings may change how long and how it runs, but nothing that determines its weights.
-    `load_again` loads the task of a run whose model and data are Python objects, which no plan can name."""
+    `load_again` loads the task of a run whose model and data are Python objects, which no plan can name. Functions that
+    the run's plan names are called only with `own_code`, since the folder may be untrusted."""
     with RunFolder.existing(Path(path)) as folder:
         old = load(str(folder.plan))
         new = override(old, settings)
@@ -114,6 +117,7 @@ def resume(
                 "new run with --out"
             )
         check(new)
+        require_own_code(new.task, folder.path, own_code=own_code)
         task = load_again(new) if load_again else load_task(new, data)
         if task.plan != new:
             raise JournalError(f"{folder.plan} is not a resolved plan; expected the file that the run itself wrote")
@@ -154,13 +158,18 @@ def require_baseline(plan: Plan, data: str | Path | None = None) -> None:
         load_task(baseline, data)
 
 
-def add_baseline(path: str | Path, *, data: str | Path | None = None, watch: Watch = _nothing) -> Summary:
+def add_baseline(
+    path: str | Path, *, data: str | Path | None = None, watch: Watch = _nothing, own_code: bool = False
+) -> Summary:
     """Train a finished run's plan by backpropagation too, in its subfolder `baseline`, and add it to the summary."""
     with RunFolder.existing(Path(path)) as folder:
         plan = load(str(folder.plan))
+        require_own_code(plan.task, folder.path, own_code=own_code)
         subfolder = Path(path) / "baseline"
+        if subfolder.is_symlink():
+            raise RunFolderError(f"{subfolder} is a link, and nothing is written through links; remove it")
         if (subfolder / "plan.toml").exists():
-            baseline = resume(subfolder, [f"rounds={plan.rounds}"], data=data, watch=watch)
+            baseline = resume(subfolder, [f"rounds={plan.rounds}"], data=data, watch=watch, own_code=own_code)
         else:
             baseline = simulate(baseline_of(plan), subfolder, data=data, watch=watch)
         compared = (f"test_{headline(plan.task)}", "rounds", "seconds", "uplink_bytes_per_client_round")
@@ -208,6 +217,7 @@ def repeat(
     *,
     data: str | Path | None = None,
     watch: Watch = _nothing,
+    own_code: bool = False,
 ) -> Summary:
     """Repeat the networked run in a folder, into a new folder.
 
@@ -221,6 +231,7 @@ def repeat(
         if not journal.statements.networked:
             raise JournalError(f"{path} holds no networked run with statements; a simulation is repeated by its plan")
         plan = change(journal.plan(), settings)
+        require_own_code(plan.task, original.path, own_code=own_code)
         if msgspec.structs.replace(plan, run=journal.plan().run) != journal.plan():
             raise PlanError("a repeated run may change run.* and nothing else; leave the other settings out")
         if plan.privacy.on:

@@ -115,7 +115,7 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE, epochs: tupl
     rebuilders = min(threads, REBUILDERS)
 
     def gradient(outcome: Outcome) -> F32:
-        groups = _checked_groups(outcome, plan, length)
+        groups = checked_groups(outcome, plan, length)
         how = plan.secure.combine
         if not plan.own_seeds:
             groups = [(groups[0][0], combine_totals([totals for _, totals in groups], how))]
@@ -189,7 +189,7 @@ def distribution(probe: ProbeSettings) -> Distribution:
     return distribution_of(probe.distribution, probe.shapes)
 
 
-def _checked_groups(outcome: Outcome, plan: Plan, length: int) -> list[tuple[int, Totals]]:
+def checked_groups(outcome: Outcome, plan: Plan, length: int) -> list[tuple[int, Totals]]:
     """The groups' totals, each with the number of its key; an outcome that does not fit the plan is refused."""
     most = plan.secure.groups
     if outcome.kind != plan.outcome_kind or not 1 <= len(outcome.groups) <= most:

@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,7 +24,7 @@ def test_a_missing_or_empty_folder_is_made_when_it_is_entered(tmp_path: Path) ->
         pass
     for log in ("serve.log", "serve.log.1"):  # a server logs before its run begins, also when it fails to begin
         (tmp_path / "c" / log).touch()
-    (tmp_path / "c" / ".plan.toml.new").write_text("x =")  # a kill during the first write leaves this behind
+    (tmp_path / "c" / ".baffle-0123456789abcdef.new").write_text("x =")  # a kill during the first write leaves this
     with RunFolder.new(tmp_path / "c") as folder:
         folder.write_plan("x = 1\n")
     assert sorted(path.name for path in folder.path.iterdir()) == ["plan.toml", "serve.log", "serve.log.1"]
@@ -86,10 +87,12 @@ def test_files_are_written_whole(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "summary.json"]
 
 
-def test_a_file_that_cannot_be_written_says_how_to_go_on_and_leaves_the_old_one(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_says_how_to_go_on_and_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with RunFolder(tmp_path) as folder:
         folder.write_summary({"rounds": 3})
-        (tmp_path / ".summary.json.new").mkdir()
+        monkeypatch.setattr(os, "replace", Mock(side_effect=OSError("broken")))
         with pytest.raises(RunFolderError, match=r"summary\.json cannot be written: .*baffle run --resume"):
             folder.write_summary({"rounds": 4})
         assert json.loads((tmp_path / "summary.json").read_text()) == {"rounds": 3}

@@ -190,6 +190,18 @@ def test_a_lie_in_a_run_does_nothing(page: Page, tiny: Callable[..., Plan], tmp_
     assert LIE[:25] in page.eval("document.querySelector('#chart-bytes .yaxislayer-above').textContent")
 
 
+def test_the_page_runs_no_other_script_that_lies_beside_it(page: Page, runs: list[Path], tmp_path: Path) -> None:
+    """Attack N14, in a browser: neither under the name of the page's own script nor under any other."""
+    (tmp_path / script_name()).write_text("window.stranger = 1;")
+    (tmp_path / "other.js").write_text("window.stranger = 1;")
+    page.open(write_report(runs[:1], tmp_path / "report.html").as_uri())
+    added = (
+        "Object.assign(document.createElement('script'), {src: 'other.js', onload: () => go(1), onerror: () => go(0)})"
+    )
+    assert page.eval(f"new Promise((go) => document.body.append({added}))") == 0
+    assert page.eval("[typeof stranger, typeof Plotly].join()") == "undefined,object"
+
+
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_the_page_could_not_tell_anybody_if_it_wanted_to(page: Page, reports: dict[str, str], scheme: str) -> None:
     page.open(reports["one"])

@@ -91,7 +91,11 @@ def test_the_page_may_load_nothing_from_anywhere(finished_run: Path) -> None:
     assert policy is not None
     assert "default-src 'none'" in policy
     assert "connect-src 'none'" in policy
-    assert "'unsafe-inline'" not in policy.partition("script-src")[2].partition(";")[0]
+    (word,) = [script["nonce"] for script in elements.named("script") if "nonce" in script]
+    allowed = policy.partition("script-src ")[2].partition(";")[0].split()
+    assert [source.partition("-")[0] for source in allowed] == ["'sha256", "'nonce"]
+    assert allowed[1] == f"'nonce-{word}'"
+    assert str(word) not in _page(read_run(finished_run)), "another page has another word"
     assert not re.findall(r"https?://", page)
 
 

@@ -93,6 +93,12 @@ def test_a_run_with_a_model_and_data_that_lie_in_the_current_folder(tmp_path: Pa
     done = in_folder(tmp_path, "run", "plan.toml", "--data", "files", "--out", "run")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["n_weights"] == 39
+    resumed = ["run", "--resume", "run", "--set", "rounds=3", "--data", "files"]
+    assert (
+        "names functions, which this would call: mymodel:data, mymodel:model;" in in_folder(tmp_path, *resumed).stderr
+    )
+    done = in_folder(tmp_path, *resumed, "--own-code")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

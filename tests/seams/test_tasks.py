@@ -108,7 +108,7 @@ def test_several_inputs(tiny: Tiny, tmp_path: Path, name: str, supports: str) ->
     plan = tiny(*LEARN, data(name), model("both"), f"probe.supports={supports}", "probe.micro_batch=24", "rounds=14")
     summary = simulate(plan, tmp_path / "run")
     assert summary["test_accuracy"] > 0.7
-    assert resume(tmp_path / "run", ["rounds=15"])["rounds"] == 15
+    assert resume(tmp_path / "run", ["rounds=15"], own_code=True)["rounds"] == 15
 
 
 def test_several_inputs_are_refused_where_a_model_takes_one(tiny: Tiny, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_what_a_person_sees_of_a_regression(cli: Cli, tiny_toml: Path, tmp_path:
 
 def test_a_baseline_is_compared_by_the_first_metric(tiny: Tiny, tmp_path: Path) -> None:
     simulate(tiny(data("line"), own("squared"), 'task.metrics=["mae", "r2"]'), tmp_path / "run")
-    summary = add_baseline(tmp_path / "run")
+    summary = add_baseline(tmp_path / "run", own_code=True)
     assert summary["metrics"] == ["mae", "r2"]
     assert summary["baseline_test_mae"] < summary["test_mae"] * 2
 
@@ -165,7 +165,7 @@ def test_metrics_are_beside_the_chain(tiny: Tiny, tmp_path: Path) -> None:
     assert verify(tmp_path / "one").chain == verify(tmp_path / "two").chain
     assert second["metrics"] == ["rmse", "largest_error"]
     assert second["test_largest_error"] >= second["test_rmse"] > 0
-    resumed = resume(tmp_path / "two", ["rounds=8", 'task.metrics=["loss"]'])
+    resumed = resume(tmp_path / "two", ["rounds=8", 'task.metrics=["loss"]'], own_code=True)
     assert resumed["metrics"] == ["loss"]
     assert "test_rmse" not in resumed
 

@@ -189,7 +189,7 @@ def test_a_run_measures_everything_in_one_forward_pass(
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     for name in ("test_accuracy", "test_accuracy_last", "test_top5", "test_domains"):
         assert last[name] == summary[name]
-    assert resume(tmp_path / "run")["test_domains"] == summary["test_domains"]
+    assert resume(tmp_path / "run", own_code=True)["test_domains"] == summary["test_domains"]
 
 
 def test_domains_are_about_the_averaged_weights(tiny: MakePlan, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from baffle.cli.options import data_option, json_option, path, set_option
+from baffle.cli.options import data_option, json_option, own_code_option, path, set_option
 
 LOSS = """With --onnx: the loss in the graph, as task.loss names it (default: cross_entropy); none for a function of
 your own."""
@@ -24,6 +24,7 @@ several inputs."""
 @click.option("--shape", multiple=True, metavar="SIZES", help=SHAPE)
 @set_option
 @data_option
+@own_code_option
 @json_option
 def export(
     source: str | None,
@@ -34,6 +35,7 @@ def export(
     shape: tuple[str, ...],
     settings: tuple[str, ...],
     data: Path | None,
+    own_code: bool,
     as_json: bool,
 ) -> None:
     """Export a model for devices without PyTorch. SOURCE is a run's folder, a plan's TOML file or a preset's name."""
@@ -52,7 +54,7 @@ def export(
     if onnx:
         manifest = export_onnx(onnx, out, freeze, _shape(shape), graph_loss(loss or "cross_entropy"))
     elif run:
-        manifest = export_run(run, out, data=data)
+        manifest = export_run(run, out, data=data, own_code=own_code)
     else:
         manifest = export_plan(str(source), out, settings, data=data)
     approval = read_exported(out).sha256

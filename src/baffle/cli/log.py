@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Literal
 
 from baffle.errors import one_line
-from baffle.files import make_folder
+from baffle.files import make_folder, own_file
 
 Style = Literal["text", "json"]
 
@@ -71,7 +71,7 @@ def older(file: Path) -> Path:
 
 def _append(lines: list[str], file: Path) -> None:
     make_folder(file.parent)  # it becomes the folder of a run or of a client's state
-    with file.open("a+b") as opened:
+    with open(file, "a+b", opener=own_file) as opened:
         size = opened.seek(0, os.SEEK_END)
         torn = False
         if size:

@@ -17,6 +17,9 @@ set_option = click.option(
 data_option = click.option("--data", type=path, help="Folder of data sets (default: $BAFFLE_DATA).")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+own_code_option = click.option(
+    "--own-code", is_flag=True, help="Call functions that the plan in a run's folder names; only if you trust them."
+)
 log_option = click.option(
     "--log",
     "log_style",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import to_builtins
 
-from baffle.cli.options import data_option, json_option, path, quiet_option
+from baffle.cli.options import data_option, json_option, own_code_option, path, quiet_option
 from baffle.errors import one_line
 
 if TYPE_CHECKING:
@@ -27,21 +27,17 @@ ONLY_A_SERVER = (
 @click.argument("folders", type=path, nargs=-1, required=True, metavar="DIR...")
 @click.option("--out", type=path, help="The page's file (default: report.html in DIR, or beside the first of several).")
 @click.option("--standalone", is_flag=True, help="Make one file of 5 MB that includes its script, to send to somebody.")
-@click.option(
-    "--own-data",
-    is_flag=True,
-    help="Also show the partition of data that a plan names as module:function. This runs that function.",
-)
 @data_option
+@own_code_option
 @quiet_option
 def report(
-    folders: tuple[Path, ...], out: Path | None, standalone: bool, own_data: bool, data: Path | None, quiet: bool
+    folders: tuple[Path, ...], out: Path | None, standalone: bool, data: Path | None, own_code: bool, quiet: bool
 ) -> None:
     """Show what happened in a run, on one page. DIR is the folder of a run: finished, going on, stopped, or over a
     network. Several runs are shown side by side."""
     from baffle.report.page import write_report
 
-    page = write_report(folders, out, standalone=standalone, data=data, own_code=own_data)
+    page = write_report(folders, out, standalone=standalone, data=data, own_code=own_code)
     if not quiet:
         click.echo(f"report: {page}")
 

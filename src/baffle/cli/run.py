@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from baffle.cli.options import data_option, json_option, path, plan_argument, quiet_option, set_option
+from baffle.cli.options import (
+    data_option,
+    json_option,
+    own_code_option,
+    path,
+    plan_argument,
+    quiet_option,
+    set_option,
+)
 from baffle.errors import BaffleError
 
 if TYPE_CHECKING:
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
     help="Repeat the networked run in DIR in this process, with its dropouts, to the same weights.",
 )
 @data_option
+@own_code_option
 @click.option("--baseline", is_flag=True, help="Also train by backpropagation, into DIR/baseline, and compare.")
 @json_option
 @quiet_option
@@ -38,6 +47,7 @@ def run(
     resumed: Path | None,
     original: Path | None,
     data: Path | None,
+    own_code: bool,
     baseline: bool,
     as_json: bool,
     quiet: bool,
@@ -51,8 +61,10 @@ def run(
         raise click.UsageError("--as DIR repeats that run as it was; give no PLAN, --resume or --baseline with it")
     from baffle.journal.folder import new_folder
     from baffle.plan import load
+    from baffle.plan.functions import named_by
 
     chosen = None if resumed or original else load(plan or "digits", settings)
+    own_code = own_code or bool(chosen and named_by(chosen.task))  # a plan that the user names is the user's own word
     folder = resumed or out or new_folder(chosen.name if chosen else "run")
     from baffle.cli import show
     from baffle.simulation import add_baseline, repeat, require_baseline, resume, simulate
@@ -66,31 +78,32 @@ def run(
     try:
         with show.watching(console, "probing") as watch:
             if original:
-                summary = repeat(original, folder, settings, data=data, watch=watch)
+                summary = repeat(original, folder, settings, data=data, watch=watch, own_code=own_code)
             elif chosen is None:
-                summary = resume(folder, settings, data=data, watch=watch, warn=warn)
+                summary = resume(folder, settings, data=data, watch=watch, warn=warn, own_code=own_code)
             else:
                 summary = simulate(chosen, folder, data=data, watch=watch, warn=warn)
         if baseline:
             with show.watching(console, "backpropagation") as watch:
-                summary = add_baseline(folder, data=data, watch=watch)
+                summary = add_baseline(folder, data=data, watch=watch, own_code=own_code)
     except KeyboardInterrupt:
         begun = (folder / "plan.toml").exists() and not original
-        resuming = f"; go on with: baffle run --resume {shlex.quote(str(folder))}" if begun else ""
+        again = f"baffle run --resume {shlex.quote(str(folder))}{' --own-code' if own_code else ''}"
+        resuming = f"; go on with: {again}" if begun else ""
         show.say(remarks, f"stopped{resuming}")
         raise click.Abort from None
     if as_json:
         click.echo(json.dumps(summary))
     else:
-        show.result(console, summary, folder, _report(remarks, folder, data))
+        show.result(console, summary, folder, _report(remarks, folder, data, own_code=own_code))
 
 
-def _report(remarks: "Console", folder: Path, data: Path | None) -> Path | None:
+def _report(remarks: "Console", folder: Path, data: Path | None, *, own_code: bool) -> Path | None:
     """Write the run's report. If that fails, say why: the run itself is finished."""
     from baffle.report.page import write_report
 
     try:
-        return write_report([folder], data=data, own_code=True)
+        return write_report([folder], data=data, own_code=own_code)
     except ModuleNotFoundError as fault:
         if fault.name != "plotly":
             raise

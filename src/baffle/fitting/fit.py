@@ -21,7 +21,7 @@ from baffle.fitting.run import Run
 from baffle.journal.folder import RunFolder, new_folder
 from baffle.journal.replay import initial_weights
 from baffle.plan import Custom, Plan, build, check, load
-from baffle.plan.functions import GIVEN
+from baffle.plan.functions import GIVEN, require_own_code
 from baffle.plan.tasks import LOSSES, is_of_numbers
 from baffle.report.words import is_share
 from baffle.server.recorder import Progress, Watch
@@ -112,13 +112,15 @@ def resume(
     callbacks: Sequence[Callback] = (),
     data: str | Path | None = None,
     watch: Watch | None = None,
+    own_code: bool = False,
 ) -> Run:
     """Continue a run. Settings such as "rounds=800" may change how long and how it runs, but nothing that determines
     its weights.
 
     A run of `baffle.fit` needs its objects again: `model`, `clients`, and those of `test`, `loss` and `metrics` that it
     was given. Another model, another loss or other data are refused. The model's own initial weights do not matter,
-    because the run's folder has them.
+    because the run's folder has them. Functions that the plan in the folder names are called only with `own_code`: set
+    it if the run is your own.
 
     >>> run = baffle.resume("runs/mine", ["rounds=400"], model=model, clients=clients, test=test)
     """
@@ -126,16 +128,17 @@ def resume(
         raise PlanError(f"settings: expected a list of them, as [{settings!r}], got one text")
     report, stop = watch or (lambda _now: None), _stop(callbacks)
     plan = load(str(RunFolder.existing(Path(path)).plan))
+    require_own_code(plan.task, Path(path), own_code=own_code)
     if not plan.task.data.startswith(f"{GIVEN}:"):
         if model is not None or clients is not None:
             raise PlanError(f"{path} was not begun by baffle.fit, so its plan names model and data; give none")
-        resume_simulation(path, settings, data=data, watch=report, stop=stop)
+        resume_simulation(path, settings, data=data, watch=report, stop=stop, own_code=own_code)
         return Run(path)
     if model is None or clients is None:
         raise PlanError(f"{path} was begun by baffle.fit; give its objects again: model=…, clients=…")
     objects = _Objects(_given_again(model, loss, plan, Path(path)), given_data(clients, test), tuple(metrics))
     objects.require_known(plan)
-    resume_simulation(path, settings, watch=report, stop=stop, load_again=objects.task)
+    resume_simulation(path, settings, watch=report, stop=stop, load_again=objects.task, own_code=own_code)
     return Run(path, objects.model)
 
 

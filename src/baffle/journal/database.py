@@ -4,6 +4,7 @@ certificates. Participation is outside the chain, but as durable as the rounds."
 
 import shlex
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -39,12 +40,14 @@ CREATE TABLE certificates (round INTEGER, run BLOB, record BLOB NOT NULL, PRIMAR
 SCHEMAS = {SIMULATED: _TABLES, NETWORKED: _TABLES + _OF_NETWORKS}
 STATISTICS = ("sqlite_stat1", "sqlite_stat4")  # tables that SQLite's own `ANALYZE` adds
 SIDECARS = ("-wal", "-shm", "-journal")  # endings of the files that SQLite keeps beside a database
+NAMES_ANOTHER = bytes.fromhex("d9d505f920a163d7")  # how a rollback journal ends that names another file
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     try:
         if read_only:
             return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        _require_plain_files(path, written=True)
         with suppress(OSError):  # SQLite says better what is wrong with a place
             path.touch(mode=0o600)  # for its owner alone; SQLite gives its other files the same mode
         db = sqlite3.connect(path, timeout=READERS_SECONDS, isolation_level="DEFERRED")
@@ -96,6 +99,7 @@ def fetch(db: sqlite3.Connection, path: Path, query: str, *values: object) -> li
 
 def is_begun(path: Path, *, read_only: bool = False) -> bool:
     """Whether a journal was created in full. A process killed while creating it leaves an empty file or none."""
+    _require_plain_files(path, written=not read_only)
     if not path.is_file():
         return False
     with reading(path):
@@ -143,7 +147,9 @@ def remedy(folder: Path) -> str:
 
 def require_journal(path: Path) -> None:
     """Refuse a file that this version cannot read, before anything in it is changed."""
-    _require_plain_files(path)
+    _require_plain_files(path, written=False)
+    if not path.is_file():
+        raise JournalError(f"{path} is missing: expected the folder of a run that `baffle run --out` made")
     with reading(path), closing(connect(path, read_only=True)) as db:
         schema = _schema(db, path)
         formats = [row[0] for row in db.execute("SELECT format FROM run LIMIT 2")]
@@ -152,17 +158,28 @@ def require_journal(path: Path) -> None:
         raise JournalError(f"{path} has format {got}, expected {schema!r}: made by another version of baffle")
 
 
-def _require_plain_files(path: Path) -> None:
-    """Opening a pipe or a device as one of SQLite's files could block for ever."""
+def _require_plain_files(path: Path, *, written: bool) -> None:
+    """Refuse SQLite's files if they are something else: to open a pipe or a device could block for ever, and SQLite
+    writes through links. It also deletes the file that a rollback journal names, once it has undone that journal."""
     try:
-        if not path.is_file():
-            raise JournalError(f"{path} is missing: expected the folder of a run that `baffle run --out` made")
-        real = path.resolve()
-        for sidecar in (real.with_name(real.name + ending) for ending in SIDECARS):
-            if sidecar.is_symlink() or (sidecar.exists() and not sidecar.is_file()):
-                raise JournalError(f"{sidecar} is not a plain file; expected one that SQLite wrote, or none")
+        real = path.resolve() if path.is_file() and not written else path
+        for file in (real.with_name(real.name + ending) for ending in ("", *SIDECARS)):
+            with suppress(FileNotFoundError):  # a run that goes on may have just removed it
+                _require_plain_file(file, written=written)
     except OSError as fault:
         raise JournalError(f"{path} cannot be read: {fault.strerror or fault}") from None
+
+
+def _require_plain_file(path: Path, *, written: bool) -> None:
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode) or (written and found.st_nlink > 1):
+        raise JournalError(f"{path} is a link, or no file at all; expected one that SQLite wrote, or none")
+    if not path.name.endswith("-journal"):
+        return  # to open and close one that SQLite has locked, in this process, would end the lock
+    with path.open("rb") as file:
+        file.seek(max(0, found.st_size - len(NAMES_ANOTHER)))
+        if file.read(len(NAMES_ANOTHER)) == NAMES_ANOTHER:
+            raise JournalError(f"{path} names another file, which SQLite would delete; remove {path.name}")
 
 
 def _schema(db: sqlite3.Connection, path: Path) -> str:

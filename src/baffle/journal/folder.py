@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from baffle.errors import PlanError, RunFolderError, unwritable
-from baffle.files import Attempt, append, make_folder, once, read_file, replace
+from baffle.files import TEMPORARY, Attempt, append, make_folder, once, read_file, replace
 from baffle.journal.database import remedy
 
-PLAN = "plan.toml"  # the first file that a run writes. A process killed while writing it leaves only `.plan.toml.new`
+PLAN = "plan.toml"  # the first file that a run writes. A process killed while writing it leaves only a temporary file
 LOG = "serve.log"  # a server's log, which it may write before its plan
 SUMMARY_BYTES = 1 << 20  # no summary is longer than this; a real one takes about a kilobyte
-NOT_YET_A_RUN = {f".{PLAN}.new", LOG, f"{LOG}.1"}  # files that a new run's folder may already hold
+NOT_YET_A_RUN = {f".{PLAN}.new", LOG, f"{LOG}.1"}  # files that a new run's folder may already hold; 0.2 left the first
 
 LONGEST_NAME = 200
 """Bytes of a plan's name that a folder takes over: file systems allow 255, and the time is added to it."""
@@ -43,7 +43,8 @@ class RunFolder:
     def new(cls, path: Path, attempt: Attempt = once) -> "RunFolder":
         """A folder for a new run, which must be missing or empty but for a log. It is created on entering."""
         try:
-            taken = sorted({entry.name for entry in path.iterdir()} - NOT_YET_A_RUN) if path.exists() else []
+            names = {entry.name for entry in path.iterdir()} if path.exists() else set()
+            taken = sorted(name for name in names - NOT_YET_A_RUN if not TEMPORARY.fullmatch(name))
         except OSError as fault:
             raise RunFolderError(
                 f"{path} cannot be used for a run: {fault.strerror or fault}; give another --out"

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from baffle.core.messages import Outcome, decode, encode
-from baffle.core.state import Rule, ServerState, chain_over, pack, unpack
+from baffle.core.state import FLOAT, Rule, ServerState, chain_over, pack, unpack
 from baffle.errors import ChainError, JournalError
 from baffle.files import Attempt, once
 from baffle.journal.database import (
@@ -264,9 +264,12 @@ class Journal:
         return state
 
     def n_weights(self) -> int:
-        ((number,),) = self._rows("SELECT n_weights FROM run")
-        if not isinstance(number, int) or number < 0:
-            raise JournalError(f"{self._path}: the number of weights is {str(number)[:80]!r}; the journal is damaged")
+        """The number of weights, which is believed only if some snapshot is long enough to hold them."""
+        query = "SELECT n_weights, (SELECT max(length(state)) FROM snapshots) FROM run"
+        ((number, size),) = self._rows(query)
+        if not isinstance(number, int) or not 0 < number * FLOAT.itemsize <= (size or 0):
+            claimed = str(number)[:80]
+            raise JournalError(f"{self._path}: no snapshot holds {claimed!r} weights; the journal is damaged")
         return number
 
     def versions(self) -> dict[str, str]:

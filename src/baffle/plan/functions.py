@@ -10,7 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from baffle.errors import BaffleError, OwnFunctionError, PlanError
+from baffle.errors import BaffleError, OwnFunctionError, PlanError, one_line
+from baffle.plan.sections import Custom, TaskSettings
+from baffle.plan.tasks import is_own
 
 _searching = threading.RLock()
 
@@ -30,6 +32,23 @@ def own_function(setting: str, name: str) -> Callable[..., Any]:
     """The function "package.module:function"."""
     with _current_folder():
         return _imported(setting, name)
+
+
+def named_by(task: TaskSettings) -> list[str]:
+    """The functions that a task names, without the objects that were given to `baffle.fit`."""
+    factory = [task.model.factory] if isinstance(task.model, Custom) else []
+    names = dict.fromkeys([task.data, *factory, task.loss, *task.metrics])
+    return [name for name in names if is_own(name) and not name.startswith(f"{GIVEN}:")]
+
+
+def require_own_code(task: TaskSettings, folder: Path, *, own_code: bool) -> None:
+    """Refuse the plan in a run's folder if it names functions, unless the user vouches for them: the folder may come
+    from a stranger, and a function may do anything."""
+    if not own_code and (names := named_by(task)):
+        raise PlanError(
+            f"the plan in {folder} names functions, which this would call: {one_line(', '.join(names))}; if you trust "
+            "them, give --own-code (in Python own_code=True)"
+        )
 
 
 @contextmanager

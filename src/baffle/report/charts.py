@@ -186,7 +186,7 @@ def attendance_chart(run: RunRecord, place: int) -> Chart | None:
     ends = {first * step: min((first + 1) * step, run.rounds_done) for first in sorted(counts)}
     bars = [
         {"name": label, "way": way}
-        | {"values": [round(counts[start // step][way] / (end - start), 2) for start, end in ends.items()]}
+        | {"values": [round(counts[start // step][way] / max(1, end - start), 2) for start, end in ends.items()]}
         for way, label in WAYS.items()
     ]
     rounds = "in each round" if step == 1 else f"in a round, mean of {step} rounds"
@@ -215,7 +215,7 @@ def partition_of(run: RunRecord, data: Path | None = None, *, own_code: bool = F
     if run.given:
         return Partition((), "A program gave the data as objects (baffle.fit); the run's folder does not hold them.")
     if ":" in plan.task.data and not own_code:
-        return Partition((), f"The plan's data come from {plan.task.data}, which is not run to make a report.")
+        return Partition((), f"The plan's data come from {plan.task.data}, which is not run without --own-code.")
     try:
         source = load(plan.task.data, data, plan.task.pixels)
         return Partition(tuple(holdings(source, share_out(plan, source))))

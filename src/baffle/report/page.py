@@ -5,12 +5,14 @@ It is written into the run's folder. Reports in one folder share the script that
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from baffle.errors import PageError, one_line
@@ -168,20 +170,23 @@ def _distinct(partitions: Sequence[Partition]) -> list[tuple[list[int], Partitio
 
 @dataclass(frozen=True)
 class Scripts:
-    """The script that draws: its name, and its address or the script itself."""
+    """The script that draws: its name, and its address or the script itself. The page's policy allows a script at an
+    address by a random word that stands in both, because browsers compare no hashes of files beside a page."""
 
     name: str
     source: str = ""
     inline: str = ""
+    word: str = field(default_factory=partial(token_hex, 16))
 
     def drawing(self) -> Html:
-        return element("script", Html(self.inline)) if self.inline else element("script", src=self.source)
+        inline, source = self.inline, self.source
+        return element("script", Html(inline)) if inline else element("script", src=source, nonce=self.word)
 
     def policy(self, own: str, *, live: bool) -> str:
         """The page's content security policy: it may run these scripts, and connect to nothing but a live server."""
         digests = [sha256(script.encode()).digest() for script in (own, self.inline) if script]
         hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
-        scripts = " ".join([*hashes, *([] if self.inline else ["'self'", "file:"])])
+        scripts = " ".join([*hashes, *([] if self.inline else [f"'nonce-{self.word}'"])])
         server = "'self'" if live else "'none'"
         return (
             f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -228,12 +233,9 @@ def script_name() -> str:
 
 
 def _beside(page: Path) -> Scripts:
-    """Write the script if it is missing: into `runs` for a page in a run folder there, otherwise into the page's own
-    folder. Never write outside the named folder."""
-    source, name = drawing_script(), script_name()
-    above = page.resolve().parent.parent
+    """Write the script: into `runs` for a page in a run folder there, else into the page's own folder. It is always
+    written anew, because the folder may come from a stranger, and so may a script that is already there."""
+    name, above = script_name(), page.parent.resolve().parent
     place = above if above.name == RUNS else page.parent
-    target = place / name
-    if not target.is_file() or target.stat().st_size != source.stat().st_size:
-        replace(target, source.read_bytes())
+    replace(place / name, drawing_script().read_bytes())
     return Scripts(name, source=f"../{name}" if place == above else name)

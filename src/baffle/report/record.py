@@ -5,6 +5,7 @@ journal is opened read-only, while another process may write it.
 """
 
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +21,7 @@ from baffle.core.directions import Directions, blocks, coverage
 from baffle.core.ports import CONTRIBUTED, MISSING
 from baffle.core.rebuild import EXACT_DIRECTIONS
 from baffle.core.seeds import Scratch
-from baffle.errors import BaffleError, RunFolderError, one_line
+from baffle.errors import BaffleError, one_line
 from baffle.journal.database import Participation
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import lineage_of
@@ -31,7 +32,7 @@ from baffle.plan import Plan, load
 from baffle.plan.functions import GIVEN
 from baffle.plan.tasks import metrics_of, short
 from baffle.server.recorder import RoundMetrics, require_sound
-from baffle.trajectory import Trajectory
+from baffle.trajectory import Trajectory, checked_groups
 
 BASELINE = "baseline"  # the subfolder of the baseline, which is run with backpropagation
 SIGN_OF_LIFE = 60.0  # a run counts as stopped if it wrote nothing for this many seconds and for ten of its rounds
@@ -113,6 +114,8 @@ def _unmeasurable(trajectory: Trajectory) -> str:
         return "clients of different tiers answer different directions"
     if min(coverage(trajectory.supports, trajectory.n)) < 2:
         return "some weights are touched by one direction a round, or by none"
+    if FEWEST_ROUNDS * sum(support.size for support in trajectory.supports) > MOST_NUMBERS:
+        return f"the directions of {FEWEST_ROUNDS} rounds are too many numbers to draw again"
     return ""
 
 
@@ -127,9 +130,9 @@ def _sampled(journal: Journal, trajectory: Trajectory) -> F64:
             continue
         outcome = entry.outcome()
         if outcome.kind == "scalars":
-            (group,) = outcome.groups
-            scalars = group.numbers() / (trajectory.ring.scale * group.weight)
-            pairs.append(squares(scalars, trajectory.directions(group.key), trajectory, scratch))
+            ((key, totals),) = checked_groups(outcome, trajectory.plan, trajectory.length)
+            scalars = totals.numbers / (trajectory.ring.scale * totals.weight)
+            pairs.append(squares(scalars, trajectory.directions(key), trajectory, scratch))
     return np.array(pairs).reshape(-1, 2)
 
 
@@ -225,15 +228,11 @@ def read_run(
     summary = folder.read_summary() if folder.summary.is_file() else {}  # before the journal, which is written first
     baseline = path / BASELINE
     has_baseline = with_baseline and (baseline / "plan.toml").is_file()
-    try:
-        begun = folder.journal.is_file() and Journal.begun(folder.journal, read_only=True)
-    except OSError as fault:
-        raise RunFolderError(f"{folder.journal} cannot be read: {fault.strerror or fault}") from None
     journal: dict[str, Any] = {
         "attendance": Attendance(plan.federation.clients, {}, {}, {}),
         "alignment": Alignment(missing="the run has no journal yet"),
     }
-    if begun:
+    if Journal.begun(folder.journal, read_only=True):
         journal = _read_journal(folder.journal, plan, measure=measure)
     rounds: tuple[RoundMetrics, ...] = journal.get("rounds", ())
     pace = rounds[-1].seconds / len(rounds) if rounds else 0.0
@@ -254,7 +253,7 @@ def read_run(
 def number(value: Any) -> float | None:
     """A finite number, or None."""
     known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if known and math.isfinite(value) else None
+    return float(value) if known and abs(value) <= sys.float_info.max else None
 
 
 def _read_journal(path: Path, plan: Plan, *, measure: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import msgspec
 from baffle.core.ports import CONTRIBUTED, MISSING
 from baffle.errors import one_line
 from baffle.plan import Plan
+from baffle.plan.functions import named_by
 from baffle.report.charts import AXES, Partition, beside, series_of, traffic_of
 from baffle.report.record import LEFT_OUT, RunRecord, by_phase, number, refusals
 from baffle.report.words import duration, measured, metric_name, size
@@ -291,8 +292,7 @@ def _flat(tables: Mapping[str, Any], path: str = "") -> dict[str, str]:
 
 def origin(run: RunRecord, name: str = "") -> Html:
     """Digests, versions, memory, and the commands to check, continue and repeat a run. With a name, it is a heading."""
-    peak, whole = run.summary.get("peak_rss_mb"), "server" if run.networked else "whole process, all clients"
-    is_known = isinstance(peak, (int, float))
+    peak, whole = number(run.summary.get("peak_rss_mb")), "server" if run.networked else "whole process, all clients"
     facts: dict[str, Content] = {
         "folder": element("code", str(run.folder)),
         "plan": element("code", run.plan.digest().hex()),
@@ -301,7 +301,7 @@ def origin(run: RunRecord, name: str = "") -> Html:
         "last hash of the chain": element("code", run.chain or "–"),
         "weights": f"{run.n_weights:,}",
         "made with": ", ".join(f"{one_line(k, 40)} {one_line(v, 40)}" for k, v in run.versions.items()) or "–",
-        "peak memory": f"{peak:,.0f} MB, {whole}" if is_known else "known when the run has ended",
+        "peak memory": f"{peak:,.0f} MB, {whole}" if peak is not None else "known when the run has ended",
     }
     facts |= {what: element("code", command) for what, command in _commands(run).items()}
     listed = [(element("dt", term), element("dd", about)) for term, about in facts.items()]
@@ -312,13 +312,14 @@ def _commands(run: RunRecord) -> dict[str, str]:
     """The commands to check, continue and repeat a run."""
     folder = shlex.quote(str(run.folder))
     plan = shlex.quote(str(run.folder / "plan.toml"))
+    own_code = " --own-code" if named_by(run.plan.task) else ""
     told = {"check every hash": f"baffle verify {folder}"}
     if run.given:  # only the program that has the objects can continue or repeat it
         return told
     if run.state != "finished":
         served = f"baffle serve {plan} --keys SERVER_KEYS --out {folder}"
-        told["go on"] = served if run.networked else f"baffle run --resume {folder}"
+        told["go on"] = served if run.networked else f"baffle run --resume {folder}{own_code}"
     if run.plan.privacy.on:  # its noise cannot be repeated
         return told
     again = {"repeat": f"baffle run {plan} --out NEW_FOLDER"}
-    return told | ({"repeat in one process": f"baffle run --as {folder}"} if run.networked else again)
+    return told | ({"repeat in one process": f"baffle run --as {folder}{own_code}"} if run.networked else again)

@@ -19,6 +19,7 @@ from baffle.core.state import Present, Rule, ServerState
 from baffle.errors import BaffleError, DataError, JournalError, UnusableDataError
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
+from baffle.plan.sections import NonNegative, OptionalCount
 from baffle.server.diagnosis import Diagnosis, Warn, shown
 from baffle.server.round import Played
 from baffle.task.load import Runtimes
@@ -95,21 +96,21 @@ Summary = dict[str, Any]
 class RoundMetrics(msgspec.Struct):
     """The fields of every round's metrics."""
 
-    round: int
+    round: OptionalCount
     loss: float | None
-    contributors: int
-    clipped: int
-    uplink_bytes: int
-    replies: int
-    downlink_bytes: int
-    requests: int
-    join_bytes: int
-    joins: int
-    refusals: int
-    seconds: float = 0.0
+    contributors: OptionalCount
+    clipped: OptionalCount
+    uplink_bytes: OptionalCount
+    replies: OptionalCount
+    downlink_bytes: OptionalCount
+    requests: OptionalCount
+    join_bytes: OptionalCount
+    joins: OptionalCount
+    refusals: OptionalCount
+    seconds: NonNegative = 0.0
     epsilon: float | None = None
-    silent: dict[Phase, int] = {}
-    abstained: dict[Phase, int] = {}
+    silent: dict[Phase, OptionalCount] = {}
+    abstained: dict[Phase, OptionalCount] = {}
 
 
 def metric_in(record: Mapping[str, Any], metric: str) -> float | None:

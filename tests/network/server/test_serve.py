@@ -188,7 +188,7 @@ def test_a_client_that_missed_the_end_gets_the_weights_when_the_server_is_starte
 
 def test_a_server_that_was_killed_before_its_plan_was_written_begins_anew(federation: Federation) -> None:
     federation.run.mkdir()
-    (federation.run / ".plan.toml.new").write_text('name = "ti')
+    (federation.run / ".baffle-0123456789abcdef.new").write_text('name = "ti')
     assert federation.serve(federation.lines(4))["rounds"] == 6
 
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from baffle.errors import RefusalError, RunFolderError, unwritable
-from baffle.files import read_file, replace, sync_folder
+from baffle.files import own_file, read_file, replace, sync_folder
 from baffle.privacy.accounting import Charge, Ledger, Release
 
 Mark = Annotated[int, Meta(ge=-1)]
@@ -265,7 +265,7 @@ class MarksFile(Memory):
         try:
             if self._size > max(LEAST_FOLDED, 2 * self._folded):
                 self._fold()
-            with self._path.open("r+b") as file:
+            with open(self._path, "r+b", opener=own_file) as file:
                 file.truncate(self._size)
                 file.seek(self._size)
                 file.write(data)
