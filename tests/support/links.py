@@ -429,8 +429,8 @@ class Wire:
                 self._flowing.wait()
                 if pipe.most is not None:
                     data = data[: max(0, pipe.most - len(pipe.passed))]
+                pipe.passed += data  # before anybody can have seen it, and asks whether it has passed
                 sink.sendall(data)
-                pipe.passed += data
                 if pipe.most is not None and len(pipe.passed) >= pipe.most:
                     break
         for end in (source, sink):
