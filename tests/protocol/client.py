@@ -216,6 +216,8 @@ class Member:
         require((statement.roster, statement.roster_hash) == (self.roster["number"], self.roster_hash), "the roster")
         clients, past, may_lie = plan["federation.clients"], begin.past, plan["secure.mode"] == "malicious-server"
         require(plan["ring.n_max"] and len(statement.tiers) == clients, "a plan that is not resolved, or its tiers")
+        equal = not plan["federation.tiers"] and set(statement.tiers) == {plan["probe.k"]}
+        require(equal or not may_lie, "directions that only some clients evaluate")
         previous = past[-1].run if past else NOTHING
         require((len(past), previous) == (statement.epoch, statement.previous), "other epochs before")
         firsts = [*(one.first for one in past), statement.first]

@@ -64,6 +64,11 @@ def require_sound_terms(plan: Plan) -> None:
             f'run.downlink = "{plan.run.downlink}" does not go with secure.mode = "malicious-server": clients could '
             'not check the weights that they are sent; set run.downlink = "scalars"'
         )
+    if plan.federation.tiers:
+        raise PlanError(
+            'federation.tiers do not go with secure.mode = "malicious-server": one client and those that work with the '
+            "server could be the only ones that evaluate some directions; leave them out"
+        )
     if (risk := _risk(plan)) > UNLUCKY:
         raise PlanError(
             f'secure.mode = "malicious-server" promises to hold while fewer than a third of a sum\'s clients lie. With '

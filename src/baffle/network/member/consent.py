@@ -272,6 +272,8 @@ def checked_epoch(begin: Begin, plan: Plan, keys: ClientKeys, places: int | None
         raise RefusalError("a statement without this client's commitment; it waits for the next epoch")
     require_sound_terms(plan)
     certificate, may_lie = begin.certificate, plan.secure.mode == "malicious-server"
+    if may_lie and set(statement.tiers) != {plan.probe.k}:
+        raise RefusalError("directions that only some clients evaluate: their sums would hide a client among few")
     if may_lie:
         statements.require_signed_commitments(statement, roster.server_key, roster.directory())
     if certificate is not None:

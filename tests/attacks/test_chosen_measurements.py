@@ -1,9 +1,14 @@
-"""A server that settles `probe.layout` asks the same questions in every round, whatever the salt: directions of one
-weight each. With one client away in the second round, the difference is what that client sends (attack N2)."""
+"""A server that settles what is measured.
+
+With a `probe.layout` of single weights it asks the same questions in every round, whatever the salt: with one client
+away in the second round, the difference is what that client sends (attack N2). With tiers of its choice, one client and
+those that work with the server are alone in the sum beyond some direction (attack N3).
+"""
 
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,6 +19,7 @@ from baffle.export import export_plan
 from baffle.network.member.edge import edge_equipment
 from baffle.plan import Plan, change, load
 from baffle.trajectory import trajectory_of
+from tests.attacks.conftest import hostile_server
 from tests.attacks.hostile_server import HostileServer, Victims, View, keys_of, refused
 
 CLIENTS, VICTIM, K = 5, 2, 40
@@ -97,3 +103,45 @@ def test_an_edge_client_knows_the_supports_of_its_model_too(tmp_path: Path) -> N
     some = change(plan, [f"probe.layout={[[*second, count + left_out], *map(list, rest)]}"])
     with pytest.raises(PlanError, match="leaves out weights"):
         edge_equipment(some, tmp_path / "model", 0, part=True)
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_no_client_is_alone_with_liars_beyond_some_direction(
+    tmp_path: Path, tiny: Callable[..., Plan], is_pinned: bool
+) -> None:
+    """Two of ten work with the server, fewer than a third. The victim alone evaluates as many directions as they do."""
+    plan = tiny("federation.clients=10", "federation.batch=8", "ring.n_max=1000", "secure.mode=malicious-server")
+    server = HostileServer(Victims(tmp_path, keys_of(tmp_path, 10), plan))
+    server.plan = change(server.plan, ["federation.tiers=[{k=1, share=0.7}]"])
+    server.bare = trajectory_of(server.plan, server.bare.n)
+    if not is_pinned:
+        for member in server.victims.members.values():
+            member.consent.pinned = None
+    tiers = tuple(plan.probe.k if client in (0, 1, VICTIM) else 1 for client in server.everybody)
+    with refused(server, 0, "secure.mode"):
+        statement = msgspec.structs.replace(server.statement(server.introductions(server.everybody)), tiers=tiers)
+        nonces = b"".join(server.nonce(client, statement) for client in server.everybody)
+        for client in server.everybody:
+            server.enter(client, statement, nonces)
+        view = server.view(statement, nonces)
+        weights = view.present.state.weights
+        mine = sum(server.own_vector(client, view, 0, weights).astype(np.int64) for client in (0, 1))
+        beyond = slice(1, plan.probe.k)
+        exposed = (server.play(view).astype(np.int64) - mine)[beyond] % 2**32
+        assert not np.array_equal(exposed, server.own_vector(VICTIM, view, 0, weights)[beyond]), "EXPOSED"
+
+
+def test_tiers_that_the_plan_does_not_name_are_refused_too(attack_in_mode: HostileServer) -> None:
+    """The statement holds every client's number of directions: in this mode it is the plan's, for everybody."""
+    server = attack_in_mode
+    introductions = server.introductions(server.everybody)
+    statement = server.statement(introductions)
+    fewer = msgspec.structs.replace(statement, tiers=(1, *statement.tiers[1:]))
+    with refused(server, 0, "only some clients evaluate"):
+        server.nonce(0, fewer)
+    assert server.nonce(0, statement)
+
+
+@pytest.fixture
+def attack_in_mode(tmp_path: Path, tiny: Callable[..., Plan]) -> HostileServer:
+    return hostile_server(tmp_path, tiny, "secure.mode=malicious-server")
