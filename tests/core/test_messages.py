@@ -1,5 +1,8 @@
 """Messages: their types and rounds, any msgpack reader can read them, and malformed ones are refused."""
 
+import subprocess
+import sys
+
 import msgspec
 import numpy as np
 import pytest
@@ -101,3 +104,27 @@ def test_a_vector_of_broken_elements_is_refused(size: int) -> None:
 def test_a_malformed_outcome_is_refused(data: object) -> None:
     with pytest.raises(MessageError, match="expected a message of type Outcome"):
         decode(msgspec.msgpack.encode(data), Outcome)
+
+
+FIRST_TIME = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from msgspec import defstruct
+from baffle.core.messages import Message, Number, encode, read
+
+sys.setswitchinterval(1e-6)
+with ThreadPoolExecutor(4) as pool:
+    for _ in range(50):
+        inner = defstruct("Inner", [(f"f{i}", Number) for i in range(20)], bases=(Message,), frozen=True, tag="inner")
+        outer = defstruct("Outer", [(f"f{i}", inner) for i in range(5)], bases=(Message,), frozen=True, tag="outer")
+        data, together = encode(outer(*[inner(*range(20))] * 5)), Barrier(4)
+        answers = pool.map(lambda _: (together.wait(), read(data, outer, "Outer"))[1], range(4))
+        assert {encode(answer) for answer in answers} == {data}
+"""
+
+
+def test_threads_may_read_the_first_message_of_a_type_at_once() -> None:
+    """msgspec prepares a type at its first use, without a lock: simulations ended in a segmentation fault."""
+    done = subprocess.run([sys.executable, "-c", FIRST_TIME], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

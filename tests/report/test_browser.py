@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -223,8 +224,10 @@ def test_a_live_page_follows_a_run(page: Page, tiny: Callable[..., Plan], tmp_pa
         while not (folder / "plan.toml").exists():
             assert not run.done(), run.result()
             time.sleep(0.02)
-        with LivePage(LiveRun(folder), 0) as server:
+        with LivePage(LiveRun(folder), 0) as server, ExitStack() as always:
             pool.submit(server.serve_forever, 0.01)
+            always.callback(server.shutdown)  # whatever fails, the pool must not wait for ever
+            always.callback(shown.set)
             page.open(server.address)
             drawn = "(document.getElementById('chart-loss').data[0] || {x: [0]}).x.at(-1)"
             page.wait(f"{drawn} > 1")
@@ -238,5 +241,4 @@ def test_a_live_page_follows_a_run(page: Page, tiny: Callable[..., Plan], tmp_pa
             assert page.problems == []
             assert all(request.startswith((server.address, "data:")) for request in page.requests)
             page.open("about:blank")
-            server.shutdown()
         run.result()

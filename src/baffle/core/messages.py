@@ -4,6 +4,7 @@ Integers and byte strings are written in their widest msgpack form, so that a me
 carries and not on the values: 4 bytes a scalar plus a constant, in every round. Any msgpack reader reads them.
 """
 
+from threading import Lock
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
@@ -15,6 +16,9 @@ from baffle.errors import AbstainedError, MessageError, one_line
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # a round, a key's number, a weight
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]  # a SHA-256 hash
+
+_DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+_PREPARING = Lock()
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -144,9 +148,18 @@ def contribution_to(request: RoundRequest, data: bytes) -> RingVector:
 def read(data: bytes, kind: Any, name: str) -> Any:
     """Read one message of a type or of a union of types, which errors call `name`."""
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        return _decoder(kind).decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as fault:
         raise MessageError(f"expected a message of type {name}: {one_line(str(fault))}") from None
+
+
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """msgspec looks at the fields of a struct when it first decodes one, without a lock. A second thread that decodes
+    the same struct meanwhile finds it half prepared, and the process crashes. So types are prepared one at a time."""
+    if kind not in _DECODERS:
+        with _PREPARING:
+            _DECODERS[kind] = msgspec.msgpack.Decoder(kind)
+    return _DECODERS[kind]
 
 
 def _whole(data: bytes) -> bytes:
