@@ -144,8 +144,11 @@ def test_a_client_with_too_few_samples_sends_zeros_at_its_full_weight(server: Se
     assert vectors[1][-EXTRAS] == 40
 
 
-def test_a_plan_that_a_client_cannot_load_is_refused_at_once_the_next_time(server: ServerByHand) -> None:
+def test_a_plan_that_a_client_cannot_load_is_refused_at_once_the_next_time(
+    server: ServerByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client finds out too late that its data are missing: statements of which one is refused are lost for all."""
+    monkeypatch.delenv("BAFFLE_DATA", raising=False)
     victim, plan = Watched(server.keys[0]), offer(server, 'task.data="mnist"').plan
     begin = server.begin(victim.member, plan=plan)
     assert [victim.ask(begin), victim.ask(offer(server, 'task.data="mnist"'))] == ["abstention"] * 2
