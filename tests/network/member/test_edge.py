@@ -2,6 +2,7 @@
 the same rounds as clients that have it."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,6 +89,19 @@ def test_a_folder_with_more_weights_than_the_policy_allows_is_not_loaded(
     monkeypatch.setattr("baffle.network.member.edge._approved", None)
     with pytest.raises(RefusalError, match=f"a model of {weights:,} weights"):
         equip(plan, weights - 1)
+
+
+def test_a_folder_that_claims_few_weights_hides_no_large_model(
+    exported: Path, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N11: a client makes BAFFLE's own models by the plan, whatever the folder's manifest says."""
+    folder = Path(shutil.copytree(exported, tmp_path / "model"))
+    large, weights = change(plan, ['task.model={name="lenet", channels=[99, 99]}']), read_manifest(exported).n_weights
+    manifest = json.loads((exported / MANIFEST).read_text()) | {"architecture": large.model_digest().hex()}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    monkeypatch.setattr("baffle.network.member.edge.built_in", None)
+    with pytest.raises(RefusalError, match="most_weights allows at most"):
+        with_onnx(0, None, folder, part=True)(large, weights)
 
 
 def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: Plan, tmp_path: Path) -> None:
