@@ -427,11 +427,12 @@ class Wire:
             while data := source.recv(65536):
                 pipe.sent += data
                 self._flowing.wait()
-                if pipe.most is not None:
-                    data = data[: max(0, pipe.most - len(pipe.passed))]
+                most = pipe.most  # read once: a limit that is set while these bytes are sent is about later ones
+                if most is not None:
+                    data = data[: max(0, most - len(pipe.passed))]
                 pipe.passed += data  # before anybody can have seen it, and asks whether it has passed
                 sink.sendall(data)
-                if pipe.most is not None and len(pipe.passed) >= pipe.most:
+                if most is not None and len(pipe.passed) >= most:
                     break
         for end in (source, sink):
             with suppress(OSError):
