@@ -23,7 +23,7 @@ from baffle.client.replica import Replica
 from baffle.client.worker import Worker
 from baffle.core.arrays import F32
 from baffle.core.messages import RoundRequest, contribution_to, encode
-from baffle.core.ring import EXTRAS, GUARD, Ring, RingVector, add
+from baffle.core.ring import EXTRAS, Ring, RingVector, add
 from baffle.core.state import Present
 from baffle.journal.store import Journal
 from baffle.lineage import Lineage
@@ -77,13 +77,13 @@ def poisoned(groups: list[dict[int, RingVector]], ring: Ring, bound: str) -> lis
     honest = [vector for group in groups for client, vector in group.items() if client != ATTACKER]
     against = -np.sign(add(honest)[:-EXTRAS].view(np.int32).astype(np.int64))
     group = next(group for group in groups if ATTACKER in group)
-    others = add([v for client, v in group.items() if client != ATTACKER])[:-EXTRAS].view(np.int32).astype(np.int64)
+    others = add([v for client, v in group.items() if client != ATTACKER]).view(np.int32).astype(np.int64)
     if bound == "own range":
         values = against * int(ring.clip * ring.n_max * ring.scale)
     else:
-        values = against * (GUARD * len(group) // ring.clients) - others
+        values = against * ring.most(len(group), int(others[-EXTRAS]) + ring.n_max) - others[:-EXTRAS]
     worst = group[ATTACKER].copy()
-    worst[:-EXTRAS] = values.astype(np.uint32)
+    worst[:-EXTRAS], worst[-EXTRAS] = values.astype(np.uint32), ring.n_max
     return [{**group, ATTACKER: worst} if ATTACKER in group else group for group in groups]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baffle.core.messages import Group, Outcome, encode
-from baffle.core.ring import GUARD
+from baffle.core.ring import GUARD, Ring
 from baffle.core.state import Present, chain_epoch, chain_next, chain_start
 from baffle.errors import ChainError
 from baffle.lineage import Lineage
@@ -130,12 +130,14 @@ def test_what_is_no_outcome_of_the_round_is_refused(
     assert refused.value.round_number == 0
 
 
+MOST = Ring(CLIENTS, 20, 30.0).most(CLIENTS, weight=30)
 IMPOSSIBLE = {
     "key": (outcome_of(0, key=0), outcome_of(0, key=1), "a key with the number 1"),
     "weight": (outcome_of(0, weight=80), outcome_of(0, weight=81), "a weight of 81, but 4 clients have at most 80"),
-    "total": (outcome_of(0, total=GUARD), outcome_of(0, total=GUARD + 1), "more than 4 clients can send"),
-    "negative total": (outcome_of(0, total=-GUARD), outcome_of(0, total=-GUARD - 1), "more than 4 clients can send"),
-    "smallest total": (outcome_of(0), outcome_of(0, total=-(2**31)), "more than 4 clients can send"),
+    "total": (outcome_of(0, total=MOST), outcome_of(0, total=MOST + 1), "more than 4 clients of weight 30 can send"),
+    "negative total": (outcome_of(0, total=-MOST), outcome_of(0, total=-MOST - 1), "more than 4 clients of weight 30"),
+    "divisor": (outcome_of(0, total=MOST), outcome_of(0, total=MOST, weight=29), "more than 4 clients of weight 29"),
+    "smallest total": (outcome_of(0), outcome_of(0, total=-(2**31)), "more than 4 clients of weight 30 can send"),
 }
 
 
@@ -157,14 +159,14 @@ def test_in_a_private_network_a_total_has_room_for_noise_and_a_sum_enough_client
     plan = tiny("ring.n_max=1", f"federation.clients={CLIENTS}", "privacy.sharers=3", *settings)
     trajectory = trajectory_of(plan, N)
     lineage = networked(trajectory, Epoch(0, SALT, A))
-    present, most = start(lineage), trajectory.ring.most(CLIENTS)
+    present, most = start(lineage), trajectory.ring.most(CLIENTS, CLIENTS)
     private = trajectory.private
     assert private is not None
     assert CLIENTS * private.delta_2 + 5 * (CLIENTS * float(private.share)) ** 0.5 < most < GUARD
-    for good in (outcome_of(0, total=most, weight=CLIENTS), outcome_of(0, total=-most, weight=3)):
+    for good in (outcome_of(0, total=most, weight=CLIENTS), outcome_of(0, total=-trajectory.ring.most(3, 3), weight=3)):
         assert lineage.advance(present, good).round == 1
     for bad, why in (
-        (outcome_of(0, total=most + 1, weight=CLIENTS), "more than 4 clients can send"),
+        (outcome_of(0, total=most + 1, weight=CLIENTS), "more than 4 clients of weight 4 can send"),
         (outcome_of(0, weight=CLIENTS + 1), "a weight of 5, but 4 clients have at most 4"),
         (outcome_of(0, weight=2), "a sum over 2 clients, but a private one has at least 3"),
     ):
@@ -177,7 +179,7 @@ def test_a_step_beyond_norm_max_or_that_is_not_finite_is_refused(tiny: MakePlan)
     def stepped(cap: float, *settings: str) -> Present:
         trajectory = trajectory_of(tiny("ring.n_max=20", f"update.norm_max={cap}", "update.rate=1", *settings), N)
         lineage = networked(trajectory, Epoch(0, SALT, A))
-        return lineage.advance(start(lineage), outcome_of(0, total=10**8, weight=1))
+        return lineage.advance(start(lineage), outcome_of(0, total=6 * 10**6, weight=1))
 
     free = stepped(0)
     length = float(np.linalg.norm(free.state.weights.astype(np.float64) - 1))

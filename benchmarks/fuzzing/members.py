@@ -32,7 +32,7 @@ PRIVATE = ('federation.weighting="uniform"', "privacy.noise=1.0", "privacy.clip=
 MODES = {
     "off": ('secure.mode="off"',),
     "on": ('secure.mode="on"',),
-    "malicious-server": ('secure.mode="malicious-server"',),
+    "malicious-server": ('secure.mode="malicious-server"', 'federation.weighting="uniform"'),
     "private": ('secure.mode="on"', *PRIVATE),
 }
 MISTAKE = "a mistake in BAFFLE"

@@ -35,6 +35,7 @@ def runs(count: int, seed: int) -> Iterator[Tried]:
             folder.mkdir()
             mode = draw.choice(("off", "on", "malicious-server"))
             settings = [f"federation.clients={CLIENTS}", "run.deadline_seconds=0.2", f'secure.mode="{mode}"']
+            settings += ['federation.weighting="uniform"'] if mode == "malicious-server" else []
             policy = Policy(mode="off" if mode == "off" else "on", floor=2)
             keys = new_keys(folder, CLIENTS)  # clients remember how many statements led to nothing
             federation = Federation(keys, folder, parse(PLAN, settings), policy=policy)

@@ -91,15 +91,18 @@ def _require_possible(trajectory: Trajectory, outcome: Outcome, before: ServerSt
     for group in outcome.groups:
         if group.key not in keys:
             raise MessageError(f"a key with the number {group.key}, expected that of round {outcome.round}")
-        if group.weight > most * ring.n_max:
-            raise MessageError(f"a weight of {group.weight}, but {most} clients have at most {most * ring.n_max}")
+        if group.weight > (heaviest := ring.weights(most)[-1]):
+            raise MessageError(f"a weight of {group.weight}, but {most} clients have at most {heaviest}")
         if trajectory.private and group.weight < least_survivors(plan):
             raise MessageError(
                 f"a sum over {group.weight} clients, but a private one has at least {least_survivors(plan)}"
             )
         largest = int(np.max(np.abs(group.numbers().astype(np.int64)), initial=0))
-        if largest > ring.most(most):
-            raise MessageError(f"a total of {largest} is more than {most} clients can send within their bounds")
+        if largest > ring.most(contributors := min(most, group.weight), group.weight):  # each has at least weight 1
+            raise MessageError(
+                f"a total of {largest} is more than {contributors} clients of weight {group.weight} can send within "
+                "their bounds"
+            )
     if after is not before and not np.isfinite(after.weights).all():
         raise MessageError("it leads to weights that are not finite")
     if not within(plan.update.norm_max, before.weights, after.weights):

@@ -88,6 +88,11 @@ def exposure(plan: Plan) -> list[str]:
             "secure.mode is off: the server sees every client's values. They are linear measurements of its gradient "
             "and can reveal single samples and labels"
         ]
+    if plan.secure.mode == "malicious-server" and plan.federation.weighting != "uniform":
+        return [
+            'secure.mode is "malicious-server": a sum tells how many samples its clients have, and their loss. In a '
+            'network such a plan is refused; set federation.weighting = "uniform"'
+        ]
     if plan.secure.floor < 3:
         return [f"secure.floor = {plan.secure.floor}: a sum over two clients tells each of them the other's values"]
     return []

@@ -239,10 +239,13 @@ def _require_usual_scale(exponent: int, bounds: str, remedy: str) -> None:
 
 
 def _public_ring(plan: Plan) -> Ring:
-    if plan.federation.seeds == "own":
-        # An entry of an estimate is a mean of scalars times numbers of about 1, so the scalars' bound serves too.
-        return Ring(plan.per_round, plan.ring.n_max, plan.ring.d_max)
-    if plan.outcome_kind == "vector":
-        return Ring(plan.per_round, plan.ring.n_max, plan.ring.update_max)
-    smallest = min((tier.k for tier in plan.federation.tiers), default=plan.probe.k)
-    return Ring(plan.per_round, plan.ring.n_max, plan.ring.d_max, Fraction(plan.probe.k, smallest))
+    # Journals of version 2 may hold runs against a lying server in which clients count by their samples.
+    silent = plan.secure.mode == "malicious-server" and plan.federation.weighting == "uniform"
+    n_max, bound, tier_factor = plan.ring.n_max, plan.ring.d_max, Fraction(1)
+    if plan.outcome_kind == "scalars":
+        smallest = min((tier.k for tier in plan.federation.tiers), default=plan.probe.k)
+        tier_factor = Fraction(plan.probe.k, smallest)
+    elif plan.federation.seeds != "own":
+        # An entry of an estimate is a mean of scalars times numbers of about 1, so with own seeds d_max serves too.
+        bound = plan.ring.update_max
+    return Ring(plan.per_round, n_max, bound, tier_factor, silent)

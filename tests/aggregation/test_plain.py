@@ -8,7 +8,7 @@ import pytest
 from baffle.aggregation.plain import PlainSum
 from baffle.core.messages import Abstention, CatchUp, Contribution, Outcome, RoundRequest, decode, encode
 from baffle.core.ports import CONTRIBUTED, MISSING, Collected
-from baffle.core.ring import ELEMENT, EXTRAS, GUARD, Ring
+from baffle.core.ring import ELEMENT, EXTRAS, LOSS_MAX, Ring
 
 LENGTH = 6
 RING = Ring(clients=4, n_max=50, clip=10.0)
@@ -66,7 +66,7 @@ def _with(place: int, value: int) -> bytes:
     return _reply(vector)
 
 
-BOUND = GUARD // RING.clients
+BOUND = RING.most(1, weight=20)
 
 BAD = {
     "nothing": (b"", "expected a message of type Reply"),
@@ -78,12 +78,12 @@ BAD = {
     "abstained": (encode(Abstention(7)), "abstained"),
     "abstained late": (encode(Abstention(6)), "a reply to round 6"),
     "heavier than allowed": (_with(LENGTH, 51), "sample weight 51"),
-    "weightless": (_with(LENGTH, 0), "more than 0 clients can send"),
+    "weightless": (_with(LENGTH, 0), "sample weight 0, expected 1 with 1 to 50"),
     "two in one": (_with(LENGTH + 1, 2), "claims 2 contributors"),
     "too many clipped": (_with(LENGTH + 2, LENGTH + 1), "clipped"),
     "of absurd loss": (_with(LENGTH + 3, 2**31 - 1), "loss"),
-    "out of bounds": (_with(2, BOUND + 1), "more than 1 clients can send"),
-    "out of bounds below": (_with(2, -BOUND - 1), "more than 1 clients can send"),
+    "out of bounds": (_with(2, BOUND + 1), "more than 1 clients of sample weight 20 can send"),
+    "out of bounds below": (_with(2, -BOUND - 1), "more than 1 clients of sample weight 20 can send"),
 }
 
 
@@ -116,19 +116,20 @@ def test_what_honest_clients_can_send_is_taken(value: int) -> None:
 
 
 def test_a_client_whose_loss_is_not_finite_contributes_nothing() -> None:
-    nothing = _reply(RING.nothing(LENGTH))
+    nothing = _reply(RING.nothing(LENGTH, 10))
     good = {0: _reply(_vector(0)), 2: _reply(_vector(2))}
     collected, alone = _collect({**good, 1: nothing}).sums[0], _collect(good).sums[0]
     assert collected is not None
     assert alone is not None
     np.testing.assert_array_equal(collected.totals, alone.totals)
-    assert (collected.weight, collected.loss) == (alone.weight, alone.loss)
+    assert (collected.weight, collected.loss) == (alone.weight + 10, (40 * 1.5 + 10 * LOSS_MAX) / 50)
     assert (collected.contributors, collected.clipped) == (3, alone.clipped + LENGTH)
 
 
 def test_if_nobodys_loss_is_finite_there_is_no_sum() -> None:
     requests = [{0: REQUEST, 1: REQUEST}, {2: REQUEST}]
-    wire = Wire({0: _reply(RING.nothing(LENGTH)), 1: _reply(RING.nothing(LENGTH)), 2: _reply(_vector(2))})
+    nothing = _reply(RING.nothing(LENGTH, 20))
+    wire = Wire({0: nothing, 1: nothing, 2: _reply(_vector(2))})
     collected = SUM.collect(requests, wire)
     assert collected.sums[0] is None
     assert collected.sums[1] is not None

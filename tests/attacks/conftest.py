@@ -15,7 +15,7 @@ CLIENTS = 5
 
 def hostile_server(folder: Path, tiny: Callable[..., Plan], *settings: str) -> HostileServer:
     """A hostile server with five clients, which have pinned the plan; settings change it."""
-    fixed = ("federation.clients=5", "federation.batch=8", "ring.n_max=1000", "rounds=6", "secure.mode=on")
+    fixed = ("federation.clients=5", "federation.batch=8", "federation.weighting=uniform", "rounds=6", "secure.mode=on")
     return HostileServer(Victims(folder, keys_of(folder, CLIENTS), tiny(*fixed, *settings)))
 
 

@@ -110,7 +110,9 @@ def test_no_client_is_alone_with_liars_beyond_some_direction(
     tmp_path: Path, tiny: Callable[..., Plan], is_pinned: bool
 ) -> None:
     """Two of ten work with the server, fewer than a third. The victim alone evaluates as many directions as they do."""
-    plan = tiny("federation.clients=10", "federation.batch=8", "ring.n_max=1000", "secure.mode=malicious-server")
+    plan = tiny(
+        "federation.clients=10", "federation.batch=8", "federation.weighting=uniform", "secure.mode=malicious-server"
+    )
     server = HostileServer(Victims(tmp_path, keys_of(tmp_path, 10), plan))
     server.plan = change(server.plan, ["federation.tiers=[{k=1, share=0.7}]"])
     server.bare = trajectory_of(server.plan, server.bare.n)

@@ -139,31 +139,57 @@ def test_a_client_that_goes_silent_costs_one_deadline(played: Federation) -> Non
 
 @dataclass(frozen=True)
 class Boaster(Worker):
-    """A worker that claims a weight that no client may have."""
+    """A worker that claims another weight than its own in one round, and a loss that goes with it."""
+
+    claimed: int = 2**20
 
     def vector(self, round_number: int, weights: F32) -> RingVector:
-        vector = super().vector(round_number, weights).copy()
-        vector[-EXTRAS] = np.uint32(2**20) if round_number == 1 else vector[-EXTRAS]
-        return vector
+        vector = super().vector(round_number, weights).view(np.int32).astype(np.int64)
+        if round_number == 1:
+            vector[[-EXTRAS, -1]] = self.claimed, vector[-1] * self.claimed // vector[-EXTRAS]
+        return vector.astype(np.uint32)
 
 
-def test_an_absurd_sample_count_costs_one_round(played: Federation) -> None:
-    """Counts travel only inside masked vectors, so the liar has no name; but no sum is taken that claims too much."""
-    lines = played.lines(CLIENTS)
+def boast(played: Federation, claimed: int) -> None:
+    """Play a run in which the liar claims a weight."""
     honest = with_plan(LIAR, None, part=True)
 
     def equip(plan: Plan, _most_weights: int = LARGEST) -> Equipment:
         equipment = honest(plan)
         fields = {name: getattr(equipment.worker, name) for name in Worker.__dataclass_fields__}
-        return equipment._replace(worker=Boaster(**fields))
+        return equipment._replace(worker=Boaster(**fields, claimed=claimed))
 
-    liar = played.member(LIAR)
+    lines, liar = played.lines(CLIENTS), played.member(LIAR)
     liar.consent.equip = equip
     lines.clients[LIAR] = liar.answer
     played.serve(lines)
+
+
+def require_one_round_lost(played: Federation) -> None:
     verified = verify(played.run)
     assert (verified.rounds, verified.skipped) == (ROUNDS, 1)
     played.require_agreement(HONEST)
+
+
+def test_an_absurd_sample_count_costs_one_round(played: Federation) -> None:
+    """Counts travel only inside masked vectors, so the liar has no name; but no sum is taken that claims too much."""
+    boast(played, 2**20)
+    require_one_round_lost(played)
+
+
+NEGATIVE = 7 - 1199  # all six together then seem to have 7 samples; the other five have 1199
+SMALL = ("federation.weighting=samples", "ring.d_max=4.0")
+
+
+@pytest.mark.parametrize("settings", [SMALL, ("federation.weighting=uniform", "secure.mode=malicious-server")])
+def test_no_client_makes_an_honest_update_count_many_times(
+    tmp_path: Path, tiny: Callable[..., Plan], settings: tuple[str, ...]
+) -> None:
+    """N18. A negative weight makes the divisor of a mean as small as the liar likes, and so the mean as large."""
+    fixed = (f"federation.clients={CLIENTS}", f"rounds={ROUNDS}", "secure.mode=on", "run.deadline_seconds=1")
+    played = Federation(new_keys(tmp_path, CLIENTS), tmp_path, tiny(*fixed, *settings))
+    boast(played, NEGATIVE if "federation.weighting=samples" in settings else 2 - len(HONEST))
+    require_one_round_lost(played)
 
 
 class Copier:

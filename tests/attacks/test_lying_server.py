@@ -167,7 +167,7 @@ def test_one_client_with_another_past_gives_no_sum(attack: Attack) -> None:
 
 def test_weights_at_which_the_loss_is_not_finite_tell_nothing(attack: Attack) -> None:
     """A step within the bounds to weights so large that the loss overflows. Every client answers with a masked vector
-    of the same length, whatever its labels are, and the server's sum is of no weight."""
+    of the same length and weight, whatever its labels are, and the sum is skipped."""
     server = attack("update.optimizer=sgd", "update.rate=1e38", "update.ema=0")
     view = server.begin()
     total = server.decoded(server.play(view), CLIENTS)

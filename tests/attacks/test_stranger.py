@@ -38,7 +38,10 @@ WORDS: dict[str, bytes] = {
 
 @pytest.fixture
 def federation(tiny: Callable[..., Plan], tmp_path: Path) -> Federation:
-    plan = tiny('secure.mode="malicious-server"', "run.deadline_seconds=3000", "run.evaluate_every=1000", "rounds=40")
+    plan = tiny(
+        *('secure.mode="malicious-server"', "federation.weighting=uniform", "rounds=40"),
+        *("run.deadline_seconds=3000", "run.evaluate_every=1000"),
+    )
     return Federation(new_keys(tmp_path, 3), tmp_path, plan)
 
 

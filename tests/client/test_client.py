@@ -22,11 +22,11 @@ from baffle.core.messages import (
     decode_reply,
     encode,
 )
-from baffle.core.ring import EXTRAS, Ring
+from baffle.core.ring import EXTRAS
 from baffle.errors import AbstainedError
 from baffle.network.joining import Introduce
 from baffle.plan import Plan
-from tests.support.one_client import BACKPROP, CENTRAL, EPOCH, FORWARD, OWN, Bowl, Setting, plan_for
+from tests.support.one_client import BACKPROP, CENTRAL, EPOCH, FORWARD, OWN, SAMPLES, Bowl, Setting, plan_for
 
 MakePlan = Callable[..., Plan]
 
@@ -37,7 +37,7 @@ MakePlan = Callable[..., Plan]
 def test_a_client_whose_loss_is_not_finite_answers_like_any_other(
     tiny: MakePlan, level: list[str], estimator: list[str], loss: float, when: str
 ) -> None:
-    """Its reply has the usual size and takes the usual forwards. It holds zeros of weight 0, and no word goes out."""
+    """Its reply has the usual size and takes the usual forwards. It holds zeros of its weight, and no word goes out."""
     plan, told = plan_for(tiny, *level, *estimator), list[str]()
     sound = Bowl(5)
     usual = Setting(plan, sound)
@@ -46,8 +46,9 @@ def test_a_client_whose_loss_is_not_finite_answers_like_any_other(
     setting = Setting(plan, spoilt)
     reply = decode_reply(replace(setting.client, tell=told.append).answer(setting.request(3)))
     assert isinstance(reply, Contribution)
-    length = setting.trajectory.length
-    assert reply == Contribution(3, Ring.nothing(length).tobytes())
+    ring, weight = setting.trajectory.ring, setting.trajectory.weight_of(SAMPLES)
+    nothing = ring.encode(np.full(setting.trajectory.length, np.nan), setting.trajectory.length, weight, np.nan)
+    assert reply == Contribution(3, nothing.tobytes())
     assert len(encode(reply)) == size
     assert (spoilt.forwards, spoilt.batches) == (sound.forwards, sound.batches)
     assert told == []

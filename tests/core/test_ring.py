@@ -13,6 +13,7 @@ from baffle.core.ring import GUARD, LOSS_MAX, Combine, Ring, RingVector, Totals,
 from baffle.errors import MessageError
 
 RING = Ring(clients=10, n_max=100, clip=4.0)
+SILENT = Ring(clients=10, n_max=100, clip=4.0, silent=True)
 
 
 def signed(vector: RingVector) -> list[int]:
@@ -54,18 +55,29 @@ def test_a_slow_client_counts_each_direction_more_and_leaves_the_rest_at_zero() 
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_becomes_zeros_of_weight_0_that_count_as_clipped(bad: float) -> None:
-    nothing = [0, 0, 0, 1, 2, 0]
-    assert signed(RING.nothing(2)) == nothing
-    assert signed(RING.encode(np.array([1.0, bad]), 2, 1, 0.5)) == nothing
+def test_what_is_not_finite_becomes_zeros_of_full_weight_that_count_as_clipped(bad: float) -> None:
+    nothing = [0, 0, 7, 1, 2, 7 * 64 * 2**13]
+    assert signed(RING.nothing(2, 7)) == nothing
+    assert signed(RING.encode(np.array([1.0, bad]), 2, 7, 0.5)) == nothing
     assert signed(RING.encode(np.array([1.0, 1.0]), 2, 7, bad, clipped_before=1)) == nothing
 
 
 def test_a_sum_of_nothing_is_no_sum() -> None:
-    total = add([RING.nothing(2)] * 3)
+    total = add([RING.nothing(2, 9)] * 3)
     RING.check(total, 3)
     with pytest.raises(MessageError, match=r"no client's loss was finite"):
         RING.decode(total, 3)
+    ahead, behind = (RING.encode(np.full(2, sign * 9.0), 2, 9, 3.0) for sign in (1, -1))
+    assert not RING.decode(add([ahead, behind]), 2).totals.any()  # two finite losses, of which nothing is left
+
+
+def test_in_a_silent_ring_nothing_but_the_totals_depends_on_the_values() -> None:
+    said = [SILENT.encode(np.array(values), 2, 1, loss) for values, loss in (([9.0, 1.0], 2.0), ([np.nan, 1.0], 2.0))]
+    assert [signed(vector)[2:] for vector in said] == [[1, 1, 0, 0]] * 2
+    loud = Ring(10, 100, 4.0).encode(np.array([9.0, 1.0]), 2, 1, 2.0)
+    assert signed(said[0])[:2] == signed(loud)[:2]
+    assert SILENT.decode(add(said), 2)[1:] == (2, 2, 0, None)
+    assert SILENT.decode(said[1], 1)[1:] == (1, 1, 0, None)
 
 
 def test_values_clipped_on_the_way_are_counted_too_up_to_the_length() -> None:
@@ -82,6 +94,8 @@ def test_the_reported_loss_is_bounded(loss: float, reported: float) -> None:
 def test_a_weight_outside_its_bounds_is_refused(weight: int) -> None:
     with pytest.raises(MessageError, match=f"1 to 100, got {weight}"):
         RING.encode(np.zeros(2), 2, weight, 0.0)
+    with pytest.raises(MessageError, match="must be 1 to 1"):
+        SILENT.encode(np.zeros(2), 2, 2, 0.0)
 
 
 GOOD = RING.encode(np.array([1.0, -1.0]), 2, 50, 1.0)
@@ -92,8 +106,9 @@ WEIGHT, ONES, CLIPPED, LOSS = -4, -3, -2, -1
     ("vector", "contributors", "fault"),
     [
         (changed(GOOD, ONES, -1), 1, "claims -1 contributors"),
-        (changed(GOOD, WEIGHT, 0), 1, "more than 0 clients can send"),
-        (changed(RING.nothing(2), LOSS, 1), 1, "mean loss"),
+        (changed(GOOD, WEIGHT, 0), 1, "sample weight 0, expected 1 with 1 to 100"),
+        (changed(GOOD, WEIGHT, 12), 1, "more than 1 clients of sample weight 12"),
+        (add([GOOD, changed(GOOD, WEIGHT, -49)]), 2, "sample weight 1, expected 2 with 2 to 200"),
         (changed(GOOD, WEIGHT, 101), 1, "sample weight 101"),
         (changed(GOOD, WEIGHT, -5), 1, "sample weight -5"),
         (changed(GOOD, 1, -(2**31)), 1, "a total of 2147483648"),
@@ -109,6 +124,14 @@ def test_a_sum_that_honest_clients_cannot_have_made_is_refused(
 ) -> None:
     with pytest.raises(MessageError, match=fault):
         RING.decode(vector, contributors)
+
+
+@pytest.mark.parametrize(("place", "value"), [(WEIGHT, 0), (WEIGHT, 2), (CLIPPED, 1), (LOSS, -1), (0, 2**19 + 2)])
+def test_a_silent_ring_takes_no_other_weight_and_nothing_that_is_told(place: int, value: int) -> None:
+    vector = SILENT.encode(np.array([4.0, -1.0]), 2, 1, 1.0)
+    SILENT.check(vector, 1)
+    with pytest.raises(MessageError):
+        SILENT.check(changed(vector, place, value), 1)
 
 
 @pytest.mark.parametrize(("values", "length"), [(0, 8), (1, 8), (9, 8)])

@@ -82,7 +82,7 @@ SIMULATED: dict[int, Config] = {7 + i: {"partition-id": i, "num-partitions": 3} 
 def test_a_run_of_the_app_can_be_repeated_in_one_process(
     config: Config, tmp_path: Path, mode: str, downlink: str
 ) -> None:
-    config["settings"] = f"secure.mode={mode} rounds=3 run.downlink={downlink}"
+    config["settings"] = f"secure.mode={mode} federation.weighting=uniform rounds=3 run.downlink={downlink}"
     grid = play(config, SIMULATED)
     played = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert played["weights_sha256"] == repeat(tmp_path / "run", tmp_path / "repeated")["weights_sha256"]

@@ -62,6 +62,7 @@ def test_without_n_max_the_server_says_how_much_a_client_counts(tiny: Callable[.
         assert said == (weighting == "samples" and n_max == 0)
 
 
+UNIFORM = "federation.weighting=uniform"
 LYING = 'secure.mode="malicious-server"'
 PRIVATE = ("federation.weighting=uniform", "privacy.clip=1.0", "privacy.epsilon=20")
 
@@ -74,7 +75,9 @@ def risk_by_counting(clients: int, size: int, liars: int) -> float:
 
 @pytest.mark.parametrize(("clients", "participation"), [(9, 0.67), (12, 0.5)])
 def test_the_risk_is_the_hypergeometric_tail(tiny: Callable[..., Plan], clients: int, participation: float) -> None:
-    plan = tiny(LYING, f"federation.clients={clients}", f"federation.participation={participation}", "rounds=1")
+    plan = tiny(
+        LYING, UNIFORM, f"federation.clients={clients}", f"federation.participation={participation}", "rounds=1"
+    )
     liars = (clients - 1) // 3  # the most that are fewer than a third
     expected = risk_by_counting(clients, plan.per_round, liars)
     assert settling._risk(plan) == pytest.approx(expected)
@@ -83,13 +86,13 @@ def test_the_risk_is_the_hypergeometric_tail(tiny: Callable[..., Plan], clients:
 
 
 def test_a_plan_in_which_chance_gathers_too_many_liars_is_refused(tiny: Callable[..., Plan]) -> None:
-    require_sound_terms(tiny(LYING, "federation.clients=9", "rounds=1000"))  # everybody is in every sum
-    few = tiny(LYING, "federation.clients=12", "federation.participation=0.5")
+    require_sound_terms(tiny(LYING, UNIFORM, "federation.clients=9", "rounds=1000"))  # everybody is in every sum
+    few = tiny(LYING, UNIFORM, "federation.clients=12", "federation.participation=0.5")
     with pytest.raises(PlanError) as refused:
         require_sound_terms(few)
     assert "With 6 of 12 clients in a sum and 6 rounds" in str(refused.value)
     assert "use fewer secure.groups, or federation.participation = 1" in str(refused.value)
-    grouped = tiny(LYING, "federation.clients=12", "secure.groups=2", "secure.floor=3")
+    grouped = tiny(LYING, UNIFORM, "federation.clients=12", "secure.groups=2", "secure.floor=3")
     with pytest.raises(PlanError, match="With 6 of 12 clients"):
         require_sound_terms(grouped)
     for mode in ("on", "off"):
@@ -98,15 +101,24 @@ def test_a_plan_in_which_chance_gathers_too_many_liars_is_refused(tiny: Callable
 
 def test_a_sum_without_everybody_is_sound_where_no_draw_can_gather_too_many_liars(tiny: Callable[..., Plan]) -> None:
     """Of 900 clients 299 may lie, and a third of a sum of 899 is 300."""
-    plan = tiny(LYING, "federation.clients=900", "federation.participation=0.999", "rounds=100000")
+    plan = tiny(LYING, UNIFORM, "federation.clients=900", "federation.participation=0.999", "rounds=100000")
     assert plan.per_round == 899
     assert settling._risk(plan) == 0
     require_sound_terms(plan)
 
 
+def test_if_a_server_may_lie_all_clients_count_the_same(tiny: Callable[..., Plan]) -> None:
+    with pytest.raises(
+        PlanError, match=r'federation.weighting = "samples" does not.*set federation.weighting = "uniform"'
+    ):
+        require_sound_terms(tiny(LYING))
+    require_sound_terms(tiny(LYING, UNIFORM))
+    require_sound_terms(tiny('secure.mode="on"'))
+
+
 @pytest.mark.parametrize("downlink", ["delta", "weights"])
 def test_a_server_that_may_lie_sends_no_weights_that_are_unchecked(tiny: Callable[..., Plan], downlink: str) -> None:
-    plan = tiny(LYING, f'run.downlink="{downlink}"', "update.ema=0")
+    plan = tiny(LYING, UNIFORM, f'run.downlink="{downlink}"', "update.ema=0")
     with pytest.raises(PlanError, match=f'run.downlink = "{downlink}" does not go with .*set run.downlink = "scalars"'):
         require_sound_terms(plan)
     require_sound_terms(change(plan, ['secure.mode="on"']))
@@ -126,7 +138,8 @@ def test_a_tier_whose_last_directions_would_be_seen_is_refused(four: Plan) -> No
     ("settings", "reason"),
     [
         (["probe.stacked=true"], r"probe\.stacked: each client of a network has a machine of its own; leave it"),
-        ([LYING, "federation.participation=0.5"], "promises to hold"),
+        ([LYING, UNIFORM, "federation.participation=0.5"], "promises to hold"),
+        ([LYING], r"federation\.weighting = \"samples\" does not go"),
         (["federation.tiers=[{k=2, share=0.9}]"], "give the lower tiers smaller shares"),
         ([*PRIVATE, 'secure.mode="off"'], r"voids \[privacy\] in a network"),
     ],

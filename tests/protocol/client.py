@@ -218,6 +218,7 @@ class Member:
         require(plan["ring.n_max"] and len(statement.tiers) == clients, "a plan that is not resolved, or its tiers")
         equal = not plan["federation.tiers"] and set(statement.tiers) == {plan["probe.k"]}
         require(equal or not may_lie, "directions that only some clients evaluate")
+        require(plan["federation.weighting"] == "uniform" or not may_lie, "clients that do not count the same")
         previous = past[-1].run if past else NOTHING
         require((len(past), previous) == (statement.epoch, statement.previous), "other epochs before")
         firsts = [*(one.first for one in past), statement.first]

@@ -133,9 +133,14 @@ def scale(plan: Plan, bound: Fraction) -> float:
     return float(2.0**exponent)
 
 
-def value_scale(plan: Plan) -> float:
+def value_bound(plan: Plan) -> Fraction:
+    """B: the largest value of a client of weight 1."""
     smallest = min((tier["k"] for tier in plan["federation.tiers"]), default=plan["probe.k"])
-    return scale(plan, Fraction(plan["ring.d_max"]) * Fraction(plan["probe.k"], smallest))
+    return Fraction(plan["ring.d_max"]) * Fraction(plan["probe.k"], smallest)
+
+
+def value_scale(plan: Plan) -> float:
+    return scale(plan, value_bound(plan))
 
 
 def probe(
@@ -160,12 +165,14 @@ def vector(plan: Plan, values: Sequence[float], samples: int, loss: float) -> ND
     length, bound = plan["probe.k"], plan["ring.d_max"]
     weight = 1 if plan["federation.weighting"] == "uniform" else min(samples, plan["ring.n_max"])
     if not all(map(math.isfinite, [*values, loss])):
-        return np.array([0] * length + [0, 1, length, 0], np.uint32)
-    clipped = np.clip(values, -bound, bound)
-    factor = weight * (length / len(values)) * value_scale(plan)
-    numbers = [*np.rint(clipped * factor), *[0.0] * (length - len(values))]
+        numbers, count, loss = [0.0] * length, length, 64.0
+    else:
+        clipped = np.clip(values, -bound, bound)
+        factor = weight * (length / len(values)) * value_scale(plan)
+        numbers = [*np.rint(clipped * factor), *[0.0] * (length - len(values))]
+        count = int(np.count_nonzero(clipped != np.array(values)))
     base = round(weight * min(max(loss, -64.0), 64.0) * scale(plan, Fraction(64)))
-    extras = [weight, 1, int(np.count_nonzero(clipped != np.array(values))), base]
+    extras = [weight, 1, 0, 0] if plan["secure.mode"] == "malicious-server" else [weight, 1, count, base]
     return np.array([*map(int, numbers), *extras], np.int64).astype(np.uint32)
 
 
@@ -313,8 +320,10 @@ class Replica:
             totals = np.frombuffer(group.totals, "<i4").astype(np.int64)
             require(0 <= group.key - first < (count if own else 1), "not the round's key")
             require(len(totals) == self.plan["probe.k"], "not a total for each direction")
-            require(1 <= group.weight <= most * self.plan["ring.n_max"], "an impossible weight")
-            require(np.abs(totals).max() <= 2**29 * most // m, "an impossible total")
+            heaviest = 1 if self.plan["secure.mode"] == "malicious-server" else self.plan["ring.n_max"]
+            require(1 <= group.weight <= most * heaviest, "an impossible weight")
+            bound = group.weight * value_bound(self.plan) * Fraction(value_scale(self.plan)) + min(most, group.weight)
+            require(np.abs(totals).max() <= bound, "an impossible total")
 
     def caught_up(self, request: Any, *, snapshots: bool) -> "Replica":
         """The place that a request is about, by its catch-up."""

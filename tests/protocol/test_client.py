@@ -51,7 +51,7 @@ PLAN = """
 name = "softmax"
 rounds = {rounds}
 task = {{init = "numpy", model = {{name = "softmax"}}}}
-federation = {{clients = 4, batch = 16}}
+federation = {{clients = 4, batch = 16, weighting = "uniform"}}
 probe = {{k = {k}, distribution = "{distribution}"}}
 secure.mode = "{mode}"
 run.deadline_seconds = 60.0

@@ -70,6 +70,16 @@ def test_a_client_whose_losses_are_not_finite_is_noticed(
     )
 
 
+def test_if_no_loss_is_finite_and_nobody_tells_the_totals_do(
+    tiny: MakePlan, tmp_path: Path, spoilt: Callable[[object], str]
+) -> None:
+    silent = ("secure.mode=malicious-server", "federation.weighting=uniform")
+    notes = list[str]()
+    summary = simulate(tiny(spoilt(":"), *silent, "rounds=2"), tmp_path / "run", warn=notes.append)
+    assert summary["skipped_rounds"] == 0
+    assert "all totals are zero in round 1: probably no loss is finite" in notes
+
+
 def test_scalars_that_are_all_clipped_are_noticed(tiny: MakePlan, tmp_path: Path) -> None:
     notes = list[str]()
     simulate(tiny("ring.d_max=0.001", "rounds=12"), tmp_path / "run", warn=notes.append)

@@ -166,6 +166,16 @@ def test_a_run_with_masks_and_in_parts_ends_with_the_same_weights(ran: Ran, tmp_
             assert one[key] == other[key], key
 
 
+def test_clients_that_tell_no_loss_lead_to_the_same_weights(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    settings = ("federation.clients=4", "federation.weighting=uniform", "ring.n_max=7", "rounds=2")
+    modes = ("off", "on", "malicious-server")
+    off, on, silent = (simulate(tiny(*settings, f"secure.mode={mode}"), tmp_path / mode) for mode in modes)
+    assert off["weights_sha256"] == on["weights_sha256"] == silent["weights_sha256"]
+    assert off["train_loss"] == on["train_loss"] > 0
+    assert silent["train_loss"] is None
+    assert verify(tmp_path / "off").chain == verify(tmp_path / "malicious-server").chain
+
+
 @pytest.mark.slow
 def test_every_variant_leads_to_other_weights(ran: Ran) -> None:
     apart = [name for name in VARIANTS if not name.startswith(("outer", "layers", "units"))]

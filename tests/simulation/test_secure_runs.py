@@ -12,11 +12,12 @@ import pytest
 from baffle.aggregation.messages import Hello, MaskedRequest, Request, Turn, Unmask
 from baffle.core.messages import Abstention, Message, Reply, RoundRequest, decode_reply, encode
 from baffle.core.ports import CONTRIBUTED, MISSING
+from baffle.core.ring import LOSS_MAX
 from baffle.core.seeds import Seeds
 from baffle.data.partition import iid
 from baffle.errors import BaffleError, PlanError
 from baffle.journal.audit import verify
-from baffle.plan import Plan, load
+from baffle.plan import Plan
 from baffle.schedule import choose_clients, choose_groups, policy_of
 from baffle.server.round import open_round
 from baffle.simulation import drops, resume, simulate
@@ -121,12 +122,8 @@ def test_a_client_whose_loss_is_not_finite_changes_no_sum(
     assert [record["contributors"] for record in records_of(tmp_path / "on")] == [5] * 3
     assert set(_events(tmp_path / "on").values()) == {CONTRIBUTED}
     assert verify(tmp_path / "on").chain == verify(tmp_path / "off").chain
-    absent = RoundsByHand(load(str(tmp_path / "on" / "plan.toml")), tmp_path / "absent")
-    absent.unheard = lambda number, asked: number == client and isinstance(asked, MaskedRequest)
-    for _ in range(3):
-        absent.play()
-    absent.journal.close()
-    assert verify(tmp_path / "absent").chain == verify(tmp_path / "on").chain
+    for record in records_of(tmp_path / "on"):  # its loss counts as the largest, with its full weight
+        assert record["loss"] > LOSS_MAX / 6
 
 
 def _asks(kind: type[Request], *clients: int) -> Callable[[int, Request], bool]:

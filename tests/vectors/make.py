@@ -223,8 +223,11 @@ def ring() -> Vectors:
         (4, 10, "uniform", "[{k = 3, share = 0.5}]", 1e-3, 20, [1e-4, -3e-5, 2e-6], -0.5),
         (2, 7, "samples", "[]", 1e12, 9, [5e11, -0.5], 3.0),
         (2, 7, "samples", "[]", 1.0, 9, [0.5, float("nan")], 3.0),
+        (2, 7, "uniform", "[]", 1.0, 9, [0.5, float("nan")], 3.0),
+        (3, 7, "uniform", "[]", 1.0, 9, [0.5, -2.0, 0.25], 3.0),
     ):
         text = RING.format(k=k, clients=clients, by=by, tiers=tiers, d_max=d_max)
+        text += 'secure.mode = "malicious-server"\n' if clients == 7 and by == "uniform" else ""
         trajectory = trajectory_of(parse(text), 5)
         vector = trajectory.ring.encode(np.array(values), k, trajectory.weight_of(samples), loss)
         known = {"plan": text, "samples": samples, "values": values, "loss": loss}

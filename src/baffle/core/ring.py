@@ -33,15 +33,11 @@ class Sum(NamedTuple):
     weight: int  # ΣN_c
     contributors: int
     clipped: int
-    loss: float | None  # ΣN_c·L_c / ΣN_c; None if no client may say what its loss is
+    loss: float | None  # ΣN_c·L_c / ΣN_c; None if no client says what its loss is
 
 
 class Encoding(Protocol):
     """How a client's values become integers that can be summed, and what a sum of them may be."""
-
-    @property
-    def n_max(self) -> int:
-        """The largest weight of a client."""
 
     @property
     def scale(self) -> float:
@@ -49,8 +45,11 @@ class Encoding(Protocol):
 
     def encode(self, values: F64, length: int, weight: int, loss: float, clipped_before: int = 0) -> RingVector: ...
 
-    def most(self, contributors: int) -> int:
-        """The largest total that so many honest clients can cause."""
+    def weights(self, contributors: int) -> range:
+        """The weights that so many honest clients can have together."""
+
+    def most(self, contributors: int, weight: int) -> int:
+        """The largest total that so many honest clients can cause if they have this weight together."""
 
     def check(self, total: RingVector, contributors: int) -> None: ...
 
@@ -62,18 +61,25 @@ class Ring:
     """The scale that clients and server share, such that no sum overflows. Each side derives it; it is never sent.
 
     `clients` take part in a round, `n_max` caps a client's sample weight, and `clip` bounds a value. `tier_factor`
-    (K / K_min) makes room for clients that answer fewer directions with a larger weight each.
+    (K / K_min) makes room for clients that answer fewer directions with a larger weight each. In a `silent` ring all
+    clients have weight 1, and tell neither their loss nor how many values they clipped.
     """
 
     clients: int
     n_max: int
     clip: float
     tier_factor: Fraction = Fraction(1)
+    silent: bool = False
+
+    @property
+    def _bound(self) -> Fraction:
+        """The largest value of a client of weight 1."""
+        return Fraction(self.clip) * self.tier_factor
 
     @property
     def exponent(self) -> int:
         """log₂ of the scale S; may be negative."""
-        return _exponent(self.clients, self.n_max, Fraction(self.clip) * self.tier_factor)
+        return _exponent(self.clients, self.n_max, self._bound)
 
     @property
     def scale(self) -> float:
@@ -90,31 +96,39 @@ class Ring:
         unbiased for any mix of slow and fast clients. `clipped_before` counts values that were clipped earlier, while
         these were computed. If the loss or a value is not finite, it is `nothing`.
         """
-        if not 0 < weight <= self.n_max:
-            raise MessageError(f"a sample weight must be 1 to {self.n_max}, got {weight}")
+        if weight not in self.weights(1):
+            raise MessageError(f"a sample weight must be 1 to {self.weights(1)[-1]}, got {weight}")
         if not length <= len(values) * self.tier_factor <= length * self.tier_factor:
             raise MessageError(f"expected {math.ceil(length / self.tier_factor)} to {length} values, got {len(values)}")
         if not (math.isfinite(loss) and np.isfinite(values).all()):
-            return self.nothing(length)
+            return self.nothing(length, weight)
         bounded = np.clip(values, -self.clip, self.clip)
         clipped = min(length, int(np.count_nonzero(bounded != values)) + clipped_before)
         vector = np.zeros(length + EXTRAS, dtype=np.int64)
         vector[: len(values)] = np.rint(bounded * (weight * (length / len(values)) * self.scale))
-        vector[length:] = weight, 1, clipped, round(weight * min(max(loss, -LOSS_MAX), LOSS_MAX) * self._loss_scale)
+        vector[length:] = self._extras(weight, clipped, loss)
         return vector.astype(np.uint32)  # modulo 2³²
 
-    @staticmethod
-    def nothing(length: int) -> RingVector:
-        """What a client sends whose loss is not finite: zeros of weight 0, all of which count as clipped. In a secure
-        sum nobody can tell it from other contributions. If such a client abstained instead, a server could choose
-        weights at which the loss is infinite for some labels and not for others, and learn who has which."""
+    def _extras(self, weight: int, clipped: int, loss: float) -> tuple[int, int, int, int]:
+        if self.silent:
+            return weight, 1, 0, 0
+        return weight, 1, clipped, round(weight * min(max(loss, -LOSS_MAX), LOSS_MAX) * self._loss_scale)
+
+    def nothing(self, length: int, weight: int) -> RingVector:
+        """What a client sends whose loss is not finite: zeros of its usual weight, all of which count as clipped, and
+        the largest loss. If such a client abstained or had another weight, a server could choose weights at which the
+        loss is infinite for some labels and not for others, and learn who has which."""
         vector = np.zeros(length + EXTRAS, dtype=np.uint32)
-        vector[length:] = 0, 1, length, 0
+        vector[length:] = self._extras(weight, length, LOSS_MAX)
         return vector
 
-    def most(self, contributors: int) -> int:
-        """The largest total that so many clients can cause."""
-        return GUARD * contributors // self.clients
+    def weights(self, contributors: int) -> range:
+        """The weights that so many clients can have together."""
+        return range(contributors, contributors * (1 if self.silent else self.n_max) + 1)
+
+    def most(self, contributors: int, weight: int) -> int:
+        """The largest total that so many clients of this weight can cause: a mean is never beyond the clip."""
+        return math.floor(weight * self._bound * Fraction(self.scale)) + contributors  # one rounding per client
 
     def check(self, total: RingVector, contributors: int) -> None:
         """Refuse a sum of `contributors` vectors that honest clients cannot have produced."""
@@ -123,28 +137,37 @@ class Ring:
         signed = total.view(np.int32)
         weight, ones, clipped, loss = (int(extra) for extra in signed[-EXTRAS:])
         values = signed[:-EXTRAS]
-        if ones != contributors or not 0 <= weight <= contributors * self.n_max:
+        possible = self.weights(contributors)
+        if ones != contributors or weight not in possible:
             raise MessageError(
-                f"the sum claims {ones} contributors of sample weight {weight}, expected {contributors} with at most "
-                f"{self.n_max} each"
+                f"the sum claims {ones} contributors of sample weight {weight}, expected {contributors} with "
+                f"{possible[0]} to {possible[-1]}"
             )
-        weighty = min(contributors, weight)  # at most this many sent more than nothing
-        largest = int(np.max(np.abs(values.astype(np.int64)), initial=0))
-        if largest > self.most(weighty):
-            raise MessageError(f"a total of {largest} is more than {weighty} clients can send within their bounds")
+        largest, most = int(np.max(np.abs(values.astype(np.int64)), initial=0)), self.most(contributors, weight)
+        if largest > most:
+            raise MessageError(
+                f"a total of {largest} is more than {contributors} clients of sample weight {weight} can send within "
+                f"their bounds"
+            )
+        if self.silent and (clipped, loss) != (0, 0):
+            raise MessageError("the sum claims a loss or clipped values, but clients of this run tell neither")
         if not 0 <= clipped <= contributors * len(values):
             raise MessageError(f"the sum claims {clipped} clipped values of {contributors * len(values)}")
-        if abs(loss) > weighty + weight * LOSS_MAX * self._loss_scale:
+        if abs(loss) > contributors + weight * LOSS_MAX * self._loss_scale:
             raise MessageError(f"the sum claims a mean loss beyond ±{LOSS_MAX:g}")
 
     def decode(self, total: RingVector, contributors: int) -> Sum:
-        """Read a sum. One that honest clients cannot have produced is refused, and so is one of nothing."""
+        """Read a sum. One that honest clients cannot have produced is refused, and so is one of nothing, unless clients
+        do not tell."""
         self.check(total, contributors)
         signed = total.view(np.int32)
         weight, _, clipped, loss = (int(extra) for extra in signed[-EXTRAS:])
-        if not weight:
-            raise MessageError(NOT_FINITE)
         values = signed[:-EXTRAS]
+        if self.silent:
+            return Sum(values, weight, contributors, 0, None)
+        is_largest = loss + contributors >= weight * LOSS_MAX * self._loss_scale
+        if clipped == contributors * len(values) and is_largest and not values.any():
+            raise MessageError(NOT_FINITE)
         return Sum(values, weight, contributors, clipped, loss / (weight * self._loss_scale))
 
 

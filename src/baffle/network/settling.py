@@ -64,6 +64,12 @@ def require_sound_terms(plan: Plan) -> None:
             f'run.downlink = "{plan.run.downlink}" does not go with secure.mode = "malicious-server": clients could '
             'not check the weights that they are sent; set run.downlink = "scalars"'
         )
+    if plan.federation.weighting != "uniform":
+        raise PlanError(
+            f'federation.weighting = "{plan.federation.weighting}" does not go with secure.mode = "malicious-server": '
+            "the sum of the clients' weights would tell how many samples they have; set federation.weighting = "
+            '"uniform"'
+        )
     if plan.federation.tiers:
         raise PlanError(
             'federation.tiers do not go with secure.mode = "malicious-server": one client and those that work with the '

@@ -312,8 +312,8 @@ class SecureSettings(Section, frozen=True):
     """The secure sum. The settings of groups, unlike the rest of this section, determine the weights."""
 
     mode: Literal["on", "malicious-server", "off"] = "on"
-    """the secure sum; `"malicious-server"`: also against a server that lies, for one more exchange a round; `"off"`:
-    the server sees each client's values"""
+    """the secure sum; `"malicious-server"`: also against a server that lies, for one more exchange a round, with
+    `weighting = "uniform"`; `"off"`: the server sees each client's values"""
     floor: Annotated[int, Meta(ge=2, le=LARGEST)] = 3
     """the smallest number of clients in a sum"""
     threshold: OptionalCount = 0

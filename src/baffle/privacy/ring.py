@@ -38,9 +38,6 @@ class PrivateRing:
     sharers: int
     length: int
 
-    n_max = 1
-    """The weight of every client."""
-
     exponent: int = field(init=False, compare=False)
     """log₂ of the scale S: the largest with which a sum stays below the guard."""
 
@@ -103,7 +100,11 @@ class PrivateRing:
         noised[: self.length] += noise.astype(np.uint32)
         return noised
 
-    def most(self, contributors: int) -> int:
+    def weights(self, contributors: int) -> range:
+        """The weight of so many clients: each has 1."""
+        return range(contributors, contributors + 1)
+
+    def most(self, contributors: int, weight: int = 0) -> int:  # noqa: ARG002
         """The largest total that this many clients can cause, wrong with a chance of one in 2⁴⁰."""
         return math.ceil(self._most(contributors, self.delta_2))
 

@@ -64,6 +64,8 @@ class Diagnosis:
         0, warnings count from 1."""
         before, self._weights = self._weights, weights
         if metrics["loss"] is None:
+            if outcome.groups and not any(group.numbers().any() for group in outcome.groups):  # clients do not tell why
+                self._say("zeros", f"all totals are zero in round {round_number + 1}: probably no loss is finite")
             return
         self._losses.append(float(metrics["loss"]))
         values = metrics["contributors"] * self._trajectory.length

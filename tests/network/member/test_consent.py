@@ -28,7 +28,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> list[ClientKeys]:
 
 @pytest.fixture(scope="module")
 def make(keys: list[ClientKeys], tiny: Callable[..., Plan]) -> Callable[..., ServerByHand]:
-    return lambda mode: ServerByHand(keys, tiny(f'secure.mode="{mode}"'))
+    return lambda mode: ServerByHand(keys, tiny(f'secure.mode="{mode}"', "federation.weighting=uniform"))
 
 
 @pytest.fixture(params=["on", "malicious-server"])

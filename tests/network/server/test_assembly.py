@@ -179,7 +179,13 @@ def test_a_run_of_many_epochs_has_the_same_weights_for_everybody(federation: Fed
 @pytest.mark.parametrize("mode", [pytest.param("on", marks=pytest.mark.slow), "malicious-server"])
 def test_a_newcomer_replays_or_takes_the_state_that_the_statement_names(federation: Federation, mode: str) -> None:
     """After many rounds a whole state is shorter than all outcomes."""
-    settings = ["rounds=7", "probe.k=600", "federation.batch=8", f'secure.mode="{mode}"']
+    settings = [
+        "rounds=7",
+        "probe.k=600",
+        "federation.batch=8",
+        f'secure.mode="{mode}"',
+        "federation.weighting=uniform",
+    ]
     federation.plan = change(federation.plan, settings)
     lines = federation.lines(3)
     kinds = set[str]()

@@ -28,7 +28,7 @@ from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, Sto
     "settings",
     [
         (),
-        ('secure.mode="malicious-server"',),
+        ('secure.mode="malicious-server"', 'federation.weighting="uniform"'),
         ('run.downlink="weights"', "update.ema=0"),
         ("federation.participation=0.75",),
         ('federation.level="epoch"', "federation.steps=1"),
@@ -76,7 +76,8 @@ def test_a_client_with_a_large_model_that_was_away_catches_up(
         return replayed(replica, catch_up)
 
     monkeypatch.setattr(Replica, "_replayed", watched)
-    settings = ["rounds=8", f"secure.mode={mode}", f"probe.distribution={distribution}"]
+    settings = ["rounds=8", f"secure.mode={mode}", "federation.weighting=uniform"]
+    settings += [f"probe.distribution={distribution}"]
     federation.plan = change(federation.plan, settings)
     lines = federation.lines(4)
     away: dict[int, Answer] = {}

@@ -26,7 +26,7 @@ from tests.support.served import Authority
 def federation(federate: Callable[..., Federation]) -> Federation:
     """Five clients; three are enough for a round. Clients protect themselves against a server that lies, so they take
     states only with certificates."""
-    return federate(5, "rounds=6", 'secure.mode="malicious-server"')
+    return federate(5, "rounds=6", 'secure.mode="malicious-server"', 'federation.weighting="uniform"')
 
 
 @pytest.fixture

@@ -20,7 +20,9 @@ from tests.support.served import Authority, Served
 
 @pytest.fixture
 def federation(federate: Callable[..., Federation]) -> Federation:
-    return federate(5, 'secure.mode="malicious-server"', "run.deadline_seconds=3000", "rounds=6")
+    return federate(
+        5, 'secure.mode="malicious-server"', 'federation.weighting="uniform"', "run.deadline_seconds=3000", "rounds=6"
+    )
 
 
 @pytest.fixture
