@@ -24,7 +24,7 @@ from tests.support.lines_in_memory import Federation, LinesInMemory, new_keys
 @pytest.fixture
 def federation(tiny: Callable[..., Plan], tmp_path: Path) -> Federation:
     settings = ("federation.clients=6", 'secure.mode="on"', "secure.floor=2", "rounds=3")
-    policy = Policy(mode="off", floor=2, scalars_only=False)
+    policy = Policy(mode="off", floor=2, scalars_only=False, without_privacy=True)
     return Federation(new_keys(tmp_path, 6), tmp_path, tiny(*settings), policy=policy)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from baffle.core.messages import CatchUp, Group, Outcome, encode
 from baffle.core.ring import EXTRAS
+from baffle.network.member.policy import Policy
 from baffle.plan import Plan
 from tests.attacks.hostile_server import HostileServer, Victims, View, keys_of
 
@@ -31,15 +32,16 @@ Attack = Callable[..., HostileServer]
 
 @pytest.fixture
 def attack(tmp_path: Path, tiny: Callable[..., Plan]) -> Attack:
-    """A hostile server whose clients have pinned its plan and use all samples in every round, or have the default
-    policy."""
+    """A hostile server whose clients have pinned its plan and use all samples in every round, if their mode allows
+    that, or have the default policy, and their owners' word for a plan without noise."""
 
     def make(*settings: str, is_pinned: bool) -> HostileServer:
-        plan = tiny(*STEERED, f"federation.batch={0 if is_pinned else 8}", *settings)
+        is_whole = is_pinned and "secure.mode=malicious-server" not in settings
+        plan = tiny(*STEERED, f"federation.batch={0 if is_whole else 8}", *settings)
         server = HostileServer(Victims(tmp_path, keys_of(tmp_path, CLIENTS), plan))
         if not is_pinned:
             for member in server.victims.members.values():
-                member.consent.pinned = None
+                member.consent.pinned, member.consent.policy = None, Policy(without_privacy=True)
         return server
 
     return make

@@ -26,6 +26,7 @@ from baffle.journal.audit import verify
 from baffle.journal.store import Journal
 from baffle.network.joining import Introduction, Ready, Salted
 from baffle.network.member.equipment import Equipment, with_plan
+from baffle.network.member.policy import Policy
 from baffle.plan import Plan
 from baffle.plan.sections import LARGEST
 from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, new_keys
@@ -187,7 +188,8 @@ def test_no_client_makes_an_honest_update_count_many_times(
 ) -> None:
     """N18. A negative weight makes the divisor of a mean as small as the liar likes, and so the mean as large."""
     fixed = (f"federation.clients={CLIENTS}", f"rounds={ROUNDS}", "secure.mode=on", "run.deadline_seconds=1")
-    played = Federation(new_keys(tmp_path, CLIENTS), tmp_path, tiny(*fixed, *settings))
+    policy = Policy(without_privacy=True)
+    played = Federation(new_keys(tmp_path, CLIENTS), tmp_path, tiny(*fixed, *settings), policy=policy)
     boast(played, NEGATIVE if "federation.weighting=samples" in settings else 2 - len(HONEST))
     require_one_round_lost(played)
 

@@ -14,6 +14,7 @@ from baffle.journal.audit import verify
 from baffle.network.keys.authority import ServerKeys
 from baffle.network.link.client import Line
 from baffle.network.link.server import Link
+from baffle.network.member.policy import Policy
 from baffle.plan import Plan
 from tests.support.lines_in_memory import Federation, new_keys
 from tests.support.links import PATIENCE, until
@@ -42,7 +43,7 @@ def federation(tiny: Callable[..., Plan], tmp_path: Path) -> Federation:
         *('secure.mode="malicious-server"', "federation.weighting=uniform", "rounds=40"),
         *("run.deadline_seconds=3000", "run.evaluate_every=1000"),
     )
-    return Federation(new_keys(tmp_path, 3), tmp_path, plan)
+    return Federation(new_keys(tmp_path, 3), tmp_path, plan, policy=Policy(without_privacy=True))
 
 
 @contextmanager

@@ -83,7 +83,8 @@ def test_a_run_of_the_app_can_be_repeated_in_one_process(
     config: Config, tmp_path: Path, mode: str, downlink: str
 ) -> None:
     config["settings"] = f"secure.mode={mode} federation.weighting=uniform rounds=3 run.downlink={downlink}"
-    grid = play(config, SIMULATED)
+    (tmp_path / "policy.toml").write_text("without_privacy = true")
+    grid = play(config, {node: own | {"policy": str(tmp_path / "policy.toml")} for node, own in SIMULATED.items()})
     played = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert played["weights_sha256"] == repeat(tmp_path / "run", tmp_path / "repeated")["weights_sha256"]
     expected = {"who", "introduce", "begin", "openings", "hello", "turn", "masked_request", "over"}

@@ -33,6 +33,7 @@ from baffle.network.keys.folders import ClientKeys
 from baffle.network.keys.rosters import Roster, load_roster
 from baffle.network.member.equipment import Equipment, with_plan
 from baffle.network.member.member import Member
+from baffle.network.member.policy import Policy
 from baffle.network.server.serve import serve
 from baffle.plan import Plan, load, parse
 from baffle.plan.sections import LARGEST
@@ -112,7 +113,7 @@ def ordinary(folder: Path, keys: ClientKeys, kept: dict[int, list[int]]) -> Memb
         fields = {name: getattr(made.worker, name) for name in made.worker.__dataclass_fields__}
         return made._replace(worker=Recording(**fields, kept=kept))
 
-    return Member(keys, folder / f"state-{keys.number}", recording)
+    return Member(keys, folder / f"state-{keys.number}", recording, policy=Policy(without_privacy=True))
 
 
 @pytest.mark.parametrize(("mode", "distribution"), [("on", "rademacher"), ("malicious-server", "gaussian")])
@@ -164,7 +165,7 @@ def test_it_comes_late_to_a_run_of_real_processes(
     address = re.findall(r"listening at (\S+)", _log(run / "serve.log"))[0]
     for number in range(2):
         folders = ("--keys", tmp_path / "keys" / f"client-{number}", "--state", tmp_path / f"state-{number}")
-        start("join", address, *folders, "--part")
+        start("join", address, *folders, "--part", "--plan", plan_file)
     independent = [Independent(tmp_path, 2, plan, address, "--slow-until", entered)]
     started.append(independent[0].process)
     until(lambda: len(_log(run / "metrics.jsonl").splitlines()) >= 24, PATIENCE)

@@ -6,10 +6,13 @@ from math import comb
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from baffle.core.directions import grouped
 from baffle.errors import PlanError, one_line
 from baffle.plan import Plan
 from baffle.schedule import tiers_of
+from baffle.trajectory import Trajectory
 
 N_MAX = 1000  # how many samples a client counts for at most, if the plan does not say
 FREE = {"name", "rounds", "run"}  # what a plan may change in a run that has begun
@@ -75,6 +78,8 @@ def require_sound_terms(plan: Plan) -> None:
             'federation.tiers do not go with secure.mode = "malicious-server": one client and those that work with the '
             "server could be the only ones that evaluate some directions; leave them out"
         )
+    if not plan.privacy.on:
+        _require_changing_scalars(plan)
     if (risk := _risk(plan)) > UNLUCKY:
         raise PlanError(
             f'secure.mode = "malicious-server" promises to hold while fewer than a third of a sum\'s clients lie. With '
@@ -82,6 +87,42 @@ def require_sound_terms(plan: Plan) -> None:
             f"alone gathers more of them in one with probability {risk:.2g}, expected at most 2^-20; use fewer "
             "secure.groups, or federation.participation = 1"
         )
+
+
+def _require_changing_scalars(plan: Plan) -> None:
+    """Refuse a plan without noise whose sums over changing survivors differ by what a single client sends, exactly."""
+    why, remedy = "a server that lies subtracts sums over changing clients", "or add [privacy]"
+    if plan.outcome_kind == "vector":
+        raise PlanError(
+            'secure.mode = "malicious-server" needs scalars, a plan without [privacy] whose clients send vectors is '
+            f'refused: {why}; set estimator = "probe", federation.level = "batch" and federation.seeds = "shared"'
+        )
+    if not plan.federation.batch:
+        raise PlanError(
+            f'federation.batch = 0 does not go with secure.mode = "malicious-server": {why}, and if all samples are '
+            f"used in every round, the difference is exact; set a batch, {remedy}"
+        )
+
+
+def require_fewer_directions_than_weights(trajectory: Trajectory) -> None:
+    """Refuse directions that measure a part of the weights exactly, where a server may lie and there is no noise. With
+    d_s weights and K_s ≥ d_s directions within them, a sum is a solvable system of equations, whatever the salt."""
+    plan = trajectory.plan
+    if plan.secure.mode != "malicious-server" or plan.privacy.on:
+        return
+    numbers = grouped(trajectory.supports)
+    spans = np.array(
+        [(support.start, max(support.stop, support.tail[1]), len(own)) for support, own in numbers.items()]
+    )
+    for support, own in numbers.items():  # of units, a support may lie within another
+        within = (spans[:, 0] >= support.start) & (spans[:, 1] <= support.stop)
+        if (count := max(len(own), int(spans[within, 2].sum()))) >= support.size:
+            raise PlanError(
+                f"probe.k: {count} directions of a round touch only the {support.size} weights from {support.start} to "
+                f'{support.stop} (probe.supports = "{plan.probe.supports}"), so a sum measures these exactly, which '
+                'does not go with secure.mode = "malicious-server"; expected fewer directions than weights: lower '
+                'probe.k, set probe.supports = "dense", or add [privacy]'
+            )
 
 
 def _risk(plan: Plan) -> float:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from baffle.errors import PlanError, RefusalError
 from baffle.network.member.policy import POLICY_BYTES, Policy, load_policy
 from baffle.plan import FederationSettings, Plan, change, load, presets
+from baffle.privacy.accounting import Budget
 
 PAGE = Path(__file__).parents[3] / "docs" / "policy.md"
 USUAL = load("digits")
@@ -54,6 +55,7 @@ def test_the_usual_plans_are_within_the_defaults() -> None:
         (['task.model={name="custom", factory="os:getcwd"}'], "task.model comes from a function outside BAFFLE"),
         (['task.loss="os:getcwd"'], "task.loss comes from a function outside BAFFLE"),
         (['task.metrics=["top5", "os:getcwd"]'], "task.metrics comes from a function outside BAFFLE"),
+        (['secure.mode="malicious-server"'], 'no [privacy], secure.mode = "malicious-server" asks for it'),
     ],
 )
 def test_a_plan_beyond_a_bound_is_refused_with_what_is_allowed(settings: list[str], sentence: str) -> None:
@@ -67,7 +69,8 @@ def test_a_plan_beyond_a_bound_is_refused_with_what_is_allowed(settings: list[st
 @pytest.mark.parametrize(
     "settings",
     [
-        ["federation.batch=8", "probe.sigma=1e-6", 'secure.mode="malicious-server"', "secure.floor=4"],
+        ["federation.batch=8", "probe.sigma=1e-6", "secure.floor=4"],
+        ['secure.mode="malicious-server"', "federation.weighting=uniform", "privacy={noise=5.0, clip=1.0}"],
         ["federation.batch=1000", "probe.sigma=0.1", "probe.k=10000", "rounds=10000", "run.deadline_seconds=3600"],
         ["ring.d_max=0.01", "update.rate=1.0"],
     ],
@@ -125,11 +128,27 @@ def test_a_function_that_the_policy_names_may_be_called_and_no_other() -> None:
     assert policy.refusals(USUAL, named=True) == []
 
 
+def test_where_the_server_may_lie_the_budget_is_eight_unless_the_policy_says_otherwise() -> None:
+    lying = changed('secure.mode="malicious-server"', "federation.weighting=uniform", "privacy={noise=5.0, clip=1.0}")
+    assert Policy().budget(lying) == Budget(8.0, 1e-5)
+    assert Policy(most_epsilon=20.0, delta=1e-6).budget(lying) == Budget(20.0, 1e-6)
+    assert Policy().budget(USUAL) is None
+    assert Policy(most_epsilon=2.0).budget(USUAL) == Budget(2.0, 1e-5)
+
+
+def test_beside_a_plan_without_privacy_batches_stay_below_all_samples_where_the_server_may_lie() -> None:
+    lying = changed('secure.mode="malicious-server"')
+    assert Policy.beside(lying).refusals(lying, named=True) == []
+    assert Policy.beside(lying).batch(lying.federation, 8) == 4
+    assert Policy.beside(USUAL).batch(USUAL.federation, 8) == 8
+
+
 def test_modes_are_ordered() -> None:
     modes = ("off", "on", "malicious-server")
     for least, mine in enumerate(modes):
         for asked, theirs in enumerate(modes):
-            refused = Policy(mode=mine).refusals(changed(f'secure.mode="{theirs}"'))  # type: ignore[arg-type]
+            policy = Policy(mode=mine, without_privacy=True)  # type: ignore[arg-type]
+            refused = policy.refusals(changed(f'secure.mode="{theirs}"'))
             assert bool(refused) == (asked < least)
 
 

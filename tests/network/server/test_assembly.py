@@ -20,7 +20,7 @@ from tests.support.lines_in_memory import Answer, Federation, StoppedError, kill
 def federation(federate: Callable[..., Federation]) -> Federation:
     """Four clients; two are enough for a round."""
     settings = ("federation.clients=4", "secure.floor=2", "rounds=6", "run.deadline_seconds=50")
-    return federate(4, *settings, policy=Policy(floor=2))
+    return federate(4, *settings, policy=Policy(floor=2, without_privacy=True))
 
 
 def changing(answer: Answer, kind: type, change: Callable[[bytes], bytes | None]) -> Answer:

@@ -39,7 +39,7 @@ def test_a_run_can_be_repeated_by_one_process(
     federation: Federation, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
     federation.plan = change(federation.plan, ["federation.clients=4", "rounds=3", *settings])
-    federation.policy = Policy(scalars_only=False)
+    federation.policy = Policy(scalars_only=False, without_privacy=True)
     summary = federation.serve(federation.lines(4))
     repeated, verified = repeat(federation.run, tmp_path / "repeated"), verify(federation.run)
     assert summary["weights_sha256"] == repeated["weights_sha256"] == verified.weights_sha256
@@ -68,6 +68,7 @@ def test_a_client_with_a_large_model_that_was_away_catches_up(
     federation: Federation, monkeypatch: pytest.MonkeyPatch, mode: str, distribution: str
 ) -> None:
     """It is told the hashes of the states that it missed, unless the server may lie."""
+    federation.policy = Policy(without_privacy=True)
     monkeypatch.setattr("baffle.server.downlink.LARGE", 1)
     sent, replayed = list[str](), Replica._replayed
 

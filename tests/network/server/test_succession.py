@@ -15,6 +15,7 @@ from baffle.network.keys import rosters
 from baffle.network.keys.authority import ServerKeys, add_clients, revoke_clients
 from baffle.network.keys.folders import ClientKeys
 from baffle.network.keys.rosters import Roster, load_roster
+from baffle.network.member.policy import Policy
 from baffle.network.server.board import Board
 from baffle.network.status import LinkCounts
 from baffle.plan import change, load
@@ -26,7 +27,8 @@ from tests.support.served import Authority
 def federation(federate: Callable[..., Federation]) -> Federation:
     """Five clients; three are enough for a round. Clients protect themselves against a server that lies, so they take
     states only with certificates."""
-    return federate(5, "rounds=6", 'secure.mode="malicious-server"', 'federation.weighting="uniform"')
+    settings = ("rounds=6", 'secure.mode="malicious-server"', 'federation.weighting="uniform"')
+    return federate(5, *settings, policy=Policy(without_privacy=True))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from baffle.network.keys.authority import ServerKeys
 from baffle.network.keys.folders import ClientKeys
 from baffle.network.keys.rosters import keep_roster
 from baffle.network.link.server import Link
+from baffle.network.member.policy import Policy
 from baffle.plan import change
 from tests.support.lines_in_memory import Federation
 from tests.support.links import PATIENCE, until
@@ -20,9 +21,8 @@ from tests.support.served import Authority, Served
 
 @pytest.fixture
 def federation(federate: Callable[..., Federation]) -> Federation:
-    return federate(
-        5, 'secure.mode="malicious-server"', 'federation.weighting="uniform"', "run.deadline_seconds=3000", "rounds=6"
-    )
+    lying = ('secure.mode="malicious-server"', 'federation.weighting="uniform"')
+    return federate(5, *lying, "run.deadline_seconds=3000", "rounds=6", policy=Policy(without_privacy=True))
 
 
 @pytest.fixture

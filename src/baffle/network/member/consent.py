@@ -15,13 +15,24 @@ from baffle.network.joining import Begin, Introduce, Introduction, NewRoster, Ro
 from baffle.network.keys.folders import ClientKeys
 from baffle.network.keys.rosters import Roster, RosterFile, keep_roster, newer_roster, require_not_expired
 from baffle.network.member.equipment import Equip, Equipment, require_most_weights
-from baffle.network.member.policy import Policy
-from baffle.network.settling import differences, require_sound_terms, with_places
+from baffle.network.member.policy import LYING, Policy
+from baffle.network.settling import (
+    differences,
+    require_fewer_directions_than_weights,
+    require_sound_terms,
+    with_places,
+)
 from baffle.plan import Plan, check, read_toml, settings_of
 from baffle.plan.privacy import with_noise
-from baffle.privacy.accounting import Charge
+from baffle.privacy.accounting import Budget, Charge, Release, spent
 from baffle.statement import NONCE_BYTES, NOTHING, Statement, commitment_text, commitment_to, read_statement
 from baffle.trajectory import Epoch, Trajectory
+
+EXPOSED = (
+    "the plan has no [privacy]: a server that lies can subtract sums over changing clients and add up what it measures "
+    "over rounds, so it gets what this client alone sends, and with a model of its own choice the samples themselves"
+)
+"""What a client tells its owner where a server may lie and there is no noise."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +153,14 @@ class Consent:
         self._require_marks(epoch)
         try:
             worker = self.equipment(plan).worker
+            require_fewer_directions_than_weights(worker.trajectory)
             self._require_budget(plan, worker.trajectory)
         except BaffleError:
             self._beyond_it = epoch.statement.plan
             raise
         self._tell_of_batch(worker)
+        if plan.secure.mode == LYING and not plan.privacy.on:
+            self.tell(EXPOSED)
         return epoch
 
     def checked(self, begin: Begin) -> AcceptedEpoch:
@@ -181,7 +195,15 @@ class Consent:
     def charge(self, trajectory: Trajectory) -> Charge | None:
         """What this client pays for a vector, by its own account, and the budget that it keeps to."""
         private = trajectory.private
-        return Charge(private.release, self._rules.budget) if private else None
+        return Charge(private.release, self._budget(trajectory.plan, private.release)) if private else None
+
+    def _budget(self, plan: Plan, release: Release) -> Budget | None:
+        """The policy's budget. Without a policy, a pinned plan may cost as much as all its own rounds do."""
+        budget = self._rules.budget(plan)
+        if budget is None or self.pinned is None or self.policy:
+            return budget
+        whole = replace(release, count=min(plan.rounds, self.pinned.rounds))  # with fewer rounds, each may cost more
+        return replace(budget, epsilon=max(budget.epsilon, spent([whole], budget.delta)))
 
     def told_cost(self, trajectory: Trajectory) -> str:
         """What a private run may cost this client, for its own log; empty if the run is not private."""

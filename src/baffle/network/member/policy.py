@@ -22,7 +22,9 @@ from baffle.privacy.accounting import Budget
 
 POLICY_BYTES = 64 << 10  # the most bytes of a policy file
 MOST_NAME = 80  # longer names of data sets are cut
-MODES = ("off", "on", "malicious-server")  # from the least protection to the most
+LYING = "malicious-server"
+MODES = ("off", "on", LYING)  # from the least protection to the most
+USUAL_EPSILON = 8.0  # where a server may lie: what all private runs may cost a client whose policy does not say
 Range = tuple[Positive, Positive]
 
 
@@ -35,8 +37,9 @@ class Policy(Section, frozen=True):
     a client whose own samples are too few uses fewer, or none. `data` names data sets; one of the client's own is named
     as in a plan, "package.module:function". A round's exchanges wait at most `most_seconds`.
 
-    `least_noise` is the least `privacy.noise`. All private runs together may cost an ε of `most_epsilon` at `delta` (0:
-    any); a client with such a budget takes part in private runs only.
+    `least_noise` is the least `privacy.noise`. All private runs together may cost an ε of `most_epsilon` at `delta`; a
+    client with such a budget takes part in private runs only. 0 is any ε, but where the server may lie (mode
+    "malicious-server") it is 8, and plans without [privacy] are refused unless `without_privacy` is set.
 
     `models` are the hashes of exported models that this client may run besides BAFFLE's own.
     """
@@ -57,24 +60,28 @@ class Policy(Section, frozen=True):
     least_noise: NonNegative = 0.0
     most_epsilon: NonNegative = 0.0
     delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
+    without_privacy: bool = False
     models: tuple[Annotated[str, Meta(pattern="^[0-9a-f]{64}$")], ...] = ()
 
-    @property
-    def budget(self) -> Budget | None:
-        return Budget(self.most_epsilon, self.delta) if self.most_epsilon else None
+    def budget(self, plan: Plan) -> Budget | None:
+        """What all private runs may cost this client before it sends another vector of this plan."""
+        most = self.most_epsilon or (USUAL_EPSILON if plan.secure.mode == LYING else 0)
+        return Budget(most, self.delta) if most else None
 
     @classmethod
     def beside(cls, pinned: Plan) -> "Policy":
         """The policy of a client with a pinned plan and no policy file. It allows all that the plan fixes. What the
         plan leaves open is bounded as by default, or by the plan itself if that goes further."""
         usual, anything = cls(), (0.0, float("inf"))
+        exposed = pinned.secure.mode == LYING and not pinned.privacy.on
         return msgspec.structs.replace(
             usual,
             mode="off",
             floor=2,
             scalars_only=False,
             least_batch=0,
-            largest_batch=1.0,
+            largest_batch=usual.largest_batch if exposed else 1.0,  # never the same samples in every round
+            without_privacy=True,
             most_weights=LARGEST,
             most_k=LARGEST,
             sigma=anything,
@@ -135,6 +142,11 @@ class Policy(Section, frozen=True):
                 f'clients send vectors in the server\'s plan (estimator = "{plan.estimator}", '
                 f'federation.level = "{plan.federation.level}", federation.seeds = "{plan.federation.seeds}"), '
                 "scalars_only asks for scalars at batch level with shared seeds"
+            )
+        if not plan.privacy.on and secure.mode == LYING and not self.without_privacy:
+            yield (
+                f'the server\'s plan has no [privacy], secure.mode = "{LYING}" asks for it; to take part all the same, '
+                "set without_privacy = true"
             )
         asks = {"least_noise": self.least_noise, "most_epsilon": self.most_epsilon}
         if not plan.privacy.on and any(asks.values()):

@@ -86,6 +86,7 @@ def serve(
             if not plan.ring.n_max and plan.federation.weighting == "samples":
                 tell(f"ring.n_max is not set: a client with more than {most:,} samples counts as if it had {most:,}")
             task = load_server_task(plan, data, plan.ring.n_max or most)
+            settling.require_fewer_directions_than_weights(trajectory_of(task.plan, len(task.initial_weights())))
             stack.enter_context(folder)
             folder.write_plan(task.plan.to_toml())
         plan, trajectory = task.plan, trajectory_of(task.plan, len(task.initial_weights()))
