@@ -12,6 +12,7 @@
     │   └── ChainError   a round of the journal does not follow from the one before
     ├── MessageError     a message between client and server is malformed or does not fit the round
     │   ├── RefusalError one side of a secure sum refuses what the other asks
+    │   ├── OutOfReachError  a server would move a client's weights further than its owner allows
     │   ├── AbstainedError  a client did not follow a request; only its own log has the reason
     │   └── AbortError   too few clients answered to finish a secure sum; nothing was learnt
     ├── TransportError   a server cannot be reached, or does not answer as expected
@@ -88,6 +89,10 @@ class MessageError(BaffleError):
 
 class RefusalError(MessageError):
     """One side of a secure sum refuses what the other asks."""
+
+
+class OutOfReachError(MessageError):
+    """A server would move a client's weights further than the client's owner allows."""
 
 
 class AbstainedError(MessageError):

@@ -5,19 +5,22 @@ hashes, and a request names the hash that it is about. A client that joins later
 epoch, if that state leads to the hash in the epoch's statement.
 """
 
+import math
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from baffle.core.arrays import F32
 from baffle.core.messages import CatchUp, RoundRequest, read
-from baffle.core.state import FLOAT, Present, chain_next, pack, unpack
-from baffle.errors import BaffleError, JournalError, MessageError, unwritable
+from baffle.core.state import FLOAT, Present, chain_next, distance, pack, unpack
+from baffle.errors import BaffleError, JournalError, MessageError, OutOfReachError, unwritable
 from baffle.files import read_file, replace
 from baffle.lineage import Lineage
 from baffle.trajectory import Trajectory
@@ -35,6 +38,38 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
     chain: bytes
     state: bytes
     weights: bytes = b""
+    at_most: float = math.inf  # the weights are no further than this from those that the run began with
+
+
+class Reach(NamedTuple):
+    """How far a client lets a server move its weights: in one round, and from those that the run began with. Both are
+    root mean squares over all weights."""
+
+    step: float
+    distance: float
+    initial: Callable[[], F32]  # the weights that the run began with
+
+    def after(self, before: F32, after: F32, at_most: float, rounds: int = 1) -> float:
+        """How far the weights are at most from the first ones after so many rounds, if they were `at_most` so far
+        before. Steps are added up, which needs no copy of the first weights; only a sum beyond the limit is measured.
+        Refuses weights out of reach."""
+        step = distance(before, after)
+        if not step <= self.step * rounds:
+            raise OutOfReachError(f"a round moves the weights by {step:g}, most_step allows {self.step:g}")
+        return self.within(after, at_most + step)
+
+    def within(self, weights: F32, at_most: float = math.inf) -> float:
+        if not at_most <= self.distance:
+            at_most = distance(self.initial(), weights)
+            if not at_most <= self.distance:
+                raise OutOfReachError(
+                    f"the weights are {at_most:g} from those that the run began with, most_distance allows "
+                    f"{self.distance:g}"
+                )
+        return at_most
+
+
+NO_LIMIT = Reach(math.inf, math.inf, lambda: np.empty(0, np.float32))
 
 
 class Replica:
@@ -48,19 +83,30 @@ class Replica:
     diverged: bool
     """Whether the last catch-up did not lead to the state that the server names: the server's history does not match
     this client's replay."""
+    out_of_reach: str
+    """Why the weights that the server names are further than this client goes; empty if they are not."""
 
-    def __init__(self, lineage: Lineage, present: Present, file: Path | None = None, *, snapshots: bool = True) -> None:
-        self._prepare(lineage, file, snapshots=snapshots)
-        self._hold(present)
+    def __init__(
+        self,
+        lineage: Lineage,
+        present: Present,
+        file: Path | None = None,
+        *,
+        snapshots: bool = True,
+        reach: Reach = NO_LIMIT,
+    ) -> None:
+        self._prepare(lineage, file, snapshots, reach)
+        self._hold(present, 0.0)
         if file:
             with suppress(OSError, MessageError, JournalError):
                 self._continue(read_saved(file, lineage.trajectory))
 
-    def _prepare(self, lineage: Lineage, file: Path | None, *, snapshots: bool) -> None:
-        self._lineage, self._file, self._snapshots = lineage, file, snapshots
+    def _prepare(self, lineage: Lineage, file: Path | None, snapshots: bool, reach: Reach) -> None:
+        self._lineage, self._file, self._snapshots, self._reach = lineage, file, snapshots, reach
         self._saved, self._lock = time.monotonic(), threading.Lock()
-        self.diverged = False
+        self.diverged, self.out_of_reach = False, ""
         self._present: Present | None = None
+        self._round, self._at_most, self._weights = 0, 0.0, np.empty(0, np.float32)
 
     @property
     def trajectory(self) -> Trajectory:
@@ -78,13 +124,21 @@ class Replica:
 
     def in_epoch(self, lineage: Lineage, *, snapshots: bool = True) -> "Replica":
         """A replica that continues from here in a later epoch of the same run."""
-        return Replica.thawed(lineage, self.frozen(), self._file, snapshots=snapshots)
+        return Replica.thawed(lineage, self.frozen(), self._file, snapshots=snapshots, reach=self._reach)
 
     @classmethod
-    def thawed(cls, lineage: Lineage, frozen: bytes, file: Path | None = None, *, snapshots: bool = True) -> "Replica":
+    def thawed(
+        cls,
+        lineage: Lineage,
+        frozen: bytes,
+        file: Path | None = None,
+        *,
+        snapshots: bool = True,
+        reach: Reach = NO_LIMIT,
+    ) -> "Replica":
         """A replica that continues from a frozen one."""
         replica = cls.__new__(cls)
-        replica._prepare(lineage, file, snapshots=snapshots)
+        replica._prepare(lineage, file, snapshots, reach)
         replica._continue(read(frozen, Saved, "Replica"))
         return replica
 
@@ -104,7 +158,8 @@ class Replica:
         run = self._lineage.epochs[-1].run if self._lineage.epochs else b""
         state = pack(self._present.state) if self._present else b""
         weights = b"" if self._present else self._weights.astype(FLOAT, copy=False).tobytes()
-        return msgspec.msgpack.encode(Saved(self.trajectory.digest, run, self._round, self.chain, state, weights))
+        saved = Saved(self.trajectory.digest, run, self._round, self.chain, state, weights, self._at_most)
+        return msgspec.msgpack.encode(saved)
 
     def weights_for(self, request: RoundRequest) -> F32:
         """The weights that the request is about, after its catch-up. If their hash is not the one that the server
@@ -119,6 +174,9 @@ class Replica:
             self.diverged = replays  # until the hashes below prove otherwise
             try:
                 self._move(request)
+            except OutOfReachError as fault:
+                self.diverged, self.out_of_reach = False, str(fault)
+                raise
             except MessageError:
                 raise
             except BaffleError as fault:
@@ -136,28 +194,33 @@ class Replica:
             weights = self._sent(catch_up)
             if _hash(weights) != request.weights_hash:
                 raise _other_weights(request)
+            rounds = max(abs(request.round - self._round), 1)
+            self._at_most = self._reach.after(self._weights, weights, self._at_most, rounds)
             self._present, self._weights, self._hash = None, weights, request.weights_hash
             self._round = request.round
             return
-        present = self._replayed(catch_up)
+        present, at_most = self._replayed(catch_up)
         named = request.round, request.chain, request.weights_hash
         if (present.round, present.chain, present.state.weights_hash()) != named:
             raise _other_weights(request)
-        self._hold(present)
+        self._hold(present, at_most)
 
-    def _replayed(self, catch_up: CatchUp) -> Present:
-        """The present after the outcomes. The last state is hashed here, so the chain is right only if all hashes from
-        the server are. If the server may lie, none of its hashes is used: a false one, for a round that no client saw,
-        could lead to a chain that clients sign and no auditor can follow."""
-        present = self._present
+    def _replayed(self, catch_up: CatchUp) -> tuple[Present, float]:
+        """The present after the outcomes, and how far it is at most from the first weights. The last state is hashed
+        here, so the chain is right only if all hashes from the server are. If the server may lie, none of its hashes is
+        used: a false one, for a round that no client saw, could lead to a chain that clients sign and no auditor can
+        follow."""
+        present, at_most = self._present, self._at_most
         if catch_up.kind == "snapshot":
             present, catch_up = self._proved(catch_up), CatchUp("outcomes", catch_up.since, catch_up.items[3:])
+            at_most = self._reach.within(present.state.weights)
         if present is None or present.round < catch_up.since:
             raise MessageError(f"rounds from {catch_up.since} on, but this client is at round {self._round}")
         may_lie = self.trajectory.plan.secure.mode == "malicious-server"
         for outcome, digest in catch_up.steps()[present.round - catch_up.since :]:
-            present = self._lineage.advance(present, outcome, b"" if may_lie else digest)
-        return present
+            before, present = present.state.weights, self._lineage.advance(present, outcome, b"" if may_lie else digest)
+            at_most = self._reach.after(before, present.state.weights, at_most)
+        return present, at_most
 
     def _proved(self, catch_up: CatchUp) -> Present:
         """The state with which the present epoch begins. It comes with the hash of the chain before the previous round
@@ -181,7 +244,8 @@ class Replica:
             raise MessageError(f"a difference from round {catch_up.since}, but this client is at round {self._round}")
         return (self._weights.view(np.uint32) + numbers).view(np.float32)
 
-    def _hold(self, present: Present) -> None:
+    def _hold(self, present: Present, at_most: float) -> None:
+        self._at_most = at_most
         self._present, self._round, self._weights = present, present.round, present.state.weights
         self._hash = present.state.weights_hash()
 
@@ -195,10 +259,10 @@ class Replica:
         if saved.weights:
             self._present, self._round = None, saved.round
             self._weights = _numbers(saved.weights, self.trajectory.n).view(np.float32)
-            self._hash = _hash(self._weights)
+            self._hash, self._at_most = _hash(self._weights), saved.at_most
             return
         state = unpack(self.trajectory.rule, saved.state)
-        self._hold(self._lineage.linked(Present(saved.round, state, saved.chain), after=saved.run))
+        self._hold(self._lineage.linked(Present(saved.round, state, saved.chain), after=saved.run), saved.at_most)
 
 
 def read_saved(file: Path, trajectory: Trajectory) -> Saved:

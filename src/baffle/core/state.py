@@ -7,6 +7,7 @@ covers the trajectory's digest and the initial state; h_t covers h_{t−1}, the 
 a networked run the statement of each epoch is a link as well, before the epoch's first round.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,7 +17,7 @@ import numpy as np
 
 from baffle.core.arrays import F32
 from baffle.core.messages import Outcome
-from baffle.core.update import State, Transform
+from baffle.core.update import WEIGHTS_AT_ONCE, State, Transform
 from baffle.errors import BaffleError, JournalError
 
 FLOAT = np.dtype("<f4")  # a weight as bytes
@@ -75,6 +76,17 @@ def apply(rule: Rule, state: ServerState, outcome: Outcome) -> ServerState:
 def within(cap: float, before: F32, after: F32) -> bool:
     """Whether an update is no longer than `cap`, the plan's `update.norm_max` (0: no limit)."""
     return not cap or float(np.linalg.norm(after.astype(np.float64) - before)) <= cap
+
+
+def distance(a: F32, b: F32) -> float:
+    """The root mean square of the difference of two weight vectors, measured a piece at a time to save memory."""
+    total = 0.0
+    for first in range(0, len(a), WEIGHTS_AT_ONCE):
+        part = a[first : first + WEIGHTS_AT_ONCE].astype(np.float64)
+        part -= b[first : first + WEIGHTS_AT_ONCE]
+        part *= part
+        total += float(part.sum())  # a dot product would start threads
+    return math.sqrt(total / max(len(a), 1))
 
 
 def require_denormals() -> None:

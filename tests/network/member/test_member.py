@@ -216,7 +216,7 @@ def test_a_client_that_is_told_another_story_takes_no_further_part_in_the_run(fe
         assert present is not None
         weights = present.state.weights.copy()
         weights[0] += 1
-        client.replica._hold(replace(present, state=replace(present.state, weights=weights)))
+        client.replica._hold(replace(present, state=replace(present.state, weights=weights)), 1.0)
 
     lines.at[10] = change_weights
     summary = federation.serve(lines)

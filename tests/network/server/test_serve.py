@@ -72,7 +72,7 @@ def test_a_client_with_a_large_model_that_was_away_catches_up(
     monkeypatch.setattr("baffle.server.downlink.LARGE", 1)
     sent, replayed = list[str](), Replica._replayed
 
-    def watched(replica: Replica, catch_up: CatchUp) -> Present:
+    def watched(replica: Replica, catch_up: CatchUp) -> tuple[Present, float]:
         sent.append(catch_up.kind)
         return replayed(replica, catch_up)
 

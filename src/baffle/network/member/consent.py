@@ -8,6 +8,7 @@ from itertools import pairwise
 from baffle import statement as statements
 from baffle.aggregation.client.marks import Memory
 from baffle.client.abstaining import Tell
+from baffle.client.replica import Reach
 from baffle.client.worker import Worker
 from baffle.errors import BaffleError, KeysError, PlanError, RefusalError
 from baffle.lineage import Lineage
@@ -177,6 +178,10 @@ class Consent:
             batch = rules.batch(plan.federation, len(worker.indices))
             self._equipped = digest, Equipment(replace(worker, batch=batch), initial)
         return self._equipped[1]
+
+    def reach(self, plan: Plan) -> Reach:
+        """How far outcomes may move this client's weights in a run."""
+        return Reach(self._rules.most_step, self._rules.most_distance, lambda: self.equipment(plan).initial())
 
     def _tell_of_batch(self, worker: Worker) -> None:
         """Say if this client uses fewer samples than the plan says: only its own log may know how many it has."""

@@ -157,8 +157,8 @@ class Member:
                 "the run begins with other weights than this client's own; take the model from the same plan, version "
                 "and export as the server"
             )
-        beginning = lineage.beginning(initial)
-        return Replica(lineage, beginning, self._replica_file(), snapshots=epoch.takes_snapshots)
+        beginning, reach = lineage.beginning(initial), self.consent.reach(epoch.plan)
+        return Replica(lineage, beginning, self._replica_file(), snapshots=epoch.takes_snapshots, reach=reach)
 
     def _replica_file(self) -> Path | None:
         if self.folder is None:
@@ -178,7 +178,8 @@ class Member:
         if known:
             bare = equipment.worker.trajectory if equipment else trajectory_of(epoch.plan, known.weights)
             lineage = epoch.lineage(replace(bare, plan=epoch.plan), salt)
-            replica = Replica.thawed(lineage, known.replica, self._replica_file(), snapshots=epoch.takes_snapshots)
+            file, reach = self._replica_file(), self.consent.reach(epoch.plan)
+            replica = Replica.thawed(lineage, known.replica, file, snapshots=epoch.takes_snapshots, reach=reach)
         else:
             assert equipment is not None
             replica = self._replica(epoch, equipment, salt)
@@ -208,16 +209,18 @@ class Member:
         return UNREADY if self._diverged(self._client.replica) else reply
 
     def _diverged(self, replica: Replica) -> bool:
-        """Whether the server's history differs from this client's own replay. If so, the run is over for it."""
-        if not replica.diverged:
+        """Whether the server's history differs from this client's own replay. The run is over for this client then, and
+        if the server moves the weights too far. That is no more than an abstention to the server."""
+        if not replica.diverged and not replica.out_of_reach:
             return False
-        self.tell(
+        different = (
             "the server's history does not match this client's replay: either one of them is damaged, or the server "
-            "tells different clients different things; this client takes no further part in this run"
+            "tells different clients different things"
         )
+        self.tell(f"{replica.out_of_reach or different}; this client takes no further part in this run")
         self.memory.leave()
         self._client = None
-        return True
+        return replica.diverged
 
     def _sign_state(self, last: RoundRequest) -> Message:
         """Go on to a state and sign it, once for each round of a run."""

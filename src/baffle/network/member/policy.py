@@ -41,6 +41,9 @@ class Policy(Section, frozen=True):
     client with such a budget takes part in private runs only. 0 is any ε, but where the server may lie (mode
     "malicious-server") it is 8, and plans without [privacy] are refused unless `without_privacy` is set.
 
+    `most_step` is how far one round may move the weights, and `most_distance` how far they may come from those that a
+    run began with: root mean squares over all weights. A client that would be moved further leaves the run.
+
     `models` are the hashes of exported models that this client may run besides BAFFLE's own.
     """
 
@@ -54,6 +57,8 @@ class Policy(Section, frozen=True):
     sigma: Range = (1e-6, 0.1)
     d_max: Range = (0.01, 1e4)
     most_rate: Positive = 1.0
+    most_step: Positive = 10.0
+    most_distance: Positive = 50.0
     most_rounds: Count = 10_000
     most_seconds: Positive = 3600.0
     data: tuple[str, ...] = tuple(SOURCES)
