@@ -1,12 +1,14 @@
 """A server that lies. It has the server's key and every public message, and talks to real clients; it may tell each of
 them something else."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -59,6 +61,12 @@ class Victims:
     def __post_init__(self) -> None:
         for number in range(len(self.keys)):
             self.start(number)
+
+    def allow(self, policy: Policy, *, pinned: bool = True) -> None:
+        """Give every client this policy, without bounds on how far outcomes move its weights."""
+        far = msgspec.structs.replace(policy, most_step=math.inf, most_distance=math.inf)
+        for member in self.members.values():
+            member.consent.pinned, member.consent.policy = self.plan if pinned else None, far
 
     def start(self, number: int) -> Member:
         """Start a client, or start it again."""

@@ -39,9 +39,8 @@ def attack(tmp_path: Path, tiny: Callable[..., Plan]) -> Attack:
         is_whole = is_pinned and "secure.mode=malicious-server" not in settings
         plan = tiny(*STEERED, f"federation.batch={0 if is_whole else 8}", *settings)
         server = HostileServer(Victims(tmp_path, keys_of(tmp_path, CLIENTS), plan))
-        if not is_pinned:
-            for member in server.victims.members.values():
-                member.consent.pinned, member.consent.policy = None, Policy(without_privacy=True)
+        policy = Policy.beside(plan) if is_pinned else Policy(without_privacy=True)
+        server.victims.allow(policy, pinned=is_pinned)
         return server
 
     return make

@@ -18,6 +18,7 @@ from baffle.core.ring import EXTRAS
 from baffle.core.seeds import SALTED, batch_indices
 from baffle.core.state import pack
 from baffle.errors import MessageError
+from baffle.network.member.policy import Policy
 from baffle.schedule import policy_of
 from tests.attacks.conftest import CLIENTS, MODES
 from tests.attacks.hostile_server import HostileServer, RefusedError, View, refused
@@ -169,6 +170,7 @@ def test_weights_at_which_the_loss_is_not_finite_tell_nothing(attack: Attack) ->
     """A step within the bounds to weights so large that the loss overflows. Every client answers with a masked vector
     of the same length and weight, whatever its labels are, and the sum is skipped."""
     server = attack("update.optimizer=sgd", "update.rate=1e38", "update.ema=0")
+    server.victims.allow(Policy.beside(server.victims.plan))
     view = server.begin()
     total = server.decoded(server.play(view), CLIENTS)
     item = encode(Outcome(0, "scalars", (Group(0, total.totals.astype("<i4").tobytes(), total.weight),)))

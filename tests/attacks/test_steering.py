@@ -29,7 +29,7 @@ BOLD = (
 def invent(view: View, share: float) -> tuple[bytes, float]:
     """An outcome that no client caused, of this share of what the ring holds; and how far it moves the weights."""
     most = view.trajectory.plan.group_sizes[1]
-    totals = np.full(view.trajectory.length, int(share * view.trajectory.ring.most(most)), "<i4").tobytes()
+    totals = np.full(view.trajectory.length, int(share * view.trajectory.ring.most(most, most)), "<i4").tobytes()
     outcome = encode(Outcome(view.present.round, "scalars", (Group(view.present.round, totals, most),)))
     before = view.present.state.weights
     view.present = view.lineage.advance(view.present, outcome)
@@ -69,7 +69,7 @@ def test_many_small_steps_go_no_further_than_one_large_one(attack: Attack) -> No
     view = server.begin()
     items = []
     for _ in range(2):
-        outcome, step = invent(view, 0.0006)
+        outcome, step = invent(view, 0.0008)
         assert 3 < step < 5
         items.append(outcome)
         request = Halt(server.request(view, CatchUp("outcomes", 0, tuple(items))))
