@@ -82,7 +82,7 @@ class Recorded:
         self.requests: list[bytes] = []
         self._seen: dict[str, int] = {}
         plan: Plan = parse(PLAN, MODES[mode])
-        policy = Policy(mode="off" if mode == "off" else "on", floor=2)
+        policy = Policy(mode="off" if mode == "off" else "on", floor=2, without_privacy=True)
         federation = Federation(new_keys(folder, CLIENTS), folder, plan, policy=policy)
         lines = federation.lines(CLIENTS - 1)
         member = federation.member(VICTIM, tell=self.log.append)

@@ -53,6 +53,8 @@ class Reach(NamedTuple):
         """How far the weights are at most from the first ones after so many rounds, if they were `at_most` so far
         before. Steps are added up, which needs no copy of the first weights; only a sum beyond the limit is measured.
         Refuses weights out of reach."""
+        if math.isinf(self.step) and math.isinf(self.distance):
+            return at_most
         step = distance(before, after)
         if not step <= self.step * rounds:
             raise OutOfReachError(f"a round moves the weights by {step:g}, most_step allows {self.step:g}")

@@ -81,11 +81,12 @@ def within(cap: float, before: F32, after: F32) -> bool:
 def distance(a: F32, b: F32) -> float:
     """The root mean square of the difference of two weight vectors, measured a piece at a time to save memory."""
     total = 0.0
-    for first in range(0, len(a), WEIGHTS_AT_ONCE):
-        part = a[first : first + WEIGHTS_AT_ONCE].astype(np.float64)
-        part -= b[first : first + WEIGHTS_AT_ONCE]
-        part *= part
-        total += float(part.sum())  # a dot product would start threads
+    with np.errstate(over="ignore", invalid="ignore"):  # weights that are not finite have no distance
+        for first in range(0, len(a), WEIGHTS_AT_ONCE):
+            part = a[first : first + WEIGHTS_AT_ONCE].astype(np.float64)
+            part -= b[first : first + WEIGHTS_AT_ONCE]
+            part *= part
+            total += float(part.sum())  # a dot product would start threads
     return math.sqrt(total / max(len(a), 1))
 
 
