@@ -47,6 +47,7 @@ def require_repeated(federation: Federation) -> None:
         ("federation.participation=0.67", "ring.n_max=7"),
         ("secure.groups=2", 'secure.group_seeds="own"', "federation.tiers=[{k=2, share=0.34}]"),
         ("probe.distribution=outer", "probe.k=12", "run.runtime=torch"),
+        ("probe.head=exact", "federation.tiers=[{k=2, share=0.34}]"),
         ('federation.weighting="uniform"', 'federation.level="epoch"', "federation.steps=1"),
         ('secure.mode="malicious-server"', 'federation.weighting="uniform"'),
         ('secure.mode="off"',),

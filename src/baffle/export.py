@@ -55,13 +55,20 @@ def export_run(run: Path, out: Path, *, data: Path | None = None, own_code: bool
 
 
 def export_onnx(
-    model: Path, out: Path, freeze: Sequence[str] = (), shape: Shape = (), loss: GraphLoss = CROSS_ENTROPY
+    model: Path,
+    out: Path,
+    freeze: Sequence[str] = (),
+    shape: Shape = (),
+    loss: GraphLoss = CROSS_ENTROPY,
+    *,
+    head: bool = False,
 ) -> Manifest:
-    """Export the model in an ONNX file. If the file leaves sizes of its samples open, `shape` is that of one sample."""
+    """Export the model in an ONNX file. If the file leaves sizes of its samples open, `shape` is that of one sample.
+    With `head`, plans may ask for the exact gradient of its last linear layer."""
     _require_free(out)
     from baffle.runtime.onnx.foreign import graph_from_file  # needs the `onnx` package, which other exports do not
 
-    graph = graph_from_file(model, freeze, shape, loss)
+    graph = graph_from_file(model, freeze, shape, loss, head=head)
     return write_export(out, graph, graph.flat())
 
 
@@ -71,14 +78,15 @@ def _graph(plan: Plan, data: Path | None) -> OnnxGraph:
     folder = data_folder(data)
     source = load_data(plan.task.data, folder, plan.task.pixels)
     inputs = inputs_of(source, folder)
-    loss = model_folder.graph_loss(plan.task.loss)
+    loss, head = model_folder.graph_loss(plan.task.loss), plan.probe.head == "exact"
     if plan.task.draws_weights:
-        return built_in(plan.task.model, inputs, plan.seed, loss)
+        return built_in(plan.task.model, inputs, plan.seed, loss, head=head)
     from baffle.runtime.onnx.from_module import graph_of
     from baffle.runtime.torch.model import initial_module
 
     shape = inputs.one_shape()
-    return graph_of(initial_module(plan, inputs), shape, source.example(1).x.dtype, loss, source.label_shape)
+    kind = source.example(1).x.dtype
+    return graph_of(initial_module(plan, inputs), shape, kind, loss, source.label_shape, head=head)
 
 
 def graph_from_folder(folder: Path) -> OnnxGraph:
@@ -97,6 +105,7 @@ def graph_from_folder(folder: Path) -> OnnxGraph:
         layers={tensor.name: tensor.layer for tensor in manifest.weights if tensor.layer},
         loss=manifest.loss,
         label_shape=manifest.label_shape,
+        head=manifest.head,
     )
 
 

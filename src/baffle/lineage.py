@@ -97,8 +97,8 @@ def _require_possible(trajectory: Trajectory, outcome: Outcome, before: ServerSt
             raise MessageError(
                 f"a sum over {group.weight} clients, but a private one has at least {least_survivors(plan)}"
             )
-        largest = int(np.max(np.abs(group.numbers().astype(np.int64)), initial=0))
-        if largest > ring.most(contributors := min(most, group.weight), group.weight):  # each has at least weight 1
+        contributors = min(most, group.weight)  # each has at least weight 1
+        if largest := ring.beyond(group.numbers(), contributors, group.weight):
             raise MessageError(
                 f"a total of {largest} is more than {contributors} clients of weight {group.weight} can send within "
                 "their bounds"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from baffle.core.arrays import F32
+from baffle.core.arrays import F32, F64, I32
 from baffle.core.directions import (
     NUMBERS_AT_ONCE,
     OUTER,
@@ -18,6 +18,7 @@ from baffle.core.directions import (
     support_of,
     supports,
 )
+from baffle.core.head import without
 from baffle.core.messages import Outcome
 from baffle.core.outer import places, size_of
 from baffle.core.rebuild import gradient_from_scalars, gradient_from_vector, require_whole_tensors
@@ -99,6 +100,11 @@ class Trajectory:
         number, group = divmod(key_number, self.plan.secure.groups) if self.plan.own_seeds else (key_number, 0)
         return Directions(self.seeds(number).key("directions", number, group), distribution(self.plan.probe))
 
+    def means(self, totals: I32, weight: int) -> tuple[F64, F64]:
+        """The mean scalars of a sum of scalars, and the mean gradient of an exact head."""
+        k = len(self.supports)
+        return totals[:k] / (self.ring.scale * weight), totals[k:] / (self.ring.head_scale * weight)
+
     def with_epochs(self, epochs: tuple[Epoch, ...]) -> "Trajectory":
         """The same trajectory under the salts of a network's epochs."""
         return self if epochs == self.epochs else trajectory_of(self.plan, self.n, self.block, epochs)
@@ -110,7 +116,7 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE, epochs: tupl
     touched = _supports(plan, n)
     _require_layers(plan.update, n)
     _require_shapes(plan, n, touched)
-    ring, length, digest = _ring(plan, n), length_of(plan, n), plan.trajectory_digest()
+    ring, length, digest, head = _ring(plan, n), length_of(plan, n), plan.trajectory_digest(), head_of(plan)
     threads = plan.run.workers or os.cpu_count() or 1
     rebuilders = min(threads, REBUILDERS)
 
@@ -126,9 +132,11 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE, epochs: tupl
         if plan.outcome_kind == "vector":
             return gradient_from_vector(totals.numbers, totals.weight, ring)
         drawn = trajectory.directions(key_number)
-        return gradient_from_scalars(
-            totals.numbers, totals.weight, drawn, touched, n, ring, block=block, threads=rebuilders
-        )
+        scalars, (_, exact) = totals.numbers[: len(touched)], trajectory.means(*totals)
+        whole = gradient_from_scalars(scalars, totals.weight, drawn, touched, n, ring, block=block, threads=rebuilders)
+        for weights, numbers in head.parts() if head else []:
+            whole[weights] = exact[numbers]
+        return whole
 
     # At epoch level the clients have already taken their steps. They send minus their weight change, and one plain
     # step of rate 1 along its mean is federated averaging.
@@ -141,8 +149,19 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE, epochs: tupl
 
 def _supports(plan: Plan, n: int) -> tuple[Support, ...]:
     """The support of each direction."""
-    if plan.probe.supports == "dense" or plan.estimator == "backprop":
+    if plan.estimator == "backprop":
         return dense(n, plan.probe.k)
+    head = head_of(plan)
+    if plan.probe.head == "exact" and (head is None or max(head.stop, head.tail[1]) > n):
+        raise PlanError(
+            f"probe.head_at is not a part of the model's {n} weights: expected the place that a run writes into its "
+            "own plan.toml when it starts; leave it out to have it found"
+        )
+    if head and head.size == n:
+        return ()
+    if plan.probe.supports == "dense":
+        rest = besides(Support(0, n), head)
+        return (rest,) * plan.probe.k if rest else ()
     if plan.probe.supports == "auto":
         raise PlanError('probe.supports is "auto": expected what a run writes into its own plan.toml when it starts')
     if not plan.probe.layout:
@@ -150,9 +169,24 @@ def _supports(plan: Plan, n: int) -> tuple[Support, ...]:
             "probe.layout is empty: expected the one that a run writes into its own plan.toml when it starts"
         )
     layout = layout_of(plan.probe.layout)
+    if head and any(besides(entry.support, head) != entry.support for entry in layout):
+        raise PlanError("probe.layout has weights of the exact head; leave it out to have one made")
     if max(max(entry.support.stop, entry.support.tail[1]) for entry in layout) > n:
         raise PlanError(f"probe.layout reaches beyond the model's {n} weights; leave it out to have one made")
     return supports(layout)
+
+
+def head_of(plan: Plan) -> Support | None:
+    """Where the weights lie whose gradient is exact, if a plan has such and knows it."""
+    return support_of(plan.probe.head_at) if plan.head_size else None
+
+
+def besides(support: Support, head: Support | None) -> Support | None:
+    """The weights of a support besides an exact head's."""
+    try:
+        return without(support, head) if head else support
+    except ValueError as fault:
+        raise PlanError(f'probe.head: {fault}, which dense directions cannot; set probe.supports = "layers"') from None
 
 
 def _require_layers(update: UpdateSettings, n: int) -> None:
@@ -242,10 +276,12 @@ def _public_ring(plan: Plan) -> Ring:
     # Journals of version 2 may hold runs against a lying server in which clients count by their samples.
     silent = plan.secure.mode == "malicious-server" and plan.federation.weighting == "uniform"
     n_max, bound, tier_factor = plan.ring.n_max, plan.ring.d_max, Fraction(1)
+    head: tuple[int, float] | tuple[()] = ()
     if plan.outcome_kind == "scalars":
         smallest = min((tier.k for tier in plan.federation.tiers), default=plan.probe.k)
         tier_factor = Fraction(plan.probe.k, smallest)
+        head = (plan.head_size, plan.ring.head_max) if plan.head_size else ()
     elif plan.federation.seeds != "own":
         # An entry of an estimate is a mean of scalars times numbers of about 1, so with own seeds d_max serves too.
         bound = plan.ring.update_max
-    return Ring(plan.per_round, n_max, bound, tier_factor, silent)
+    return Ring(plan.per_round, n_max, bound, tier_factor, silent, *head)

@@ -145,6 +145,7 @@ HARMLESS: dict[str, object] = {
     "inputs": [{"name": "x", "shape": [64]}],
     **{"input_shape": [64], "input_dtype": "int64", "classes": 5, "label_shape": [2], "loss": "mse", "opset": 13},
     **{"rounds": 7, "weights_sha256": NOUGHT, "trajectory": NOUGHT, "outer": {"sha256": NOUGHT}},
+    "head": {"weight": "1.bias"},
 }
 REFUSED: dict[str, object] = {
     **{

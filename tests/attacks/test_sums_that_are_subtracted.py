@@ -138,6 +138,13 @@ def test_no_sums_without_noise_measure_a_clients_whole_gradient(attack: Attack) 
         subtracted(server)
 
 
+def test_no_exact_head_without_noise_where_the_server_may_lie(attack: Attack) -> None:
+    """Softmax regression is a head alone: every sum would be the exact gradient of its clients."""
+    server = attack("probe.head=exact")
+    with refused(server, 0, 'probe.head = "exact" does not go with secure.mode = "malicious-server"'):
+        server.begin()
+
+
 def test_the_same_samples_in_every_round_are_refused_where_the_server_may_lie(attack: Attack) -> None:
     server = attack(f"probe.k={FEW}", "federation.batch=0")
     with refused(server, 0, "federation.batch is 0 in the server's plan, so a round uses all samples"):

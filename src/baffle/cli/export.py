@@ -22,6 +22,7 @@ several inputs."""
 )
 @click.option("--loss", metavar="NAME", help=LOSS)
 @click.option("--shape", multiple=True, metavar="SIZES", help=SHAPE)
+@click.option("--head", is_flag=True, help='With --onnx: for plans with probe.head = "exact".')
 @set_option
 @data_option
 @own_code_option
@@ -33,6 +34,7 @@ def export(
     freeze: tuple[str, ...],
     loss: str | None,
     shape: tuple[str, ...],
+    head: bool,
     settings: tuple[str, ...],
     data: Path | None,
     own_code: bool,
@@ -42,8 +44,10 @@ def export(
     if (source is None) == (onnx is None):
         raise click.UsageError("expected one thing to export: a run's folder, a plan, or --onnx FILE")
     run = Path(source) if source and Path(source).is_dir() else None
-    if ((freeze or loss or shape) and not onnx) or (settings and (onnx or run)):
-        raise click.UsageError("--freeze, --loss and --shape belong to --onnx FILE, --set to a plan that has not run")
+    if ((freeze or loss or shape or head) and not onnx) or (settings and (onnx or run)):
+        raise click.UsageError(
+            "--freeze, --loss, --shape and --head belong to --onnx FILE, --set to a plan that has not run"
+        )
     from msgspec import to_builtins
 
     from baffle.export import export_onnx, export_plan, export_run
@@ -52,7 +56,7 @@ def export(
     if loss and loss not in (*GRAPH_LOSSES, "none"):
         raise click.UsageError(f"--loss: expected {', '.join(GRAPH_LOSSES)} or none, got {loss!r}")
     if onnx:
-        manifest = export_onnx(onnx, out, freeze, _shape(shape), graph_loss(loss or "cross_entropy"))
+        manifest = export_onnx(onnx, out, freeze, _shape(shape), graph_loss(loss or "cross_entropy"), head=head)
     elif run:
         manifest = export_run(run, out, data=data, own_code=own_code)
     else:

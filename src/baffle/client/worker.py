@@ -18,11 +18,12 @@ from typing import NamedTuple
 import numpy as np
 
 from baffle.core.arrays import F32, F64, I64
-from baffle.core.directions import Directions
-from baffle.core.ports import Batch, GradientRuntime, Runtime, SampleRuntime, joined
+from baffle.core.directions import Directions, Support
+from baffle.core.head import Head, HeadPass
+from baffle.core.ports import Batch, GradientRuntime, HeadRuntime, Runtime, SampleRuntime, joined
 from baffle.core.probe import SCHEMES
 from baffle.core.rebuild import gradient_from_scalars
-from baffle.core.ring import Ring, RingVector
+from baffle.core.ring import NO_HEAD, Ring, RingVector
 from baffle.core.samples import pieces
 from baffle.core.seeds import batch_indices, permutation
 from baffle.data.sources import Dataset
@@ -30,7 +31,7 @@ from baffle.errors import RefusalError
 from baffle.plan import Plan
 from baffle.privacy.skellam import Randomness
 from baffle.schedule import choose_groups, key_number_of
-from baffle.trajectory import Trajectory, distribution, optimizer
+from baffle.trajectory import Trajectory, distribution, head_of, optimizer
 
 BorrowRuntime = Callable[[], AbstractContextManager[Runtime]]
 """Lends a runtime while a vector is computed, so that a process needs one per thread instead of one per client."""
@@ -42,6 +43,7 @@ class Work(NamedTuple):
     values: F64
     loss: float
     clipped: int = 0
+    head: F64 = NO_HEAD
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Worker:
         draws new noise, so call it once for each request."""
         with self.borrow() as runtime, np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             work = self._work(round_number, weights, runtime)
-        return self.encoded(Work(np.zeros_like(work.values), 0.0) if self.batch == 0 else work)
+        nothing = Work(np.zeros_like(work.values), 0.0, 0, np.zeros_like(work.head))
+        return self.encoded(nothing if self.batch == 0 else work)
 
     @property
     def _batch_size(self) -> int:
@@ -79,7 +82,9 @@ class Worker:
     def encoded(self, work: Work) -> RingVector:
         """Computed values as integers, with this client's weight."""
         weight = self.trajectory.weight_of(len(self.indices))
-        vector = self.trajectory.ring.encode(work.values, self.trajectory.length, weight, work.loss, work.clipped)
+        vector = self.trajectory.ring.encode(
+            work.values, self.trajectory.length, weight, work.loss, work.clipped, work.head
+        )
         private = self.trajectory.private
         return private.noised(vector, self.random) if private else vector
 
@@ -91,11 +96,24 @@ class Worker:
         if plan.outcome_kind == "vector":
             key = self.trajectory.seeds(number).key("local", number, self.number, 0)
             work, gradient = self._estimate(weights, batch, key, runtime)
-            return work._replace(values=gradient.astype(np.float64))
-        probe, supports = SCHEMES[plan.probe.scheme], self.trajectory.supports[: self.k]
+            return work._replace(values=gradient.astype(np.float64), head=NO_HEAD)
         directions = self.trajectory.directions(key_number_of(self.trajectory, number, self.number))
-        probed = probe(runtime.on(batch), weights, directions, supports, plan.probe.sigma, self.trajectory.block)
-        return Work(probed.scalars, probed.base)
+        return self._probed(runtime, batch, weights, directions, self.trajectory.supports[: self.k])
+
+    def _probed(
+        self, runtime: Runtime, batch: Batch, weights: F32, directions: Directions, supports: Sequence[Support]
+    ) -> Work:
+        """Scalars along directions and, if the plan wants it exact, the gradient of the model's head. With forward
+        differences, the pass that it takes is the one at the unmoved weights."""
+        plan, loss, base, head = self.trajectory.plan, runtime.on(batch), None, NO_HEAD
+        if plan.probe.head == "exact":
+            seen = _looking_into(runtime).head_on(batch, loss)(weights)
+            base, head = seen.loss, _looking_into(runtime).head.gradient(seen)
+            if not supports:
+                return Work(NO_HEAD, base, 0, head)
+        probe = SCHEMES[plan.probe.scheme]
+        probed = probe(loss, weights, directions, supports, plan.probe.sigma, self.trajectory.block, base)
+        return Work(probed.scalars, probed.base, 0, head)
 
     def _train_locally(self, round_number: int, weights: F32, runtime: Runtime) -> Work:
         """Epoch level: several steps with this client's own keys, and an optimizer that starts fresh every round."""
@@ -132,17 +150,25 @@ class Worker:
             loss, gradient = runtime.gradient_on(batch, int.from_bytes(key[:8], "big") >> 1)(weights)
             return Work(np.empty(0), loss), gradient
         directions = Directions(key, distribution(plan.probe))
-        probed = SCHEMES[plan.probe.scheme](
-            runtime.on(batch), weights, directions, trajectory.supports, plan.probe.sigma, trajectory.block
-        )
-        finite = math.isfinite(probed.base) and bool(np.isfinite(probed.scalars).all())
-        scalars, loss = (probed.scalars, probed.base) if finite else (np.zeros_like(probed.scalars), 0.0)
-        alone = Ring(clients=1, n_max=1, clip=plan.ring.d_max)
-        total = alone.decode(alone.encode(scalars, len(scalars), 1, loss), 1)
+        work = self._probed(runtime, batch, weights, directions, trajectory.supports)
+        finite = math.isfinite(work.loss) and all(bool(np.isfinite(part).all()) for part in (work.values, work.head))
+        if not finite:
+            work = Work(np.zeros_like(work.values), 0.0, 0, np.zeros_like(work.head))
+        scalars, head = work.values, head_of(plan)
+        alone = Ring(1, 1, plan.ring.d_max, head=len(work.head), head_clip=plan.ring.head_max)
+        total = alone.decode(alone.encode(scalars, len(scalars) + len(work.head), 1, work.loss, 0, work.head), 1)
         gradient = gradient_from_scalars(
-            total.totals, 1, directions, trajectory.supports, trajectory.n, alone, block=trajectory.block
+            total.totals[: len(scalars)],
+            1,
+            directions,
+            trajectory.supports,
+            trajectory.n,
+            alone,
+            block=trajectory.block,
         )
-        return Work(scalars, loss if finite else math.nan, total.clipped), gradient
+        for own, numbers in head.parts() if head else []:
+            gradient[own] = total.totals[len(scalars) :][numbers] / alone.head_scale
+        return work._replace(loss=work.loss if finite else math.nan, clipped=total.clipped), gradient
 
     def batch_of_round(self, round_number: int) -> Batch:
         """The samples that this client probes on in a round, at batch level."""
@@ -160,6 +186,12 @@ class Worker:
         return self.data.batch(self.indices[chosen], key)
 
 
+def _looking_into(runtime: Runtime) -> HeadRuntime:
+    if not isinstance(runtime, HeadRuntime):
+        raise RefusalError('this runtime cannot look into a model\'s last layer; set probe.head = "probed"')
+    return runtime
+
+
 def local_steps(plan: Plan, samples: int) -> int:
     """How many steps one client takes in one round at epoch level."""
     federation = plan.federation
@@ -169,7 +201,10 @@ def local_steps(plan: Plan, samples: int) -> int:
 def forwards_of(trajectory: Trajectory, k: int, samples: int) -> int:
     """How many forward passes one client runs in one round (a backpropagation counts as one forward pass)."""
     plan = trajectory.plan
-    per_step = {"forward": k + 1, "central": 2 * k}[plan.probe.scheme] if plan.estimator == "probe" else 1
+    per_step = SCHEMES[plan.probe.scheme].forwards(k) if plan.estimator == "probe" else 1
+    if plan.probe.head == "exact" and plan.estimator == "probe":
+        k = min(k, len(trajectory.supports))
+        per_step = SCHEMES[plan.probe.scheme].forwards(k) + (plan.probe.scheme == "central")
     return per_step if plan.federation.level == "batch" else per_step * local_steps(plan, samples)
 
 
@@ -217,29 +252,47 @@ class Stack:
     def _probed(self, clients: Sequence[int], key: int, k: int, number: int, weights: F32) -> dict[int, RingVector]:
         """The vectors of clients that probe the same directions."""
         batches = [self.workers[client].batch_of_round(number) for client in clients]
-        scalars, losses = self._scalars(joined(batches), key, k, weights)
+        scalars, losses, seen = self._scalars(joined(batches), key, k, weights)
         stops = np.cumsum([len(batch.y) for batch in batches])
         rows = [slice(stop - len(batch.y), stop) for stop, batch in zip(stops, batches, strict=True)]
-        return {
-            client: self.workers[client].encoded(Work(scalars[:, own].mean(axis=1), float(losses[own].mean())))
-            for client, own in zip(clients, rows, strict=True)
-        }
+        found = dict[int, RingVector]()
+        for client, own in zip(clients, rows, strict=True):
+            head = NO_HEAD if seen is None else seen[0].gradient(seen[1].take(own))
+            work = Work(scalars[:, own].mean(axis=1), float(losses[own].mean()), 0, head)
+            found[client] = self.workers[client].encoded(work)
+        return found
 
-    def _scalars(self, batch: Batch, key: int, k: int, weights: F32) -> tuple[F64, F64]:
-        """A row of scalars for each direction, with a column for each sample; and each sample's loss."""
+    def _scalars(self, batch: Batch, key: int, k: int, weights: F32) -> tuple[F64, F64, tuple[Head, HeadPass] | None]:
+        """A row of scalars for each direction, with a column for each sample; each sample's loss; and an exact head
+        with what a pass knows about it."""
         trajectory, probe = self.trajectory, self.trajectory.plan.probe
         directions, supports = trajectory.directions(key), trajectory.supports[:k]
 
-        def work(rows: slice) -> tuple[F64, F64]:
+        def work(rows: slice) -> tuple[F64, F64, tuple[Head, HeadPass] | None]:
             with self.borrow() as runtime, np.errstate(over="ignore", divide="ignore", invalid="ignore"):
                 if not isinstance(runtime, SampleRuntime):
                     raise RefusalError("this runtime gives the mean loss of a batch alone; leave probe.stacked out")
-                losses = runtime.samples_on(batch.take(rows))
+                here, seen = batch.take(rows), None
+                losses = runtime.samples_on(here)
+                if probe.head == "exact":
+                    looking = _looking_into(runtime)
+                    seen = looking.head, looking.head_on(here, runtime.on(here))(weights)
+                if not supports:
+                    return np.empty((0, len(here.y))), losses(weights), seen
                 probed = SCHEMES[probe.scheme](losses, weights, directions, supports, probe.sigma, trajectory.block)
-                return probed.scalars, probed.base
+                return probed.scalars, probed.base, seen
 
         micro_batches = -(-len(batch.y) // probe.micro_batch)
         each = -(-micro_batches // trajectory.threads) * probe.micro_batch
         with ThreadPoolExecutor(trajectory.threads, thread_name_prefix="stack") as pool:
             parts = list(pool.map(work, pieces(len(batch.y), each)))
-        return np.concatenate([part[0] for part in parts], axis=1), np.concatenate([part[1] for part in parts])
+        scalars, losses, seen = zip(*parts, strict=True)
+        return np.concatenate(scalars, axis=1), np.concatenate(losses), _joined_heads(seen)
+
+
+def _joined_heads(seen: Sequence[tuple[Head, HeadPass] | None]) -> tuple[Head, HeadPass] | None:
+    known = [each for each in seen if each]
+    if not known:
+        return None
+    slopes, inputs = (np.concatenate([getattr(one, name) for _, one in known]) for name in ("slopes", "inputs"))
+    return known[0][0], HeadPass(math.nan, slopes, inputs)

@@ -8,6 +8,7 @@ import numpy as np
 
 from baffle.core import samples
 from baffle.core.arrays import F32
+from baffle.core.head import Head, LookIntoHead
 from baffle.core.messages import RoundRequest
 from baffle.core.probe import Loss, SampleLosses
 from baffle.core.ring import Sum
@@ -50,6 +51,19 @@ class SampleRuntime(Runtime, Protocol):
 
     def samples_on(self, batch: Batch) -> SampleLosses:
         """The loss of each sample of a batch, which is prepared once and then asked about many weights."""
+
+
+@runtime_checkable
+class HeadRuntime(Runtime, Protocol):
+    """A runtime that can also look into a model's last linear layer during a forward pass."""
+
+    @property
+    def head(self) -> Head:
+        """Where that layer lies among the weights."""
+
+    def head_on(self, batch: Batch, loss: Loss) -> LookIntoHead:
+        """The loss on a batch and what a pass knows about the head. The loss is the one that `loss` gives, bit for bit:
+        `on(batch)` made it."""
 
 
 @runtime_checkable

@@ -91,12 +91,15 @@ class Scheme:
         supports: Sequence[Support],
         sigma: float,
         block: int = NUMBERS_AT_ONCE,
+        base: Value | None = None,
     ) -> Probed[Value]:
-        """Probe a loss at W. At most `block` numbers are drawn at a time."""
-        scalars, base = self.formula(
-            lambda: loss(weights), lambda step: losses_along(loss, weights, directions, supports, step, block), sigma
+        """Probe a loss at W. At most `block` numbers are drawn at a time. `base` is the loss at W, if it is known."""
+        scalars, found = self.formula(
+            lambda: loss(weights) if base is None else base,
+            lambda step: losses_along(loss, weights, directions, supports, step, block),
+            sigma,
         )
-        return Probed(_stretched(scalars, directions, supports), base, self.forwards(len(supports)))
+        return Probed(_stretched(scalars, directions, supports), found, self.forwards(len(supports)))
 
 
 def _forward(at: Callable[[], Value], along: Callable[[float], F64], sigma: float) -> tuple[F64, Value]:

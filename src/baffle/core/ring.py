@@ -25,6 +25,8 @@ ELEMENT = np.dtype("<u4")  # a ring element on the wire
 
 RingVector = NDArray[np.uint32]
 
+NO_HEAD: F64 = np.empty(0)  # the numbers of a head that is probed like other weights
+
 
 class Sum(NamedTuple):
     """All that the server learns from one round: sums over the contributing clients."""
@@ -43,13 +45,22 @@ class Encoding(Protocol):
     def scale(self) -> float:
         """How many steps of the ring a value of 1 has."""
 
-    def encode(self, values: F64, length: int, weight: int, loss: float, clipped_before: int = 0) -> RingVector: ...
+    @property
+    def head_scale(self) -> float:
+        """The same for the numbers of an exact head."""
+
+    def encode(
+        self, values: F64, length: int, weight: int, loss: float, clipped_before: int = 0, head: F64 = NO_HEAD
+    ) -> RingVector: ...
 
     def weights(self, contributors: int) -> range:
         """The weights that so many honest clients can have together."""
 
     def most(self, contributors: int, weight: int) -> int:
-        """The largest total that so many honest clients can cause if they have this weight together."""
+        """The largest total of a value that so many honest clients can cause if they have this weight together."""
+
+    def beyond(self, totals: I32, contributors: int, weight: int) -> int:
+        """The largest total, if it is more than so many honest clients of this weight together can cause; else 0."""
 
     def check(self, total: RingVector, contributors: int) -> None: ...
 
@@ -62,7 +73,8 @@ class Ring:
 
     `clients` take part in a round, `n_max` caps a client's sample weight, and `clip` bounds a value. `tier_factor`
     (K / K_min) makes room for clients that answer fewer directions with a larger weight each. In a `silent` ring all
-    clients have weight 1, and tell neither their loss nor how many values they clipped.
+    clients have weight 1, and tell neither their loss nor how many values they clipped. The last `head` values of a
+    vector are those of an exact head. They have a scale of their own, and `head_clip` bounds them.
     """
 
     clients: int
@@ -70,6 +82,8 @@ class Ring:
     clip: float
     tier_factor: Fraction = Fraction(1)
     silent: bool = False
+    head: int = 0
+    head_clip: float = 1.0
 
     @property
     def _bound(self) -> Fraction:
@@ -86,11 +100,17 @@ class Ring:
         return 2.0**self.exponent
 
     @property
+    def head_scale(self) -> float:
+        return 2.0 ** _exponent(self.clients, self.n_max, Fraction(self.head_clip))
+
+    @property
     def _loss_scale(self) -> float:
         return 2.0 ** _exponent(self.clients, self.n_max, Fraction(LOSS_MAX))
 
-    def encode(self, values: F64, length: int, weight: int, loss: float, clipped_before: int = 0) -> RingVector:
-        """One client's contribution: `values`, zeros up to `length`, and the extra coordinates.
+    def encode(
+        self, values: F64, length: int, weight: int, loss: float, clipped_before: int = 0, head: F64 = NO_HEAD
+    ) -> RingVector:
+        """One client's contribution: `values`, zeros, an exact head's numbers up to `length`, and extra coordinates.
 
         A client that evaluated only a prefix of the directions counts each of them more, which keeps the estimate
         unbiased for any mix of slow and fast clients. `clipped_before` counts values that were clipped earlier, while
@@ -98,15 +118,20 @@ class Ring:
         """
         if weight not in self.weights(1):
             raise MessageError(f"a sample weight must be 1 to {self.weights(1)[-1]}, got {weight}")
-        if not length <= len(values) * self.tier_factor <= length * self.tier_factor:
-            raise MessageError(f"expected {math.ceil(length / self.tier_factor)} to {length} values, got {len(values)}")
-        if not (math.isfinite(loss) and np.isfinite(values).all()):
+        most = length - self.head
+        if not most <= len(values) * self.tier_factor <= most * self.tier_factor:
+            raise MessageError(f"expected {math.ceil(most / self.tier_factor)} to {most} values, got {len(values)}")
+        if len(head) != self.head:
+            raise MessageError(f"expected {self.head} numbers of an exact head, got {len(head)}")
+        if not (math.isfinite(loss) and np.isfinite(values).all() and np.isfinite(head).all()):
             return self.nothing(length, weight)
-        bounded = np.clip(values, -self.clip, self.clip)
-        clipped = min(length, int(np.count_nonzero(bounded != values)) + clipped_before)
+        bounded, exact = np.clip(values, -self.clip, self.clip), np.clip(head, -self.head_clip, self.head_clip)
+        clipped = int(np.count_nonzero(bounded != values)) + int(np.count_nonzero(exact != head)) + clipped_before
         vector = np.zeros(length + EXTRAS, dtype=np.int64)
-        vector[: len(values)] = np.rint(bounded * (weight * (length / len(values)) * self.scale))
-        vector[length:] = self._extras(weight, clipped, loss)
+        if len(values):
+            vector[: len(values)] = np.rint(bounded * (weight * (most / len(values)) * self.scale))
+        vector[most:length] = np.rint(exact * (weight * self.head_scale))
+        vector[length:] = self._extras(weight, min(length, clipped), loss)
         return vector.astype(np.uint32)  # modulo 2³²
 
     def _extras(self, weight: int, clipped: int, loss: float) -> tuple[int, int, int, int]:
@@ -130,6 +155,14 @@ class Ring:
         """The largest total that so many clients of this weight can cause: a mean is never beyond the clip."""
         return math.floor(weight * self._bound * Fraction(self.scale)) + contributors  # one rounding per client
 
+    def beyond(self, totals: I32, contributors: int, weight: int) -> int:
+        """The largest total, if it is more than so many clients of this weight can cause; else 0."""
+        k = len(totals) - self.head
+        scalar, exact = largest_of(totals[:k]), largest_of(totals[k:])
+        if scalar > self.most(contributors, weight):
+            return scalar
+        return exact if exact > weight * self.head_clip * self.head_scale + contributors else 0
+
     def check(self, total: RingVector, contributors: int) -> None:
         """Refuse a sum of `contributors` vectors that honest clients cannot have produced."""
         if contributors < 1 or len(total) < EXTRAS:
@@ -143,8 +176,7 @@ class Ring:
                 f"the sum claims {ones} contributors of sample weight {weight}, expected {contributors} with "
                 f"{possible[0]} to {possible[-1]}"
             )
-        largest, most = int(np.max(np.abs(values.astype(np.int64)), initial=0)), self.most(contributors, weight)
-        if largest > most:
+        if largest := self.beyond(values, contributors, weight):
             raise MessageError(
                 f"a total of {largest} is more than {contributors} clients of sample weight {weight} can send within "
                 f"their bounds"
@@ -169,6 +201,10 @@ class Ring:
         if clipped == contributors * len(values) and is_largest and not values.any():
             raise MessageError(NOT_FINITE)
         return Sum(values, weight, contributors, clipped, loss / (weight * self._loss_scale))
+
+
+def largest_of(totals: I32) -> int:
+    return int(np.max(np.abs(totals.astype(np.int64)), initial=0))
 
 
 def add(vectors: Iterable[RingVector]) -> RingVector:

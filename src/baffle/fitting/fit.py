@@ -84,7 +84,8 @@ def fit(
     wanted, data = _plan_of(plan), given_data(clients, test)
     stop = _stop(callbacks)
     folder = _new_folder(Path(out) if out else new_folder(wanted.name))
-    objects = _Objects(_given(model, train, loss, data, folder.path), data, tuple(metrics))
+    given = _given(model, train, loss, data, folder.path, head=wanted.probe.head == "exact")
+    objects = _Objects(given, data, tuple(metrics))
 
     def warn(words: str) -> None:
         if data.test is not None or "is not measured" not in words:  # without test data, nobody expects measurements
@@ -245,13 +246,15 @@ def _lay_over(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
             table[key] = list(value) if isinstance(value, tuple) else value
 
 
-def _given(model: Any, train: str | Sequence[str], loss: str | Function, data: GivenData, out: Path) -> GivenModel:
+def _given(
+    model: Any, train: str | Sequence[str], loss: str | Function, data: GivenData, out: Path, *, head: bool
+) -> GivenModel:
     """The model that was given: a module, or the path of an ONNX file or of an exported folder."""
     if not isinstance(model, (str, Path)):
         return GivenModule.of(model, train, loss)
     from baffle.fitting.given_onnx import GivenOnnx
 
-    return GivenOnnx.of(Path(model), train, loss, out.with_name(f"{out.name}-model"), data.few())
+    return GivenOnnx.of(Path(model), train, loss, out.with_name(f"{out.name}-model"), data.few(), head=head)
 
 
 def _given_again(model: Any, loss: str | Function, plan: Plan, run: Path) -> GivenModel:

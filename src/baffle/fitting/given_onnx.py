@@ -46,8 +46,18 @@ class GivenOnnx:
     file: Path | None = None
 
     @classmethod
-    def of(cls, path: Path, train: str | Sequence[str], loss: str | Function, folder: Path, few: Batch) -> "GivenOnnx":
-        """The model in an exported folder, or in an ONNX file, which is exported into a new folder."""
+    def of(
+        cls,
+        path: Path,
+        train: str | Sequence[str],
+        loss: str | Function,
+        folder: Path,
+        few: Batch,
+        *,
+        head: bool = False,
+    ) -> "GivenOnnx":
+        """The model in an exported folder, or in an ONNX file, which is exported into a new folder. With `head`, it
+        shows its last linear layer."""
         if path.is_dir():
             if train != "all":
                 raise PlanError('train: an exported model says itself what is trained; expected "all"')
@@ -55,7 +65,7 @@ class GivenOnnx:
         shape, holds = shape_of(few.x), NO_LOSS if callable(loss) else graph_loss(loss)
         with TemporaryDirectory() as scratch:
             names = [tensor.name for tensor in export_onnx(path, Path(scratch) / "all", (), shape, holds).weights]
-        export_onnx(path, folder, _frozen(names, train), shape, holds)
+        export_onnx(path, folder, _frozen(names, train), shape, holds, head=head)
         return cls(folder, loss, path)
 
     @classmethod
@@ -70,7 +80,7 @@ class GivenOnnx:
 
     def on(self, _plan: Plan) -> RunnableModel:
         criterion = own_criterion(name_of(self.loss), self.loss) if callable(self.loss) else None
-        return model_in(self.folder, read_exported(self.folder), criterion)
+        return model_in(self.folder, read_exported(self.folder), criterion, "" if callable(self.loss) else self.loss)
 
     def outputs(self, x: Samples, weights: F32 | None = None) -> Array:
         runtime = OnnxLoss.in_folder(self.folder)

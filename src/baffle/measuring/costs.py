@@ -62,7 +62,7 @@ class Costs:
 
 
 def costs(task: Task) -> Costs:
-    plan, initial, probing = task.plan, task.initial_weights(), task.plan.estimator == "probe"
+    plan, initial, probing = task.plan, task.initial_weights(), task.draws_directions
     trajectory = trajectory_of(plan, len(initial))
     forwards = [forwards_of(trajectory, k, len(share)) for k, share in zip(task.tiers, task.shares, strict=True)]
     up, down = _secure_bytes(plan)

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from baffle.core.arrays import F32, F64, rms
-from baffle.core.directions import Directions, Support
+from baffle.core.directions import Directions, Support, dense
 from baffle.core.probe import SCHEMES, Loss, Scheme
 from baffle.errors import PlanError
 from baffle.runtime.model import FLOAT64
@@ -117,7 +117,8 @@ def few_directions(trajectory: Trajectory, count: int) -> tuple[Directions, list
     """So many directions, spread over those of a round."""
     probe = trajectory.plan.probe
     directions = Directions(bytes(32), distribution(probe))
-    return directions, [trajectory.supports[i * probe.k // count] for i in range(count)]
+    every = trajectory.supports or dense(trajectory.n, 1)  # an exact head may be all of the model
+    return directions, [every[i * len(every) // count] for i in range(count)]
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def _precision(window: Window, sigma: float) -> Precision:
 
 def require_precision(task: Task) -> list[str]:
     """Refuse a plan whose scalars would be noise; return advice if they are merely noisy."""
-    return [] if task.plan.estimator == "backprop" else judge(task, measure(task))
+    return judge(task, measure(task)) if task.draws_directions else []
 
 
 def judge(task: Task, precision: Precision) -> list[str]:

@@ -10,6 +10,7 @@ from baffle.core.arrays import F64, rms
 from baffle.errors import PlanError
 from baffle.federation import workers_of
 from baffle.plan import Plan, PrivacySettings
+from baffle.plan.privacy import head_factor
 from baffle.task.load import Runtimes, Task
 from baffle.task.server_task import with_settings
 from baffle.trajectory import trajectory_of
@@ -58,7 +59,9 @@ def vectors_of(task: Task) -> F64:
     trajectory = trajectory_of(plan, len(weights))
     workers = workers_of(task, trajectory, Runtimes(task, 1).borrow)[:MOST_CLIENTS]
     vectors = [trajectory.ring.decode(worker.vector(0, weights), 1) for worker in workers]
-    return np.stack([vector.totals / (trajectory.ring.scale * vector.weight) for vector in vectors])
+    factor = head_factor(task.plan, trajectory.n)
+    means = [trajectory.means(vector.totals, vector.weight) for vector in vectors]
+    return np.stack([np.concatenate([scalars, factor * head]) for scalars, head in means])
 
 
 def measure_privacy(task: Task) -> Privacy | None:

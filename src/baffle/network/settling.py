@@ -110,6 +110,11 @@ def require_fewer_directions_than_weights(trajectory: Trajectory) -> None:
     plan = trajectory.plan
     if plan.secure.mode != "malicious-server" or plan.privacy.on:
         return
+    if plan.probe.head == "exact":
+        raise PlanError(
+            'probe.head = "exact" does not go with secure.mode = "malicious-server": the gradient of the last layer is '
+            'measured exactly in every sum; set probe.head = "probed", or add [privacy]'
+        )
     numbers = grouped(trajectory.supports)
     spans = np.array(
         [(support.start, max(support.stop, support.tail[1]), len(own)) for support, own in numbers.items()]
@@ -168,7 +173,8 @@ def _settled_like(given: Plan, settled: Plan) -> Plan:
         model = msgspec.structs.replace(model, **{name: getattr(settled.task.model, name) for name in names})
     if privacy.on:  # the noise may follow from a target
         noise, sharers = privacy.noise or settled.privacy.noise, privacy.sharers or settled.privacy.sharers
-        privacy = msgspec.structs.replace(privacy, noise=noise, sharers=sharers)
+        factor = privacy.head_factor or settled.privacy.head_factor
+        privacy = msgspec.structs.replace(privacy, noise=noise, sharers=sharers, head_factor=factor)
     return msgspec.structs.replace(
         given,
         task=msgspec.structs.replace(task, model=model),
@@ -178,6 +184,7 @@ def _settled_like(given: Plan, settled: Plan) -> Plan:
             micro_batch=probe.micro_batch or settled.probe.micro_batch,
             layout=probe.layout or settled.probe.layout,
             shapes=probe.shapes or settled.probe.shapes,
+            head_at=probe.head_at if any(probe.head_at) else settled.probe.head_at,
             together=probe.together or settled.probe.together,
         ),
         privacy=privacy,

@@ -176,6 +176,11 @@ def _check_probe(plan: Plan) -> None:
         raise PlanError(f"probe.layout: its counts must add up to probe.k = {probe.k}")
     if not all(map(_is_support, probe.layout)):
         raise PlanError("probe.layout: every row must be [start, stop, start and stop of its tail or 0, 0, count]")
+    if any(probe.head_at) and (probe.head == "probed" or not _is_support(probe.head_at)):
+        raise PlanError(
+            'probe.head_at: expected the place that a run with probe.head = "exact" writes into its own plan.toml when '
+            "it starts; leave it out"
+        )
     if probe.stacked and plan.outcome_kind != "scalars":
         raise PlanError(
             'probe.stacked needs clients at the same weights: expected estimator = "probe", level = "batch" and seeds '

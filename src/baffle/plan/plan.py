@@ -80,6 +80,12 @@ class Plan(Section, frozen=True):
         shared = self.federation.level == "batch" and self.federation.seeds == "shared"
         return "scalars" if self.estimator == "probe" and shared else "vector"
 
+    @property
+    def head_size(self) -> int:
+        """How many weights an exact head has, as far as the plan knows it; 0 for one that is probed."""
+        start, stop, first, last = self.probe.head_at
+        return stop - start + last - first if self.estimator == "probe" else 0
+
     def trajectory_digest(self) -> bytes:
         """Identifies everything that determines the weights."""
         plan = _changed_settings(self)
@@ -91,7 +97,7 @@ class Plan(Section, frozen=True):
             determines["task"] = {name: value for name, value in plan["task"].items() if name not in measured}
         determines["secure"] = {name: secure[name] for name in groups if name in secure}
         private = _changed_settings(self.privacy)
-        if noise := {name: private[name] for name in ("noise", "clip", "sharers") if name in private}:
+        if noise := {name: private[name] for name in ("noise", "clip", "sharers", "head_factor") if name in private}:
             determines["privacy"] = noise
         return _digest("baffle/trajectory/2", determines)
 

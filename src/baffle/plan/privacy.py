@@ -83,9 +83,19 @@ def check_privacy(plan: Plan) -> None:
         )
 
 
+def scalars_of(plan: Plan, n: int) -> int:
+    """The number of directions of a round, for a model of n weights: none if an exact head is all of it."""
+    return 0 if plan.head_size == n else plan.probe.k
+
+
 def length_of(plan: Plan, n: int) -> int:
     """The number of values in a client's vector, for a model of n weights."""
-    return n if plan.outcome_kind == "vector" else plan.probe.k
+    return n if plan.outcome_kind == "vector" else scalars_of(plan, n) + plan.head_size
+
+
+def head_factor(plan: Plan, n: int) -> float:
+    """How many times the numbers of an exact head count: √K, so that they have the noise of a rebuilt gradient."""
+    return plan.privacy.head_factor or math.sqrt(max(1, scalars_of(plan, n)))
 
 
 def private_ring(plan: Plan, n: int) -> PrivateRing:
@@ -98,7 +108,8 @@ def private_ring(plan: Plan, n: int) -> PrivateRing:
     for name in ("noise", "sharers"):
         if not getattr(privacy, name):
             raise PlanError(f"privacy.{name} is 0: expected what a run writes into its own plan.toml when it starts")
-    ring = PrivateRing(plan.per_round, privacy.clip, privacy.noise, privacy.sharers, length_of(plan, n))
+    head = plan.head_size, privacy.head_factor or 1.0
+    ring = PrivateRing(plan.per_round, privacy.clip, privacy.noise, privacy.sharers, length_of(plan, n), *head)
     if ring.delta_2 < COARSEST * math.sqrt(ring.length):
         raise PlanError(
             f"privacy.noise: {privacy.noise:g} times the clipping norm, one part in {privacy.sharers} from each of "
@@ -114,6 +125,8 @@ def with_noise(plan: Plan, n: int) -> Plan:
     if not plan.privacy.on:
         return plan
     plan = _with(plan, sharers=plan.privacy.sharers or certain_sharers(plan))
+    if plan.head_size:
+        plan = _with(plan, head_factor=head_factor(plan, n))
     if not plan.privacy.noise:
         return _with(plan, noise=_least_noise(plan, n))
     found, privacy = epsilon_of(plan, n, plan.rounds), plan.privacy

@@ -260,6 +260,13 @@ class ProbeSettings(Section, frozen=True):
     """how many outer directions [share a forward pass](performance.md#many-directions-in-one-pass) on PyTorch; `1`:
     each takes one of its own; `0`: chosen when a run starts, by what their tensors take, and `1` with a remark if the
     model does not allow more"""
+    head: Literal["probed", "exact"] = "probed"
+    """`"exact"`: the gradient of the model's last linear layer comes [exactly, and for no
+    pass](how-it-works.md#the-last-layer), and directions are left for the other weights; clients then send a number for
+    each weight of that layer besides their scalars, and [their sum tells more](security.md)"""
+    head_at: tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount] = (0, 0, 0, 0)
+    """where an exact head lies among the weights: start, stop, start and stop of its tail; filled in when a run
+    starts"""
     stacked: bool = False
     """in a simulation: the samples of all clients of a round [go through the model
     together](performance.md#simulated-clients-together), which changes last bits. At batch level with shared seeds, for
@@ -304,6 +311,8 @@ class RingSettings(Section, frozen=True):
     """scalars are clipped to ± this; so are the entries of a gradient that a client estimates (`seeds = "own"`)"""
     update_max: Positive = 4.0
     """weight changes at epoch level, and gradients of `"backprop"`, are clipped to ± this"""
+    head_max: Positive = 16.0
+    """the gradient of an exact head is clipped to ± this, number by number"""
     n_max: OptionalCount = 0
     """cap on a client's sample weight; `0`: the largest client"""
 
@@ -343,6 +352,9 @@ class PrivacySettings(Section, frozen=True):
     clip: NonNegative = 0.0
     """the largest L2 norm of a client's vector: its K scalars, or its gradient with `estimator = "backprop"`. It
     replaces `ring.d_max`. A private run needs one, and `baffle plan` proposes it"""
+    head_factor: NonNegative = 0.0
+    """how many times the numbers of an [exact head](how-it-works.md#the-last-layer) count in a client's vector; `0`:
+    filled in when a run starts with √K, so that the noise of a weight is about the same in the head as elsewhere"""
     sharers: OptionalCount = 0
     """each client adds one part in this many of the noise's variance; `0`: filled in when a run starts with the number
     of clients that are certain to add noise: `secure.floor` or, if more, `secure.threshold`; in `"malicious-server"`

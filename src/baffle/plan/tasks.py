@@ -11,12 +11,14 @@ OF_NUMBERS = ("loss", "mse", "mae", "rmse", "r2")
 
 class Loss(NamedTuple):
     """A loss of BAFFLE's own. `each` gives the loss of each number that a model predicts, in float64 arrays of NumPy or
-    PyTorch, with the functions of that library. A sample's loss is the mean of its numbers' losses. A loss of classes
-    has no `each`. `metrics` can be taken with the loss; `usual` are those of a plan that names none."""
+    PyTorch, with the functions of that library, and `slope` its derivative by that number. A sample's loss is the mean
+    of its numbers' losses. A loss of classes has neither. Without one, no head is exact. `metrics` can be taken with
+    the loss; `usual` are those of a plan that names none."""
 
     each: Callable[[Any, Any, Any], Any] | None
     metrics: tuple[str, ...]
     usual: tuple[str, ...]
+    slope: Callable[[Any, Any, Any], Any] | None = None
 
 
 def _bce(xp: Any, logits: Any, targets: Any) -> Any:
@@ -24,11 +26,27 @@ def _bce(xp: Any, logits: Any, targets: Any) -> Any:
     return xp.clip(logits, 0, None) - logits * targets + xp.log1p(xp.exp(-xp.abs(logits)))
 
 
+def _bce_slope(xp: Any, logits: Any, targets: Any) -> Any:
+    """The logistic function minus the target, without overflow."""
+    power = xp.exp(-xp.abs(logits))
+    return xp.where(logits >= 0, 1 / (1 + power), power / (1 + power)) - targets
+
+
 LOSSES: dict[str, Loss] = {
     "cross_entropy": Loss(None, ("accuracy", "top5", "loss"), ("accuracy", "top5")),
-    "mse": Loss(lambda _, numbers, targets: (numbers - targets) ** 2, OF_NUMBERS, ("mae", "r2")),
-    "mae": Loss(lambda xp, numbers, targets: xp.abs(numbers - targets), OF_NUMBERS, ("mae", "r2")),
-    "bce": Loss(_bce, ("accuracy", "loss"), ("accuracy",)),
+    "mse": Loss(
+        lambda _, numbers, targets: (numbers - targets) ** 2,
+        OF_NUMBERS,
+        ("mae", "r2"),
+        lambda _, numbers, targets: 2 * (numbers - targets),
+    ),
+    "mae": Loss(
+        lambda xp, numbers, targets: xp.abs(numbers - targets),
+        OF_NUMBERS,
+        ("mae", "r2"),
+        lambda xp, numbers, targets: xp.sign(numbers - targets),
+    ),
+    "bce": Loss(_bce, ("accuracy", "loss"), ("accuracy",), _bce_slope),
 }
 """All metrics suit a loss of your own, and its usual metric is the loss itself."""
 

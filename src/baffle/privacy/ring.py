@@ -10,8 +10,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from baffle.core.arrays import F64, I64
-from baffle.core.ring import EXTRAS, GUARD, RingVector, Sum
+from baffle.core.arrays import F64, I32, I64
+from baffle.core.ring import EXTRAS, GUARD, NO_HEAD, RingVector, Sum, largest_of
 from baffle.errors import MessageError
 from baffle.privacy.accounting import Release, bound_l1, sum_variance
 from baffle.privacy.skellam import Randomness, draw
@@ -29,14 +29,17 @@ LARGEST = 2**31  # the largest entry and the largest bound: their product fits i
 @dataclass(frozen=True)
 class PrivateRing:
     """The scale that the clients and the server of a private run share. `clients` take part in a round. Each sends
-    `length` values, whose vector is at most `norm` long. The noise in a sum has a standard deviation of `noise` times
-    the norm; each client adds one part in `sharers` of its variance."""
+    `length` values, whose vector is at most `norm` long. The last `head` of them are those of an exact head, and count
+    `head_factor` times. The noise in a sum has a standard deviation of `noise` times the norm; each client adds one
+    part in `sharers` of its variance."""
 
     clients: int
     norm: float
     noise: float
     sharers: int
     length: int
+    head: int = 0
+    head_factor: float = 1.0
 
     exponent: int = field(init=False, compare=False)
     """log₂ of the scale S: the largest with which a sum stays below the guard."""
@@ -50,6 +53,10 @@ class PrivateRing:
     @property
     def scale(self) -> float:
         return math.ldexp(1.0, self.exponent)
+
+    @property
+    def head_scale(self) -> float:
+        return self.scale * self.head_factor
 
     @property
     def delta_2(self) -> int:
@@ -71,26 +78,41 @@ class PrivateRing:
         """An upper bound on what a reader of the sum learns about one client."""
         return Release(self.delta_2, bound_l1(self.delta_2, self.length), float(self.variance))
 
-    def encode(self, values: F64, length: int, weight: int, loss: float, clipped_before: int = 0) -> RingVector:  # noqa: ARG002
+    def encode(
+        self,
+        values: F64,
+        length: int,
+        weight: int,
+        loss: float,
+        clipped_before: int = 0,  # noqa: ARG002
+        head: F64 = NO_HEAD,
+    ) -> RingVector:
         """A client's contribution without its noise: `values`, zeros up to `length`, and extra coordinates that are the
         same for all clients. Values that are not finite become zeros."""
-        if weight != 1 or length != self.length or not 0 < len(values) <= length:
+        most = self.length - self.head
+        if weight != 1 or length != self.length or not min(1, most) <= len(values) <= most:
             raise MessageError(
-                f"expected 1 to {self.length} values of weight 1, got {len(values)} of {length} with weight {weight}"
+                f"expected 1 to {most} values of weight 1, got {len(values)} of {length} with weight {weight}"
             )
+        if len(head) != self.head:
+            raise MessageError(f"expected {self.head} numbers of an exact head, got {len(head)}")
         vector = np.zeros(length + EXTRAS, dtype=np.int64)
-        if math.isfinite(loss) and np.isfinite(values).all():
-            vector[: len(values)] = self._clipped(values, length / len(values))
+        whole = np.zeros(length)
+        if len(values):
+            whole[: len(values)] = values * (most / len(values))
+        whole[most:] = head * self.head_factor
+        if math.isfinite(loss) and np.isfinite(whole).all():
+            vector[:length] = self._clipped(whole)
         vector[length:] = 1, 1, 0, 0
         return vector.astype(np.uint32)  # modulo 2³²
 
-    def _clipped(self, values: F64, factor: float) -> I64:
-        """The values, `factor` times each, as integers that are together no longer than Δ₂."""
+    def _clipped(self, values: F64) -> I64:
+        """The values as integers that are together no longer than Δ₂."""
         largest = float(np.max(np.abs(values)))
         if not largest:
             return np.zeros(len(values), dtype=np.int64)
         longest = float(np.linalg.norm(values / largest)) * largest  # no square overflows
-        shrunk = values * min(factor, 2 * self.norm / longest)  # short enough for the exact clipping
+        shrunk = values * min(1.0, 2 * self.norm / longest)  # short enough for the exact clipping
         return clip_encoded(np.trunc(shrunk * self.scale).astype(np.int64), self.delta_2)
 
     def noised(self, vector: RingVector, random: Randomness) -> RingVector:
@@ -107,6 +129,11 @@ class PrivateRing:
     def most(self, contributors: int, weight: int = 0) -> int:  # noqa: ARG002
         """The largest total that this many clients can cause, wrong with a chance of one in 2⁴⁰."""
         return math.ceil(self._most(contributors, self.delta_2))
+
+    def beyond(self, totals: I32, contributors: int, weight: int) -> int:  # noqa: ARG002
+        """The largest total, if it is more than this many clients can cause; else 0."""
+        largest = largest_of(totals)
+        return largest if largest > self.most(contributors) else 0
 
     def _most(self, contributors: int, delta_2: float) -> float:
         """The largest total of vectors of full length, plus the tail of the noise. By Bernstein's inequality, a Skellam
@@ -128,8 +155,7 @@ class PrivateRing:
             )
         if (clipped, loss) != (0, 0):
             raise MessageError("the sum claims a loss or clipped values, but clients of a private run tell neither")
-        largest = int(np.max(np.abs(signed[:-EXTRAS].astype(np.int64)), initial=0))
-        if largest > self.most(contributors):
+        if largest := self.beyond(signed[:-EXTRAS], contributors, weight):
             raise MessageError(f"a total of {largest} is more than {contributors} clients can send within their bounds")
 
     def decode(self, total: RingVector, contributors: int) -> Sum:

@@ -108,6 +108,8 @@ def _unmeasurable(trajectory: Trajectory) -> str:
     plan = trajectory.plan
     if plan.outcome_kind != "scalars":
         return "the journal holds whole vectors and no scalars"
+    if plan.head_size:
+        return "the gradient of the last layer is exact, and that of the rest alone is estimated"
     if plan.secure.groups > 1:
         return "the round's groups have sums of their own"
     if plan.federation.tiers:
@@ -131,7 +133,7 @@ def _sampled(journal: Journal, trajectory: Trajectory) -> F64:
         outcome = entry.outcome()
         if outcome.kind == "scalars":
             ((key, totals),) = checked_groups(outcome, trajectory.plan, trajectory.length)
-            scalars = totals.numbers / (trajectory.ring.scale * totals.weight)
+            scalars, _ = trajectory.means(*totals)
             pairs.append(squares(scalars, trajectory.directions(key), trajectory, scratch))
     return np.array(pairs).reshape(-1, 2)
 

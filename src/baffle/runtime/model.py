@@ -1,17 +1,20 @@
 """A plan's model on one runtime. Tasks, clients and servers use this interface without knowing which runtime it is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from baffle.core.arrays import F32
+import numpy as np
+
+from baffle.core.arrays import F32, F64
 from baffle.core.blas import one_blas_thread
-from baffle.core.directions import Layout, Support, coverage, lay_out, merge, support_of
+from baffle.core.directions import Layout, Support, coverage, lay_out, merge, row_of, support_of
+from baffle.core.head import Head, without
 from baffle.core.outer import Shapes
 from baffle.core.ports import Batch, Runtime
-from baffle.core.samples import Samples
+from baffle.core.samples import PADDING, Labels, Samples
 from baffle.errors import PlanError
 from baffle.plan import Model, ProbeSettings
 from baffle.plan.functions import calling
@@ -66,11 +69,17 @@ def require_own_layout(probe: ProbeSettings, own: Collection[Support], n: int) -
     strange = next((support for support in supports if support not in own), None)
     if strange is not None:
         what = f"[{strange.start}, {strange.stop}) is no support of task.model's {probe.supports}"
-    elif supports and not coverage(supports, n).all():
+    elif supports and not coverage([*supports, support_of(probe.head_at)], n).all():
         what = "it leaves out weights of task.model"
     else:
         return
     raise PlanError(f"probe.layout: {what}; leave it out to have one made")
+
+
+def require_own_head(probe: ProbeSettings, head: Head) -> None:
+    """Refuse another place than that of the model's own last layer: it would be measured exactly in every round."""
+    if probe.head_at not in (ProbeSettings().head_at, at := row_of(head.support)):
+        raise PlanError(f"probe.head_at is {probe.head_at}, expected {at}; leave it out to have it found")
 
 
 class RunnableModel(ABC):
@@ -115,7 +124,7 @@ class RunnableModel(ABC):
 
     def supports(self, probe: ProbeSettings, _batch: Batch) -> Collection[Support]:
         """The supports that a layout of this model may share directions out among."""
-        return merge(self.layers() or (), probe.k)
+        return layer_supports(self.layers() or (), probe)
 
     def layout(self, probe: ProbeSettings, _batch: Batch, _stopwatch: Stopwatch | None = None) -> Layout:
         """How many directions each part of the model gets, given what a direction costs there on this batch."""
@@ -123,7 +132,11 @@ class RunnableModel(ABC):
         if layers is None:
             known = '"dense"' if self.layers() is None else '"dense" or "layers"'
             raise PlanError(f'probe.supports: this runtime runs whole models; expected {known}, got "{probe.supports}"')
-        return lay_out(layers, probe.k)
+        return lay_out(layer_supports(layers, probe), probe.k)
+
+    def head(self, _loss: str, _batch: Batch) -> Head:
+        """The model's last linear layer, tried on this batch. Refuses a model whose outputs do not follow from one."""
+        raise PlanError(NO_HEAD.format("this runtime does not look into its models"))
 
     def together(self, _probe: ProbeSettings, _batch: Batch, _room: int) -> Together:
         """How many outer directions share a forward pass of this batch, if its tensors take at most `room` bytes."""
@@ -140,6 +153,20 @@ class RunnableModel(ABC):
     def one_thread_each(self) -> AbstractContextManager[None]:
         """Run each operator on one thread, so that sums are always added in the same order. Clients run in parallel."""
         return one_blas_thread()
+
+
+def besides_head(supports: Iterable[Support], probe: ProbeSettings) -> tuple[Support, ...]:
+    """Supports without the weights of an exact head, of which directions move none."""
+    head = support_of(probe.head_at)
+    try:
+        return tuple(rest for support in supports if (rest := without(support, head)))
+    except ValueError as fault:
+        raise PlanError(NO_HEAD.format(f"in a layer, {fault}")) from None
+
+
+def layer_supports(layers: Sequence[Support], probe: ProbeSettings) -> tuple[Support, ...]:
+    """What directions of layers are shared out among. Merged neighbours may have the head between them."""
+    return besides_head(merge(besides_head(layers, probe), probe.k), probe)
 
 
 def layer_of(name: str) -> str:
@@ -168,6 +195,38 @@ def layers_of(tensors: Iterable[tuple[str, int]]) -> tuple[Support, ...]:
 
 
 A = TypeVar("A")
+
+NO_HEAD = 'probe.head: {}; expected a last linear layer whose weights are trained, or probe.head = "probed"'
+"""Why a model's last layer has no exact gradient."""
+
+
+def require_closed_form(loss: str) -> None:
+    """Refuse an exact head under a loss whose derivative by the outputs is not known."""
+    if loss not in LOSSES or (LOSSES[loss].each and not LOSSES[loss].slope):
+        raise PlanError(NO_HEAD.format(f"the derivative of task.loss = {loss!r} by the outputs is not known"))
+
+
+def slopes_of(loss: str, outputs: F64, labels: Labels) -> F64:
+    """The derivative of each sample's loss by its outputs, for a loss of BAFFLE's own."""
+    slope = LOSSES[loss].slope
+    if slope is None:
+        return _slopes_of_classes(outputs.reshape(*labels.shape, -1), labels).reshape(*outputs.shape)
+    rows, targets = outputs.reshape(len(outputs), -1), labels.astype(np.float64).reshape(len(outputs), -1)
+    slopes: F64 = (slope(np, rows, targets) / rows.shape[1]).reshape(outputs.shape)
+    return slopes
+
+
+def _slopes_of_classes(outputs: F64, labels: Labels) -> F64:
+    """p − y, divided by how many positions of the sample count; 0 at padding. The last axis is that of the classes."""
+    powers = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+    slopes: F64 = powers / powers.sum(axis=-1, keepdims=True)
+    counted = labels != PADDING
+    chosen = np.where(counted, labels, 0)[..., None]
+    np.put_along_axis(slopes, chosen, np.take_along_axis(slopes, chosen, axis=-1) - 1, axis=-1)
+    positions = np.maximum(counted.reshape(len(labels), -1).sum(axis=1), 1)
+    slopes[~counted] = 0
+    slopes /= positions.reshape(-1, *[1] * (slopes.ndim - 1))
+    return slopes
 
 
 def loss_of_numbers(name: str, xp: Any, outputs: Any, targets: Any) -> Any:

@@ -5,7 +5,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from baffle.core.arrays import F32
-from baffle.core.directions import OUTER
+from baffle.core.directions import OUTER, dense
 from baffle.core.ports import Batch, Runtime
 from baffle.core.probe import losses_along
 from baffle.plan import Plan, ProbeSettings
@@ -49,7 +49,8 @@ def kind_of(probe: ProbeSettings) -> str:
 def seconds_of_scalar(plan: Plan, runtime: Runtime, weights: F32, batch: Batch, stopwatch: Stopwatch) -> float:
     """CPU seconds of a scalar along a settled plan's directions."""
     trajectory = trajectory_of(plan, len(weights))
-    loss, directions, every = runtime.on(batch), trajectory.directions(0), trajectory.supports
+    loss, directions = runtime.on(batch), trajectory.directions(0)
+    every = trajectory.supports or dense(trajectory.n, 1)  # an exact head may be all of the model
 
     def probe(count: int) -> object:
         spread = [every[i * len(every) // count] for i in range(count)]

@@ -14,7 +14,7 @@ from baffle.core.samples import Array, describe
 from baffle.data.sources import Dataset, Source
 from baffle.errors import BaffleError, DataError, OwnFunctionError, PlanError, UnusableDataError, first_line
 from baffle.plan import Custom, Plan
-from baffle.plan.privacy import with_noise
+from baffle.plan.privacy import scalars_of, with_noise
 from baffle.plan.tasks import LOSSES, is_of_numbers, is_own
 from baffle.runtime.model import FLOAT32, RunnableModel
 from baffle.task.memory import Footprint
@@ -44,6 +44,12 @@ class ServerTask:
             except DataError:  # it is missing, which the run says later
                 pass
         return metrics_of(self.plan, self.source) if self.metrics is None else self.metrics
+
+    @property
+    def draws_directions(self) -> bool:
+        """Whether there is anything to probe: an exact head may be all of the model."""
+        plan = self.plan
+        return plan.estimator == "probe" and scalars_of(plan, len(self.initial_weights())) > 0
 
     def initial_weights(self) -> F32:
         weights = self.model.initial_weights()

@@ -14,7 +14,7 @@ from baffle.core.ports import Runtime
 from baffle.core.samples import describe
 from baffle.errors import PlanError
 from baffle.plan import Plan
-from baffle.runtime.model import FLOAT32, require_own_shapes
+from baffle.runtime.model import FLOAT32, require_own_head, require_own_shapes
 from baffle.stopwatch import Stopwatch
 from baffle.task.features import Backbones, source_of_features
 from baffle.task.memory import RULE, SIZES, quickest_size, require_separate_samples
@@ -189,6 +189,16 @@ def set_shapes(task: ServerTask, _by: Circumstances) -> ServerTask:
     return task.with_probe(shapes=shapes)
 
 
+def set_head(task: ServerTask, _by: Circumstances) -> ServerTask:
+    """Find the model's last linear layer, if its gradient is to be exact. Nobody may choose another."""
+    probe = task.plan.probe
+    if probe.head == "probed" or task.plan.estimator != "probe":
+        return task
+    head = task.model.head(task.plan.task.loss, task.source.example(2))
+    require_own_head(probe, head)
+    return task.with_probe(head_at=row_of(head.support))
+
+
 def set_micro_batch(task: ServerTask, by: Circumstances) -> ServerTask:
     """Fill in the fastest size of micro-batches, if batches are larger than the rule's size."""
     size = by.samples_at_once(task.plan)
@@ -222,7 +232,7 @@ def limit_memory(task: ServerTask, by: Circumstances) -> ServerTask:
 def set_layout(task: ServerTask, by: Circumstances) -> ServerTask:
     """Share out directions among parts of the model, according to what a direction costs there."""
     probe = task.plan.probe
-    if probe.supports == "dense" or probe.layout:
+    if probe.supports == "dense" or probe.layout or task.plan.head_size == len(task.initial_weights()):
         return task
     layout = task.model.layout(probe, task.source.example(by.samples_at_once(task.plan)), by.stopwatch)
     return task.with_probe(layout=tuple(rows_of(layout)))
@@ -252,5 +262,14 @@ def share_passes(task: ServerTask, by: Circumstances) -> ServerTask:
 
 
 # What every task goes through, and what follows from a kind of directions, each in this order
-STEPS: tuple[Step, ...] = (set_model, set_sizes, require_fit, use_features, set_layers, set_noise, require_stackable)
+STEPS: tuple[Step, ...] = (
+    set_model,
+    set_sizes,
+    require_fit,
+    use_features,
+    set_layers,
+    set_head,
+    set_noise,
+    require_stackable,
+)
 PROBE_STEPS: tuple[Step, ...] = (set_shapes, set_micro_batch, limit_memory, set_layout, share_passes)

@@ -171,6 +171,8 @@ class Ground:
         (clients, *others) = choose_groups(trajectory, present.round)
         if self.plan.outcome_kind != "scalars" or others or len(clients) < 2 or self.plan.federation.tiers:
             return None
+        if not trajectory.supports:  # an exact head is all of the model
+            return None
         if self.plan.privacy.on:  # a single client's vector is mostly noise
             return None
         self.spent.rounds += 1
@@ -178,7 +180,7 @@ class Ground:
             sums = [trajectory.ring.decode(vector, 1) for vector in self._vectors(trial, clients)]
         except MessageError:  # a loss is not finite
             return None
-        scalars = np.stack([found.totals / (found.weight * trajectory.ring.scale) for found in sums])
+        scalars = np.stack([trajectory.means(found.totals, found.weight)[0] for found in sums])
         weights = np.array([found.weight for found in sums], dtype=np.float64)
         return shared_variance(scalars, weights / weights.sum())
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from baffle.client.worker import Worker
 from baffle.core.arrays import F32
-from baffle.core.directions import merge
 from baffle.core.freed_memory import give_back_freed_memory
 from baffle.core.ports import Runtime
 from baffle.data.partition import share_out
@@ -21,7 +20,7 @@ from baffle.models.inputs import Inputs
 from baffle.network.member.equipment import Equipment, require_most_weights
 from baffle.plan import Onnx, Plan
 from baffle.plan.sections import LARGEST
-from baffle.runtime.model import require_own_layout, require_own_shapes
+from baffle.runtime.model import layer_supports, require_own_head, require_own_layout, require_own_shapes
 from baffle.runtime.onnx.built_in import built_in
 from baffle.runtime.onnx.loss import OnnxLoss, criterion_of, require_loss
 from baffle.runtime.onnx.model_folder import (
@@ -66,10 +65,12 @@ def edge_equipment(
     require_most_weights(max(weights_for(plan.task, source), exported.manifest.n_weights), most_weights)
     manifest, graph, initial = _approved(plan, model, exported, source, approved)
     require_own_shapes(plan.probe, tuple(tensor.shape for tensor in manifest.weights if tensor.size))
-    require_own_layout(plan.probe, merge(manifest.layers(), plan.probe.k), manifest.n_weights)
+    require_own_layout(plan.probe, layer_supports(manifest.layers(), plan.probe), manifest.n_weights)
     samples = source.train.rows(share_out(plan, source)[number]) if part else source.train
     micro_batch = min(plan.probe.micro_batch, MICRO_BATCH)
-    runtime = OnnxLoss(manifest, graph, micro_batch=micro_batch, criterion=criterion_of(plan))
+    if plan.probe.head == "exact":
+        require_own_head(plan.probe, manifest.head_place())
+    runtime = OnnxLoss(manifest, graph, micro_batch, criterion_of(plan), plan.task.loss)
     # Each thread would need memory. The number of threads changes no bit of a run.
     one_thread = msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1))
     trajectory = trajectory_of(one_thread, manifest.n_weights, NUMBERS_AT_ONCE)
@@ -97,7 +98,8 @@ def _approved(plan: Plan, folder: Path, exported: ExportedModel, source: Source,
     _require_model(plan, exported.manifest, folder)
     if plan.task.model.has_graph:
         inputs = Inputs(source.shape, source.classes, width=source.width, label_shape=source.label_shape)
-        make = partial(built_in, plan.task.model, inputs, plan.seed, graph_loss(plan.task.loss))
+        exact = plan.probe.head == "exact"
+        make = partial(built_in, plan.task.model, inputs, plan.seed, graph_loss(plan.task.loss), head=exact)
         own = make()
         manifest = own.manifest(own.flat())
         stored = partial(read_weights, folder / WEIGHTS, manifest)

@@ -13,8 +13,21 @@ from baffle.models.drawing import draw_weights
 from baffle.models.inputs import Inputs
 from baffle.plan import WRN, LeNet, Model, Softmax
 from baffle.runtime.onnx.endings import Ending, ending
-from baffle.runtime.onnx.graph import PREFIX, OnnxGraph
-from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, LOGITS, LOSS, NO_LOSS, WEIGHT, GraphLoss, Input, X, Y
+from baffle.runtime.onnx.graph import PREFIX, OnnxGraph, ShownHead
+from baffle.runtime.onnx.model_folder import (
+    CROSS_ENTROPY,
+    HEAD_INPUTS,
+    HEAD_OUTPUTS,
+    LOGITS,
+    LOSS,
+    NO_LOSS,
+    WEIGHT,
+    GraphLoss,
+    HeadTensors,
+    Input,
+    X,
+    Y,
+)
 from baffle.runtime.onnx.protobuf import DOUBLE, FLOAT, Attribute, described, model, node, tensor
 
 OPSET, IR_VERSION = 17, 8  # old enough for every ONNX Runtime that BAFFLE supports
@@ -34,6 +47,7 @@ class Chain:
         self.weights: dict[str, tuple[int, ...]] = {}
         self.nodes = list[bytes]()
         self.constants = list[bytes]()
+        self.head: ShownHead | None = None
 
     def add(self, operator: str, *others: str, inputs: Sequence[str] = (), **attributes: Attribute) -> "Chain":
         """Apply an operator to the newest output, or to `inputs`."""
@@ -102,7 +116,10 @@ class Chain:
         width = prod(self.shape)
         weight, bias = self.weight(f"{name}.weight", classes, width), self.weight(f"{name}.bias", classes)
         self.shape = (classes,)
-        return self.add("Flatten").add("Gemm", weight, bias, transB=1)
+        inputs = self.add("Flatten").at
+        self.add("Gemm", weight, bias, transB=1)
+        self.head = ShownHead(inputs, self.at, HeadTensors(f"{name}.weight", f"{name}.bias"))
+        return self
 
 
 def lenet(settings: LeNet, chain: Chain, classes: int) -> None:
@@ -140,8 +157,11 @@ BUILDERS: dict[type[Model], Callable[[Any, Chain, int], None]] = {LeNet: lenet, 
 """Builders by the type of a model's settings in a plan. Other models need PyTorch, or come as ONNX."""
 
 
-def built_in(settings: Model, inputs: Inputs, seed: int, loss: GraphLoss = CROSS_ENTROPY) -> OnnxGraph:
-    """The graph of a plan's model, with the initial weights of `task.init = "numpy"`."""
+def built_in(
+    settings: Model, inputs: Inputs, seed: int, loss: GraphLoss = CROSS_ENTROPY, *, head: bool = False
+) -> OnnxGraph:
+    """The graph of a plan's model, with the initial weights of `task.init = "numpy"`. With `head`, it also shows what
+    its last linear layer takes and gives."""
     images = isinstance(settings, (LeNet, WRN))
     shape = inputs.image_shape(str(settings.__struct_config__.tag)) if images else inputs.one_shape()
     chain = Chain(shape)
@@ -151,21 +171,26 @@ def built_in(settings: Model, inputs: Inputs, seed: int, loss: GraphLoss = CROSS
     named = zip(chain.weights.items(), parts, strict=True)
     weights = {name: part.reshape(sizes) for (name, sizes), part in named}
     end, taken = ending(loss, chain.shape), (Input("", shape),)
-    data = _finished(chain, shape, end, loss)
-    return OnnxGraph(data, OPSET, weights, taken, end.classes, loss=loss, label_shape=end.label_shape)
+    shown = chain.head if head else None
+    data = _finished(chain, shape, end, loss, shown)
+    tensors = shown.tensors if shown else None
+    return OnnxGraph(data, OPSET, weights, taken, end.classes, loss=loss, label_shape=end.label_shape, head=tensors)
 
 
-def _finished(chain: Chain, shape: tuple[int, ...], end: Ending, loss: GraphLoss) -> bytes:
+def _finished(chain: Chain, shape: tuple[int, ...], end: Ending, loss: GraphLoss, head: ShownHead | None) -> bytes:
     """The chain as an ONNX model: from samples of this shape, labels and weights to the loss and the outputs."""
     first, last = node("Cast", [X], [PREFIX + X], to=FLOAT), node("Cast", [chain.at], [LOGITS], to=FLOAT)
     labels = [described(Y, end.label_type, ("batch", *end.label_shape))] if loss != NO_LOSS else []
     trained = [described(WEIGHT + name, FLOAT, sizes) for name, sizes in chain.weights.items()]
     losses = [described(LOSS, DOUBLE, ())] if loss != NO_LOSS else []
+    pairs = [(head.inputs, HEAD_INPUTS), (head.outputs, HEAD_OUTPUTS)] if head else []
+    shown = [node("Identity", [inside], [name]) for inside, name in pairs]
+    inner = [described(name, FLOAT, ("batch", None)) for _, name in pairs]
     return model(
-        [first, *chain.nodes, last, *end.nodes],
+        [first, *chain.nodes, last, *end.nodes, *shown],
         chain.constants,
         [described(X, FLOAT, ("batch", *shape)), *labels, *trained],
-        [*losses, described(LOGITS, FLOAT, ("batch", None))],
+        [*losses, described(LOGITS, FLOAT, ("batch", None)), *inner],
         opset=OPSET,
         ir_version=IR_VERSION,
     )

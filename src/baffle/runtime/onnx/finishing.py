@@ -1,5 +1,6 @@
 """From ONNX models of any origin to graphs that clients run."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -11,19 +12,23 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from baffle.core.arrays import F32
-from baffle.errors import ModelError, first_line
+from baffle.errors import BaffleError, ModelError, PlanError, first_line
 from baffle.files import read_file
+from baffle.runtime.model import NO_HEAD
 from baffle.runtime.onnx import model_folder
 from baffle.runtime.onnx.endings import ending
-from baffle.runtime.onnx.graph import PREFIX, OnnxGraph
+from baffle.runtime.onnx.graph import PREFIX, OnnxGraph, ShownHead
 from baffle.runtime.onnx.model_folder import (
     CROSS_ENTROPY,
+    HEAD_INPUTS,
+    HEAD_OUTPUTS,
     LOGITS,
     LOSS,
     MOST_BYTES,
     NO_LOSS,
     WEIGHT,
     GraphLoss,
+    HeadTensors,
     Input,
     Y,
 )
@@ -59,7 +64,7 @@ def read_model(path: Path) -> ModelProto:
 def reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except ModelError:
+    except BaffleError:
         raise
     except Exception as fault:  # parsing a damaged file can raise almost anything
         raise ModelError(f"{path} cannot be read as an ONNX model: {first_line(fault)}") from None
@@ -95,10 +100,13 @@ def finished(
     tag: str = "",
     loss: GraphLoss = CROSS_ENTROPY,
     label_shape: tuple[int, ...] | None = None,
+    *,
+    head: bool = False,
 ) -> OnnxGraph:
     """Turn a model into a graph that clients run: its inputs are samples, labels and these weights, its first output is
     the mean loss. A graph without a loss takes no labels. In `model`, the weights' names have the prefix `tag`.
-    `label_shape` is that of one sample's label, if it is known."""
+    `label_shape` is that of one sample's label, if it is known. With `head`, the graph also shows what its last linear
+    layer takes and gives, or is refused if its outputs do not follow from one."""
     if _opset(model) < OPSET:
         raise ModelError(f"the model has opset {_opset(model)}, expected {OPSET} or newer; export it again")
     if not weights:
@@ -141,13 +149,58 @@ def finished(
     end = ending(loss, sizes, label_shape)
     graph.node.extend(NodeProto.FromString(node) for node in end.nodes)
     outputs = [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", *[None] * len(sizes)))]
+    shown = find_head(graph, logits, loss, label_shape in (None, sizes[:-1])) if head else None
+    for name, at in [(HEAD_INPUTS, shown.inputs), (HEAD_OUTPUTS, shown.outputs)] if shown else []:
+        graph.node.append(helper.make_node("Cast", [at], [name], to=TensorProto.FLOAT))
+        outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     if loss != NO_LOSS:
         inputs.append((Y, end.label_type, ("batch", *end.label_shape)))
         outputs.insert(0, helper.make_tensor_value_info(LOSS, TensorProto.DOUBLE, ()))
     replace_all(graph.input, [helper.make_tensor_value_info(*description) for description in (*inputs, *trained)])
     replace_all(graph.output, outputs)
     data = bytes(model.SerializeToString(deterministic=True))
-    return OnnxGraph(data, _opset(model), weights, taken, end.classes, loss=loss, label_shape=end.label_shape)
+    tensors = shown.tensors if shown else None
+    shape = end.label_shape
+    return OnnxGraph(data, _opset(model), weights, taken, end.classes, loss=loss, label_shape=shape, head=tensors)
+
+
+def find_head(graph: GraphProto, outputs: str, loss: GraphLoss, classes_last: bool) -> ShownHead:
+    """The last linear layer of a graph whose weights are inputs: a Gemm, or a MatMul with or without an Add. After it
+    there may be an Identity, a Cast, a Squeeze or, under cross-entropy, a LogSoftmax of the last axis."""
+    made_by = {name: node for node in graph.node for name in node.output}
+    used = Counter(name for node in nodes_of(graph) for name in node.input)
+    node = made_by.get(outputs)
+    while node is not None and _keeps_rows(node, loss):
+        node = made_by.get(node.input[0])
+    if node is None or not classes_last:
+        found = "the model's input" if node is None else "outputs whose last axis is not the classes"
+        raise PlanError(NO_HEAD.format(f"the outputs are {found}"))
+    linear, bias = node, ""
+    if node.op_type == "Add":
+        trained = [name for name in node.input if name.startswith(WEIGHT)]
+        others = [made_by[name] for name in node.input if name in made_by]
+        if len(trained) == len(others) == 1 and others[0].op_type == "MatMul":
+            linear, bias = others[0], trained[0]
+    elif node.op_type == "Gemm" and len(node.input) > 2:
+        bias = node.input[2]
+    settings = {attribute.name: helper.get_attribute_value(attribute) for attribute in linear.attribute}
+    plain = settings.get("alpha", 1.0) == settings.get("beta", 1.0) == 1.0 and not settings.get("transA", 0)
+    names = [linear.input[1], *([bias] if bias else [])] if linear.op_type in ("Gemm", "MatMul") else []
+    if not names or not plain or not all(name.startswith(WEIGHT) for name in names):
+        raise PlanError(NO_HEAD.format(f"the outputs come from {node.op_type}"))
+    if any(used[name] > 1 for name in names):
+        raise PlanError(NO_HEAD.format("the last linear layer, or its weight, is used more than once"))
+    by_input = linear.op_type == "MatMul" or not settings.get("transB", 0)
+    tensors = HeadTensors(names[0].removeprefix(WEIGHT), bias.removeprefix(WEIGHT), by_input)
+    return ShownHead(linear.input[0], node.output[0], tensors)
+
+
+def _keeps_rows(node: NodeProto, loss: GraphLoss) -> bool:
+    """Whether a node gives the numbers that it takes, or what cross-entropy takes for them."""
+    if node.op_type == "LogSoftmax":
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), -1)
+        return loss == CROSS_ENTROPY and axis == -1
+    return node.op_type in ("Identity", "Cast", "Squeeze")
 
 
 def _without_remarks(model: ModelProto) -> ModelProto:

@@ -29,15 +29,21 @@ SETTINGS = {
 
 
 def graph_from_file(
-    path: Path, freeze: Sequence[str] = (), shape: Shape = (), loss: GraphLoss = CROSS_ENTROPY
+    path: Path,
+    freeze: Sequence[str] = (),
+    shape: Shape = (),
+    loss: GraphLoss = CROSS_ENTROPY,
+    *,
+    head: bool = False,
 ) -> OnnxGraph:
     """The graph of a model in an ONNX file. Weights whose names match a pattern in `freeze` are not trained. A
-    graph that leaves sizes of its samples open is made for samples of `shape`."""
+    graph that leaves sizes of its samples open is made for samples of `shape`. With `head`, it shows what its last
+    linear layer takes and gives."""
     model = read_model(path)
     with reading(path):
         if shape:
             _close_sizes(model.graph, shape)
-        return _trainable(model, path, freeze, loss)
+        return _trainable(model, path, freeze, loss, head=head)
 
 
 def _close_sizes(graph: GraphProto, shape: Shape) -> None:
@@ -70,7 +76,7 @@ def _close_sizes(graph: GraphProto, shape: Shape) -> None:
             dim.dim_value = size
 
 
-def _trainable(model: ModelProto, path: Path, freeze: Sequence[str], loss: GraphLoss) -> OnnxGraph:
+def _trainable(model: ModelProto, path: Path, freeze: Sequence[str], loss: GraphLoss, *, head: bool) -> OnnxGraph:
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     for pattern in freeze:
         if not any(fnmatch(name, pattern) for name in initializers):
@@ -88,7 +94,7 @@ def _trainable(model: ModelProto, path: Path, freeze: Sequence[str], loss: Graph
         for name, tensor in initializers.items()
         if tensor.data_type in FLOATS and tensor.dims and name not in untrained
     }
-    return replace(finished(model, weights, loss=loss), layers=layers_by_nodes(model.graph, weights))
+    return replace(finished(model, weights, loss=loss, head=head), layers=layers_by_nodes(model.graph, weights))
 
 
 def layers_by_nodes(graph: GraphProto, weights: Mapping[str, F32]) -> dict[str, str]:
@@ -115,7 +121,7 @@ def require_file(path: Path, manifest: Manifest) -> None:
     trained = {tensor.name for tensor in manifest.weights}
     frozen = [escape(tensor.name) for tensor in read_model(path).graph.initializer if tensor.name not in trained]
     try:
-        made = graph_from_file(path, frozen, manifest.shape, manifest.loss).model
+        made = graph_from_file(path, frozen, manifest.shape, manifest.loss, head=manifest.head is not None).model
     except ModelError:
         made = b""
     if sha256(made).hexdigest() != manifest.model_sha256:

@@ -52,8 +52,11 @@ def graph_of(
     dtype: np.dtype[Any],
     loss: GraphLoss = CROSS_ENTROPY,
     label_shape: tuple[int, ...] | None = None,
+    *,
+    head: bool = False,
 ) -> OnnxGraph:
-    """The graph of a module with its present weights. Frozen weights stay inside the graph."""
+    """The graph of a module with its present weights. Frozen weights stay inside the graph. With `head`, it shows what
+    its last linear layer takes and gives."""
     integers = np.issubdtype(dtype, np.integer)
     if integers and dtype.name not in INTEGERS:
         raise ModelError(f"expected float, int64 or int32 samples, got {dtype}; convert them in the data set")
@@ -76,7 +79,8 @@ def graph_of(
         raise ModelError(f"task.model cannot be exported to ONNX: {reason}") from fault
     assert program is not None
     arrays = {name: weight.numpy() for name, weight in weights.items()}
-    return replace(finished(program.model_proto, arrays, TAG, loss, label_shape), frozen=frozen, tied=tied)
+    made = finished(program.model_proto, arrays, TAG, loss, label_shape, head=head)
+    return replace(made, frozen=frozen, tied=tied)
 
 
 def _rest_of_state(module: nn.Module) -> tuple[dict[str, Stored], dict[str, tuple[str, ...]]]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,10 +11,18 @@ from baffle.core.arrays import F32
 from baffle.core.state import FLOAT
 from baffle.plan import Plan
 from baffle.runtime.onnx import model_folder
-from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, GraphLoss, Input
+from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, GraphLoss, HeadTensors, Input
 from baffle.runtime.onnx.tensor_file import Stored
 
 PREFIX = "inner/"  # prefix of every name in the original model, so that none clashes with a name that is added
+
+
+class ShownHead(NamedTuple):
+    """The names of what a last linear layer takes and gives, and of its tensors."""
+
+    inputs: str
+    outputs: str
+    tensors: HeadTensors
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,7 @@ class OnnxGraph:
     loss: GraphLoss = CROSS_ENTROPY
     label_shape: tuple[int, ...] = ()
     layers: Mapping[str, str] = field(default_factory=dict)
+    head: HeadTensors | None = None
 
     def flat(self) -> F32:
         """The original weights as one vector."""
@@ -60,4 +70,5 @@ class OnnxGraph:
             weights_sha256=sha256(weights.astype(FLOAT).tobytes()).hexdigest(),
             trajectory=plan.trajectory_digest().hex() if plan else "",
             architecture=plan.model_digest().hex() if plan else "",
+            head=self.head,
         )

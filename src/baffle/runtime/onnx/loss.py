@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baffle.core.arrays import F32, F64
+from baffle.core.head import Head, HeadPass, LookIntoHead
 from baffle.core.ports import Batch
 from baffle.core.probe import InPlace, Loss, SampleLosses
 from baffle.core.samples import PADDING, Array, Labels, Samples, arrays, describe, pieces, shape_of
@@ -18,9 +19,20 @@ from baffle.errors import ModelError, PlanError
 from baffle.plan import Plan
 from baffle.plan.functions import own_function
 from baffle.plan.tasks import is_own
-from baffle.runtime.model import ONLY_A_MEAN, as_criterion, loss_of_numbers
+from baffle.runtime.model import ONLY_A_MEAN, as_criterion, loss_of_numbers, slopes_of
 from baffle.runtime.onnx import model_folder
-from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, LOGITS, LOSS, NO_LOSS, WEIGHT, Input, Manifest, Y
+from baffle.runtime.onnx.model_folder import (
+    CROSS_ENTROPY,
+    HEAD_INPUTS,
+    HEAD_OUTPUTS,
+    LOGITS,
+    LOSS,
+    NO_LOSS,
+    WEIGHT,
+    Input,
+    Manifest,
+    Y,
+)
 from baffle.runtime.onnx.session import open_session, translated
 
 NumpyCriterion = Callable[[Array, Labels], F64]  # model outputs and labels → one loss per sample, or their mean
@@ -90,6 +102,7 @@ class OnnxLoss:
     model: bytes
     micro_batch: int = 0
     criterion: NumpyCriterion | None = None
+    loss: str = ""  # its name in the plan, for an exact head
 
     def __post_init__(self) -> None:
         self.n_weights = self.manifest.n_weights
@@ -110,6 +123,30 @@ class OnnxLoss:
             raise ModelError("the graph holds no loss; export it with one, or give task.loss as a function")
         micro_batches = self._micro_batches(batch, LOGITS if self.criterion else LOSS)
         return InPlace(self._scratch, partial(self._mean_loss, micro_batches))
+
+    @property
+    def head(self) -> Head:
+        return self.manifest.head_place()
+
+    def head_on(self, batch: Batch, _loss: Loss) -> LookIntoHead:
+        """The loss on one batch, and what the pass knows about the graph's last linear layer."""
+        shown = (LOGITS if self.criterion else LOSS, HEAD_INPUTS, HEAD_OUTPUTS)
+        micro_batches = self._micro_batches(batch, *shown)
+
+        def look(weights: F32) -> HeadPass:
+            self._scratch[:] = weights
+            total, inputs, outputs = 0.0, list[F64](), list[F64]()
+            for micro_batch in micro_batches:
+                self._run(micro_batch)
+                value, h, o = (np.asarray(array) for array in micro_batch.binding.copy_outputs_to_cpu())
+                mean = float(np.mean(self.criterion(value, micro_batch.labels))) if self.criterion else float(value)
+                total += mean * len(micro_batch.labels)
+                inputs.append(h.astype(np.float64))
+                outputs.append(o.astype(np.float64))
+            slopes = slopes_of(self.loss, np.concatenate(outputs), batch.y)
+            return HeadPass(total / len(batch.y), slopes, np.concatenate(inputs))
+
+        return look
 
     def samples_on(self, batch: Batch) -> SampleLosses:
         """Each sample's loss on one batch, to be called for many weights. The graph itself gives only their mean."""
@@ -148,13 +185,13 @@ class OnnxLoss:
         with translated("a forward pass"):
             self._session.run_with_iobinding(micro_batch.binding)
 
-    def _micro_batches(self, batch: Batch, output: str) -> list[BoundMicroBatch]:
+    def _micro_batches(self, batch: Batch, *outputs: str) -> list[BoundMicroBatch]:
         whole = Batch(_fitting_samples(self.manifest, batch.x), batch.y)
         given = _fitting_labels(self.manifest, batch.y)
         rows = pieces(len(given), self.micro_batch)
-        return [self._bound(whole.take(piece), given[piece], output) for piece in rows]
+        return [self._bound(whole.take(piece), given[piece], outputs) for piece in rows]
 
-    def _bound(self, batch: Batch, given: Labels, output: str) -> BoundMicroBatch:
+    def _bound(self, batch: Batch, given: Labels, outputs: Sequence[str]) -> BoundMicroBatch:
         binding = self._session.io_binding()
         inputs: dict[str, NDArray[Any]] = {WEIGHT + name: view for name, view in self._views.items()}
         samples = arrays(batch.x)
@@ -162,10 +199,11 @@ class OnnxLoss:
         inputs |= {} if self.manifest.loss == NO_LOSS else {Y: given}
         for name, array in inputs.items():
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        if output == LOSS:
-            binding.bind_output(LOSS, "cpu", 0, np.float64, (), self._loss.ctypes.data)
-        else:
-            binding.bind_output(LOGITS)
+        for name in outputs:
+            if name == LOSS:
+                binding.bind_output(LOSS, "cpu", 0, np.float64, (), self._loss.ctypes.data)
+            else:
+                binding.bind_output(name)
         return BoundMicroBatch(binding, samples, batch.y, given)
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from baffle.core.arrays import F32
 from baffle.core.directions import Support
+from baffle.core.head import Head
 from baffle.core.outer import Shapes
 from baffle.core.ports import Batch
 from baffle.errors import ModelError, PlanError
 from baffle.models.inputs import Inputs
 from baffle.plan import Model, Onnx, Plan, ProbeSettings
-from baffle.runtime.model import RunnableModel, Together
+from baffle.runtime.model import RunnableModel, Together, require_closed_form
 from baffle.runtime.onnx.built_in import built_in
 from baffle.runtime.onnx.loss import NumpyCriterion, OnnxLoss, criterion_of, require_loss
 from baffle.runtime.onnx.model_folder import ExportedModel, Manifest, graph_loss, initial_weights, read_exported
@@ -22,9 +23,11 @@ def load(plan: Plan, inputs: Inputs) -> "OnnxModel":
     settings = plan.task.model
     if isinstance(settings, Onnx):
         return _in_folder(plan, settings, inputs)
-    graph = built_in(settings, inputs, plan.seed, graph_loss(plan.task.loss))
+    exact = plan.probe.head == "exact"
+    graph = built_in(settings, inputs, plan.seed, graph_loss(plan.task.loss), head=exact)
     weights = graph.flat()
-    return OnnxModel(settings, graph.manifest(weights), graph.model, lambda: weights, criterion_of(plan))
+    manifest = graph.manifest(weights)
+    return OnnxModel(settings, manifest, graph.model, lambda: weights, criterion_of(plan), plan.task.loss)
 
 
 def _in_folder(plan: Plan, settings: Onnx, inputs: Inputs) -> "OnnxModel":
@@ -45,14 +48,16 @@ def _in_folder(plan: Plan, settings: Onnx, inputs: Inputs) -> "OnnxModel":
             f"the model in {folder} takes samples of {manifest.sample} and has {manifest.classes} outputs, "
             f"but {plan.task.data} has samples of {inputs.shape} and {wanted}"
         )
-    return model_in(folder, exported, criterion_of(plan))
+    return model_in(folder, exported, criterion_of(plan), plan.task.loss)
 
 
-def model_in(folder: Path, exported: ExportedModel, criterion: NumpyCriterion | None = None) -> "OnnxModel":
+def model_in(
+    folder: Path, exported: ExportedModel, criterion: NumpyCriterion | None = None, loss: str = ""
+) -> "OnnxModel":
     """The model in an exported folder, which was read."""
     manifest = exported.manifest
     settings, weights = Onnx(graph=manifest.model_sha256), partial(initial_weights, folder, manifest)
-    return OnnxModel(settings, manifest, exported.graph, weights, criterion)
+    return OnnxModel(settings, manifest, exported.graph, weights, criterion, loss)
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class OnnxModel(RunnableModel):
     graph: bytes
     read: Callable[[], F32]
     criterion: NumpyCriterion | None = None
+    loss: str = ""
 
     def initial_weights(self) -> F32:
         return self.read()
@@ -77,7 +83,11 @@ class OnnxModel(RunnableModel):
         return tuple(tensor.shape for tensor in self.manifest.weights if tensor.size)
 
     def runtime(self, probe: ProbeSettings, _precision: str) -> OnnxLoss:
-        return OnnxLoss(self.manifest, self.graph, micro_batch=probe.micro_batch, criterion=self.criterion)
+        return OnnxLoss(self.manifest, self.graph, probe.micro_batch, self.criterion, self.loss)
+
+    def head(self, loss: str, _batch: Batch) -> Head:
+        require_closed_form(loss)
+        return self.manifest.head_place()
 
     def together(self, probe: ProbeSettings, _batch: Batch, _room: int) -> Together:
         if probe.together > 1:

@@ -12,11 +12,12 @@ from msgspec import Meta
 
 from baffle.core.arrays import F32
 from baffle.core.directions import Support
+from baffle.core.head import Head
 from baffle.core.samples import Shape, is_plain
 from baffle.core.state import FLOAT
-from baffle.errors import ModelError
+from baffle.errors import ModelError, PlanError
 from baffle.files import read_file
-from baffle.runtime.model import layer_of, layers_of
+from baffle.runtime.model import NO_HEAD, layer_of, layers_of
 from baffle.runtime.onnx.tensor_file import MOST_HEADER_BYTES, Size, parse_tensors
 
 MODEL, WEIGHTS, AVERAGE = "model.onnx", "weights.safetensors", "average.safetensors"
@@ -24,8 +25,9 @@ MANIFEST, PLAN = "manifest.json", "plan.toml"
 
 MOST_BYTES = 1 << 31  # the most bytes of an ONNX file, which is protobuf's limit
 
-X, Y, LOSS, LOGITS = "x", "y", "loss", "logits"
-"""A graph's names for samples, labels, the mean loss and the model's output."""
+X, Y, LOSS, LOGITS, HEAD_INPUTS, HEAD_OUTPUTS = "x", "y", "loss", "logits", "head/inputs", "head/outputs"
+"""A graph's names for samples, labels, the mean loss, the model's output, and what its last linear layer takes and
+gives."""
 
 WEIGHT = "weight/"  # prefix of a weight tensor's name as an input of the graph
 
@@ -69,6 +71,14 @@ class Input(msgspec.Struct, frozen=True):
         return f"{X}/{self.name}" if self.name else X
 
 
+class HeadTensors(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The names of a last linear layer's tensors. W has a row for each output, unless it is stored `by_input`."""
+
+    weight: str
+    bias: str = ""
+    by_input: bool = False
+
+
 Format = Literal["baffle/model/1", "baffle/model/2"]
 ONE_ARRAY: Format = "baffle/model/1"
 SEVERAL_ARRAYS: Format = "baffle/model/2"
@@ -80,7 +90,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     the arrays of a sample if there are several; `input_shape` and `input_dtype` describe the only one. `classes` is
     the number of its outputs (for each position, if there are several), `label_shape` the shape of one sample's label.
     `trajectory` is the digest of the plan that the weights belong to, `architecture` the digest of the plan's model.
-    Without a plan both are empty. `outer` described a second graph, `outer.onnx`, in folders of version 0.2; it is
+    Without a plan both are empty. `head` is the last linear layer, if the graph has its inputs and outputs among its
+    outputs. `outer` described a second graph, `outer.onnx`, in folders of version 0.2; it is
     ignored, and null in new manifests."""
 
     format: Format = ONE_ARRAY
@@ -100,6 +111,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     trajectory: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
     architecture: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
     outer: dict[str, str | int] | None = None
+    head: HeadTensors | None = None
+
+    def head_place(self) -> Head:
+        """Where the last linear layer lies among the weights."""
+        stops = np.cumsum([tensor.size for tensor in self.weights]).tolist()
+        places = {each.name: (stop - each.size, stop) for each, stop in zip(self.weights, stops, strict=True)}
+        try:
+            assert self.head is not None
+            bias = places[self.head.bias] if self.head.bias else (0, 0)
+            return Head(places[self.head.weight], bias, self.head.by_input)
+        except (KeyError, AssertionError):
+            raise PlanError(NO_HEAD.format("the graph does not show its last linear layer")) from None
 
     def layers(self) -> tuple[Support, ...]:
         """The slices of each layer."""

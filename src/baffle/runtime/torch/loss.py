@@ -20,6 +20,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from baffle.core.arrays import F32, F64, ranks
 from baffle.core.blas import one_blas_thread
+from baffle.core.directions import Support
+from baffle.core.head import Head, HeadPass, LookIntoHead
 from baffle.core.ports import Batch, Runtime
 from baffle.core.probe import InPlace, Loss, SampleLosses, Value
 from baffle.core.samples import PADDING, each, pieces
@@ -27,8 +29,9 @@ from baffle.errors import PlanError
 from baffle.plan import Plan
 from baffle.plan.functions import own_function
 from baffle.plan.tasks import is_own
-from baffle.runtime.model import ONLY_A_MEAN, as_criterion, loss_of_numbers
+from baffle.runtime.model import ONLY_A_MEAN, as_criterion, loss_of_numbers, slopes_of
 from baffle.runtime.torch.fast_forward import FastForward
+from baffle.runtime.torch.head import linear_layers, rows, watched
 from baffle.runtime.torch.outer import OuterLoss, OuterLosses
 from baffle.runtime.torch.stages import Pipeline, pipeline_of
 from baffle.runtime.torch.structured import Structured
@@ -127,6 +130,8 @@ class TorchLoss:
         device: str | torch.device = "cpu",
         structured: bool = False,
         together: int = 1,
+        head_at: Support | None = None,
+        loss_name: str = "",
     ) -> None:
         self._module = module.to(device=device, dtype=dtype).eval()
         self._loss = loss
@@ -141,6 +146,10 @@ class TorchLoss:
         self._pipelines = dict[torch.Size, Pipeline | None]()
         self._forward = FastForward(self._module, plain=self._device.type != "cpu" or dtype != torch.float32)
         self._draws: bool | None = None
+        heads = {place: layer for place, layer in linear_layers(module).items() if place.support == head_at}
+        self.head = next(iter(heads), Head((0, 0)))
+        self._head_layer = heads.get(self.head)
+        self._loss_name = loss_name
         views = torch.split(self._scratch, [parameter.numel() for parameter in self._parameters])
         for parameter, view in zip(self._parameters, views, strict=True):
             parameter.data = view.view_as(parameter).copy_(parameter.detach())
@@ -164,6 +173,20 @@ class TorchLoss:
         if self._together > 1:
             return self._outer(micro_batches)
         return self._in_place(partial(self.sample_losses, micro_batches))
+
+    def head_on(self, batch: Batch, loss: Loss) -> LookIntoHead:
+        """The loss on one batch, and what the pass knows about the module's last linear layer."""
+        if self._head_layer is None:
+            raise PlanError("probe.head_at is not the place of task.model's last linear layer; leave it out")
+        layer = self._head_layer
+
+        def look(weights: F32) -> HeadPass:
+            with watched(layer) as seen:
+                value = loss(weights)
+            inputs, outputs = (rows(each) for each in zip(*seen, strict=True))
+            return HeadPass(value, slopes_of(self._loss_name, outputs, batch.y), inputs)
+
+        return look
 
     def _outer(self, micro_batches: Sequence[MicroBatch]) -> OuterLosses:
         return OuterLosses(self._module, self._scratch, micro_batches, self._loss, self._together)
@@ -246,8 +269,8 @@ class TorchLoss:
     def outputs(self, weights: F32, batch: Batch) -> F32:
         """The model's outputs, one row per sample."""
         self.set_weights(weights)
-        rows = [self._forward(x).to("cpu", torch.float32) for x, _ in self._micro_batches(batch)]
-        return torch.cat(rows).numpy()
+        parts = [self._forward(x).to("cpu", torch.float32) for x, _ in self._micro_batches(batch)]
+        return torch.cat(parts).numpy()
 
     def _summed(self, output: Tensor, y: Tensor) -> Tensor:
         losses = self._losses(output, y)

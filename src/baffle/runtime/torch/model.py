@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from baffle.core.arrays import F32
-from baffle.core.directions import OUTER, Layout, Support
+from baffle.core.directions import OUTER, Layout, Support, support_of
 from baffle.core.freed_memory import give_back_freed_memory
+from baffle.core.head import Head
 from baffle.core.outer import Shapes
 from baffle.core.ports import Batch
 from baffle.core.samples import Array, Samples, count, describe, pieces, take
@@ -26,8 +27,9 @@ from baffle.models.drawing import draw_weights
 from baffle.models.inputs import Inputs
 from baffle.plan import MobileNet, Model, Plan, ProbeSettings, Softmax
 from baffle.plan.functions import calling
-from baffle.runtime.model import RunnableModel, SplitModel, Together, layer_of, layers_of
+from baffle.runtime.model import RunnableModel, SplitModel, Together, besides_head, layer_of, layers_of
 from baffle.runtime.torch.fast_forward import FastForward
+from baffle.runtime.torch.head import find_head
 from baffle.runtime.torch.loss import (
     GENERATOR,
     TorchCriterion,
@@ -186,6 +188,8 @@ class TorchModel(RunnableModel):
             device=self._device,
             structured=not self.runs_whole(probe, precision),
             together=probe.together if _can_share(probe, precision) else 1,
+            head_at=support_of(probe.head_at),
+            loss_name=self.plan.task.loss,
         )
 
     def advice(self) -> list[str]:
@@ -217,13 +221,17 @@ class TorchModel(RunnableModel):
     def supports(self, probe: ProbeSettings, batch: Batch) -> Collection[Support]:
         if probe.supports not in ("stages", "units"):
             return super().supports(probe, batch)
-        return own_supports(self.module(), batch, probe.supports, self._criterion)
+        return besides_head(own_supports(self.module(), batch, probe.supports, self._criterion), probe)
 
     def layout(self, probe: ProbeSettings, batch: Batch, stopwatch: Stopwatch | None = None) -> Layout:
         if probe.supports not in ("stages", "units"):
             return super().layout(probe, batch)
         with self.one_thread_each():
-            return propose(self.module(), batch, probe.supports, probe.k, self._criterion, stopwatch)
+            left = partial(besides_head, probe=probe)
+            return propose(self.module(), batch, probe.supports, probe.k, self._criterion, stopwatch, left)
+
+    def head(self, loss: str, batch: Batch) -> Head:
+        return find_head(self.module(), loss, batch)
 
     def together(self, probe: ProbeSettings, batch: Batch, room: int) -> Together:
         if not _can_share(probe, probe.precision):

@@ -125,14 +125,17 @@ def propose(
     k: int,
     loss: TorchCriterion = cross_entropy,
     stopwatch: Stopwatch | None = None,
+    left: Callable[[Family], Sequence[Support]] = tuple,
 ) -> Layout:
-    """Share out k directions among the stages of a module, or among the output units of its layers."""
+    """Share out k directions among the stages of a module, or among the output units of its layers, as far as they are
+    `left` to directions."""
     structured, weights = _structured(module, batch, mode, loss)
     structured(weights)
     measure = partial(_cost, structured, weights, stopwatch or Stopwatch())
     priced = [(family, measure(family)) for family in families_of(structured.pipeline, mode)]
     if mode == "units":
         priced = _worth_it(structured.pipeline, measure, priced)
+    priced = [(list(rest), cost) for family, cost in priced if (rest := left(family))]
     families = [family for family, _ in priced]
     supports = [support for family in families for support in family]
     if k < len(supports):
