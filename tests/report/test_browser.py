@@ -231,13 +231,14 @@ def test_a_live_page_follows_a_run(page: Page, tiny: Callable[..., Plan], tmp_pa
             page.open(server.address)
             drawn = "(document.getElementById('chart-loss').data[0] || {x: [0]}).x.at(-1)"
             page.wait(f"{drawn} > 1")
-            page.eval("document.querySelector('#part-courses details').open = true")
+            table = "document.getElementById('chart-loss').parentElement.querySelector('details')"
+            page.eval(f"{table}.open = true")
             first = page.eval(drawn)
             shown.set()
             page.wait(f"{drawn} > {first}")
             page.wait("document.getElementById('live').textContent === 'The run has ended.'")
             assert page.eval("document.querySelector('.pill').textContent") == "finished"
-            assert page.eval("document.querySelector('#part-courses details').open")
+            assert page.eval(f"{table}.open")
             assert page.problems == []
             assert all(request.startswith((server.address, "data:")) for request in page.requests)
             page.open("about:blank")
