@@ -143,7 +143,7 @@ def test_what_the_law_does_not_cover_is_refused_in_one_sentence(settings: list[s
 
 
 def test_a_network_refuses_it() -> None:
-    with pytest.raises(PlanError, match='^estimator: "law" is a study'):
+    with pytest.raises(PlanError, match=r'^estimator: "law" is a study'):
         require_sound_terms(_plan())
 
 

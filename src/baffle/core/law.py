@@ -1,7 +1,7 @@
 """The law of an estimate: what K gaussian directions would make of a gradient, drawn without probing any of them.
 
-For exact scalars, an estimate of the gradient g is ĝ = (1/K) Σ z_k (z_k · g). Along e = g/|g|, the numbers u_k = z_k · e
-are independent and normal, and the part of z_k across e is independent of them. So
+For exact scalars, an estimate of the gradient g is ĝ = (1/K) Σ z_k (z_k · g). Along e = g/|g|, the numbers
+u_k = z_k · e are independent and normal, and the part of z_k across e is independent of them. So
 
     ĝ = |g| (S/K · e + √S/K · ζ),   S = Σ u_k² ~ χ²(K),   ζ ~ N(0, I) across e,
 
@@ -23,9 +23,7 @@ from baffle.core.directions import NUMBERS_AT_ONCE, Directions, Support, coverag
 from baffle.core.update import tree_sum
 
 
-def draw(
-    gradient: F32, directions: Directions, supports: Sequence[Support], *, block: int = NUMBERS_AT_ONCE
-) -> F32:
+def draw(gradient: F32, directions: Directions, supports: Sequence[Support], *, block: int = NUMBERS_AT_ONCE) -> F32:
     """An estimate of the gradient from so many directions as there are supports. Weights that none touches get 0. No
     bit depends on `block`, how many numbers are drawn at a time."""
     total = np.zeros(len(gradient))

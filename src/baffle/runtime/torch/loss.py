@@ -234,7 +234,7 @@ class TorchLoss:
                     loss = self._summed(call(self._module, x), y) / len(batch.y)
                     if not loss.requires_grad:
                         raise PlanError(
-                            'task.loss: it has no derivative, which backpropagation needs; expected a loss that '
+                            "task.loss: it has no derivative, which backpropagation needs; expected a loss that "
                             'PyTorch can differentiate, or estimator = "probe"'
                         )
                     parts = torch.autograd.grad(loss, self._parameters)
