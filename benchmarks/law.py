@@ -1,0 +1,111 @@
+"""Whole runs whose scalars are drawn from their law, against runs that probe.
+
+python benchmarks/law.py short --runs runs/law --out results/law-short.json   # five seeds each way, three rows: minutes
+python benchmarks/law.py full --runs runs/law --out results/law-full.json     # five drawn runs of table 1: hours
+
+Finished runs under --runs are used as they are, and stopped ones resumed. The seeds of the two ways differ, so that all
+runs are independent.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from itertools import combinations
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from baffle.plan import Plan, load
+from baffle.simulation import resume, simulate
+
+SEEDS = 5
+T = 2.776  # the 97.5 % point of Student's distribution with SEEDS − 1 degrees of freedom
+PAGE = Path(__file__).resolve().parents[1] / "results" / "paper" / "table1-full.json"
+ROW = "LeNet, MNIST: K = 100"  # of table 1: it was probed at full length
+
+SHORT = (
+    *('task.model={name="lenet", channels=[4, 8], head="flatten"}', "rounds=40", "federation.batch=16", "probe.k=40"),
+    *("probe.distribution=gaussian", "probe.sigma=1e-3", "update.rate=0.02", "update.ema=0.9", "secure.mode=off"),
+    *("run.evaluate_every=40", "run.runtime=torch", "run.workers=1"),
+)
+ROWS = {"dense": (), "layers": ("probe.supports=layers",), "relu": ("task.model.activation=relu",)}
+
+
+def run(plan: Plan, runs: Path) -> dict[str, Any]:
+    """The summary of a plan's run under this folder, which is played or resumed if need be."""
+    folder = runs / f"{plan.name}-{plan.digest().hex()[:12]}"
+    if not (folder / "plan.toml").exists():
+        summary = simulate(plan, folder)
+    elif not (folder / "summary.json").exists():
+        summary = resume(folder)
+    else:
+        summary = json.loads((folder / "summary.json").read_text())
+    print(f"{folder.name}: {plan.scalars}, {summary['test_accuracy']:.2%} in {summary['seconds']:.0f} s", flush=True)
+    return {name: summary[name] for name in ("test_accuracy", "train_loss", "seconds", "weights_sha256")}
+
+
+def chance(probed: Sequence[float], drawn: Sequence[float]) -> float:
+    """The share of all splits of the runs into two halves whose means differ by at least as much."""
+    together, size = [*probed, *drawn], len(probed)
+    found = abs(fmean(probed) - fmean(drawn))
+    gaps = []
+    for chosen in combinations(range(len(together)), size):
+        left = sum(together[i] for i in chosen)
+        gaps.append(abs(left / size - (sum(together) - left) / (len(together) - size)))
+    return sum(gap >= found - 1e-12 for gap in gaps) / len(gaps)
+
+
+def interval(probed: Sequence[float], drawn: Sequence[float]) -> tuple[float, float]:
+    """Drawn less probed: the differences that this test does not refuse at 5 %."""
+    kept = [there - here for here in probed for there in drawn]
+    kept = [gap for gap in kept if chance([here + gap for here in probed], drawn) > 0.05]
+    return min(kept), max(kept)
+
+
+def short(runs: Path) -> dict[str, Any]:
+    rows = []
+    for name, settings in ROWS.items():
+        found = dict[str, list[dict[str, Any]]]()
+        for first, estimator in ((0, "probe"), (SEEDS, "law")):
+            plans = [
+                load("digits", (*SHORT, *settings, f"estimator={estimator}", f"seed={seed}", f"name=law-{name}"))
+                for seed in range(first, first + SEEDS)
+            ]
+            found[estimator] = [run(plan, runs) for plan in plans]
+        row: dict[str, Any] = {"row": name, "probed": found["probe"], "drawn": found["law"]}
+        for measure in ("test_accuracy", "train_loss"):
+            probed, drawn = ([each[measure] for each in found[way]] for way in ("probe", "law"))
+            row[measure] = {"means": [fmean(probed), fmean(drawn)], "p": chance(probed, drawn)}
+            row[measure]["difference"] = interval(probed, drawn)
+        rows.append(row)
+    return {"rows": rows}
+
+
+def full(runs: Path) -> dict[str, Any]:
+    page = json.loads(PAGE.read_text())
+    probed = page["runs"][ROW]["summary"]["test_accuracy"]
+    plans = [load("paper-mnist-lenet", ("estimator=law", f"seed={seed}")) for seed in range(1, SEEDS + 1)]
+    drawn = [run(plan, runs) for plan in plans]
+    accuracies = [each["test_accuracy"] for each in drawn]
+    reach = T * stdev(accuracies) * sqrt(1 + 1 / SEEDS)
+    low, high = fmean(accuracies) - reach, fmean(accuracies) + reach
+    return {"row": ROW, "probed": probed, "drawn": drawn, "predicted": [low, high], "inside": low <= probed <= high}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["short", "full"])
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    result = {"short": short, "full": full}[args.part](args.runs)
+    text = json.dumps(result, indent=1)
+    if args.out:
+        args.out.write_text(text + "\n")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
