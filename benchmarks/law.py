@@ -3,8 +3,8 @@
 python benchmarks/law.py short --runs runs/law --out results/law-short.json   # five seeds each way, three rows: minutes
 python benchmarks/law.py full --runs runs/law --out results/law-full.json     # five drawn runs of table 1: hours
 
-Finished runs under --runs are used as they are, and stopped ones resumed. Short runs come in pairs: the same seed gives both
-ways the same initial weights, shares and batches, which move the accuracy more than directions do.
+Finished runs under --runs are used as they are, and stopped ones resumed. Short runs come in pairs: the same seed gives
+both ways the same initial weights, shares and batches, which move the accuracy more than directions do.
 """
 
 import argparse
