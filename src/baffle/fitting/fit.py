@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import prod
@@ -83,22 +84,23 @@ def fit(
     """
     wanted, data = _plan_of(plan), given_data(clients, test)
     stop = _stop(callbacks)
-    folder = _new_folder(Path(out) if out else new_folder(wanted.name))
-    given = _given(model, train, loss, data, folder.path, head=wanted.probe.head == "exact")
-    objects = _Objects(given, data, tuple(metrics))
 
     def warn(words: str) -> None:
         if data.test is not None or "is not measured" not in words:  # without test data, nobody expects measurements
             warnings.warn(words, stacklevel=5)
 
-    try:
-        task = objects.task(objects.settled(wanted))
-        begin(folder, task, _progress() if progress else lambda _now: None, warn, stop)
-    except BaseException:
-        if not folder.plan.exists():  # the run has not begun, so leave no trace of this attempt
-            objects.model.forget()
-        raise
-    return Run(folder.path, objects.model)
+    with nullcontext(Path(out)) if out else new_folder(wanted.name) as path:
+        folder = _new_folder(path)
+        given = _given(model, train, loss, data, folder.path, head=wanted.probe.head == "exact")
+        objects = _Objects(given, data, tuple(metrics))
+        try:
+            task = objects.task(objects.settled(wanted))
+            begin(folder, task, _progress() if progress else lambda _now: None, warn, stop)
+        except BaseException:
+            if not folder.plan.exists():  # the run has not begun, so leave no trace of this attempt
+                objects.model.forget()
+            raise
+        return Run(folder.path, objects.model)
 
 
 def resume(

@@ -5,7 +5,8 @@ import fcntl
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -121,12 +122,34 @@ class RunFolder:
         self.attempt(translated)
 
 
-def new_folder(name: str) -> Path:
-    """A folder under runs/ that does not exist yet, named after the plan and the time."""
+@contextmanager
+def new_folder(name: str) -> Iterator[Path]:
+    """A new folder under runs/, named after the plan and the time. It is made at once, so runs that start in the same
+    second get one each; if it is still empty at the end, it is removed."""
     require_folder_name(name)
     stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     candidates = (Path("runs") / (f"{stem}-{i}" if i else stem) for i in count())
-    return next(path for path in candidates if not path.exists())
+    path = next(path for path in candidates if _made(path))
+    try:
+        yield path
+    finally:
+        with suppress(OSError):  # it holds a run
+            path.rmdir()
+            path.parent.rmdir()
+
+
+def _made(path: Path) -> bool:
+    """Make a folder. False if there is one already."""
+    try:
+        make_folder(path.parent)
+        path.mkdir(mode=0o700)
+    except FileNotFoundError:  # another run has just removed the folder above, which was empty
+        return False
+    except OSError as fault:
+        if path.exists():
+            return False
+        raise RunFolderError(f"{path} cannot be made: {fault.strerror or fault}; give another --out") from None
+    return True
 
 
 def require_folder_name(name: str) -> None:
