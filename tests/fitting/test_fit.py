@@ -152,6 +152,27 @@ def test_labels_may_be_given_for_each_token(tmp_path: Path) -> None:
     assert run.metrics["loss"][-1] < run.metrics["loss"][0]
 
 
+class Masked(nn.Module):
+    """A mean over the tokens that a mask of booleans keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(12, 3)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        assert mask.dtype == torch.bool
+        return self.embedding(ids).masked_fill(~mask.unsqueeze(-1), 0.0).mean(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("form", [lambda values: values, torch.from_numpy, np.ndarray.tolist])
+def test_booleans_reach_a_model_as_booleans(tmp_path: Path, form: Callable[[Array], Any]) -> None:
+    ids, y = sentences(80)[0]["ids"], sentences(80)[1]
+    x = {"ids": ids, "mask": ids != 0}
+    clients = [({"ids": part["ids"], "mask": form(part["mask"])}, labels) for part, labels in shared(x, y)]
+    require_accuracy(fit(tmp_path, Masked(), clients, (x, y), rounds=2), x, y)
+
+
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_regression(tmp_path: Path, width: int) -> None:
     random = np.random.default_rng(0)

@@ -111,7 +111,7 @@ def _columns(data: Any, whose: str) -> tuple[Any, Any]:
 
 
 def _array(values: Any, whose: str) -> Array:
-    """Numbers as an array: floats in float32, integers as they are."""
+    """Numbers as an array: floats in float32, integers and booleans as they are."""
     if isinstance(values, list) and values and hasattr(values[0], "detach"):
         values = [_from_tensor(value) for value in values]
     try:
@@ -120,9 +120,7 @@ def _array(values: Any, whose: str) -> Array:
         raise UnusableDataError(
             f"{whose}: its entries have different shapes and cannot be one array; pad them to the same length"
         ) from None
-    if array.dtype.kind == "b":
-        return array.astype(np.int64)
-    if array.dtype.kind not in "uif" or array.ndim == 0:
+    if array.dtype.kind not in "buif" or array.ndim == 0:
         raise UnusableDataError(
             f"{whose}: expected numbers whose first axis is the sample, got {array.dtype} of shape {array.shape}"
         )
