@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 import baffle
@@ -31,6 +32,25 @@ def with_one(change: Any) -> list[Any]:
 
 NAN = X.copy()
 NAN[7, 3] = np.nan
+
+class Odd(nn.Module):
+    """A linear layer whose forward pass is not a function of samples and weights."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.layer, self.fault, self.calls = nn.Linear(8, 3), fault, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.fault == "input":
+            x *= 2
+        noise = {"random": torch.randn(len(x), 3), "state": torch.full((1,), float(self.calls)), "input": 0}
+        return self.layer(x) + noise[self.fault] * torch.arange(3)  # type: ignore[no-any-return]
+
+
+def jitter(outputs: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, labels) + torch.rand(()) / 100
+
 
 UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"data": []}, "clients: expected the data of at least one client, got an empty list"),
@@ -79,6 +99,14 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"plan": {"probe.kk": 5}}, "unknown key probe.kk (did you mean probe.k?)"),
     ({"plan": {"rounds.more": 5}}, "rounds is a value, not a table"),
     ({"model": "nothing.onnx"}, "nothing.onnx"),
+    (
+        {"model": Odd("random")},
+        "task.model: the forward pass is random, or keeps state from call to call: the same samples at the same "
+        "weights gave ",
+    ),
+    ({"model": Odd("state")}, "task.model: the forward pass is random, or keeps state from call to call"),
+    ({"model": Odd("input")}, "task.model: the model changes its input, so a second forward pass on the same samples"),
+    ({"loss": jitter}, "task.loss: the loss is random, or keeps state from call to call"),
     ({"model": 3}, "model: expected an nn.Module or the path of an ONNX file, got int"),
     ({"model": nn.ReLU()}, "no trainable weights"),
     ({"train": "hed.*"}, 'train: no parameter of the model fits \'hed.*\'; expected "all", "last" or patterns of'),
