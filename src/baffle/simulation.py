@@ -15,7 +15,7 @@ from baffle.federation import RandomnessOf, Sums, federation, sums_of, system_ra
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
 from baffle.measuring.precision import require_precision
-from baffle.plan import Plan, PrivacySettings, change, check, load, override
+from baffle.plan import Plan, PrivacySettings, Settings, change, check, load, override
 from baffle.plan.functions import require_own_code
 from baffle.plan.tasks import headline, is_own
 from baffle.runtime.registry import runtime_of
@@ -100,7 +100,7 @@ def exposure(plan: Plan) -> list[str]:
 
 def resume(
     path: str | Path,
-    settings: Iterable[str] = (),
+    settings: Settings = (),
     *,
     data: str | Path | None = None,
     watch: Watch = _nothing,
@@ -218,7 +218,7 @@ def drops(trajectory: Trajectory, round_number: int, client: int) -> bool:
 def repeat(
     path: str | Path,
     out: str | Path,
-    settings: Iterable[str] = (),
+    settings: Settings = (),
     *,
     data: str | Path | None = None,
     watch: Watch = _nothing,

@@ -113,9 +113,7 @@ def test_a_plans_name_that_names_a_folder_under_runs(
     assert not Path("runs").exists()
 
 
-def test_runs_that_start_in_the_same_second_have_a_folder_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_start_in_the_same_second_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     together = Barrier(8)
 

@@ -278,7 +278,7 @@ def test_callbacks_see_every_round_and_may_stop_the_run(tmp_path: Path) -> None:
     run = fit(tmp_path, small(), shared(*vectors(60)), None, rounds=4, callbacks=[stop, seen.append])
     assert [now["round"] for now in seen] == [1, 2]
     assert (run["rounds"], run.plan.rounds) == (2, 4)
-    whole = baffle.resume(run.path, model=small(), clients=shared(*vectors(60)))
+    whole = baffle.resume(run.path, {"rounds": np.int64(4)}, model=small(), clients=shared(*vectors(60)))
     undisturbed = fit(tmp_path / "again", small(), shared(*vectors(60)), None, rounds=4)
     assert whole["weights_sha256"] == undisturbed["weights_sha256"]
 

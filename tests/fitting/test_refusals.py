@@ -33,6 +33,7 @@ def with_one(change: Any) -> list[Any]:
 NAN = X.copy()
 NAN[7, 3] = np.nan
 
+
 class Odd(nn.Module):
     """A linear layer whose forward pass is not a function of samples and weights."""
 
@@ -149,7 +150,7 @@ def test_what_a_person_mistypes_around_a_run(begun: Path) -> None:
     with pytest.raises(baffle.BaffleError, match=r"out: .*run holds a run; go on with it by baffle\.resume\("):
         fit(begun.parent, small(), shared(X, Y), None)
     for settings, words in (
-        ("rounds=5", r"settings: expected a list of them, as \['rounds=5'\], got one text"),
+        ("rounds=5", r"settings: expected a dict or a list of them, as \['rounds=5'\], got one text"),
         (["probe.k=5"], r"a resumed run may change rounds, run\.\* and secure"),
         (["rounds=0"], r"rounds: expected int >= 1, got 0"),
     ):

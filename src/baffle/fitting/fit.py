@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_
 from baffle.fitting.run import Run
 from baffle.journal.folder import RunFolder, new_folder
 from baffle.journal.replay import initial_weights
-from baffle.plan import Custom, Plan, build, check, load
+from baffle.plan import Custom, Plan, Settings, build, check, lay_over, load
 from baffle.plan.functions import GIVEN, require_own_code
 from baffle.plan.tasks import LOSSES, is_of_numbers
 from baffle.report.words import is_share
@@ -47,7 +47,7 @@ DEFAULTS: Mapping[str, Any] = {
 (docs/performance.md, "One layer at a time"). The sums are plain, because in one process there is no one to hide values
 from; secure sums give the same bits."""
 
-GivenPlan = str | Plan | Mapping[str, Any] | None
+GivenPlan = str | Plan | Settings | None
 """A preset's name or a TOML file, a plan, or settings such as {"rounds": 300, "probe.k": 50}."""
 
 Callback = Callable[[Mapping[str, Any]], object]
@@ -105,7 +105,7 @@ def fit(
 
 def resume(
     path: str | Path,
-    settings: Iterable[str] = (),
+    settings: Settings = (),
     *,
     model: "nn.Module | str | Path | None" = None,
     clients: Any = None,
@@ -117,7 +117,7 @@ def resume(
     watch: Watch | None = None,
     own_code: bool = False,
 ) -> Run:
-    """Continue a run. Settings such as "rounds=800" may change how long and how it runs, but nothing that determines
+    """Continue a run. Settings such as {"rounds": 800} may change how long and how it runs, but nothing that determines
     its weights.
 
     A run of `baffle.fit` needs its objects again: `model`, `clients`, and those of `test`, `loss` and `metrics` that it
@@ -125,10 +125,8 @@ def resume(
     because the run's folder has them. Functions that the plan in the folder names are called only with `own_code`: set
     it if the run is your own.
 
-    >>> run = baffle.resume("runs/mine", ["rounds=400"], model=model, clients=clients, test=test)
+    >>> run = baffle.resume("runs/mine", {"rounds": 400}, model=model, clients=clients, test=test)
     """
-    if isinstance(settings, str):
-        raise PlanError(f"settings: expected a list of them, as [{settings!r}], got one text")
     report, stop = watch or (lambda _now: None), _stop(callbacks)
     plan = load(str(RunFolder.existing(Path(path)).plan))
     require_own_code(plan.task, Path(path), own_code=own_code)
@@ -223,29 +221,14 @@ def _plan_of(given: GivenPlan) -> Plan:
         return given
     if isinstance(given, str):
         return load(given)
-    if given is not None and not isinstance(given, Mapping):
+    if given is not None and not isinstance(given, (Mapping, list, tuple)):
         raise PlanError(
             f"plan: expected a preset's name, the path of a TOML file, a baffle.Plan or a dict of settings, got "
             f"{type(given).__name__}"
         )
     raw: dict[str, Any] = deepcopy(dict(DEFAULTS))
-    _lay_over(raw, given or {})
+    lay_over(raw, given or {})
     return build(raw)
-
-
-def _lay_over(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
-    """Write settings, nested or with dotted names, over those in `raw`."""
-    for path, value in settings.items():
-        *tables, key = str(path).split(".")
-        table = raw
-        for name in tables:
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
-                raise PlanError(f"plan: {path}: {name} is a value, not a table")
-        if isinstance(value, Mapping) and isinstance(table.get(key), dict):
-            _lay_over(table[key], value)
-        else:
-            table[key] = list(value) if isinstance(value, tuple) else value
 
 
 def _given(
