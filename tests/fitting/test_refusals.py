@@ -111,7 +111,15 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"model": 3}, "model: expected an nn.Module or the path of an ONNX file, got int"),
     ({"model": nn.ReLU()}, "no trainable weights"),
     ({"train": "hed.*"}, 'train: no parameter of the model fits \'hed.*\'; expected "all", "last" or patterns of'),
-    ({"callbacks": lambda _: True}, "callbacks: expected a list of functions, got function"),
+    ({"callbacks": ["stop"]}, "callbacks: expected functions, got 'stop'"),
+    ({"callbacks": "stop"}, "callbacks: expected functions, got 'stop'"),
+    ({"metrics": "acuracy"}, "task.metrics: expected one of 'accuracy'"),
+    ({"metrics": [3]}, 'metrics: expected names such as "accuracy", or functions, got 3'),
+    (
+        {"plan": {"federation.clients": 10}},
+        "federation.clients: the plan says 10, but clients is a list with the data of 4; leave it out, or give one",
+    ),
+    ({"plan": {"federation": {"clients": 3}}}, "federation.clients: the plan says 3, but clients is a list with"),
 ]
 
 
@@ -121,6 +129,18 @@ def test_unusable_objects_and_settings(tmp_path: Path, objects: dict[str, Any], 
     with pytest.raises(baffle.BaffleError, match=re.escape(words)):
         fit(tmp_path, **(given | objects))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_may_say_how_many_clients_have_data(tmp_path: Path) -> None:
+    for number, plan in enumerate(({"federation.clients": 4}, baffle.Plan(), ["rounds=1"])):
+        run = baffle.fit(small(), shared(X, Y), plan=plan, out=tmp_path / str(number), progress=False, callbacks=stop)
+        assert run.plan.federation.clients == 4
+    with pytest.raises(baffle.BaffleError, match="the plan says 7, but clients is a list with the data of 4"):
+        baffle.fit(small(), shared(X, Y), plan=baffle.load_plan("digits", {"federation.clients": 7}))
+
+
+def stop(_now: object) -> bool:
+    return True
 
 
 def test_a_plan_of_another_type_is_refused_and_as_many_targets_as_outputs_are_taken(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_table_replaces_a_model_and_changes_a_section() -> None:
     plan = load("digits", {"task": {"model": {"name": "wrn"}, "loss": "cross_entropy"}})
     assert plan.task.model == WRN()
     assert plan.task.data == load("digits").task.data
-    with pytest.raises(PlanError, match="expected a dict or a list of them, as .'probe.k=3'., got one text"):
+    with pytest.raises(PlanError, match=r"a list of them, as \['probe\.k=3'\], got one text"):
         load("digits", "probe.k=3")
 
 

@@ -61,11 +61,11 @@ def fit(
     test: Any = None,
     *,
     loss: str | Function = "cross_entropy",
-    metrics: Sequence[str | Function] = (),
+    metrics: str | Function | Sequence[str | Function] = (),
     train: str | Sequence[str] = "all",
     plan: GivenPlan = None,
     out: str | Path | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     progress: bool = True,
 ) -> Run:
     """Train a model on the data of simulated clients, which only run it forward.
@@ -83,6 +83,8 @@ def fit(
     >>> run["test_accuracy"], run.metrics["loss"], run.model, run.predict(x)
     """
     wanted, data = _plan_of(plan), given_data(clients, test)
+    if data.shares is not None:
+        _require_as_many(len(data.shares), wanted, plan)
     stop = _stop(callbacks)
 
     def warn(words: str) -> None:
@@ -92,7 +94,7 @@ def fit(
     with nullcontext(Path(out)) if out else new_folder(wanted.name) as path:
         folder = _new_folder(path)
         given = _given(model, train, loss, data, folder.path, head=wanted.probe.head == "exact")
-        objects = _Objects(given, data, tuple(metrics))
+        objects = _Objects(given, data, _metrics(metrics))
         try:
             task = objects.task(objects.settled(wanted))
             begin(folder, task, _progress() if progress else lambda _now: None, warn, stop)
@@ -111,8 +113,8 @@ def resume(
     clients: Any = None,
     test: Any = None,
     loss: str | Function = "cross_entropy",
-    metrics: Sequence[str | Function] = (),
-    callbacks: Sequence[Callback] = (),
+    metrics: str | Function | Sequence[str | Function] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     data: str | Path | None = None,
     watch: Watch | None = None,
     own_code: bool = False,
@@ -137,7 +139,7 @@ def resume(
         return Run(path)
     if model is None or clients is None:
         raise PlanError(f"{path} was begun by baffle.fit; give its objects again: model=…, clients=…")
-    objects = _Objects(_given_again(model, loss, plan, Path(path)), given_data(clients, test), tuple(metrics))
+    objects = _Objects(_given_again(model, loss, plan, Path(path)), given_data(clients, test), _metrics(metrics))
     objects.require_known(plan)
     resume_simulation(path, settings, watch=report, stop=stop, load_again=objects.task, own_code=own_code)
     return Run(path, objects.model)
@@ -231,6 +233,34 @@ def _plan_of(given: GivenPlan) -> Plan:
     return build(raw)
 
 
+def _require_as_many(clients: int, plan: Plan, given: GivenPlan) -> None:
+    """Refuse a plan that says another number of clients than have data. What it leaves at the default, it does not
+    say."""
+    said = plan.federation.clients
+    if said == clients or (said == Plan().federation.clients and not _names_clients(given)):
+        return
+    raise PlanError(
+        f"federation.clients: the plan says {said}, but clients is a list with the data of {clients}; leave it out, or "
+        "give one pair (x, y), which is shared out among them"
+    )
+
+
+def _names_clients(given: GivenPlan) -> bool:
+    raw = dict[str, Any]()
+    if given is not None and not isinstance(given, (str, Plan)):
+        lay_over(raw, given)
+    return "clients" in raw.get("federation", {})
+
+
+def _metrics(given: str | Function | Sequence[str | Function]) -> tuple[str | Function, ...]:
+    """Metrics, of which one may be given alone."""
+    metrics = (given,) if isinstance(given, str) or not isinstance(given, Sequence) else tuple(given)
+    for metric in metrics:
+        if not isinstance(metric, str) and not callable(metric):
+            raise PlanError(f'metrics: expected names such as "accuracy", or functions, got {metric!r}')
+    return metrics
+
+
 def _given(
     model: Any, train: str | Sequence[str], loss: str | Function, data: GivenData, out: Path, *, head: bool
 ) -> GivenModel:
@@ -265,9 +295,11 @@ def _new_folder(path: Path) -> RunFolder:
         ) from None
 
 
-def _stop(callbacks: Sequence[Callback]) -> Stop:
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        raise PlanError(f"callbacks: expected a list of functions, got {type(callbacks).__name__}")
+def _stop(given: Callback | Sequence[Callback]) -> Stop:
+    callbacks = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    for callback in callbacks:
+        if not callable(callback):
+            raise PlanError(f"callbacks: expected functions, got {callback!r}")
 
     def stop(played: Played) -> bool:
         now = {**played.metrics, "round": played.present.round}
