@@ -133,6 +133,20 @@ def test_no_run_is_kept_where_runs_is_a_file(cli: Cli, tmp_path: Path, monkeypat
     refused(cli("run", "-q"), "runs", "cannot be made", "--out")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--rounds", "3"], "No such option '--rounds'; it is a setting of the plan: --set rounds=3\n"),
+        (["plan", "digits", "--probe-k=7"], "'--probe-k'; it is a setting of the plan: --set probe.k=7\n"),
+        (["tune", "--clip"], "a setting of the plan: --set update.clip=VALUE or --set privacy.clip=VALUE\n"),
+        (["verify", "--rounds", "3"], "No such option '--rounds'. (see baffle --help)\n"),
+        (["run", "--wings", "3"], "No such option '--wings'. (see baffle --help)\n"),
+    ],
+)
+def test_a_setting_that_is_given_as_an_option_is_shown_as_a_setting(cli: Cli, arguments: list[str], words: str) -> None:
+    refused(cli(*arguments), words)
+
+
 def test_with_out_a_plan_may_have_any_name(
     cli: Cli, tiny_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from baffle.plan.reading import (
     Settings,
     build,
     change,
+    keys_of,
     lay_over,
     load,
     override,
@@ -38,6 +39,6 @@ from baffle.plan.sections import (
 __all__ = [
     "WRN", "Custom", "FederationSettings", "LeNet", "MobileNet", "Model", "ModelSettings", "Onnx", "Plan",
     "PrivacySettings", "ProbeSettings", "RingSettings", "RunSettings", "Section", "SecureSettings", "Settings",
-    "Softmax", "TaskSettings", "Tier", "UpdateSettings", "build", "change", "check", "lay_over", "load", "override",
-    "parse", "presets", "read_toml", "settings_of",
+    "Softmax", "TaskSettings", "Tier", "UpdateSettings", "build", "change", "check", "keys_of", "lay_over", "load",
+    "override", "parse", "presets", "read_toml", "settings_of",
 ]  # fmt: skip

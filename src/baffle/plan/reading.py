@@ -185,6 +185,15 @@ def _choices(keys: list[str], raw: Mapping[str, Any], kind: Any) -> tuple[Any, .
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 
+def keys_of(section: type[Section], path: str = "") -> list[str]:
+    """The keys of all settings but those of models, dotted."""
+    keys = list[str]()
+    for field in fields_of(section):
+        inner = isinstance(field.type, type) and issubclass(field.type, Section)
+        keys += keys_of(field.type, f"{path}{field.encode_name}.") if inner else [f"{path}{field.encode_name}"]
+    return keys
+
+
 def _nearest(word: str, known: Iterable[str], path: str = "") -> str:
     import difflib  # only for errors, so a small client need not load it
 
