@@ -233,6 +233,24 @@ def test_a_loss_that_is_never_finite_is_refused(
         simulate(tiny(spoilt(":"), "rounds=40"), tmp_path / "run")
 
 
+def test_a_run_that_is_shorter_than_ten_rounds_does_not_end_well_either(
+    tiny: MakePlan, tmp_path: Path, spoilt: Callable[[object], str]
+) -> None:
+    for name, settings, words in (
+        ("a", [spoilt(":"), "rounds=3"], r"^The last 3 rounds were skipped; .* No loss was finite even at the initial"),
+        ("b", [spoilt(":"), "rounds=1"], r"^The last round was skipped; the first reason"),
+        ("c", [*DEEP, "rounds=4"], r"^The last \d rounds were skipped; .*smaller update\.rate.*kept in"),
+        (
+            "d",
+            ["update.optimizer=sgd", "update.rate=3e38", "update.weight_decay=3e38", "rounds=1"],
+            "^the last weights",
+        ),
+    ):
+        with pytest.raises(BaffleError, match=words):
+            simulate(tiny(*settings), tmp_path / name)
+        assert json.loads((tmp_path / name / "summary.json").read_text())["rounds"] < 5
+
+
 def test_a_baseline_is_trained_beside_the_run_from_the_same_start(finished_run: Path) -> None:
     before = json.loads((finished_run / "summary.json").read_text())
     summary = add_baseline(finished_run)

@@ -200,7 +200,8 @@ class Recorder:
         self._stop_if_stuck(played)
 
     def finish(self, present: Present) -> Summary:
-        """The summary of a run that has reached its last round, also written to its folder."""
+        """The summary of a run that has reached its last round, also written to its folder. An error if the run ended
+        with losses that are not finite, or if all its rounds were skipped."""
         plan, records = self._trajectory.plan, self._records
         self._journal.commit()
 
@@ -237,6 +238,15 @@ class Recorder:
             **({name: getattr(plan.privacy, name) for name in ("delta", "noise", "clip")} if plan.privacy.on else {}),
         }
         self._folder.write_summary(summary)
+        skipped = len(self._skipped_because)
+        if skipped and (skipped == present.round or NOT_FINITE in self._skipped_because[0]):
+            raise self._stuck(
+                f"The last {skipped} rounds were skipped" if skipped > 1 else "The last round was skipped"
+            )
+        if not np.isfinite(present.state.weights).all():
+            raise BaffleError(
+                f"the last weights are not finite: {self._smaller_rate()}. The run is kept in {self._folder.path}"
+            )
         return summary
 
     def _of_privacy(self, rounds: int) -> Record:
@@ -274,12 +284,15 @@ class Recorder:
         self._skipped_because.append(next(iter(played.participation.values())))
         recent = self._records[-MOST_SKIPPED:]
         if len(recent) == MOST_SKIPPED and not any(record["contributors"] for record in recent):
-            first, last = self._skipped_because[0], self._skipped_because[-1]
-            others = "" if first == last else f", and the last: {last}"
-            raise BaffleError(
-                f"{MOST_SKIPPED} rounds in a row were skipped; the first reason was: {first}{others}."
-                f"{self._why_not_finite(first)}{self._why_abstained()} The run is kept in {self._folder.path}"
-            )
+            raise self._stuck(f"{MOST_SKIPPED} rounds in a row were skipped")
+
+    def _stuck(self, what: str) -> BaffleError:
+        first, last = self._skipped_because[0], self._skipped_because[-1]
+        others = "" if first == last else f", and the last: {last}"
+        return BaffleError(
+            f"{what}; the first reason was: {first}{others}."
+            f"{self._why_not_finite(first)}{self._why_abstained()} The run is kept in {self._folder.path}"
+        )
 
     def _why_abstained(self) -> str:
         """The likely cause if clients of a private run have begun to abstain; empty for other reasons."""
@@ -287,12 +300,15 @@ class Recorder:
             return ""
         return " A client whose budget is spent (most_epsilon in its policy) abstains for good; its own log says so."
 
+    def _smaller_rate(self) -> str:
+        return f"a smaller update.rate than {self._trajectory.plan.update.rate:g} may help (`baffle tune` finds one)"
+
     def _why_not_finite(self, reason: str) -> str:
         """The likely cause if no loss was finite; empty for other reasons."""
         if NOT_FINITE not in reason:
             return ""
         known, plan = [record for record in self._records if record["loss"] is not None], self._trajectory.plan
-        remedy = f"a smaller update.rate than {plan.update.rate:g} may help (`baffle tune` finds one)"
+        remedy = self._smaller_rate()
         if known:
             loss, last = shown(known[-1]["loss"]), known[-1]["round"]
             return f" The loss was {loss} in round {last}: the weights have probably diverged; {remedy}."
