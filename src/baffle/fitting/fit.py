@@ -10,12 +10,15 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from msgspec.structs import replace as changed
 
-from baffle.core.arrays import I64
+from baffle.core.arrays import F32, I64
+from baffle.core.ports import Runtime
 from baffle.data.partition import share_out
 from baffle.data.sources import Source
 from baffle.errors import PlanError, RunFolderError, UnusableDataError
+from baffle.fitting.choice import LAST, choose_weights
 from baffle.fitting.given_data import GivenData, given_data
 from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_metrics, with_names
 from baffle.fitting.run import Run
@@ -25,12 +28,13 @@ from baffle.plan import Custom, Plan, Settings, build, check, lay_over, load
 from baffle.plan.functions import GIVEN, require_own_code
 from baffle.plan.tasks import LOSSES, is_of_numbers
 from baffle.report.words import is_share
+from baffle.runtime.model import FLOAT32
 from baffle.server.recorder import Progress, Watch
 from baffle.server.round import Played
 from baffle.simulation import Stop, begin
 from baffle.simulation import resume as resume_simulation
 from baffle.task.load import Task, load_task
-from baffle.task.metrics import metrics_of
+from baffle.task.metrics import evaluate, metrics_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,6 +64,7 @@ def fit(
     clients: Any,
     test: Any = None,
     *,
+    validation: Any = None,
     loss: str | Function = "cross_entropy",
     metrics: str | Function | Sequence[str | Function] = (),
     train: str | Sequence[str] = "all",
@@ -79,10 +84,14 @@ def fit(
     (docs/plans.md): a dict such as {"rounds": 300, "probe.k": 50}, a preset, a file or a `baffle.Plan`. The run is kept
     in the folder `out`, by default a new one under runs/. The model that was given is not changed.
 
+    The run hands back averaged weights, or the last ones if their loss is clearly lower: on the pair `validation`, or
+    without it on training samples. `run["returned"]` says which, and `test_…` are their metrics. In a private run
+    without `validation` they are the averaged ones.
+
     >>> run = baffle.fit(model, clients=[(x0, y0), (x1, y1), (x2, y2)], test=(x, y), plan={"rounds": 300})
     >>> run["test_accuracy"], run.metrics["loss"], run.model, run.predict(x)
     """
-    wanted, data = _plan_of(plan), given_data(clients, test)
+    wanted, data = _plan_of(plan), given_data(clients, test, validation)
     if data.shares is not None:
         _require_as_many(len(data.shares), wanted, plan)
     stop = _stop(callbacks)
@@ -102,7 +111,7 @@ def fit(
             if not folder.plan.exists():  # the run has not begun, so leave no trace of this attempt
                 objects.model.forget()
             raise
-        return Run(folder.path, objects.model)
+        return objects.handed_back(folder.path, say=progress)
 
 
 def resume(
@@ -112,6 +121,7 @@ def resume(
     model: "nn.Module | str | Path | None" = None,
     clients: Any = None,
     test: Any = None,
+    validation: Any = None,
     loss: str | Function = "cross_entropy",
     metrics: str | Function | Sequence[str | Function] = (),
     callbacks: Callback | Sequence[Callback] = (),
@@ -139,10 +149,12 @@ def resume(
         return Run(path)
     if model is None or clients is None:
         raise PlanError(f"{path} was begun by baffle.fit; give its objects again: model=…, clients=…")
-    objects = _Objects(_given_again(model, loss, plan, Path(path)), given_data(clients, test), _metrics(metrics))
+    objects = _Objects(
+        _given_again(model, loss, plan, Path(path)), given_data(clients, test, validation), _metrics(metrics)
+    )
     objects.require_known(plan)
     resume_simulation(path, settings, watch=report, stop=stop, load_again=objects.task, own_code=own_code)
-    return Run(path, objects.model)
+    return objects.handed_back(path, say=False)
 
 
 @dataclass(frozen=True)
@@ -169,6 +181,30 @@ class _Objects:
         task = load_task(plan, share=self._share, source=source, model=self.model.on(plan))
         return replace(task, metrics=metrics_of(plan, source, given_metrics(self.metrics)))
 
+    def handed_back(self, path: str | Path, *, say: bool) -> Run:
+        """The finished run, whose summary says whether it hands back the averaged weights or the last ones, and what
+        these score on the test set."""
+        run, judge = Run(path, self.model), self.data.validation or self.data.train
+        plan, validated = run.plan, self.data.validation is not None
+        if not plan.update.ema or (plan.privacy.on and not validated):  # a private run's samples tell nothing more
+            return run
+        model = self.model.on(plan)
+        with model.one_thread_each():
+            runtime, last = model.runtime(plan.probe, FLOAT32), run.weights(last=True)
+            chosen, why = choose_weights(runtime, judge, run.weights(last=False), last)
+            why = why.format("validation" if validated else "training")
+            measured = self._measured(plan, runtime, last) if chosen == LAST and self.data.test else {}
+        with RunFolder.existing(run.path) as folder:
+            folder.write_summary(folder.read_summary() | measured | {"returned": chosen, "returned_because": why})
+        if say:
+            print(f"{chosen} weights are handed back; {why}")  # noqa: T201
+        return Run(path, self.model)
+
+    def _measured(self, plan: Plan, runtime: Runtime, weights: F32) -> dict[str, Any]:
+        source = self._source(plan)
+        metrics, test = metrics_of(plan, source, given_metrics(self.metrics)), source.test
+        return evaluate(metrics, runtime, weights, test.batch(np.arange(len(test))), source)
+
     def require_known(self, plan: Plan) -> None:
         """Refuse objects that are not those of the run with this plan."""
         if plan.task.data != f"{GIVEN}:{self.data.fingerprint()}":
@@ -181,8 +217,8 @@ class _Objects:
             return
         shape, classes = self.model.outputs(self.data.few().x).shape[1:], self._classes(plan)
         wanted = f"shape {shape[:-1]}, one for each position" if shape[:-1] else "one class number for each sample"
-        sets = {"clients": self.data.train, **({"test": self.data.test} if self.data.test else {})}
-        for whose, y in {whose: data.labels for whose, data in sets.items()}.items():
+        sets = {"clients": self.data.train, "test": self.data.test, "validation": self.data.validation}
+        for whose, y in {whose: data.labels for whose, data in sets.items() if data is not None}.items():
             fault = ""
             has = f"y has shape {y.shape[1:]} for each sample, but the model's outputs have {shape}: expected"
             if plan.task.loss != "cross_entropy":
