@@ -119,7 +119,7 @@ def resume(
         if new.trajectory_digest() != old.trajectory_digest():
             raise PlanError(
                 "a resumed run may change rounds, run.* and secure.* (but not the groups), and nothing else; start a "
-                "new run with --out"
+                "new run in another folder (--out, in Python out=…)"
             )
         check(new)
         require_own_code(new.task, folder.path, own_code=own_code)

@@ -2,6 +2,7 @@
 accuracy."""
 
 import doctest
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -304,6 +305,20 @@ print(run.predict(x).shape, run.plan.task.loss)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "(40, 2) given:function"
     assert "round    2/2  loss" in done.stdout
+
+
+def test_secure_sums_are_off_in_a_fit_alone_as_its_pages_say(tmp_path: Path, trained: baffle.Run) -> None:
+    assert (trained["secure"], baffle.Plan().secure.mode) == ("off", "on")
+    root = Path(__file__).parents[2]
+    for words in (
+        (root / "README.md").read_text(),
+        (root / "docs/quickstart.md").read_text(),
+        baffle.fit.__doc__ or "",
+    ):
+        assert re.search(r'plain.{0,80}"secure.mode"|`baffle.fit`,.{0,80}leaves it off', words, re.DOTALL)
+    plan = {**QUICK, "run.evaluate_every": 6, "secure.mode": "on"}
+    masked = fit(tmp_path, small(), shared(*vectors(120)), vectors(300, 1), 12, plan=plan)
+    assert masked["weights_sha256"] == trained["weights_sha256"]
 
 
 def test_a_private_fit_tells_epsilon_and_no_loss(tmp_path: Path) -> None:

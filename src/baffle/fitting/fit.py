@@ -82,7 +82,8 @@ def fit(
     `metrics` are names such as "accuracy" and "r2", or functions of outputs and targets as NumPy arrays. `train`
     chooses what is trained: "all", the "last" layer, or names of parameters by pattern. `plan` holds settings
     (docs/plans.md): a dict such as {"rounds": 300, "probe.k": 50}, a preset, a file or a `baffle.Plan`. The run is kept
-    in the folder `out`, by default a new one under runs/. The model that was given is not changed.
+    in the folder `out`, by default a new one under runs/. The model that was given is not changed. Unlike elsewhere,
+    sums are plain unless the plan sets "secure.mode" to "on", since this process has all data.
 
     The run hands back averaged weights, or the last ones if their loss is clearly lower: on the pair `validation`, or
     without it on training samples. `run["returned"]` says which, and `test_…` are their metrics. In a private run

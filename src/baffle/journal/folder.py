@@ -21,6 +21,8 @@ LOG = "serve.log"  # a server's log, which it may write before its plan
 SUMMARY_BYTES = 1 << 20  # no summary is longer than this; a real one takes about a kilobyte
 NOT_YET_A_RUN = {f".{PLAN}.new", LOG, f"{LOG}.1"}  # files that a new run's folder may already hold; 0.2 left the first
 
+ANOTHER_FOLDER = "give another folder (--out, in Python out=…)"
+
 LONGEST_NAME = 200
 """Bytes of a plan's name that a folder takes over: file systems allow 255, and the time is added to it."""
 
@@ -48,14 +50,15 @@ class RunFolder:
             taken = sorted(name for name in names - NOT_YET_A_RUN if not TEMPORARY.fullmatch(name))
         except OSError as fault:
             raise RunFolderError(
-                f"{path} cannot be used for a run: {fault.strerror or fault}; give another --out"
+                f"{path} cannot be used for a run: {fault.strerror or fault}; {ANOTHER_FOLDER}"
             ) from None
         if PLAN in taken:
             raise RunFolderError(
-                f"{path} holds another run; go on with it by --resume {shlex.quote(str(path))}, or give another --out"
+                f"{path} holds another run; go on with it by --resume {shlex.quote(str(path))} (in Python "
+                f"baffle.resume), or {ANOTHER_FOLDER}"
             )
         if taken:
-            raise RunFolderError(f"{path} is not empty (it holds {taken[0]}); give another --out")
+            raise RunFolderError(f"{path} is not empty (it holds {taken[0]}); {ANOTHER_FOLDER}")
         return cls(path, attempt)
 
     @classmethod
@@ -148,7 +151,7 @@ def _made(path: Path) -> bool:
     except OSError as fault:
         if path.exists():
             return False
-        raise RunFolderError(f"{path} cannot be made: {fault.strerror or fault}; give another --out") from None
+        raise RunFolderError(f"{path} cannot be made: {fault.strerror or fault}; {ANOTHER_FOLDER}") from None
     return True
 
 
@@ -163,5 +166,6 @@ def require_folder_name(name: str) -> None:
     shown = repr(name) if len(name) <= SHOWN_NAME else f"{name[:SHOWN_NAME]!r}… ({len(name):,} characters)"
     raise PlanError(
         "name: expected one that can name a folder under runs/ (printable, without / or \\, not beginning with a dot, "
-        f"at most {LONGEST_NAME} bytes), got {shown}; change it with --set name=NAME, or choose the folder with --out"
+        f"at most {LONGEST_NAME} bytes), got {shown}; change it with --set name=NAME, or choose the folder: "
+        "--out, in Python out=…"
     )
