@@ -77,7 +77,7 @@ def _graph(plan: Plan, data: Path | None) -> OnnxGraph:
         return graph_from_folder(Path(plan.run.model))
     folder = data_folder(data)
     source = load_data(plan.task.data, folder, plan.task.pixels)
-    inputs = inputs_of(source, folder)
+    inputs = inputs_of(plan, source, folder)
     loss, head = model_folder.graph_loss(plan.task.loss), plan.probe.head == "exact"
     if plan.task.draws_weights:
         return built_in(plan.task.model, inputs, plan.seed, loss, head=head)
