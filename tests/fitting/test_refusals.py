@@ -244,3 +244,12 @@ def test_a_folder_whose_plan_was_changed_is_refused(begun: Path, tmp_path: Path,
     plan.write_text(re.sub(r"^says = .*$", f"says = {says}", plan.read_text(), flags=re.MULTILINE))
     with pytest.raises(baffle.BaffleError):
         baffle.resume(tmp_path / "run", ["rounds=9"], model=ANOTHER_NET, clients=shared(X, Y))
+
+
+def test_a_warning_names_the_line_that_called_fit(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="dropout in layer 1 is off") as warned:  # before the first round
+        fit(tmp_path, nn.Sequential(nn.Linear(8, 6), nn.Dropout(), nn.Linear(6, 3)), shared(X, Y), None, rounds=1)
+    fast = {"update.rate": 3.0, "rounds": 20}  # and while it goes on
+    with pytest.warns(UserWarning, match="the loss climbs") as late:
+        fit(tmp_path / "fast", small(), shared(X, Y), None, plan=fast)
+    assert {Path(warning.filename).name for warning in [*warned, *late]} == {"test_fit.py"}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import count
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,7 @@ def fit(
 
     def warn(words: str) -> None:
         if data.test is not None or "is not measured" not in words:  # without test data, nobody expects measurements
-            warnings.warn(words, stacklevel=5)
+            warnings.warn(words, stacklevel=_calls_inside())
 
     with nullcontext(Path(out)) if out else new_folder(wanted.name) as path:
         folder = _new_folder(path)
@@ -252,6 +253,16 @@ class _Objects:
             return 0
         shape = self.model.outputs(few.x).shape
         return shape[-1] if shape[:-1] == few.y.shape else shape[1] if len(shape) > 1 else 1
+
+
+def _calls_inside() -> int:
+    """How many calls lie between the user's line, which a warning names, and the caller of this function."""
+    inside, frame = str(Path(__file__).parents[1]), sys._getframe(1)
+    for calls in count(1):
+        if frame.f_back is None or not frame.f_code.co_filename.startswith(inside):
+            return calls
+        frame = frame.f_back
+    raise AssertionError
 
 
 def _plan_of(given: GivenPlan) -> Plan:
