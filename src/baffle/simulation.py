@@ -194,9 +194,9 @@ def _run(
     is_away = partial(drops, trajectory)
     with (
         opened(folder, task, trajectory, runtimes, task.tiers, samples, watch, warn) as running,
-        federation(trajectory.threads, sums_of(trajectory, task), is_away, running.recorder.tick) as clients,
+        federation(trajectory.threads, sums_of(trajectory, task), is_away) as clients,
     ):
-        workers = workers_of(task, trajectory, runtimes.borrow, None, randomness)
+        workers = workers_of(task, trajectory, runtimes.borrow, None, randomness, running.recorder.passed)
         stack = Stack(trajectory, dict(enumerate(workers)), runtimes.borrow, is_away) if plan.probe.stacked else None
         clients.enter(running.lineage, running.present, workers, running.downlink, stack)
         if running.unevaluated:
@@ -267,7 +267,7 @@ def _repeated(folder: RunFolder, task: Task, journal: Journal, watch: Watch) -> 
 
     with (
         opened(folder, task, trajectory, runtimes, tiers, samples, watch, networked=True) as running,
-        federation(trajectory.threads, sums, is_away, running.recorder.tick) as clients,
+        federation(trajectory.threads, sums, is_away) as clients,
     ):
 
         def begin_epochs() -> None:
@@ -275,7 +275,8 @@ def _repeated(folder: RunFolder, task: Task, journal: Journal, watch: Watch) -> 
             while epochs and epochs[0][0].first == running.present.round:
                 statement, record, roster = epochs.pop(0)
                 running.begin_epoch(record, roster)
-                workers = workers_of(task, running.trajectory, runtimes.borrow, statement.tiers)
+                passed = running.recorder.passed
+                workers = workers_of(task, running.trajectory, runtimes.borrow, statement.tiers, passed=passed)
                 clients.enter(running.lineage, running.present, workers, running.downlink)
 
         for entry in journal.entries():

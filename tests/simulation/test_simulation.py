@@ -233,6 +233,23 @@ def test_a_loss_that_is_never_finite_is_refused(
         simulate(tiny(spoilt(":"), "rounds=40"), tmp_path / "run")
 
 
+@pytest.mark.parametrize("settings", [[], ["probe.head=exact"], ["federation.level=epoch", "federation.steps=2"]])
+def test_a_long_first_round_tells_from_its_start_how_far_it_is(
+    tiny: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str]
+) -> None:
+    monkeypatch.setattr("baffle.server.recorder.SOON", 0.0)  # report as if each pass took a second
+    seen = list[Progress]()
+    plan = tiny('task.model={name="lenet", channels=[2, 2]}', *settings, "rounds=2")
+    summary = simulate(plan, tmp_path / "run", watch=seen.append)
+    places = [now.rounds_done for now in seen]
+    assert places == sorted(places)
+    assert 0 < places[0] < 0.2
+    assert len({place for place in places if place < 1}) > 12
+    assert all(now.seconds_left is not None for now in seen)
+    monkeypatch.setattr("baffle.server.recorder.SOON", 1e9)
+    assert simulate(plan, tmp_path / "b")["weights_sha256"] == summary["weights_sha256"]
+
+
 def test_a_run_that_is_shorter_than_ten_rounds_does_not_end_well_either(
     tiny: MakePlan, tmp_path: Path, spoilt: Callable[[object], str]
 ) -> None:

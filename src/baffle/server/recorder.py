@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
+from threading import Lock
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -68,6 +70,7 @@ class Evaluation:
 
 MOST_SKIPPED = 10  # a run stops after this many skipped rounds in a row
 SOON = 1.0  # a long round reports its progress after this many seconds without a report
+NEARLY = 0.99  # of a round: the most that is reported before it ends
 
 
 @dataclass(frozen=True)
@@ -158,16 +161,27 @@ class Recorder:
         self._rounds_before = journal.length()
         self._reported = self._began
         self._record_seconds = self._evaluation_seconds = 0.0
+        self._passes, self._counting = 0, Lock()
         self._skipped_because: list[str] = []
         """Why the rounds since the last sum were skipped."""
         self._headline = evaluation.names[0]
         self._progress = Progress(self._rounds_before, trajectory.plan.rounds, metric=self._headline)
         self._diagnosis = Diagnosis(trajectory, self._records, warn)
 
-    def tick(self, done: int, of: int) -> None:
-        """Report that `done` replies of the present round, out of `of`, have arrived."""
-        if done < of and time.perf_counter() - self._reported > SOON:
-            self._report(replace(self._progress, rounds_done=self._progress.rounds_done + done / of))
+    def passed(self, passes: int) -> None:
+        """A client of this process has made so many forward passes. A round that takes long reports how far it is.
+        Threads may call this at once."""
+        with self._counting:
+            self._passes += passes
+            if time.perf_counter() - self._reported > SOON:
+                part = min(NEARLY, self._passes / self._passes_of_round)
+                self._report(replace(self._progress, rounds_done=self._progress.rounds_done + part))
+
+    @cached_property
+    def _passes_of_round(self) -> float:
+        """The forward passes of all clients of a round, in the mean over rounds."""
+        each = [forwards_of(self._trajectory, k, self._samples.get(client, 1)) for client, k in enumerate(self._tiers)]
+        return self._trajectory.plan.per_round * float(np.mean(each))
 
     def measure(self, rounds: int, state: ServerState) -> Record:
         """What to add to the last round's metrics: an evaluation, when it is due, and the seconds and ε so far."""
@@ -181,6 +195,7 @@ class Recorder:
     def record(self, played: Played) -> None:
         """Add a round, which the journal already holds, to the folder's metrics, and report it."""
         began = time.perf_counter()
+        self._passes = 0
         record: Record = {"round": played.present.round - 1, **played.metrics}
         self._folder.add_metrics(record)
         self._records.append(record)
