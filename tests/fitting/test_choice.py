@@ -1,38 +1,37 @@
 """Which weights a fit hands back."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import baffle
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch
+from baffle.core.samples import Array
 from baffle.data.sources import Dataset
 from baffle.fitting.choice import AVERAGED, LAST, choose_weights
-from tests.fitting.test_fit import QUICK, fit, outputs, require_accuracy, shared, small, vectors
+from tests.fitting.test_fit import QUICK, fit, outputs, shared, small, vectors
 
 
-class Errors:
-    """A model whose loss on a sample is the sample times one weight, plus the other."""
-
-    def on(self, batch: Batch) -> Any:
-        return lambda weights: float(np.mean(batch.x * weights[0] + weights[1]))
-
-    def outputs(self, _weights: F32, _batch: Batch) -> F32:
-        raise NotImplementedError
+def error(weights: F32, batch: Batch) -> float:
+    """Of a sample, the sample times one weight, plus the other."""
+    return float(np.mean(batch.x * weights[0] + weights[1]))
 
 
 def chosen(samples: list[float], averaged: list[float], last: list[float]) -> str:
     data = Dataset(np.array(samples, np.float32), np.zeros(len(samples), np.int64))
-    return choose_weights(Errors(), data, np.array(averaged, np.float32), np.array(last, np.float32))[0]
+    return choose_weights(error, data, np.array(averaged, np.float32), np.array(last, np.float32))[0]
 
 
 @given(st.lists(st.floats(-1, 1, width=16), min_size=1, max_size=60), st.floats(0.125, 1, width=16))
-def test_the_last_weights_are_handed_back_only_if_their_loss_is_clearly_lower(
+def test_the_last_weights_are_handed_back_only_if_their_error_is_clearly_smaller(
     samples: list[float], gain: float
 ) -> None:
     assert chosen(samples, [1.0, gain], [1.0, 0.0]) == LAST  # lower on every sample
@@ -51,31 +50,46 @@ BEHIND = {**QUICK, "update.ema": 0.99, "update.rate": 0.05}
 """An average that trails far behind in twelve rounds."""
 
 
-@pytest.fixture(scope="module")
-def behind(tmp_path_factory: pytest.TempPathFactory) -> baffle.Run:
-    folder = tmp_path_factory.mktemp("behind")
-    return fit(folder, small(), shared(*vectors(120)), vectors(300, 1), 12, plan=BEHIND, metrics=["accuracy", "loss"])
+def line(count: int, seed: int = 0) -> tuple[Array, Array]:
+    x = np.random.default_rng(seed).standard_normal((count, 8)).astype(np.float32)
+    return x, x @ np.linspace(1, 2, 8, dtype=np.float32)
 
 
-def test_an_average_that_is_behind_is_not_handed_back(behind: baffle.Run) -> None:
-    x, y = vectors(300, seed=1)
-    assert behind["returned"] == "last"
-    assert behind["returned_because"].startswith("loss on 120 training samples: averaged ")
-    assert behind["test_accuracy"] == behind["test_accuracy_last"]
-    assert behind["test_loss"] < behind.metrics["test_loss"][-1]
-    np.testing.assert_allclose(outputs(behind.model, x), require_accuracy(behind, x, y), atol=1e-6)
-    np.testing.assert_array_equal(baffle.open(behind.path).weights(), behind.weights(last=True))
+def regression(folder: Path, test: tuple[Array, Array], **more: Any) -> baffle.Run:
+    torch.manual_seed(0)
+    return fit(folder, nn.Linear(8, 1), shared(*line(120)), test, 12, plan=BEHIND, loss="mse", **more)
+
+
+def test_an_average_that_is_behind_is_not_handed_back(tmp_path: Path) -> None:
+    x, y = line(300, 1)
+    run = regression(tmp_path, (x, y))
+    assert run["returned"] == "last"
+    assert run["returned_because"].startswith("loss on 120 training samples: averaged ")
+    assert run["test_mae"] == run["test_mae_last"] < run.metrics["test_mae"][-1]
+    assert run["test_r2"] > run.metrics["test_r2"][-1]
+    assert np.abs(run.predict(x)[:, 0] - y).mean() == pytest.approx(run["test_mae"], rel=1e-4)
+    np.testing.assert_array_equal(baffle.open(run.path).weights(), run.weights(last=True))
 
 
 def test_validation_data_decide_and_test_data_never(tmp_path: Path) -> None:
-    x, y = vectors(120)
-    wrong = (x, (y + 1) % 3)  # on which the less a model has learnt the better it is
-    run = fit(tmp_path, small(), shared(x, y), wrong, 12, plan=BEHIND)
+    x, y = line(300, 1)
+    wrong = x, -y  # on which a model that has learnt less is better
+    run = regression(tmp_path, wrong)
     assert run["returned"] == "last"
-    run = baffle.resume(run.path, model=small(), clients=shared(x, y), test=wrong, validation=wrong)
+    torch.manual_seed(0)
+    again: dict[str, Any] = {"model": nn.Linear(8, 1), "clients": shared(*line(120)), "test": wrong, "loss": "mse"}
+    run = baffle.resume(run.path, validation=wrong, **again)
     assert run["returned"] == "averaged"
-    assert "on 120 validation samples" in run["returned_because"]
+    assert run["returned_because"].startswith("loss on 300 validation samples: averaged ")
     np.testing.assert_array_equal(run.weights(), run.weights(last=False))
+
+
+def test_a_classifier_is_judged_by_its_errors_and_validation_data_are_checked(tmp_path: Path) -> None:
+    x, y = vectors(120)
+    run = fit(tmp_path, small(), shared(x, y), None, 2, validation=(x, y))
+    right = [float(np.mean(outputs(run.restore(small(), last=last), x).argmax(1) == y)) for last in (False, True)]
+    shown = [float(number) for number in re.findall(r"(?:averaged|last) (\S+?)(?:,|$)", run["returned_because"])]
+    assert shown == pytest.approx([1 - share for share in right], abs=2e-3)
     with pytest.raises(baffle.BaffleError, match="validation: y has class 3, but the model has outputs for 3"):
         fit(tmp_path / "other", small(), shared(x, y), None, validation=(x, y + 1))
 

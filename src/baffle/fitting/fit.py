@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace as changed
 
 from baffle.core.arrays import F32, I64
-from baffle.core.ports import Runtime
+from baffle.core.ports import Batch, Runtime
 from baffle.data.partition import share_out
 from baffle.data.sources import Source
 from baffle.errors import PlanError, RunFolderError, UnusableDataError
@@ -35,7 +36,7 @@ from baffle.server.round import Played
 from baffle.simulation import Stop, begin
 from baffle.simulation import resume as resume_simulation
 from baffle.task.load import Task, load_task
-from baffle.task.metrics import evaluate, metrics_of
+from baffle.task.metrics import OF_CLASSES, evaluate, metrics_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,7 +87,7 @@ def fit(
     in the folder `out`, by default a new one under runs/. The model that was given is not changed. Unlike elsewhere,
     sums are plain unless the plan sets "secure.mode" to "on", since this process has all data.
 
-    The run hands back averaged weights, or the last ones if their loss is clearly lower: on the pair `validation`, or
+    The run hands back averaged weights, or the last ones if these are clearly better: on the pair `validation`, or
     without it on training samples. `run["returned"]` says which, and `test_…` are their metrics. In a private run
     without `validation` they are the averaged ones.
 
@@ -193,8 +194,10 @@ class _Objects:
         model = self.model.on(plan)
         with model.one_thread_each():
             runtime, last = model.runtime(plan.probe, FLOAT32), run.weights(last=True)
-            chosen, why = choose_weights(runtime, judge, run.weights(last=False), last)
-            why = why.format("validation" if validated else "training")
+            classes = plan.task.loss == "cross_entropy"
+            error = partial(_share_of_errors, runtime) if classes else lambda weights, batch: runtime.on(batch)(weights)
+            chosen, why = choose_weights(error, judge, run.weights(last=False), last)
+            why = f"{'errors' if classes else 'loss'} {why.format('validation' if validated else 'training')}"
             measured = self._measured(plan, runtime, last) if chosen == LAST and self.data.test else {}
         with RunFolder.existing(run.path) as folder:
             folder.write_summary(folder.read_summary() | measured | {"returned": chosen, "returned_because": why})
@@ -253,6 +256,10 @@ class _Objects:
             return 0
         shape = self.model.outputs(few.x).shape
         return shape[-1] if shape[:-1] == few.y.shape else shape[1] if len(shape) > 1 else 1
+
+
+def _share_of_errors(runtime: Runtime, weights: F32, batch: Batch) -> float:
+    return 1 - OF_CLASSES["accuracy"](runtime.outputs(weights, batch), batch.y)
 
 
 def _calls_inside() -> int:
