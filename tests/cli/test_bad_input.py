@@ -147,6 +147,18 @@ def test_a_setting_that_is_given_as_an_option_is_shown_as_a_setting(cli: Cli, ar
     refused(cli(*arguments), words)
 
 
+def test_a_tuned_plan_that_cannot_be_written_is_refused_before_the_trials(
+    cli: Cli, tiny_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tune(*_arguments: object, **_named: object) -> None:
+        raise AssertionError("trials began")
+
+    monkeypatch.setattr("baffle.tune.tuning.tune", tune)
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "missing" / "a.toml", tmp_path, tmp_path / "file" / "a.toml"):
+        refused(cli("tune", tiny_toml, "--out", out), f"{out} cannot be written", "give another --out")
+
+
 def test_with_out_a_plan_may_have_any_name(
     cli: Cli, tiny_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
