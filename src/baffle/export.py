@@ -62,13 +62,14 @@ def export_onnx(
     loss: GraphLoss = CROSS_ENTROPY,
     *,
     head: bool = False,
+    output: str = "",
 ) -> Manifest:
     """Export the model in an ONNX file. If the file leaves sizes of its samples open, `shape` is that of one sample.
-    With `head`, plans may ask for the exact gradient of its last linear layer."""
+    With `head`, plans may ask for the exact gradient of its last linear layer. `output` chooses one of several."""
     _require_free(out)
     from baffle.runtime.onnx.foreign import graph_from_file  # needs the `onnx` package, which other exports do not
 
-    graph = graph_from_file(model, freeze, shape, loss, head=head)
+    graph = graph_from_file(model, freeze, shape, loss, head=head, output=output)
     return write_export(out, graph, graph.flat())
 
 
@@ -77,7 +78,7 @@ def _graph(plan: Plan, data: Path | None) -> OnnxGraph:
         return graph_from_folder(Path(plan.run.model))
     folder = data_folder(data)
     source = load_data(plan.task.data, folder, plan.task.pixels)
-    inputs = inputs_of(source, folder)
+    inputs = inputs_of(plan, source, folder)
     loss, head = model_folder.graph_loss(plan.task.loss), plan.probe.head == "exact"
     if plan.task.draws_weights:
         return built_in(plan.task.model, inputs, plan.seed, loss, head=head)

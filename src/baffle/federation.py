@@ -64,15 +64,14 @@ class _Place:
 class Federation:
     """The clients of a run: the transport to them, and the aggregation of their replies.
 
-    The pool's threads answer for the clients. `on_reply` is called after each reply with the number of replies so far
-    and of requests. A server in a network never learns why a client abstains; the records of these rounds say why.
+    The pool's threads answer for the clients. A server in a network never learns why a client abstains; the records of
+    these rounds say why.
     """
 
     pool: ThreadPoolExecutor
     sums: Aggregation
     sessions: Mapping[int, ClientSession]
     is_away: IsAway
-    on_reply: Callable[[int, int], None]
     clients: dict[int, Client] = field(default_factory=dict)
     _reasons: dict[int, list[str]] = field(default_factory=dict)
 
@@ -89,13 +88,8 @@ class Federation:
 
     def exchange(self, requests: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """The replies, in the order of the requests. Clients that are away are missing."""
-        replies: dict[int, bytes] = {}
         answers = self.pool.map(self._answer, requests.keys(), requests.values())
-        for done, (client, reply) in enumerate(zip(requests, answers, strict=True), start=1):
-            if reply is not None:
-                replies[client] = reply
-            self.on_reply(done, len(requests))
-        return replies
+        return {client: reply for client, reply in zip(requests, answers, strict=True) if reply is not None}
 
     def _answer(self, client: int, request: bytes) -> bytes | None:
         try:
@@ -130,11 +124,10 @@ def federation(
     threads: int,
     sums: Sums,
     is_away: IsAway = lambda _round, _client: False,
-    on_reply: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> Iterator[Federation]:
     """A federation that no client has entered yet, with so many threads."""
     with ThreadPoolExecutor(threads, thread_name_prefix="client") as pool:
-        yield Federation(pool, *sums, is_away, on_reply)
+        yield Federation(pool, *sums, is_away)
 
 
 def workers_of(
@@ -143,10 +136,11 @@ def workers_of(
     borrow: BorrowRuntime,
     tiers: Sequence[int] | None = None,
     randomness: RandomnessOf = system_randomness,
+    passed: Callable[[int], None] = lambda _passes: None,
 ) -> list[Worker]:
     """What computes each client's contributions, with the tiers of the task if no others are given."""
     return [
-        Worker(number, k, trajectory, task.source.train, share, borrow, randomness(number))
+        Worker(number, k, trajectory, task.source.train, share, borrow, randomness(number), passed=passed)
         for number, (k, share) in enumerate(zip(task.tiers if tiers is None else tiers, task.shares, strict=True))
     ]
 

@@ -15,7 +15,7 @@ from baffle.federation import RandomnessOf, Sums, federation, sums_of, system_ra
 from baffle.journal.folder import RunFolder
 from baffle.journal.store import Journal
 from baffle.measuring.precision import require_precision
-from baffle.plan import Plan, PrivacySettings, change, check, load, override
+from baffle.plan import Plan, PrivacySettings, Settings, change, check, load, override
 from baffle.plan.functions import require_own_code
 from baffle.plan.tasks import headline, is_own
 from baffle.runtime.registry import runtime_of
@@ -100,7 +100,7 @@ def exposure(plan: Plan) -> list[str]:
 
 def resume(
     path: str | Path,
-    settings: Iterable[str] = (),
+    settings: Settings = (),
     *,
     data: str | Path | None = None,
     watch: Watch = _nothing,
@@ -119,7 +119,7 @@ def resume(
         if new.trajectory_digest() != old.trajectory_digest():
             raise PlanError(
                 "a resumed run may change rounds, run.* and secure.* (but not the groups), and nothing else; start a "
-                "new run with --out"
+                "new run in another folder (--out, in Python out=…)"
             )
         check(new)
         require_own_code(new.task, folder.path, own_code=own_code)
@@ -194,9 +194,9 @@ def _run(
     is_away = partial(drops, trajectory)
     with (
         opened(folder, task, trajectory, runtimes, task.tiers, samples, watch, warn) as running,
-        federation(trajectory.threads, sums_of(trajectory, task), is_away, running.recorder.tick) as clients,
+        federation(trajectory.threads, sums_of(trajectory, task), is_away) as clients,
     ):
-        workers = workers_of(task, trajectory, runtimes.borrow, None, randomness)
+        workers = workers_of(task, trajectory, runtimes.borrow, None, randomness, running.recorder.passed)
         stack = Stack(trajectory, dict(enumerate(workers)), runtimes.borrow, is_away) if plan.probe.stacked else None
         clients.enter(running.lineage, running.present, workers, running.downlink, stack)
         if running.unevaluated:
@@ -218,7 +218,7 @@ def drops(trajectory: Trajectory, round_number: int, client: int) -> bool:
 def repeat(
     path: str | Path,
     out: str | Path,
-    settings: Iterable[str] = (),
+    settings: Settings = (),
     *,
     data: str | Path | None = None,
     watch: Watch = _nothing,
@@ -267,7 +267,7 @@ def _repeated(folder: RunFolder, task: Task, journal: Journal, watch: Watch) -> 
 
     with (
         opened(folder, task, trajectory, runtimes, tiers, samples, watch, networked=True) as running,
-        federation(trajectory.threads, sums, is_away, running.recorder.tick) as clients,
+        federation(trajectory.threads, sums, is_away) as clients,
     ):
 
         def begin_epochs() -> None:
@@ -275,7 +275,8 @@ def _repeated(folder: RunFolder, task: Task, journal: Journal, watch: Watch) -> 
             while epochs and epochs[0][0].first == running.present.round:
                 statement, record, roster = epochs.pop(0)
                 running.begin_epoch(record, roster)
-                workers = workers_of(task, running.trajectory, runtimes.borrow, statement.tiers)
+                passed = running.recorder.passed
+                workers = workers_of(task, running.trajectory, runtimes.borrow, statement.tiers, passed=passed)
                 clients.enter(running.lineage, running.present, workers, running.downlink)
 
         for entry in journal.entries():

@@ -4,7 +4,9 @@ import gzip
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -92,8 +94,9 @@ BAD_FOLDER_NAMES = [
 
 @pytest.mark.parametrize("name", BAD_FOLDER_NAMES, ids=lambda name: ascii(name)[:20])
 def test_a_plans_name_that_cannot_name_a_folder_under_runs(name: str) -> None:
-    with pytest.raises(PlanError, match=r"^name: expected .*got '.*--set name=NAME.*--out") as refusal:
-        new_folder(name)
+    expected = r"^name: expected .*got '.*--set name=NAME.*--out"
+    with pytest.raises(PlanError, match=expected) as refusal, new_folder(name):
+        pass
     assert len(str(refusal.value)) < 500
     assert str(refusal.value).isprintable()
 
@@ -103,11 +106,57 @@ def test_a_plans_name_that_names_a_folder_under_runs(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = new_folder(name)
-    folder.mkdir(parents=True)
-    assert {folder.parent, new_folder(name).parent} == {Path("runs")}
-    assert folder.name.startswith(f"{name}-")
-    assert not new_folder(name).exists()
+    with new_folder(name) as folder:
+        assert folder.is_dir()
+        assert folder.parent == Path("runs")
+        assert folder.name.startswith(f"{name}-")
+    assert not Path("runs").exists()
+
+
+def test_runs_that_start_in_the_same_second_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    together = Barrier(8)
+
+    def claim(_: int) -> Path:
+        with new_folder("mine") as folder:
+            together.wait(60)
+            (folder / "plan.toml").touch(exist_ok=False)
+            return folder
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(claim, range(8)))) == len(list(Path("runs").iterdir())) == 8
+
+
+def test_no_run_is_kept_where_runs_is_a_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").touch()
+    refused(cli("run", "-q"), "runs", "cannot be made", "--out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--rounds", "3"], "No such option '--rounds'; it is a setting of the plan: --set rounds=3\n"),
+        (["plan", "digits", "--probe-k=7"], "'--probe-k'; it is a setting of the plan: --set probe.k=7\n"),
+        (["tune", "--clip"], "a setting of the plan: --set update.clip=VALUE or --set privacy.clip=VALUE\n"),
+        (["verify", "--rounds", "3"], "No such option '--rounds'. (see baffle --help)\n"),
+        (["run", "--wings", "3"], "No such option '--wings'. (see baffle --help)\n"),
+    ],
+)
+def test_a_setting_that_is_given_as_an_option_is_shown_as_a_setting(cli: Cli, arguments: list[str], words: str) -> None:
+    refused(cli(*arguments), words)
+
+
+def test_a_tuned_plan_that_cannot_be_written_is_refused_before_the_trials(
+    cli: Cli, tiny_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tune(*_arguments: object, **_named: object) -> None:
+        raise AssertionError("trials began")
+
+    monkeypatch.setattr("baffle.tune.tuning.tune", tune)
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "missing" / "a.toml", tmp_path, tmp_path / "file" / "a.toml"):
+        refused(cli("tune", tiny_toml, "--out", out), f"{out} cannot be written", "give another --out")
 
 
 def test_with_out_a_plan_may_have_any_name(

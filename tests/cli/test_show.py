@@ -20,6 +20,7 @@ from baffle.data.partition import Holding, holdings
 from baffle.data.sources import Dataset, Source
 from baffle.report.words import CUT_OFF
 from baffle.server.recorder import Progress
+from tests.support.command_line import Cli
 
 PARTS = {"evaluation_seconds": 1.0, "bookkeeping_seconds": 0.1}
 
@@ -105,7 +106,18 @@ def test_without_a_terminal_there_are_plain_lines_at_whole_rounds(
     rounds: int, seconds: float, shown: list[str]
 ) -> None:
     assert logged(rounds, seconds) == shown
-    assert logged(3, 100.0, [0.25, 0.5, 1, 1.5, 2, 2.9, 3]) == ["1", "2", "3"]  # none at a part of a round
+    assert logged(3, 5.0, [0.25, 0.5, 1, 1.5, 2, 2.9, 3]) == ["1", "2", "3"]  # none at a part of a short round
+    assert logged(2, 100.0, [0.05, 0.1, 0.15, 0.5, 1, 1.05, 1.1]) == ["0.1", "0.5", "1", "1.1"]
+
+
+@pytest.mark.parametrize("forced", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_colours_that_are_asked_for_animate_no_file(
+    cli: Cli, tiny_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forced: str
+) -> None:
+    monkeypatch.setenv(forced, "1")
+    done = cli("run", tiny_toml, "--out", tmp_path / "run", "--set", "rounds=2")
+    assert "round 2/2" in done.stdout
+    assert not re.search(r"\r|\x1b\[\?25l|\x1b\[\d*[AK]", done.stdout + done.stderr)  # moves, erases, hides the cursor
 
 
 @given(st.integers(1, 10**6), st.floats(1e-6, 1e4))

@@ -12,7 +12,7 @@ from baffle.core.arrays import I64
 from baffle.data.partition import by_domain, by_writer, class_counts, dirichlet, iid, share_out
 from baffle.data.sources import Dataset, Source
 from baffle.errors import DataError, PlanError
-from baffle.plan import FederationSettings, Plan
+from baffle.plan import FederationSettings, Plan, load
 
 KEY = bytes(32)
 keys = st.binary(min_size=32, max_size=32)
@@ -160,5 +160,9 @@ def test_a_partition_needs_data_with_its_groups() -> None:
         share_out(_plan("domain"), _source())
     with pytest.raises(PlanError, match=r"federation\.partition: digits has no writers.*qmnist-train-labels"):
         share_out(_plan("writer"), _source())
+    with pytest.raises(PlanError, match=r"mine:data has no writers; expected writer_of in the baffle\.Dataset of its"):
+        share_out(load("digits", {"task.data": "mine:data", "federation.partition": "writer"}), _source())
+    with pytest.raises(PlanError, match="have no writers; give a list with the data of each writer"):
+        share_out(load("digits", {"task.data": "given:0", "federation.partition": "writer"}), _source())
     with pytest.raises(DataError, match="writer_of: expected an entry for each of 40 samples, got 39"):
         _source(writer_of=np.arange(39))

@@ -2,6 +2,7 @@
 accuracy."""
 
 import doctest
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -93,10 +94,10 @@ def test_a_run_is_arrays_and_a_summary_with_a_page_and_a_figure(trained: baffle.
 
 
 def test_averaged_and_last_weights_are_both_at_hand(trained: baffle.Run) -> None:
-    averaged, last = trained.weights(), trained.weights(last=True)
+    averaged, last = trained.weights(last=False), trained.weights(last=True)
     assert (averaged != last).any()
     again = baffle.open(trained.path)
-    np.testing.assert_array_equal(again.weights(), averaged)
+    np.testing.assert_array_equal(again.weights(), last if trained["returned"] == "last" else averaged)
     module = again.restore(small(), last=True)
     np.testing.assert_array_equal(np.concatenate([p.detach().numpy().ravel() for p in module.parameters()]), last)
     with pytest.raises(baffle.BaffleError, match=r"give one: run\.restore\(module\)"):
@@ -150,6 +151,27 @@ def test_labels_may_be_given_for_each_token(tmp_path: Path) -> None:
     run = fit(tmp_path, Tokens(each=True), shared(x, each), (test_x, test_each), plan=plan)
     require_accuracy(run, test_x, test_each)
     assert run.metrics["loss"][-1] < run.metrics["loss"][0]
+
+
+class Masked(nn.Module):
+    """A mean over the tokens that a mask of booleans keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(12, 3)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        assert mask.dtype == torch.bool
+        return self.embedding(ids).masked_fill(~mask.unsqueeze(-1), 0.0).mean(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("form", [lambda values: values, torch.from_numpy, np.ndarray.tolist])
+def test_booleans_reach_a_model_as_booleans(tmp_path: Path, form: Callable[[Array], Any]) -> None:
+    ids, y = sentences(80)[0]["ids"], sentences(80)[1]
+    x = {"ids": ids, "mask": ids != 0}
+    clients = [({"ids": part["ids"], "mask": form(part["mask"])}, labels) for part, labels in shared(x, y)]
+    require_accuracy(fit(tmp_path, Masked(), clients, (x, y), rounds=2), x, y)
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -257,7 +279,7 @@ def test_callbacks_see_every_round_and_may_stop_the_run(tmp_path: Path) -> None:
     run = fit(tmp_path, small(), shared(*vectors(60)), None, rounds=4, callbacks=[stop, seen.append])
     assert [now["round"] for now in seen] == [1, 2]
     assert (run["rounds"], run.plan.rounds) == (2, 4)
-    whole = baffle.resume(run.path, model=small(), clients=shared(*vectors(60)))
+    whole = baffle.resume(run.path, {"rounds": np.int64(4)}, model=small(), clients=shared(*vectors(60)))
     undisturbed = fit(tmp_path / "again", small(), shared(*vectors(60)), None, rounds=4)
     assert whole["weights_sha256"] == undisturbed["weights_sha256"]
 
@@ -283,6 +305,20 @@ print(run.predict(x).shape, run.plan.task.loss)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "(40, 2) given:function"
     assert "round    2/2  loss" in done.stdout
+
+
+def test_secure_sums_are_off_in_a_fit_alone_as_its_pages_say(tmp_path: Path, trained: baffle.Run) -> None:
+    assert (trained["secure"], baffle.Plan().secure.mode) == ("off", "on")
+    root = Path(__file__).parents[2]
+    for words in (
+        (root / "README.md").read_text(),
+        (root / "docs/quickstart.md").read_text(),
+        baffle.fit.__doc__ or "",
+    ):
+        assert re.search(r'plain.{0,80}"secure.mode"|`baffle.fit`,.{0,80}leaves it off', words, re.DOTALL)
+    plan = {**QUICK, "run.evaluate_every": 6, "secure.mode": "on"}
+    masked = fit(tmp_path, small(), shared(*vectors(120)), vectors(300, 1), 12, plan=plan)
+    assert masked["weights_sha256"] == trained["weights_sha256"]
 
 
 def test_a_private_fit_tells_epsilon_and_no_loss(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from baffle.network.member.edge import edge_equipment
 from baffle.runtime.onnx.model_folder import read_exported, read_manifest
 from baffle.task.load import Runtimes, load_task
 from tests.fitting.test_fit import fit, require_accuracy, shared
+from tests.support.command_line import Cli, refused
 
 WORDS, WIDTH, CLASSES = 12, 4, 3
 
@@ -66,6 +67,44 @@ def test_a_foreign_graph_of_token_ids_trains(tmp_path: Path, train: str, weights
     require_accuracy(run, *test)
     again = baffle.resume(run.path, ["rounds=6"], model=tmp_path / "theirs.onnx", clients=shared(x, y), test=test)
     assert again["rounds"] == 6
+
+
+def two_outputs(path: Path, *, label: bool) -> Path:
+    """The bag of words with its label as the first output, as scikit-learn's classifiers have it, or with a second
+    output of floats."""
+    kind, first = ("int64[batch]", "ArgMax<axis = 1, keepdims = 0>(out)") if label else ("float[batch, 4]", "Neg(mean)")
+    return saved(
+        path,
+        f"""(int64[batch, 6] ids) => ({kind} first, float[batch, {CLASSES}] out) {{
+            found = Gather(table_weight, ids)
+            mean = ReduceMean<axes = [1], keepdims = 0>(found)
+            out = Gemm(mean, head_weight, head_bias)
+            first = {first}
+        }}""",
+    )
+
+
+def test_beside_a_label_the_output_of_floats_is_trained(tmp_path: Path) -> None:
+    (x, y), test, theirs = sentences(80), sentences(60, 1), two_outputs(tmp_path / "theirs.onnx", label=True)
+    run = fit(tmp_path, theirs, shared(x, y), test)
+    alone = fit(tmp_path / "alone", bag_of_words(tmp_path / "alone.onnx"), shared(x, y), test)
+    assert run["weights_sha256"] == alone["weights_sha256"]
+    labels = answers(run.model, ids=test[0])  # the first output of the file as it was given
+    assert np.mean(labels == test[1]) == pytest.approx(run["test_accuracy"], abs=1e-6)
+
+
+def test_one_of_several_outputs_is_chosen_by_name(tmp_path: Path, cli: Cli) -> None:
+    (x, y), theirs = sentences(80), two_outputs(tmp_path / "theirs.onnx", label=False)
+    words = r"one output of floats, got 2 \(first, out\); choose one with --output NAME \(in Python"
+    with pytest.raises(baffle.BaffleError, match=words):
+        fit(tmp_path, theirs, shared(x, y), None)
+    refused(
+        cli("export", "--onnx", theirs, "--output", "last", "--out", tmp_path / "a"), "no such output", "first, out"
+    )
+    assert cli("export", "--onnx", theirs, "--output", "out", "--out", tmp_path / "a").returncode == 0
+    run = fit(tmp_path, tmp_path / "a", shared(x, y), (x, y))
+    require_accuracy(run, x, y)
+    assert [value.name for value in run.restore(theirs).graph.output] == ["first", "out"]
 
 
 def answers(model: ModelProto, **inputs: Array) -> Array:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 import baffle
@@ -31,6 +32,26 @@ def with_one(change: Any) -> list[Any]:
 
 NAN = X.copy()
 NAN[7, 3] = np.nan
+
+
+class Odd(nn.Module):
+    """A linear layer whose forward pass is not a function of samples and weights."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.layer, self.fault, self.calls = nn.Linear(8, 3), fault, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.fault == "input":
+            x *= 2
+        noise = {"random": torch.randn(len(x), 3), "state": torch.full((1,), float(self.calls)), "input": 0}
+        return self.layer(x) + noise[self.fault] * torch.arange(3)  # type: ignore[no-any-return]
+
+
+def jitter(outputs: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, labels) + torch.rand(()) / 100
+
 
 UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"data": []}, "clients: expected the data of at least one client, got an empty list"),
@@ -79,10 +100,26 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"plan": {"probe.kk": 5}}, "unknown key probe.kk (did you mean probe.k?)"),
     ({"plan": {"rounds.more": 5}}, "rounds is a value, not a table"),
     ({"model": "nothing.onnx"}, "nothing.onnx"),
+    (
+        {"model": Odd("random")},
+        "task.model: the forward pass is random, or keeps state from call to call: the same samples at the same "
+        "weights gave ",
+    ),
+    ({"model": Odd("state")}, "task.model: the forward pass is random, or keeps state from call to call"),
+    ({"model": Odd("input")}, "task.model: the model changes its input, so a second forward pass on the same samples"),
+    ({"loss": jitter}, "task.loss: the loss is random, or keeps state from call to call"),
     ({"model": 3}, "model: expected an nn.Module or the path of an ONNX file, got int"),
     ({"model": nn.ReLU()}, "no trainable weights"),
     ({"train": "hed.*"}, 'train: no parameter of the model fits \'hed.*\'; expected "all", "last" or patterns of'),
-    ({"callbacks": lambda _: True}, "callbacks: expected a list of functions, got function"),
+    ({"callbacks": ["stop"]}, "callbacks: expected functions, got 'stop'"),
+    ({"callbacks": "stop"}, "callbacks: expected functions, got 'stop'"),
+    ({"metrics": "acuracy"}, "task.metrics: expected one of 'accuracy'"),
+    ({"metrics": [3]}, 'metrics: expected names such as "accuracy", or functions, got 3'),
+    (
+        {"plan": {"federation.clients": 10}},
+        "federation.clients: the plan says 10, but clients is a list with the data of 4; leave it out, or give one",
+    ),
+    ({"plan": {"federation": {"clients": 3}}}, "federation.clients: the plan says 3, but clients is a list with"),
 ]
 
 
@@ -92,6 +129,18 @@ def test_unusable_objects_and_settings(tmp_path: Path, objects: dict[str, Any], 
     with pytest.raises(baffle.BaffleError, match=re.escape(words)):
         fit(tmp_path, **(given | objects))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_may_say_how_many_clients_have_data(tmp_path: Path) -> None:
+    for number, plan in enumerate(({"federation.clients": 4}, baffle.Plan(), ["rounds=1"])):
+        run = baffle.fit(small(), shared(X, Y), plan=plan, out=tmp_path / str(number), progress=False, callbacks=stop)
+        assert run.plan.federation.clients == 4
+    with pytest.raises(baffle.BaffleError, match="the plan says 7, but clients is a list with the data of 4"):
+        baffle.fit(small(), shared(X, Y), plan=baffle.load_plan("digits", {"federation.clients": 7}))
+
+
+def stop(_now: object) -> bool:
+    return True
 
 
 def test_a_plan_of_another_type_is_refused_and_as_many_targets_as_outputs_are_taken(tmp_path: Path) -> None:
@@ -121,7 +170,7 @@ def test_what_a_person_mistypes_around_a_run(begun: Path) -> None:
     with pytest.raises(baffle.BaffleError, match=r"out: .*run holds a run; go on with it by baffle\.resume\("):
         fit(begun.parent, small(), shared(X, Y), None)
     for settings, words in (
-        ("rounds=5", r"settings: expected a list of them, as \['rounds=5'\], got one text"),
+        ("rounds=5", r"settings: expected a dict or a list of them, as \['rounds=5'\], got one text"),
         (["probe.k=5"], r"a resumed run may change rounds, run\.\* and secure"),
         (["rounds=0"], r"rounds: expected int >= 1, got 0"),
     ):
@@ -195,3 +244,12 @@ def test_a_folder_whose_plan_was_changed_is_refused(begun: Path, tmp_path: Path,
     plan.write_text(re.sub(r"^says = .*$", f"says = {says}", plan.read_text(), flags=re.MULTILINE))
     with pytest.raises(baffle.BaffleError):
         baffle.resume(tmp_path / "run", ["rounds=9"], model=ANOTHER_NET, clients=shared(X, Y))
+
+
+def test_a_warning_names_the_line_that_called_fit(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="dropout in layer 1 is off") as warned:  # before the first round
+        fit(tmp_path, nn.Sequential(nn.Linear(8, 6), nn.Dropout(), nn.Linear(6, 3)), shared(X, Y), None, rounds=1)
+    fast = {"update.rate": 3.0, "rounds": 20}  # and while it goes on
+    with pytest.warns(UserWarning, match="the loss climbs") as late:
+        fit(tmp_path / "fast", small(), shared(X, Y), None, plan=fast)
+    assert {Path(warning.filename).name for warning in [*warned, *late]} == {"test_fit.py"}

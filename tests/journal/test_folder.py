@@ -33,8 +33,8 @@ def test_a_missing_or_empty_folder_is_made_when_it_is_entered(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("plan.toml", r"holds another run.*--resume.*--out"),
-        ("thesis.tex", r"not empty \(it holds thesis\.tex\).*--out"),
+        ("plan.toml", r"holds another run.*--resume.*in Python baffle\.resume.*--out, in Python out="),
+        ("thesis.tex", r"not empty \(it holds thesis\.tex\).*--out, in Python out="),
     ],
 )
 def test_a_folder_that_holds_a_run_or_something_else_is_not_used(tmp_path: Path, file: str, words: str) -> None:

@@ -2,11 +2,12 @@
 
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from msgspec import inspect
 import baffle
 from baffle.errors import PlanError
 from baffle.plan import (
+    WRN,
     Custom,
     FederationSettings,
     LeNet,
@@ -107,6 +109,28 @@ def test_a_setting_is_read_as_toml_or_as_a_word(setting: str, expected: object) 
         value = getattr(value, name)
     assert value == expected
     assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"probe.k": 50, "update.rate": 0.5, "update.betas": [0.5, 0.75], "task.augment": False},
+        {"probe": {"k": 50}, "update": {"rate": 0.5, "betas": (0.5, 0.75)}},
+        {"probe.k": np.int64(50), "update.rate": np.float32(0.5), "update.betas": np.array([0.5, 0.75])},
+        {"probe": {"k": np.uint8(50)}, "update": {"rate": np.float64(0.5)}, "update.betas": [np.float32(0.5), 0.75]},
+        {"probe.k": 50, "update.rate": 0.5, "update.betas": [0.5, 0.75], "task.augment": np.False_},
+    ],
+)
+def test_settings_are_the_same_plan_in_every_form(settings: Mapping[str, Any]) -> None:
+    assert load("digits", settings) == load("digits", ["probe.k=50", "update.rate=0.5", "update.betas=[0.5, 0.75]"])
+
+
+def test_a_table_replaces_a_model_and_changes_a_section() -> None:
+    plan = load("digits", {"task": {"model": {"name": "wrn"}, "loss": "cross_entropy"}})
+    assert plan.task.model == WRN()
+    assert plan.task.data == load("digits").task.data
+    with pytest.raises(PlanError, match=r"a list of them, as \['probe\.k=3'\], got one text"):
+        load("digits", "probe.k=3")
 
 
 def test_later_settings_win_and_settings_may_open_a_section() -> None:

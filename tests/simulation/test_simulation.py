@@ -233,6 +233,41 @@ def test_a_loss_that_is_never_finite_is_refused(
         simulate(tiny(spoilt(":"), "rounds=40"), tmp_path / "run")
 
 
+@pytest.mark.parametrize("settings", [[], ["probe.head=exact"], ["federation.level=epoch", "federation.steps=2"]])
+def test_a_long_first_round_tells_from_its_start_how_far_it_is(
+    tiny: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str]
+) -> None:
+    monkeypatch.setattr("baffle.server.recorder.SOON", 0.0)  # report as if each pass took a second
+    seen = list[Progress]()
+    plan = tiny('task.model={name="lenet", channels=[2, 2]}', *settings, "rounds=2")
+    summary = simulate(plan, tmp_path / "run", watch=seen.append)
+    places = [now.rounds_done for now in seen]
+    assert places == sorted(places)
+    assert 0 < places[0] < 0.2
+    assert len({place for place in places if place < 1}) > 12
+    assert all(now.seconds_left is not None for now in seen)
+    monkeypatch.setattr("baffle.server.recorder.SOON", 1e9)
+    assert simulate(plan, tmp_path / "b")["weights_sha256"] == summary["weights_sha256"]
+
+
+def test_a_run_that_is_shorter_than_ten_rounds_does_not_end_well_either(
+    tiny: MakePlan, tmp_path: Path, spoilt: Callable[[object], str]
+) -> None:
+    for name, settings, words in (
+        ("a", [spoilt(":"), "rounds=3"], r"^The last 3 rounds were skipped; .* No loss was finite even at the initial"),
+        ("b", [spoilt(":"), "rounds=1"], r"^The last round was skipped; the first reason"),
+        ("c", [*DEEP, "rounds=4"], r"^The last \d rounds were skipped; .*smaller update\.rate.*kept in"),
+        (
+            "d",
+            ["update.optimizer=sgd", "update.rate=3e38", "update.weight_decay=3e38", "rounds=1"],
+            "^the last weights",
+        ),
+    ):
+        with pytest.raises(BaffleError, match=words):
+            simulate(tiny(*settings), tmp_path / name)
+        assert json.loads((tmp_path / name / "summary.json").read_text())["rounds"] < 5
+
+
 def test_a_baseline_is_trained_beside_the_run_from_the_same_start(finished_run: Path) -> None:
     before = json.loads((finished_run / "summary.json").read_text())
     summary = add_baseline(finished_run)

@@ -3,16 +3,18 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from baffle.data.sources import Dataset, Source
 from baffle.errors import PlanError, UnusableDataError
-from baffle.plan import Plan
+from baffle.plan import Plan, load
 from baffle.runtime.torch.loss import TorchLoss
-from baffle.task.load import Runtimes, Task, load_task, versions
+from baffle.task.load import Runtimes, Task, load_server_task, load_task, versions
 
 MakePlan = Callable[..., Plan]
 
@@ -173,3 +175,14 @@ def test_a_client_without_samples_is_refused_by_its_number(tiny: MakePlan) -> No
         load_task(tiny(), share=lambda _plan, _source: [np.arange(5), none, np.arange(5)])
     with pytest.raises(UnusableDataError, match=r"^client 0 and 1 more of 3 has no samples"):
         load_task(tiny(), share=lambda _plan, _source: [none, np.arange(5), none])
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 8, 8)])
+def test_a_server_reads_no_training_sample_of_a_source_that_states_its_shape_alone(shape: tuple[int, ...]) -> None:
+    def unread() -> Dataset:
+        raise AssertionError("the training set was read")
+
+    test = Dataset(np.zeros((4, *shape), np.float32), np.zeros(4, np.int64))
+    source = Source(unread, test, classes=3, shape=shape)
+    task = load_server_task(load("digits", {"task.model": {"name": "softmax"}}), None, 10, source)
+    assert len(task.initial_weights()) == 3 * (prod(shape) + 1)

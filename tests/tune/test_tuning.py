@@ -67,6 +67,34 @@ def test_every_setting_has_a_reason_and_nothing_else_changes() -> None:
     assert 0 <= (advice.alignment_measured or 0) <= advice.alignment_predicted
 
 
+def test_where_nothing_is_learnt_no_rate_is_called_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "is_clearly_less", lambda *_runners: False)
+    said: list[str] = []
+    stuck = tune(parse(TINY, [ROUNDS, "probe.k=16"]), tell=lambda words, _done, _of: said.append(words))
+    assert not stuck.learnt
+    rate = stuck.reasons[1]
+    assert rate.why.startswith("nothing was learnt at any rate: held-out loss after ")
+    assert "the best" not in rate.why
+    assert "nothing was learnt: no rate lowered the held-out loss" in stuck.to_toml()
+    assert [words.partition(": ")[2] for words in said if words.startswith("nothing was learnt yet")] == [
+        "trying probe.supports = layers",
+        "trying probe.head = exact",
+        "trying probe.k = 64",
+        "going on to 8 rounds",
+    ]
+    assert tuned().learnt
+
+
+def test_what_learns_is_found_where_the_plan_does_not() -> None:
+    """One dense direction among six thousand weights says nothing."""
+    lenet = 'task.model={name="lenet", channels=[8, 16], head="flatten"}'
+    found = tune(parse(TINY, [lenet, "rounds=12", "probe.k=1", "federation.batch=0"]))
+    assert found.learnt
+    (reason,) = (reason for reason in found.reasons if reason.key in ("probe.head", "probe.supports"))
+    assert str(reason) == 'probe.supports = "layers" (was "dense"): with dense nothing was learnt'
+    assert found.plan.probe.supports == "layers"
+
+
 def test_the_plan_is_written_with_its_reasons_as_comments() -> None:
     wrong = tuned(*LARGE)
     text = wrong.to_toml()

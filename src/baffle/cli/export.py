@@ -23,6 +23,7 @@ several inputs."""
 @click.option("--loss", metavar="NAME", help=LOSS)
 @click.option("--shape", multiple=True, metavar="SIZES", help=SHAPE)
 @click.option("--head", is_flag=True, help='With --onnx: for plans with probe.head = "exact".')
+@click.option("--output", metavar="NAME", default="", help="With --onnx: which of several outputs is trained.")
 @set_option
 @data_option
 @own_code_option
@@ -35,6 +36,7 @@ def export(
     loss: str | None,
     shape: tuple[str, ...],
     head: bool,
+    output: str,
     settings: tuple[str, ...],
     data: Path | None,
     own_code: bool,
@@ -44,9 +46,9 @@ def export(
     if (source is None) == (onnx is None):
         raise click.UsageError("expected one thing to export: a run's folder, a plan, or --onnx FILE")
     run = Path(source) if source and Path(source).is_dir() else None
-    if ((freeze or loss or shape or head) and not onnx) or (settings and (onnx or run)):
+    if ((freeze or loss or shape or head or output) and not onnx) or (settings and (onnx or run)):
         raise click.UsageError(
-            "--freeze, --loss, --shape and --head belong to --onnx FILE, --set to a plan that has not run"
+            "--freeze, --loss, --shape, --head and --output belong to --onnx FILE, --set to a plan that has not run"
         )
     from msgspec import to_builtins
 
@@ -56,7 +58,8 @@ def export(
     if loss and loss not in (*GRAPH_LOSSES, "none"):
         raise click.UsageError(f"--loss: expected {', '.join(GRAPH_LOSSES)} or none, got {loss!r}")
     if onnx:
-        manifest = export_onnx(onnx, out, freeze, _shape(shape), graph_loss(loss or "cross_entropy"), head=head)
+        wanted = graph_loss(loss or "cross_entropy")
+        manifest = export_onnx(onnx, out, freeze, _shape(shape), wanted, head=head, output=output)
     elif run:
         manifest = export_run(run, out, data=data, own_code=own_code)
     else:

@@ -51,7 +51,7 @@ def main() -> None:
         click.echo(fault.format_message(), err=True)
         sys.exit(2)
     except click.ClickException as fault:
-        message = f"{fault.format_message()} (see baffle --help)"
+        message = _as_setting(fault) or f"{fault.format_message()} (see baffle --help)"
     except BaffleError as fault:
         message, below = str(fault), _traceback(fault) if isinstance(fault, OwnFunctionError) else ""
     except ModuleNotFoundError as fault:
@@ -60,6 +60,21 @@ def main() -> None:
         message = f"this command needs {fault.name}: pip install 'baffle[{EXTRAS[fault.name]}]'"
     click.echo(f"error: {' '.join(message.split())}\n{below}", err=True, nl=False)
     sys.exit(2)
+
+
+def _as_setting(fault: click.ClickException) -> str:
+    """What to say of an unknown option that is a key of the plan, as in `--rounds 3`; empty for other mistakes."""
+    takes_settings = fault.ctx and any(option.name == "settings" for option in fault.ctx.command.params)
+    if not isinstance(fault, click.NoSuchOption) or not takes_settings:
+        return ""
+    from baffle.plan import Plan, keys_of
+
+    name = fault.option_name.lstrip("-").replace("-", "_")
+    keys = [key for key in keys_of(Plan) if name in (key, key.rpartition(".")[2], key.replace(".", "_"))]
+    words = " ".join(sys.argv).partition(fault.option_name)[2].lstrip("= ").split()
+    value = words[0] if words and not words[0].startswith("-") else "VALUE"
+    meant = " or ".join(f"--set {key}={value}" for key in keys)
+    return f"No such option {fault.option_name!r}; it is a setting of the plan: {meant}" if keys else ""
 
 
 def _traceback(error: OwnFunctionError) -> str:

@@ -1,7 +1,10 @@
 """`baffle plan`: what a run will cost. `baffle tune`: choose σ, rate, K and batch by trials, and explain the choice."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from errno import EISDIR
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,6 +96,16 @@ def _print_partition(chosen: "Plan", data: Path | None, as_json: bool) -> None:
         show.consoles()[0].print(show.partition_view(held))
 
 
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        if out.is_dir():
+            raise IsADirectoryError(EISDIR, "it is a folder")
+        yield
+    except OSError as fault:
+        raise click.UsageError(f"{out} cannot be written: {fault.strerror or fault}; give another --out") from None
+
+
 @click.command()
 @plan_argument
 @set_option
@@ -109,19 +122,23 @@ def tune(
 
     chosen = load(plan or "digits", settings)
     from baffle.cli import show
-    from baffle.files import replace
+    from baffle.files import replace, require_room
     from baffle.tune.tuning import tune as tune_plan
 
+    if out:
+        with _writing(out):  # before the trials, which take a while
+            require_room(out)
     console, remarks = show.consoles()
     remarks.quiet = quiet or as_json
     with show.trying(remarks) as tell:
         tuned = tune_plan(chosen, data=data, tell=tell)
     if out:
-        replace(out, tuned.to_toml().encode())
+        with _writing(out):
+            replace(out, tuned.to_toml().encode())
     if as_json:
         click.echo(json.dumps(asdict(tuned) | {"plan": tuned.plan.to_toml()}))
     elif out:
         console.quiet = quiet
-        show.say(console, "\n".join([*tuned.lines(), f"go on with: baffle run {out}"]))
+        show.say(console, "\n".join([*tuned.lines(), *([f"go on with: baffle run {out}"] if tuned.learnt else [])]))
     else:
         click.echo(tuned.to_toml(), nl=False)

@@ -65,7 +65,8 @@ def run(
 
     chosen = None if resumed or original else load(plan or "digits", settings)
     own_code = own_code or bool(chosen and named_by(chosen.task))  # a plan that the user names is the user's own word
-    folder = resumed or out or new_folder(chosen.name if chosen else "run")
+    named = new_folder(chosen.name if chosen else "run")
+    folder = resumed or out or click.get_current_context().with_resource(named)
     from baffle.cli import show
     from baffle.simulation import add_baseline, repeat, require_baseline, resume, simulate
 

@@ -1,6 +1,7 @@
 """What people see in a terminal: the result of a run, what a run will cost, a partition, and progress.
 
-Progress is a live line that fits the terminal, or plain lines at whole rounds where there is none.
+Progress is a live line that fits the terminal. Where there is none, it is plain lines: at whole rounds, and every few
+seconds of a round that takes longer.
 """
 
 import math
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, TextColumn
@@ -39,7 +40,13 @@ BAR, SHORT_BAR = 24, 8  # characters of a bar, and of one in a terminal of less 
 
 def consoles() -> tuple[Console, Console]:
     """One console for results (stdout), one for remarks (stderr)."""
-    return Console(highlight=False, markup=False), Console(file=sys.stderr, highlight=False, markup=False)
+    return _console(sys.stdout), _console(sys.stderr)
+
+
+def _console(stream: TextIO) -> Console:
+    """FORCE_COLOR, which many CI systems set, asks for colours; it does not make a file a terminal that animates."""
+    interactive = None if stream.isatty() else False
+    return Console(file=stream, highlight=False, markup=False, force_interactive=interactive)
 
 
 def say(console: Console, words: str) -> None:
@@ -229,7 +236,7 @@ def _figures(held: list["Holding"]) -> Table:
 def watching(console: Console, label: str, now: Callable[[], float] = time.monotonic) -> Iterator["Watch"]:
     """A live line of progress on a terminal; otherwise a plain line every few seconds, at whole rounds. `now` is the
     clock."""
-    if not console.is_terminal:
+    if not console.is_interactive:
         yield _lines(console, label, now)
         return
     width = BAR if console.width >= 100 else SHORT_BAR
@@ -249,7 +256,7 @@ def watching(console: Console, label: str, now: Callable[[], float] = time.monot
 def counting(console: Console, label: str) -> Iterator[Callable[[int, int], None]]:
     """A bar that counts rounds; nothing if the output is not a terminal."""
     columns = (TextColumn(label), BarColumn(bar_width=BAR), TextColumn("{task.completed}/{task.total} rounds"))
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Bar(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -257,7 +264,7 @@ def counting(console: Console, label: str) -> Iterator[Callable[[int, int], None
 @contextmanager
 def telling(console: Console, label: str) -> Iterator[Callable[[str], None]]:
     """The current step in words: one live line on a terminal; otherwise a plain line for each step."""
-    if not console.is_terminal:
+    if not console.is_interactive:
         yield lambda step: console.print(f"{label}  {step}", soft_wrap=True, highlight=False)
         return
     with console.status(label) as status:
@@ -267,7 +274,7 @@ def telling(console: Console, label: str) -> Iterator[Callable[[str], None]]:
 @contextmanager
 def trying(console: Console) -> Iterator[Callable[[str, int, int], None]]:
     """A bar that counts the rounds of all trials and names the current step; without a terminal, a line a step."""
-    if not console.is_terminal:
+    if not console.is_interactive:
         yield lambda words, done, _of: say(console, f"round {done}  {words}")
         return
     with Bar(TextColumn("trying"), BarColumn(BAR), TextColumn("{task.description}"), console=console) as bar:
@@ -299,18 +306,22 @@ def progress_line(progress: "Progress", room: int = 1000) -> str:
 
 
 def _lines(console: Console, label: str, now: Callable[[], float]) -> "Watch":
-    began, before, last = now(), -1.0, 0.0
+    began = said = now()
+    before, last = -1.0, 0.0
 
     def watch(progress: "Progress") -> None:
-        nonlocal before, last
+        nonlocal before, last, said
         done = progress.rounds_done
         before = done - 1 if before < 0 else before  # a run that is resumed does not begin with the first round
         if done != int(done):
+            if now() - said >= LATEST:
+                say(console, f"{label}  {progress_line(progress)}")
+                said = now()
             return
         step = step_of(progress.rounds, (now() - began) / max(1.0, done - before))
         if (done % step == 0 and done - last >= step) or done == progress.rounds:
             say(console, f"{label}  {progress_line(progress)}")
-            last = done
+            last, said = done, now()
 
     return watch
 

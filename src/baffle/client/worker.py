@@ -21,7 +21,7 @@ from baffle.core.arrays import F32, F64, I64
 from baffle.core.directions import Directions, Support
 from baffle.core.head import Head, HeadPass
 from baffle.core.ports import Batch, GradientRuntime, HeadRuntime, Runtime, SampleRuntime, joined
-from baffle.core.probe import SCHEMES
+from baffle.core.probe import SCHEMES, StructuredLoss, counted
 from baffle.core.rebuild import gradient_from_scalars
 from baffle.core.ring import NO_HEAD, Ring, RingVector
 from baffle.core.samples import pieces
@@ -64,6 +64,8 @@ class Worker:
     random: Randomness = os.urandom
     """The source of the noise of a private run. It must be unpredictable."""
     batch: int | None = None
+    passed: Callable[[int], None] = lambda _passes: None
+    """Called with the number of forward passes that this client has just made: 1, or many that were made at once."""
 
     def vector(self, round_number: int, weights: F32) -> RingVector:
         """This client's contribution to a round at these weights, as integers. All steps are taken and a vector is
@@ -105,7 +107,7 @@ class Worker:
     ) -> Work:
         """Scalars along directions and, if the plan wants it exact, the gradient of the model's head. With forward
         differences, the pass that it takes is the one at the unmoved weights."""
-        plan, loss, base, head = self.trajectory.plan, runtime.on(batch), None, NO_HEAD
+        plan, loss, base, head = self.trajectory.plan, counted(runtime.on(batch), self.passed), None, NO_HEAD
         if plan.probe.head == "exact":
             seen = _looking_into(runtime).head_on(batch, loss)(weights)
             base, head = seen.loss, _looking_into(runtime).head.gradient(seen)
@@ -113,6 +115,8 @@ class Worker:
                 return Work(NO_HEAD, base, 0, head)
         probe = SCHEMES[plan.probe.scheme]
         probed = probe(loss, weights, directions, supports, plan.probe.sigma, self.trajectory.block, base)
+        if isinstance(loss, StructuredLoss):
+            self.passed(probed.forwards)
         return Work(probed.scalars, probed.base, 0, head)
 
     def _train_locally(self, round_number: int, weights: F32, runtime: Runtime) -> Work:
@@ -150,6 +154,7 @@ class Worker:
                 raise RefusalError("the plan asks for backpropagation, but this client can only run inference")
             seed = None if plan.estimator == "law" else int.from_bytes(key[:8], "big") >> 1
             loss, gradient = runtime.gradient_on(batch, seed)(weights)
+            self.passed(1)
             if plan.estimator == "law" and not plan.draws_for_all:
                 gradient = trajectory.drawn(gradient, directions)
             return Work(np.empty(0), loss), gradient
@@ -263,6 +268,7 @@ class Stack:
             head = NO_HEAD if seen is None else seen[0].gradient(seen[1].take(own))
             work = Work(scalars[:, own].mean(axis=1), float(losses[own].mean()), 0, head)
             found[client] = self.workers[client].encoded(work)
+            self.workers[client].passed(forwards_of(self.trajectory, k, len(batches[0].y)))
         return found
 
     def _scalars(self, batch: Batch, key: int, k: int, weights: F32) -> tuple[F64, F64, tuple[Head, HeadPass] | None]:

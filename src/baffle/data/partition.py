@@ -11,6 +11,8 @@ from baffle.core.seeds import Seeds, keystream, permutation
 from baffle.data.sources import Source
 from baffle.errors import PlanError
 from baffle.plan import Plan
+from baffle.plan.functions import GIVEN
+from baffle.plan.tasks import is_own
 
 
 def share_out(plan: Plan, source: Source) -> list[I64]:
@@ -27,13 +29,20 @@ def share_out(plan: Plan, source: Source) -> list[I64]:
         case "domain" if train.domain_of is not None:
             return by_domain(key, train.domain_of, clients)
         case "domain":
-            fault = f'{data} has no domains; expected "pacs", "officehome" or a set of your own with domains'
+            fault = _lacks(data, "domain", 'expected "pacs", "officehome"')
         case "writer" if train.writer_of is not None:
             return by_writer(key, train.writer_of, clients)
         case "writer":
             files = "qmnist-train-labels-idx2-int.gz (from github.com/facebookresearch/qmnist)"
-            fault = f'{data} has no writers; expected "mnist" with {files} beside its files'
+            fault = _lacks(data, "writer", f'expected "mnist" with {files} beside its files')
     raise PlanError(f"federation.partition: {fault}")
+
+
+def _lacks(data: str, group: str, expected: str) -> str:
+    if data.startswith(f"{GIVEN}:"):
+        return f'pairs (x, y) have no {group}s; give a list with the data of each {group}, and leave "{group}" out'
+    own = f"{group}_of in the baffle.Dataset of its training samples"
+    return f"{data} has no {group}s; " + (f"expected {own}" if is_own(data) else f"{expected}, or your own with {own}")
 
 
 def iid(key: bytes, samples: int, clients: int) -> list[I64]:

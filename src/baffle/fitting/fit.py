@@ -2,34 +2,41 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from msgspec.structs import replace as changed
 
-from baffle.core.arrays import I64
+from baffle.core.arrays import F32, I64
+from baffle.core.ports import Batch, Runtime
 from baffle.data.partition import share_out
 from baffle.data.sources import Source
 from baffle.errors import PlanError, RunFolderError, UnusableDataError
+from baffle.fitting.choice import LAST, choose_weights
 from baffle.fitting.given_data import GivenData, given_data
 from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_metrics, with_names
 from baffle.fitting.run import Run
 from baffle.journal.folder import RunFolder, new_folder
 from baffle.journal.replay import initial_weights
-from baffle.plan import Custom, Plan, build, check, load
+from baffle.plan import Custom, Plan, Settings, build, check, lay_over, load
 from baffle.plan.functions import GIVEN, require_own_code
 from baffle.plan.tasks import LOSSES, is_of_numbers
 from baffle.report.words import is_share
+from baffle.runtime.model import FLOAT32
 from baffle.server.recorder import Progress, Watch
 from baffle.server.round import Played
 from baffle.simulation import Stop, begin
 from baffle.simulation import resume as resume_simulation
 from baffle.task.load import Task, load_task
-from baffle.task.metrics import metrics_of
+from baffle.task.metrics import OF_CLASSES, evaluate, metrics_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,7 +53,7 @@ DEFAULTS: Mapping[str, Any] = {
 (docs/performance.md, "One layer at a time"). The sums are plain, because in one process there is no one to hide values
 from; secure sums give the same bits."""
 
-GivenPlan = str | Plan | Mapping[str, Any] | None
+GivenPlan = str | Plan | Settings | None
 """A preset's name or a TOML file, a plan, or settings such as {"rounds": 300, "probe.k": 50}."""
 
 Callback = Callable[[Mapping[str, Any]], object]
@@ -59,12 +66,13 @@ def fit(
     clients: Any,
     test: Any = None,
     *,
+    validation: Any = None,
     loss: str | Function = "cross_entropy",
-    metrics: Sequence[str | Function] = (),
+    metrics: str | Function | Sequence[str | Function] = (),
     train: str | Sequence[str] = "all",
     plan: GivenPlan = None,
     out: str | Path | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     progress: bool = True,
 ) -> Run:
     """Train a model on the data of simulated clients, which only run it forward.
@@ -76,46 +84,55 @@ def fit(
     `metrics` are names such as "accuracy" and "r2", or functions of outputs and targets as NumPy arrays. `train`
     chooses what is trained: "all", the "last" layer, or names of parameters by pattern. `plan` holds settings
     (docs/plans.md): a dict such as {"rounds": 300, "probe.k": 50}, a preset, a file or a `baffle.Plan`. The run is kept
-    in the folder `out`, by default a new one under runs/. The model that was given is not changed.
+    in the folder `out`, by default a new one under runs/. The model that was given is not changed. Unlike elsewhere,
+    sums are plain unless the plan sets "secure.mode" to "on", since this process has all data.
+
+    The run hands back averaged weights, or the last ones if these are clearly better: on the pair `validation`, or
+    without it on training samples. `run["returned"]` says which, and `test_…` are their metrics. In a private run
+    without `validation` they are the averaged ones.
 
     >>> run = baffle.fit(model, clients=[(x0, y0), (x1, y1), (x2, y2)], test=(x, y), plan={"rounds": 300})
     >>> run["test_accuracy"], run.metrics["loss"], run.model, run.predict(x)
     """
-    wanted, data = _plan_of(plan), given_data(clients, test)
+    wanted, data = _plan_of(plan), given_data(clients, test, validation)
+    if data.shares is not None:
+        _require_as_many(len(data.shares), wanted, plan)
     stop = _stop(callbacks)
-    folder = _new_folder(Path(out) if out else new_folder(wanted.name))
-    given = _given(model, train, loss, data, folder.path, head=wanted.probe.head == "exact")
-    objects = _Objects(given, data, tuple(metrics))
 
     def warn(words: str) -> None:
         if data.test is not None or "is not measured" not in words:  # without test data, nobody expects measurements
-            warnings.warn(words, stacklevel=5)
+            warnings.warn(words, stacklevel=_calls_inside())
 
-    try:
-        task = objects.task(objects.settled(wanted))
-        begin(folder, task, _progress() if progress else lambda _now: None, warn, stop)
-    except BaseException:
-        if not folder.plan.exists():  # the run has not begun, so leave no trace of this attempt
-            objects.model.forget()
-        raise
-    return Run(folder.path, objects.model)
+    with nullcontext(Path(out)) if out else new_folder(wanted.name) as path:
+        folder = _new_folder(path)
+        given = _given(model, train, loss, data, folder.path, head=wanted.probe.head == "exact")
+        objects = _Objects(given, data, _metrics(metrics))
+        try:
+            task = objects.task(objects.settled(wanted))
+            begin(folder, task, _progress() if progress else lambda _now: None, warn, stop)
+        except BaseException:
+            if not folder.plan.exists():  # the run has not begun, so leave no trace of this attempt
+                objects.model.forget()
+            raise
+        return objects.handed_back(folder.path, say=progress)
 
 
 def resume(
     path: str | Path,
-    settings: Iterable[str] = (),
+    settings: Settings = (),
     *,
     model: "nn.Module | str | Path | None" = None,
     clients: Any = None,
     test: Any = None,
+    validation: Any = None,
     loss: str | Function = "cross_entropy",
-    metrics: Sequence[str | Function] = (),
-    callbacks: Sequence[Callback] = (),
+    metrics: str | Function | Sequence[str | Function] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     data: str | Path | None = None,
     watch: Watch | None = None,
     own_code: bool = False,
 ) -> Run:
-    """Continue a run. Settings such as "rounds=800" may change how long and how it runs, but nothing that determines
+    """Continue a run. Settings such as {"rounds": 800} may change how long and how it runs, but nothing that determines
     its weights.
 
     A run of `baffle.fit` needs its objects again: `model`, `clients`, and those of `test`, `loss` and `metrics` that it
@@ -123,10 +140,8 @@ def resume(
     because the run's folder has them. Functions that the plan in the folder names are called only with `own_code`: set
     it if the run is your own.
 
-    >>> run = baffle.resume("runs/mine", ["rounds=400"], model=model, clients=clients, test=test)
+    >>> run = baffle.resume("runs/mine", {"rounds": 400}, model=model, clients=clients, test=test)
     """
-    if isinstance(settings, str):
-        raise PlanError(f"settings: expected a list of them, as [{settings!r}], got one text")
     report, stop = watch or (lambda _now: None), _stop(callbacks)
     plan = load(str(RunFolder.existing(Path(path)).plan))
     require_own_code(plan.task, Path(path), own_code=own_code)
@@ -137,10 +152,12 @@ def resume(
         return Run(path)
     if model is None or clients is None:
         raise PlanError(f"{path} was begun by baffle.fit; give its objects again: model=…, clients=…")
-    objects = _Objects(_given_again(model, loss, plan, Path(path)), given_data(clients, test), tuple(metrics))
+    objects = _Objects(
+        _given_again(model, loss, plan, Path(path)), given_data(clients, test, validation), _metrics(metrics)
+    )
     objects.require_known(plan)
     resume_simulation(path, settings, watch=report, stop=stop, load_again=objects.task, own_code=own_code)
-    return Run(path, objects.model)
+    return objects.handed_back(path, say=False)
 
 
 @dataclass(frozen=True)
@@ -167,6 +184,32 @@ class _Objects:
         task = load_task(plan, share=self._share, source=source, model=self.model.on(plan))
         return replace(task, metrics=metrics_of(plan, source, given_metrics(self.metrics)))
 
+    def handed_back(self, path: str | Path, *, say: bool) -> Run:
+        """The finished run, whose summary says whether it hands back the averaged weights or the last ones, and what
+        these score on the test set."""
+        run, judge = Run(path, self.model), self.data.validation or self.data.train
+        plan, validated = run.plan, self.data.validation is not None
+        if not plan.update.ema or (plan.privacy.on and not validated):  # a private run's samples tell nothing more
+            return run
+        model = self.model.on(plan)
+        with model.one_thread_each():
+            runtime, last = model.runtime(plan.probe, FLOAT32), run.weights(last=True)
+            classes = plan.task.loss == "cross_entropy"
+            error = partial(_share_of_errors, runtime) if classes else lambda weights, batch: runtime.on(batch)(weights)
+            chosen, why = choose_weights(error, judge, run.weights(last=False), last)
+            why = f"{'errors' if classes else 'loss'} {why.format('validation' if validated else 'training')}"
+            measured = self._measured(plan, runtime, last) if chosen == LAST and self.data.test else {}
+        with RunFolder.existing(run.path) as folder:
+            folder.write_summary(folder.read_summary() | measured | {"returned": chosen, "returned_because": why})
+        if say:
+            print(f"{chosen} weights are handed back; {why}")  # noqa: T201
+        return Run(path, self.model)
+
+    def _measured(self, plan: Plan, runtime: Runtime, weights: F32) -> dict[str, Any]:
+        source = self._source(plan)
+        metrics, test = metrics_of(plan, source, given_metrics(self.metrics)), source.test
+        return evaluate(metrics, runtime, weights, test.batch(np.arange(len(test))), source)
+
     def require_known(self, plan: Plan) -> None:
         """Refuse objects that are not those of the run with this plan."""
         if plan.task.data != f"{GIVEN}:{self.data.fingerprint()}":
@@ -179,8 +222,8 @@ class _Objects:
             return
         shape, classes = self.model.outputs(self.data.few().x).shape[1:], self._classes(plan)
         wanted = f"shape {shape[:-1]}, one for each position" if shape[:-1] else "one class number for each sample"
-        sets = {"clients": self.data.train, **({"test": self.data.test} if self.data.test else {})}
-        for whose, y in {whose: data.labels for whose, data in sets.items()}.items():
+        sets = {"clients": self.data.train, "test": self.data.test, "validation": self.data.validation}
+        for whose, y in {whose: data.labels for whose, data in sets.items() if data is not None}.items():
             fault = ""
             has = f"y has shape {y.shape[1:]} for each sample, but the model's outputs have {shape}: expected"
             if plan.task.loss != "cross_entropy":
@@ -215,35 +258,62 @@ class _Objects:
         return shape[-1] if shape[:-1] == few.y.shape else shape[1] if len(shape) > 1 else 1
 
 
+def _share_of_errors(runtime: Runtime, weights: F32, batch: Batch) -> float:
+    return 1 - OF_CLASSES["accuracy"](runtime.outputs(weights, batch), batch.y)
+
+
+def _calls_inside() -> int:
+    """How many calls lie between the user's line, which a warning names, and the caller of this function."""
+    inside, frame = str(Path(__file__).parents[1]), sys._getframe(1)
+    for calls in count(1):
+        if frame.f_back is None or not frame.f_code.co_filename.startswith(inside):
+            return calls
+        frame = frame.f_back
+    raise AssertionError
+
+
 def _plan_of(given: GivenPlan) -> Plan:
     """Convert a given plan."""
     if isinstance(given, Plan):
         return given
     if isinstance(given, str):
         return load(given)
-    if given is not None and not isinstance(given, Mapping):
+    if given is not None and not isinstance(given, (Mapping, list, tuple)):
         raise PlanError(
             f"plan: expected a preset's name, the path of a TOML file, a baffle.Plan or a dict of settings, got "
             f"{type(given).__name__}"
         )
     raw: dict[str, Any] = deepcopy(dict(DEFAULTS))
-    _lay_over(raw, given or {})
+    lay_over(raw, given or {})
     return build(raw)
 
 
-def _lay_over(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
-    """Write settings, nested or with dotted names, over those in `raw`."""
-    for path, value in settings.items():
-        *tables, key = str(path).split(".")
-        table = raw
-        for name in tables:
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
-                raise PlanError(f"plan: {path}: {name} is a value, not a table")
-        if isinstance(value, Mapping) and isinstance(table.get(key), dict):
-            _lay_over(table[key], value)
-        else:
-            table[key] = list(value) if isinstance(value, tuple) else value
+def _require_as_many(clients: int, plan: Plan, given: GivenPlan) -> None:
+    """Refuse a plan that says another number of clients than have data. What it leaves at the default, it does not
+    say."""
+    said = plan.federation.clients
+    if said == clients or (said == Plan().federation.clients and not _names_clients(given)):
+        return
+    raise PlanError(
+        f"federation.clients: the plan says {said}, but clients is a list with the data of {clients}; leave it out, or "
+        "give one pair (x, y), which is shared out among them"
+    )
+
+
+def _names_clients(given: GivenPlan) -> bool:
+    raw = dict[str, Any]()
+    if given is not None and not isinstance(given, (str, Plan)):
+        lay_over(raw, given)
+    return "clients" in raw.get("federation", {})
+
+
+def _metrics(given: str | Function | Sequence[str | Function]) -> tuple[str | Function, ...]:
+    """Metrics, of which one may be given alone."""
+    metrics = (given,) if isinstance(given, str) or not isinstance(given, Sequence) else tuple(given)
+    for metric in metrics:
+        if not isinstance(metric, str) and not callable(metric):
+            raise PlanError(f'metrics: expected names such as "accuracy", or functions, got {metric!r}')
+    return metrics
 
 
 def _given(
@@ -280,9 +350,11 @@ def _new_folder(path: Path) -> RunFolder:
         ) from None
 
 
-def _stop(callbacks: Sequence[Callback]) -> Stop:
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        raise PlanError(f"callbacks: expected a list of functions, got {type(callbacks).__name__}")
+def _stop(given: Callback | Sequence[Callback]) -> Stop:
+    callbacks = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    for callback in callbacks:
+        if not callable(callback):
+            raise PlanError(f"callbacks: expected functions, got {callback!r}")
 
     def stop(played: Played) -> bool:
         now = {**played.metrics, "round": played.present.round}

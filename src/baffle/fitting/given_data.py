@@ -28,6 +28,7 @@ class GivenData:
     train: Dataset
     test: Dataset | None
     shares: list[I64] | None
+    validation: Dataset | None = None
 
     def few(self) -> Batch:
         """The first samples, on which a model is tried and by which it is identified."""
@@ -43,9 +44,10 @@ class GivenData:
         return known.hexdigest()
 
 
-def given_data(clients: Any, test: Any = None) -> GivenData:
+def given_data(clients: Any, test: Any = None, validation: Any = None) -> GivenData:
     """Convert data that were given to `baffle.fit`: a list with the data of each client, or one set for all of them."""
-    held_out = None if test is None else Dataset(*_pair(test, "test"))
+    given = {"test": test, "validation": validation}
+    held_out = {whose: Dataset(*_pair(data, whose)) for whose, data in given.items() if data is not None}
     if isinstance(clients, list):
         if not clients:
             raise UnusableDataError("clients: expected the data of at least one client, got an empty list")
@@ -53,7 +55,7 @@ def given_data(clients: Any, test: Any = None) -> GivenData:
     else:
         pairs = {"clients": _pair(clients, "clients")}
     (first, (x, _)), *_ = pairs.items()
-    tested = {} if held_out is None else {"test": held_out.samples}
+    tested = {whose: data.samples for whose, data in held_out.items()}
     for whose, other in ({whose: samples for whose, (samples, _) in pairs.items()} | tested).items():
         if type(other) is not type(x) or describe(other) != describe(x):
             raise UnusableDataError(
@@ -70,7 +72,8 @@ def given_data(clients: Any, test: Any = None) -> GivenData:
     ends = np.cumsum([len(y) for _, y in pairs.values()])
     shares = [np.arange(end - len(y), end) for end, (_, y) in zip(ends, pairs.values(), strict=True)]
     data = Dataset(joined([x for x, _ in pairs.values()]), labels)
-    return GivenData(data, held_out, shares if isinstance(clients, list) else None)
+    several = isinstance(clients, list)
+    return GivenData(data, held_out.get("test"), shares if several else None, held_out.get("validation"))
 
 
 def given_samples(x: Any, whose: str = "x") -> Samples:
@@ -111,7 +114,7 @@ def _columns(data: Any, whose: str) -> tuple[Any, Any]:
 
 
 def _array(values: Any, whose: str) -> Array:
-    """Numbers as an array: floats in float32, integers as they are."""
+    """Numbers as an array: floats in float32, integers and booleans as they are."""
     if isinstance(values, list) and values and hasattr(values[0], "detach"):
         values = [_from_tensor(value) for value in values]
     try:
@@ -120,9 +123,7 @@ def _array(values: Any, whose: str) -> Array:
         raise UnusableDataError(
             f"{whose}: its entries have different shapes and cannot be one array; pad them to the same length"
         ) from None
-    if array.dtype.kind == "b":
-        return array.astype(np.int64)
-    if array.dtype.kind not in "uif" or array.ndim == 0:
+    if array.dtype.kind not in "buif" or array.ndim == 0:
         raise UnusableDataError(
             f"{whose}: expected numbers whose first axis is the sample, got {array.dtype} of shape {array.shape}"
         )

@@ -10,6 +10,7 @@ import numpy as np
 from baffle.core.arrays import F32, F64
 from baffle.core.samples import Array
 from baffle.errors import ModelError
+from baffle.fitting.choice import LAST
 from baffle.fitting.given_data import given_samples
 from baffle.fitting.given_model import GivenModel, GivenModule
 from baffle.journal.folder import RunFolder
@@ -60,11 +61,14 @@ class Run(Mapping[str, Any]):
             for name, column in values.items()
         }
 
-    def weights(self, *, last: bool = False) -> F32:
-        """The trained weights as one vector: averaged as the plan says, which metrics measure, or the last ones."""
+    def weights(self, *, last: bool | None = None) -> F32:
+        """The trained weights as one vector: averaged as the plan says, or the last ones. Left open, those that the
+        summary's metrics measure: the averaged ones, unless a fit found the last ones better."""
         with Journal.open(self._folder.journal) as journal:
             lineage = lineage_of(journal, self.plan)
             state = catch_up(journal, lineage).state
+        if last is None:
+            last = self._folder.summary.is_file() and self.summary.get("returned") == LAST
         return state.weights if last else lineage.trajectory.rule.smooth_weights(state)
 
     @cached_property
@@ -75,12 +79,12 @@ class Run(Mapping[str, Any]):
         return self._require_given().with_weights(self.weights())
 
     @overload
-    def restore(self, model: "nn.Module", *, last: bool = False) -> "nn.Module": ...
+    def restore(self, model: "nn.Module", *, last: bool | None = None) -> "nn.Module": ...
 
     @overload
-    def restore(self, model: str | Path, *, last: bool = False) -> "ModelProto": ...
+    def restore(self, model: str | Path, *, last: bool | None = None) -> "ModelProto": ...
 
-    def restore(self, model: "nn.Module | str | Path", *, last: bool = False) -> "nn.Module | ModelProto":
+    def restore(self, model: "nn.Module | str | Path", *, last: bool | None = None) -> "nn.Module | ModelProto":
         """A copy of a module, or the model in an ONNX file, with the run's weights in the trained part alone."""
         weights = self.weights(last=last)
         if isinstance(model, (str, Path)):

@@ -5,7 +5,8 @@ import fcntl
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -19,6 +20,8 @@ PLAN = "plan.toml"  # the first file that a run writes. A process killed while w
 LOG = "serve.log"  # a server's log, which it may write before its plan
 SUMMARY_BYTES = 1 << 20  # no summary is longer than this; a real one takes about a kilobyte
 NOT_YET_A_RUN = {f".{PLAN}.new", LOG, f"{LOG}.1"}  # files that a new run's folder may already hold; 0.2 left the first
+
+ANOTHER_FOLDER = "give another folder (--out, in Python out=…)"
 
 LONGEST_NAME = 200
 """Bytes of a plan's name that a folder takes over: file systems allow 255, and the time is added to it."""
@@ -47,14 +50,15 @@ class RunFolder:
             taken = sorted(name for name in names - NOT_YET_A_RUN if not TEMPORARY.fullmatch(name))
         except OSError as fault:
             raise RunFolderError(
-                f"{path} cannot be used for a run: {fault.strerror or fault}; give another --out"
+                f"{path} cannot be used for a run: {fault.strerror or fault}; {ANOTHER_FOLDER}"
             ) from None
         if PLAN in taken:
             raise RunFolderError(
-                f"{path} holds another run; go on with it by --resume {shlex.quote(str(path))}, or give another --out"
+                f"{path} holds another run; go on with it by --resume {shlex.quote(str(path))} (in Python "
+                f"baffle.resume), or {ANOTHER_FOLDER}"
             )
         if taken:
-            raise RunFolderError(f"{path} is not empty (it holds {taken[0]}); give another --out")
+            raise RunFolderError(f"{path} is not empty (it holds {taken[0]}); {ANOTHER_FOLDER}")
         return cls(path, attempt)
 
     @classmethod
@@ -121,12 +125,34 @@ class RunFolder:
         self.attempt(translated)
 
 
-def new_folder(name: str) -> Path:
-    """A folder under runs/ that does not exist yet, named after the plan and the time."""
+@contextmanager
+def new_folder(name: str) -> Iterator[Path]:
+    """A new folder under runs/, named after the plan and the time. It is made at once, so runs that start in the same
+    second get one each; if it is still empty at the end, it is removed."""
     require_folder_name(name)
     stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
     candidates = (Path("runs") / (f"{stem}-{i}" if i else stem) for i in count())
-    return next(path for path in candidates if not path.exists())
+    path = next(path for path in candidates if _made(path))
+    try:
+        yield path
+    finally:
+        with suppress(OSError):  # it holds a run
+            path.rmdir()
+            path.parent.rmdir()
+
+
+def _made(path: Path) -> bool:
+    """Make a folder. False if there is one already."""
+    try:
+        make_folder(path.parent)
+        path.mkdir(mode=0o700)
+    except FileNotFoundError:  # another run has just removed the folder above, which was empty
+        return False
+    except OSError as fault:
+        if path.exists():
+            return False
+        raise RunFolderError(f"{path} cannot be made: {fault.strerror or fault}; {ANOTHER_FOLDER}") from None
+    return True
 
 
 def require_folder_name(name: str) -> None:
@@ -140,5 +166,6 @@ def require_folder_name(name: str) -> None:
     shown = repr(name) if len(name) <= SHOWN_NAME else f"{name[:SHOWN_NAME]!r}… ({len(name):,} characters)"
     raise PlanError(
         "name: expected one that can name a folder under runs/ (printable, without / or \\, not beginning with a dot, "
-        f"at most {LONGEST_NAME} bytes), got {shown}; change it with --set name=NAME, or choose the folder with --out"
+        f"at most {LONGEST_NAME} bytes), got {shown}; change it with --set name=NAME, or choose the folder: "
+        "--out, in Python out=…"
     )

@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -21,13 +21,17 @@ SHOWN_CHARACTERS = 200  # the most characters of a value in an error message
 
 S = TypeVar("S", bound=Section)
 
+Settings: TypeAlias = Mapping[str, Any] | Iterable[str]
+"""Settings that override a plan's: {"probe.k": 50}, {"probe": {"k": 50}} or ["probe.k=50"]. Values of a mapping may be
+numbers and arrays of NumPy."""
+
 
 def presets() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
-def load(source: str = "digits", settings: Iterable[str] = ()) -> Plan:
-    """A plan from a TOML file or a preset's name. Dotted settings such as "probe.k=50" override it."""
+def load(source: str = "digits", settings: Settings = ()) -> Plan:
+    """A plan from a TOML file or a preset's name. Settings such as {"probe.k": 50} or ["probe.k=50"] override it."""
     if source in presets():
         text = (PRESETS / f"{source}.toml").read_text()
     else:
@@ -44,7 +48,7 @@ def load(source: str = "digits", settings: Iterable[str] = ()) -> Plan:
     return parse(text, settings, source)
 
 
-def parse(text: str, settings: Iterable[str] = (), source: str = "plan") -> Plan:
+def parse(text: str, settings: Settings = (), source: str = "plan") -> Plan:
     plan = _overridden(text, settings, source)
     check(plan)
     return plan
@@ -60,20 +64,19 @@ def read_toml(text: str, source: str) -> dict[str, Any]:
         raise PlanError(f"{source} is not valid TOML: {fault}") from None
 
 
-def change(plan: Plan, settings: Iterable[str]) -> Plan:
+def change(plan: Plan, settings: Settings) -> Plan:
     """The plan with some settings overridden."""
     return parse(plan.to_toml(), settings)
 
 
-def override(plan: Plan, settings: Iterable[str]) -> Plan:
+def override(plan: Plan, settings: Settings) -> Plan:
     """The plan with some settings overridden, without checking that the settings fit together."""
     return _overridden(plan.to_toml(), settings, "plan")
 
 
-def _overridden(text: str, settings: Iterable[str], source: str) -> Plan:
+def _overridden(text: str, settings: Settings, source: str) -> Plan:
     raw = read_toml(text, source)
-    for setting in settings:
-        _lay_over(raw, setting)
+    lay_over(raw, settings)
     return settings_of(raw, Plan)
 
 
@@ -93,20 +96,39 @@ def settings_of(raw: Mapping[str, Any], kind: type[S]) -> S:
         raise PlanError(_explain(str(fault), raw, kind)) from None
 
 
-def _lay_over(raw: dict[str, Any], setting: str) -> None:
+def lay_over(raw: dict[str, Any], settings: Settings) -> None:
+    """Write settings over those of a plan. A mapping for a section changes the settings that it names."""
+    if isinstance(settings, str):
+        raise PlanError(f"settings: expected a dict or a list of them, as [{settings!r}], got one text")
+    for path, value in settings.items() if isinstance(settings, Mapping) else map(_read_setting, settings):
+        *tables, key = str(path).split(".")
+        if isinstance(value, Mapping) and not tables:
+            lay_over(raw, {f"{key}.{name}": inner for name, inner in value.items()})
+            continue
+        table = raw
+        for name in tables:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise PlanError(f"{path}: {name} is a value, not a table; expected section.key=value")
+        table[key] = _plain(value)
+
+
+def _read_setting(setting: str) -> tuple[str, Any]:
     path, equals, text = setting.partition("=")
     if not equals or not path.strip():
         raise PlanError(f"a setting has the form section.key=value, got {setting!r}")
-    *tables, key = path.strip().split(".")
-    table = raw
-    for name in tables:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
-            raise PlanError(f"{path.strip()}: {name} is a value, not a table; expected section.key=value")
     try:
-        table[key] = tomllib.loads(f"value = {text.strip()}")["value"]
+        return path.strip(), tomllib.loads(f"value = {text.strip()}")["value"]
     except (ValueError, RecursionError):
-        table[key] = text.strip()
+        return path.strip(), text.strip()
+
+
+def _plain(value: Any) -> Any:
+    """A value as TOML has it: numbers and arrays of NumPy become Python's."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _refuse_unknown_keys(raw: Mapping[str, Any], struct: type[Section], path: str) -> None:
@@ -161,6 +183,15 @@ def _choices(keys: list[str], raw: Mapping[str, Any], kind: Any) -> tuple[Any, .
         fields = {field.encode_name: field.type for field in fields_of(kind)} if isinstance(kind, type) else {}
         kind = fields.get(key)
     return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def keys_of(section: type[Section], path: str = "") -> list[str]:
+    """The keys of all settings but those of models, dotted."""
+    keys = list[str]()
+    for field in fields_of(section):
+        inner = isinstance(field.type, type) and issubclass(field.type, Section)
+        keys += keys_of(field.type, f"{path}{field.encode_name}.") if inner else [f"{path}{field.encode_name}"]
+    return keys
 
 
 def _nearest(word: str, known: Iterable[str], path: str = "") -> str:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
+from threading import Lock
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -68,6 +70,7 @@ class Evaluation:
 
 MOST_SKIPPED = 10  # a run stops after this many skipped rounds in a row
 SOON = 1.0  # a long round reports its progress after this many seconds without a report
+NEARLY = 0.99  # of a round: the most that is reported before it ends
 
 
 @dataclass(frozen=True)
@@ -158,16 +161,27 @@ class Recorder:
         self._rounds_before = journal.length()
         self._reported = self._began
         self._record_seconds = self._evaluation_seconds = 0.0
+        self._passes, self._counting = 0, Lock()
         self._skipped_because: list[str] = []
         """Why the rounds since the last sum were skipped."""
         self._headline = evaluation.names[0]
         self._progress = Progress(self._rounds_before, trajectory.plan.rounds, metric=self._headline)
         self._diagnosis = Diagnosis(trajectory, self._records, warn)
 
-    def tick(self, done: int, of: int) -> None:
-        """Report that `done` replies of the present round, out of `of`, have arrived."""
-        if done < of and time.perf_counter() - self._reported > SOON:
-            self._report(replace(self._progress, rounds_done=self._progress.rounds_done + done / of))
+    def passed(self, passes: int) -> None:
+        """A client of this process has made so many forward passes. A round that takes long reports how far it is.
+        Threads may call this at once."""
+        with self._counting:
+            self._passes += passes
+            if time.perf_counter() - self._reported > SOON:
+                part = min(NEARLY, self._passes / self._passes_of_round)
+                self._report(replace(self._progress, rounds_done=self._progress.rounds_done + part))
+
+    @cached_property
+    def _passes_of_round(self) -> float:
+        """The forward passes of all clients of a round, in the mean over rounds."""
+        each = [forwards_of(self._trajectory, k, self._samples.get(client, 1)) for client, k in enumerate(self._tiers)]
+        return self._trajectory.plan.per_round * float(np.mean(each))
 
     def measure(self, rounds: int, state: ServerState) -> Record:
         """What to add to the last round's metrics: an evaluation, when it is due, and the seconds and ε so far."""
@@ -181,6 +195,7 @@ class Recorder:
     def record(self, played: Played) -> None:
         """Add a round, which the journal already holds, to the folder's metrics, and report it."""
         began = time.perf_counter()
+        self._passes = 0
         record: Record = {"round": played.present.round - 1, **played.metrics}
         self._folder.add_metrics(record)
         self._records.append(record)
@@ -200,7 +215,8 @@ class Recorder:
         self._stop_if_stuck(played)
 
     def finish(self, present: Present) -> Summary:
-        """The summary of a run that has reached its last round, also written to its folder."""
+        """The summary of a run that has reached its last round, also written to its folder. An error if the run ended
+        with losses that are not finite, or if all its rounds were skipped."""
         plan, records = self._trajectory.plan, self._records
         self._journal.commit()
 
@@ -238,6 +254,15 @@ class Recorder:
             **({name: getattr(plan.privacy, name) for name in ("delta", "noise", "clip")} if plan.privacy.on else {}),
         }
         self._folder.write_summary(summary)
+        skipped = len(self._skipped_because)
+        if skipped and (skipped == present.round or NOT_FINITE in self._skipped_because[0]):
+            raise self._stuck(
+                f"The last {skipped} rounds were skipped" if skipped > 1 else "The last round was skipped"
+            )
+        if not np.isfinite(present.state.weights).all():
+            raise BaffleError(
+                f"the last weights are not finite: {self._smaller_rate()}. The run is kept in {self._folder.path}"
+            )
         return summary
 
     def _of_privacy(self, rounds: int) -> Record:
@@ -275,12 +300,15 @@ class Recorder:
         self._skipped_because.append(next(iter(played.participation.values())))
         recent = self._records[-MOST_SKIPPED:]
         if len(recent) == MOST_SKIPPED and not any(record["contributors"] for record in recent):
-            first, last = self._skipped_because[0], self._skipped_because[-1]
-            others = "" if first == last else f", and the last: {last}"
-            raise BaffleError(
-                f"{MOST_SKIPPED} rounds in a row were skipped; the first reason was: {first}{others}."
-                f"{self._why_not_finite(first)}{self._why_abstained()} The run is kept in {self._folder.path}"
-            )
+            raise self._stuck(f"{MOST_SKIPPED} rounds in a row were skipped")
+
+    def _stuck(self, what: str) -> BaffleError:
+        first, last = self._skipped_because[0], self._skipped_because[-1]
+        others = "" if first == last else f", and the last: {last}"
+        return BaffleError(
+            f"{what}; the first reason was: {first}{others}."
+            f"{self._why_not_finite(first)}{self._why_abstained()} The run is kept in {self._folder.path}"
+        )
 
     def _why_abstained(self) -> str:
         """The likely cause if clients of a private run have begun to abstain; empty for other reasons."""
@@ -288,12 +316,15 @@ class Recorder:
             return ""
         return " A client whose budget is spent (most_epsilon in its policy) abstains for good; its own log says so."
 
+    def _smaller_rate(self) -> str:
+        return f"a smaller update.rate than {self._trajectory.plan.update.rate:g} may help (`baffle tune` finds one)"
+
     def _why_not_finite(self, reason: str) -> str:
         """The likely cause if no loss was finite; empty for other reasons."""
         if NOT_FINITE not in reason:
             return ""
         known, plan = [record for record in self._records if record["loss"] is not None], self._trajectory.plan
-        remedy = f"a smaller update.rate than {plan.update.rate:g} may help (`baffle tune` finds one)"
+        remedy = self._smaller_rate()
         if known:
             loss, last = shown(known[-1]["loss"]), known[-1]["round"]
             return f" The loss was {loss} in round {last}: the weights have probably diverged; {remedy}."

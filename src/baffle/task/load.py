@@ -14,7 +14,7 @@ from baffle.data.partition import share_out
 from baffle.data.sources import Source, data_folder, load
 from baffle.errors import PlanError, UnusableDataError
 from baffle.models.inputs import Inputs
-from baffle.plan import Plan
+from baffle.plan import MobileNet, Plan
 from baffle.runtime.model import RunnableModel
 from baffle.runtime.registry import load_model
 from baffle.schedule import tiers_of
@@ -103,14 +103,16 @@ def load_server_task(
     folder = data_folder(folder)
     source = source or load(plan.task.data, folder, plan.task.pixels)
     require_kind_of_labels(plan, source)
-    model = model or load_model(plan, inputs_of(source, folder))
+    model = model or load_model(plan, inputs_of(plan, source, folder))
     by = Circumstances(largest, plan.probe.micro_batch > 0, stopwatch or Stopwatch(), folder, backbones or Backbones())
     return settle(ServerTask(plan, model, source), by)
 
 
-def inputs_of(source: Source, folder: Path | None) -> Inputs:
-    """What a model is built for."""
-    return Inputs(source.shape, source.classes, source.pixel_scale, folder, source.width, source.label_shape)
+def inputs_of(plan: Plan, source: Source, folder: Path | None) -> Inputs:
+    """What a model is built for. A source that does not state its scale may have to read samples to know it, so only a
+    model that scales pixels asks."""
+    scale = source.pixel_scale if isinstance(plan.task.model, MobileNet) else None
+    return Inputs(source.shape, source.classes, scale, folder, source.width, source.label_shape)
 
 
 def versions(model: RunnableModel) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import msgspec
+import numpy as np
 
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch, GradientRuntime, Runtime
@@ -19,6 +20,9 @@ from baffle.plan.tasks import LOSSES, is_of_numbers, is_own
 from baffle.runtime.model import FLOAT32, RunnableModel
 from baffle.task.memory import Footprint
 from baffle.task.metrics import Metric, metrics_of
+
+PASSES = 3  # on the same samples at the same weights, which must give the same loss
+ROUNDING = 1e-6  # how far these may differ
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ def try_out(task: ServerTask, runtime: Runtime, weights: F32, batch: Batch) -> N
             "predict for each sample; give the model as many outputs"
         )
     with explained(plan, f"task.loss cannot be taken of outputs of shape {outputs.shape[1:]}"):
-        runtime.on(batch)(weights)
+        _require_repeatable(runtime, weights, batch)
     if plan.estimator != "probe" and isinstance(runtime, GradientRuntime):
         try:
             runtime.gradient_on(batch)(weights)
@@ -144,6 +148,31 @@ def try_out(task: ServerTask, runtime: Runtime, weights: F32, batch: Batch) -> N
                 f'task.loss: {plan.task.loss} has no derivative, which estimator = "{plan.estimator}" needs: '
                 f'{first_line(fault.__cause__ or fault)}; set estimator = "probe"'
             ) from fault
+
+
+def _require_repeatable(runtime: Runtime, weights: F32, batch: Batch) -> None:
+    """Refuse a model or a loss that gives another loss for the same samples and weights: probes would measure that."""
+
+    def copied() -> Batch:
+        return batch.take(np.arange(len(batch.y)))
+
+    loss = runtime.on(copied())
+    first, *others = (loss(weights) for _ in range(PASSES))
+    if np.allclose(others, first, rtol=ROUNDING, atol=0, equal_nan=True):
+        return
+    if np.allclose([runtime.on(copied())(weights) for _ in range(PASSES)], first, rtol=ROUNDING, atol=0):
+        raise PlanError(
+            "task.model: the model changes its input, so a second forward pass on the same samples gives another loss; "
+            "let it change a copy (in PyTorch x.clone())"
+        )
+    before, *after = (runtime.outputs(weights, copied()) for _ in range(PASSES))
+    same = all(np.allclose(outputs, before, rtol=ROUNDING, atol=ROUNDING, equal_nan=True) for outputs in after)
+    what, remedy = ("task.loss: the loss", "") if same else ("task.model: the forward pass", " in evaluation mode")
+    raise PlanError(
+        f"{what} is random, or keeps state from call to call: the same samples at the same weights gave "
+        f"{first:.6g} and {max(others, key=lambda other: abs(other - first)):.6g}, and probes would measure that; make "
+        f"it deterministic{remedy}"
+    )
 
 
 def _require_classes(classes: int, outputs: Array, labels: Array) -> None:

@@ -36,18 +36,27 @@ LEAST_DIRECTIONS = 8  # with fewer directions a round says next to nothing
 SURE = 2.0  # a loss is clearly lower if it is so by this many standard errors, over the pieces of the held-out samples
 
 
+NOTHING_LEARNT = (
+    "nothing was learnt: no rate lowered the held-out loss by more than chance, also not with directions of one layer "
+    "each, an exact head, more directions or all rounds, where the plan allows them. Look at the data and the model, "
+    "or set more rounds"
+)
+
+
 @dataclass(frozen=True)
 class Reason:
     """A setting, what the plan had, what was chosen, and why."""
 
     key: str
-    before: float | int
-    after: float | int
+    before: float | int | str
+    after: float | int | str
     why: str
 
     def __str__(self) -> str:
-        was = " (as it was)" if self.after == self.before else f" (was {self.before:g})"
-        return f"{self.key} = {self.after:g}{was}: {self.why}"
+        values = (self.before, self.after)
+        before, after = (f'"{value}"' if isinstance(value, str) else f"{value:g}" for value in values)
+        was = " (as it was)" if self.after == self.before else f" (was {before})"
+        return f"{self.key} = {after}{was}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,10 @@ class Tuned:
 
     plan: Plan
     reasons: tuple[Reason, ...]
-    """One for each of σ, rate, K and batch, whether it was changed or not, and for a clipping norm that was missing."""
+    """One for each of σ, rate, K and batch, whether it was changed or not; for a clipping norm that was missing; and
+    for other directions without which nothing was learnt."""
+    learnt: bool
+    """Whether any trial lowered the held-out loss by more than chance; if not, no rate is better than others."""
     alignment_predicted: float  # the cosine of a round's estimate and the gradient of its samples
     alignment_measured: float | None
     """The cosine with the gradient of all samples, at the end of the race; None where scalars do not tell it."""
@@ -107,16 +119,21 @@ def _find(plan: Plan, ground: Ground, say: Tell) -> Tuned:
     """The plan with everything chosen, from its own ground."""
     first, race_sigma, why_sigma = _first_sigma(ground, say)
     split = _split(ground, race_sigma, race(ground, race_sigma, plan.rounds, say), say)
+    learning = split if has_learnt(split) else _attempt(split, race_sigma, say)
+    split, learnt = learning or split, learning is not None
     chosen, raced, sigma = split.ground.plan, split.race, race_sigma
     if first.smooth:
         sigma, why_sigma = _choose_sigma(first, split.ground.window(raced.winner.trial), raced.rounds)
     rate = rounded(extended(best_rate(raced.legs[-1]), raced.rounds, plan.rounds))
     settings = {
         "probe.sigma": (plan.probe.sigma, sigma, why_sigma),
-        "update.rate": (plan.update.rate, rate, _why_rate(raced, plan.rounds)),
+        "update.rate": (plan.update.rate, rate, _why_rate(raced, plan.rounds, learnt=learnt)),
         "probe.k": (plan.probe.k, chosen.probe.k, split.why),
-        "federation.batch": (plan.federation.batch, chosen.federation.batch, "K times batch stays the same"),
+        "federation.batch": (plan.federation.batch, chosen.federation.batch, _why_batch(plan, chosen)),
     }
+    for key in ("supports", "head"):
+        if (before := getattr(ground.asked.probe, key)) != (after := getattr(split.ground.asked.probe, key)):
+            settings[f"probe.{key}"] = (before, after, split.why)
     if ground.why_clip:
         settings["privacy.clip"] = (0.0, ground.plan.privacy.clip, ground.why_clip.partition(": ")[2])
     reasons = tuple(Reason(key, *value) for key, value in settings.items())
@@ -124,10 +141,11 @@ def _find(plan: Plan, ground: Ground, say: Tell) -> Tuned:
     signal = split.ground.signal(raced.winner.trial)
     say("what a scalar costs")
     prices = prices_of(split.ground.task, split.ground.task.largest)
-    advice = _judge_prices(split.ground, race_sigma, raced, prices, say)
+    advice = _judge_prices(split.ground, race_sigma, raced, prices, say) if learnt else [NOTHING_LEARNT]
     return Tuned(
         plan=_changed(plan, reasons),
         reasons=reasons,
+        learnt=learnt,
         alignment_predicted=predicted,
         alignment_measured=None if signal is None else predicted * math.sqrt(signal),
         trial_rounds=ground.spent.rounds,
@@ -170,9 +188,16 @@ def _choose_sigma(first: Window, later: Window, rounds: int) -> tuple[float, str
     )
 
 
-def _why_rate(raced: Race, rounds: int) -> str:
+def _why_batch(before: Plan, after: Plan) -> str:
+    rows = (plan.probe.k * plan.federation.batch for plan in (before, after))
+    return "K times batch stays the same" if len(set(rows)) == 1 else "more directions alone"
+
+
+def _why_rate(raced: Race, rounds: int, *, learnt: bool) -> str:
     leg = raced.legs[-1]
     tried = ", ".join(f"{loss:.4g} at {rate:g}" for rate, loss in sorted(leg.losses.items()))
+    if not learnt:
+        return f"nothing was learnt at any rate: held-out loss after {leg.rounds} rounds {tried}, no less than at first"
     longer = f", times √({leg.rounds}/{rounds}) for the longer run" if leg.rounds < rounds else ""
     return f"held-out loss after {leg.rounds} rounds {tried}; the best{longer}"
 
@@ -208,6 +233,34 @@ def _split(ground: Ground, sigma: float, own: Race, say: Tell) -> Split:
     losses = f"{own.winner.loss:.4g} with K = {plan.probe.k} on {plan.federation.batch} samples a client"
     verdict = "no clear gain from another split" if best.race is own else "clearly lower"
     return best._replace(why=f"held-out loss after {own.rounds} rounds {losses}, {', '.join(tried)}: {verdict}")
+
+
+def has_learnt(split: Split) -> bool:
+    """Whether the race's winner is clearly better than the initial weights."""
+    untrained = split.ground.begin(1.0, 1.0)
+    return is_clearly_less(split.race.winner, Runner(0.0, untrained, split.ground.losses(untrained)))
+
+
+def _attempt(stuck: Split, sigma: float, say: Tell) -> Split | None:
+    """What learns where the plan does not: directions of one layer each, an exact head, more directions, or the whole
+    run instead of a part of it. None if nothing does. The clipping norm of a private plan is for its own directions."""
+    plan, rounds = stuck.ground.asked, stuck.ground.plan.rounds
+    attempts = {"supports": "layers", "head": "exact", "k": FACTOR * plan.probe.k}
+    for key, value in attempts.items() if not plan.privacy.on else ():
+        if getattr(plan.probe, key) == value or (key == "supports" and plan.probe.supports != "dense"):
+            continue
+        say(f"nothing was learnt yet: trying probe.{key} = {value}")
+        try:
+            other = stuck.ground.of(with_settings(plan, probe={"layout": (), key: value}))
+        except PlanError:  # not with this model
+            continue
+        found = Split(other, race(other, sigma, rounds, say), f"with {getattr(plan.probe, key)} nothing was learnt")
+        if has_learnt(found):
+            return found
+    say(f"nothing was learnt yet: going on to {rounds} rounds")
+    winner = run_trial(stuck.ground, stuck.race.winner.trial, rounds)
+    found = stuck._replace(race=Race(winner, [*stuck.race.legs, Leg(rounds, {winner.rate: winner.loss})]))
+    return found if has_learnt(found) else None
 
 
 def splits_of(task: Task) -> list[tuple[int, int]]:

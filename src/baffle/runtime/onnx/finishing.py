@@ -128,7 +128,10 @@ def finished(
         replace_all(node.input, [new_names.get(name, name) for name in node.input])
     if len(graph.output) != 1:
         names = few([value.name.removeprefix(PREFIX) for value in graph.output])
-        raise ModelError(f"expected a model with one output, got {len(graph.output)} ({names}); remove the others")
+        raise ModelError(
+            f"expected a model with one output of floats, got {len(graph.output)} ({names}); choose one with --output "
+            "NAME (in Python, fit the folder that `baffle export --onnx FILE --output NAME` makes)"
+        )
     logits, dropped = graph.output[0].name, None
     last = next((node for node in graph.node if logits in node.output), None)
     if loss == CROSS_ENTROPY and last is not None and last.op_type == "Softmax":  # the loss contains a softmax

@@ -2,6 +2,7 @@
 except for those that configure an operator and those that stay frozen."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatch
 from glob import escape
@@ -35,15 +36,27 @@ def graph_from_file(
     loss: GraphLoss = CROSS_ENTROPY,
     *,
     head: bool = False,
+    output: str = "",
 ) -> OnnxGraph:
     """The graph of a model in an ONNX file. Weights whose names match a pattern in `freeze` are not trained. A
     graph that leaves sizes of its samples open is made for samples of `shape`. With `head`, it shows what its last
-    linear layer takes and gives."""
+    linear layer takes and gives. Of several outputs it keeps `output`, or the only one that holds floats: a
+    classifier's labels, which scikit-learn's models give too, follow from its numbers."""
     model = read_model(path)
     with reading(path):
+        model = _with_one_output(model, output)
         if shape:
             _close_sizes(model.graph, shape)
         return _trainable(model, path, freeze, loss, head=head)
+
+
+def _with_one_output(model: ModelProto, wanted: str) -> ModelProto:
+    outputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
+    if wanted and wanted not in outputs:
+        raise ModelError(f"--output {wanted}: the model has no such output; it has {few(list(outputs))}")
+    floats = [name for name, kind in outputs.items() if kind in FLOATS]
+    chosen = wanted or (floats[0] if len(floats) == 1 else "")
+    return _computing(model, chosen) if chosen and len(outputs) > 1 else model
 
 
 def _close_sizes(graph: GraphProto, shape: Shape) -> None:
@@ -70,7 +83,7 @@ def _close_sizes(graph: GraphProto, shape: Shape) -> None:
             given, found = ",".join(map(str, sizes)), helper.printable_type(value.type)
             raise ModelError(
                 f"--shape {given}: the input {value.name} has {found}; expected the sizes of one sample, without the "
-                "batch"
+                "batch (in Python those of the data)"
             )
         for dim, size in zip(dims[1:], sizes, strict=True):
             dim.dim_value = size
@@ -120,11 +133,15 @@ def require_file(path: Path, manifest: Manifest) -> None:
     """Refuse an ONNX file other than the one that an exported graph was made of. Its trained weights may differ."""
     trained = {tensor.name for tensor in manifest.weights}
     frozen = [escape(tensor.name) for tensor in read_model(path).graph.initializer if tensor.name not in trained]
-    try:
-        made = graph_from_file(path, frozen, manifest.shape, manifest.loss, head=manifest.head is not None).model
-    except ModelError:
-        made = b""
-    if sha256(made).hexdigest() != manifest.model_sha256:
+
+    def made(output: str) -> bytes:
+        with suppress(ModelError):
+            head = manifest.head is not None
+            return graph_from_file(path, frozen, manifest.shape, manifest.loss, head=head, output=output).model
+        return b""
+
+    outputs = ["", *(value.name for value in read_model(path).graph.output)]
+    if not any(sha256(made(output)).hexdigest() == manifest.model_sha256 for output in outputs):
         raise ModelError(
             f"model: {path} is not the run's model, but another graph; give the one that the run began with"
         )
