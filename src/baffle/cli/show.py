@@ -150,6 +150,8 @@ def costs_rows(costs: "Costs") -> dict[str, str]:
         "secure sum": f"{costs.secure_bytes:,} bytes of these",
         "memory": memory,
     }
+    if costs.head_bytes:
+        rows["exact head"] = f"{costs.head_bytes:,} bytes of those up"
     if not costs.secure_bytes:
         del rows["hidden among"]
         rows["secure sum"] = "off: the server sees each client"
