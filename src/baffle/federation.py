@@ -145,8 +145,9 @@ def workers_of(
     randomness: RandomnessOf = system_randomness,
 ) -> list[Worker]:
     """What computes each client's contributions, with the tiers of the task if no others are given."""
+    derivatives = task.plan.run.derivatives
     return [
-        Worker(number, k, trajectory, task.source.train, share, borrow, randomness(number))
+        Worker(number, k, trajectory, task.source.train, share, borrow, randomness(number), derivatives=derivatives)
         for number, (k, share) in enumerate(zip(task.tiers if tiers is None else tiers, task.shares, strict=True))
     ]
 

@@ -48,6 +48,7 @@ class Costs:
     clients_per_sum: int  # the fewest clients that are summed together, so each hides among at least this many
     samples_per_client: int
     forwards: int
+    derivatives: str  # "gradient": with a backward pass each
     supports: str  # of "stages" and "units", a forward pass runs only a part of the model
     forwards_in_all: int  # of all clients in all rounds
     uplink_bytes: int
@@ -77,6 +78,7 @@ def costs(task: Task) -> Costs:
         clients_per_sum=plan.group_sizes[0],
         samples_per_client=int(np.median([len(share) for share in task.shares])),
         forwards=max(forwards),
+        derivatives=plan.run.derivatives,
         supports=plan.probe.supports,
         forwards_in_all=round(plan.rounds * plan.per_round * float(np.mean(forwards))),
         uplink_bytes=contribution_bytes(trajectory) + up,
@@ -193,7 +195,7 @@ def _memory(task: Task, trajectory: Trajectory) -> int | None:
     replica = trajectory.rule.start(np.zeros(n, np.float32)).vectors() if plan.run.downlink == "scalars" else ()
     copies = 4 * n * 2 + sum(vector.nbytes for vector in replica)
     count = min(plan.probe.micro_batch, len(task.source.train))
-    if plan.estimator == "probe" and task.runs_whole():
+    if plan.estimator == "probe" and plan.run.derivatives == "probes" and task.runs_whole():
         known = task.model.pass_bytes(plan.probe, task.source.example(1)) is not None
         return copies + task.footprint().bytes(count) if known else None
     activations = task.model.activation_bytes(task.source.train.batch(np.arange(count)))

@@ -6,6 +6,7 @@ from baffle.plan.reading import build, change, load, override, parse, presets, r
 from baffle.plan.sections import (
     WRN,
     Custom,
+    Derivatives,
     FederationSettings,
     LeNet,
     MobileNet,
@@ -25,8 +26,8 @@ from baffle.plan.sections import (
 )
 
 __all__ = [
-    "WRN", "Custom", "FederationSettings", "LeNet", "MobileNet", "Model", "ModelSettings", "Onnx", "Plan",
-    "PrivacySettings", "ProbeSettings", "RingSettings", "RunSettings", "Section", "SecureSettings", "Softmax",
+    "WRN", "Custom", "Derivatives", "FederationSettings", "LeNet", "MobileNet", "Model", "ModelSettings", "Onnx",
+    "Plan", "PrivacySettings", "ProbeSettings", "RingSettings", "RunSettings", "Section", "SecureSettings", "Softmax",
     "TaskSettings", "Tier", "UpdateSettings", "build", "change", "check", "load", "override", "parse", "presets",
     "read_toml", "settings_of",
 ]  # fmt: skip

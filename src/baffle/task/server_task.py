@@ -51,6 +51,11 @@ class ServerTask:
         plan = self.plan
         return plan.estimator == "probe" and scalars_of(plan, len(self.initial_weights())) > 0
 
+    @property
+    def probes(self) -> bool:
+        """Whether clients take a pass for each direction."""
+        return self.draws_directions and self.plan.run.derivatives == "probes"
+
     def initial_weights(self) -> F32:
         weights = self.model.initial_weights()
         if not len(weights):
@@ -136,13 +141,15 @@ def try_out(task: ServerTask, runtime: Runtime, weights: F32, batch: Batch) -> N
         )
     with explained(plan, f"task.loss cannot be taken of outputs of shape {outputs.shape[1:]}"):
         runtime.on(batch)(weights)
-    if plan.estimator == "backprop" and isinstance(runtime, GradientRuntime):
+    needs = 'estimator = "backprop"' if plan.estimator == "backprop" else ""
+    needs = needs or ('run.derivatives = "gradient"' if plan.run.derivatives == "gradient" else "")
+    if needs and isinstance(runtime, GradientRuntime):
         try:
             runtime.gradient_on(batch)(weights)
         except OwnFunctionError as fault:  # it ran without gradients, so these are the cause
             raise PlanError(
-                f'task.loss: {plan.task.loss} has no derivative, which estimator = "backprop" needs: '
-                f'{first_line(fault.__cause__ or fault)}; set estimator = "probe"'
+                f"task.loss: {plan.task.loss} has no derivative, which {needs} needs: "
+                f"{first_line(fault.__cause__ or fault)}; use probes"
             ) from fault
 
 

@@ -160,7 +160,7 @@ def test_an_exact_head_is_trained_by_edge_clients_and_repeated(tiny: Callable[..
         ),
     )
     approved = [read_exported(model).sha256]
-    members = {
+    members: dict[int, Callable[[bytes], bytes | None]] = {
         number: Member(
             federation.keys[number],
             tmp_path / f"client-{number}",
