@@ -39,7 +39,7 @@ class Bowl:
     when: int | None = None
     forwards: int = 0
     batches: list[list[int]] = field(default_factory=list)
-    seeds: list[int] = field(default_factory=list)
+    seeds: list[int | None] = field(default_factory=list)
 
     def on(self, batch: Batch) -> Loss:
         self.batches.append(batch.y.tolist())

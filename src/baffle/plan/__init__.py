@@ -2,7 +2,7 @@
 
 from baffle.plan.checks import check
 from baffle.plan.plan import Plan
-from baffle.plan.reading import build, change, load, override, parse, presets, read_toml, settings_of
+from baffle.plan.reading import DEFAULT, build, change, load, override, parse, presets, read_toml, settings_of
 from baffle.plan.sections import (
     WRN,
     Custom,
@@ -26,8 +26,8 @@ from baffle.plan.sections import (
 )
 
 __all__ = [
-    "WRN", "Custom", "Derivatives", "FederationSettings", "LeNet", "MobileNet", "Model", "ModelSettings", "Onnx",
-    "Plan", "PrivacySettings", "ProbeSettings", "RingSettings", "RunSettings", "Section", "SecureSettings", "Softmax",
-    "TaskSettings", "Tier", "UpdateSettings", "build", "change", "check", "load", "override", "parse", "presets",
-    "read_toml", "settings_of",
+    "DEFAULT", "WRN", "Custom", "Derivatives", "FederationSettings", "LeNet", "MobileNet", "Model",
+    "ModelSettings", "Onnx", "Plan", "PrivacySettings", "ProbeSettings", "RingSettings", "RunSettings",
+    "Section", "SecureSettings", "Softmax", "TaskSettings", "Tier", "UpdateSettings", "build", "change",
+    "check", "load", "override", "parse", "presets", "read_toml", "settings_of",
 ]  # fmt: skip

@@ -22,11 +22,15 @@ SHOWN_CHARACTERS = 200  # the most characters of a value in an error message
 S = TypeVar("S", bound=Section)
 
 
+DEFAULT = "digits-head"
+"""The plan of a command that names none."""
+
+
 def presets() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
-def load(source: str = "digits", settings: Iterable[str] = ()) -> Plan:
+def load(source: str = DEFAULT, settings: Iterable[str] = ()) -> Plan:
     """A plan from a TOML file or a preset's name. Dotted settings such as "probe.k=50" override it."""
     if source in presets():
         text = (PRESETS / f"{source}.toml").read_text()
