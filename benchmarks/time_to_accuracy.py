@@ -4,8 +4,9 @@
     BAFFLE_DATA=... python benchmarks/time_to_accuracy.py --only 'lenet/units/*' --out results/time_to_accuracy.json
 
 **Modes.** Outer directions, which share forward passes; units, which touch one output of a layer; dense directions of
-±1; the authors' way, gaussian directions of each client's own on a batch of 32; and backpropagation. All run on
-PyTorch on one thread, with plain sums, Adam, gradients clipped to 0.3 and the same moving average of the weights.
+±1; both with an exact head; the authors' way, gaussian directions of each client's own on a batch of 32; and
+backpropagation. All run on PyTorch on one thread, with plain sums, Adam, gradients clipped to 0.3 and the same moving
+average of the weights.
 
 **Clients.** All clients with the same directions measure what one client with all their samples would. So these modes
 have one client, and none of them pays for a federation. The authors' way has ten, as theirs: with one it would be dense
@@ -21,7 +22,7 @@ rounds, client and server together, but not that of measuring the accuracy, whic
 first 2,000 test images. It is measured whenever the clock has gone on by a sixteenth. A run ends when it has reached
 90 %, or at its limit, or at a third of its limit if it has not reached 80 % by then. Scalars are those of all clients
 together; for backpropagation, entries of gradients. Clients with directions of their own send gradients, too, which can
-be summed; counted are the scalars behind them.
+be summed; counted are the scalars behind them. The numbers of an exact head count as scalars.
 
 Results are written after every trial and run, and what is in the file is not run again.
 """
@@ -54,7 +55,9 @@ MODELS = {"lenet": (), "mlp": ('task.model={name="custom", factory="nets:mlp"}',
 MODES = {
     "outer": ("probe.distribution=outer",),
     "units": ("probe.supports=units",),
+    "units, exact head": ("probe.supports=units", "probe.head=exact"),
     "dense": (),
+    "dense, exact head": ("probe.head=exact",),
     "authors": (
         *("federation.clients=10", "federation.seeds=own", "probe.distribution=gaussian", "probe.sigma=1e-4"),
         "update.weight_decay=5e-4",
@@ -65,14 +68,18 @@ SIZES = {
     "lenet": {
         "outer": ((200, 8), (400, 2)),
         "units": ((1600, 8), (3200, 16)),
+        "units, exact head": ((1600, 8), (3200, 16)),
         "dense": ((100, 8), (200, 2)),
+        "dense, exact head": ((100, 8), (200, 2)),
         "authors": ((20, 32), (5, 32)),
         "backpropagation": ((1, 16), (1, 64)),
     },
     "mlp": {
         "outer": ((200, 32), (800, 8)),
         "units": ((1600, 32), (3200, 64)),
+        "units, exact head": ((1600, 32), (3200, 64)),
         "dense": ((100, 32), (100, 128)),
+        "dense, exact head": ((100, 32), (100, 128)),
         "authors": ((20, 32), (5, 32)),
         "backpropagation": ((1, 16), (1, 64)),
     },
@@ -140,7 +147,7 @@ def measured(model: str, mode: str, setting: Setting, data: str, seed: int, limi
     """A run: what each goal took."""
     task = load_task(plan_of(model, mode, setting, data, seed), source=whole(data))
     test, plan, weights = task.source.test.batch(np.arange(TESTED)), task.plan, len(task.initial_weights())
-    sent = plan.federation.clients * (plan.probe.k if plan.estimator == "probe" else weights)
+    sent = plan.federation.clients * (plan.probe.k + plan.head_size if plan.estimator == "probe" else weights)
     curve, reached, due = list[tuple[float, float]](), dict[str, dict[str, float]](), 0.0
     with closing(training(task)) as rounds:
         for progress in rounds:

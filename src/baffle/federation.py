@@ -139,8 +139,19 @@ def workers_of(
     passed: Callable[[int], None] = lambda _passes: None,
 ) -> list[Worker]:
     """What computes each client's contributions, with the tiers of the task if no others are given."""
+    derivatives = task.plan.run.derivatives
     return [
-        Worker(number, k, trajectory, task.source.train, share, borrow, randomness(number), passed=passed)
+        Worker(
+            number,
+            k,
+            trajectory,
+            task.source.train,
+            share,
+            borrow,
+            randomness(number),
+            passed=passed,
+            derivatives=derivatives,
+        )
         for number, (k, share) in enumerate(zip(task.tiers if tiers is None else tiers, task.shares, strict=True))
     ]
 

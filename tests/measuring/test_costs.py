@@ -8,6 +8,7 @@ import pytest
 from torch import Tensor, nn
 
 from baffle.aggregation.client.session import KEYS_AT_ONCE
+from baffle.cli.show import costs_rows
 from baffle.client.worker import forwards_of
 from baffle.measuring.costs import Costs, costs
 from baffle.measuring.duration import SECONDS, measure_duration
@@ -32,6 +33,9 @@ VARIANTS: dict[str, list[str]] = {
     "own seeds": ["federation.seeds=own"],
     "backprop": ['estimator="backprop"'],
     "tiers": ["federation.tiers=[{k=2, share=0.34}]"],
+    "exact head": ["probe.head=exact", 'task.model={name="lenet", channels=[2, 3]}'],
+    "exact head alone": ["probe.head=exact"],
+    "exact head, central": ["probe.head=exact", "probe.scheme=central", 'task.model={name="lenet", channels=[2, 3]}'],
     "lenet": ['task.model={name="lenet", channels=[2, 3]}'],
 }
 
@@ -97,6 +101,18 @@ def test_clients_alignment_and_advice(tiny: MakePlan) -> None:
     assert baseline.alignment is None
     assert baseline.precision is None
     assert baseline.advice == []
+
+
+def test_a_head_that_takes_many_more_bytes_than_the_scalars_is_remarked_on(tiny: MakePlan) -> None:
+    settings = ("probe.head=exact", 'task.model={name="lenet", channels=[2, 3], head="flatten"}')
+    few, many = (_costs(tiny(*settings, f"probe.k={k}")) for k in (6, 60))
+    assert few.head_bytes == many.head_bytes == 4 * (10 * 3 * 4 * 4 + 10)
+    assert "takes 1,960 bytes up a round, 82 times as many as the scalars" in "\n".join(few.advice)
+    assert costs_rows(few)["exact head"] == "1,960 bytes of those up"
+    assert not any("probe.head" in words for words in many.advice)
+    probed = _costs(tiny(settings[1]))
+    assert probed.head_bytes == 0
+    assert "exact head" not in costs_rows(probed)
 
 
 def test_memory_grows_with_model_and_batch(tiny: MakePlan) -> None:

@@ -52,7 +52,7 @@ def test_every_preset_file_is_listed_loads_and_is_called_by_its_name() -> None:
         assert plan.name == name
         assert plan.secure.mode == ("off" if name == "digits-crowd" else "on")
         assert plan.probe.stacked == (name == "digits-crowd")  # which is for simulations alone
-    assert load() == load("digits")
+    assert load() == load("digits-head") == load("digits", ["name=digits-head", "probe.head=exact"])
     assert Plan().secure == SecureSettings(mode="on", floor=3, threshold=0)
 
 

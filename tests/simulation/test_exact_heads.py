@@ -20,6 +20,8 @@ EXACT, LENET = "probe.head=exact", 'task.model={name="lenet", channels=[2, 3], h
 HEAD = 10 * 3 * 4 * 4 + 10  # weights of the small net's last layer
 GROUPS = ("secure.groups=2", "secure.floor=2")
 
+FROZEN = 'task.model={name="custom", factory="tests.task.test_features:frozen"}'
+
 WAYS: dict[str, tuple[str, ...]] = {
     "dense": (),
     "on PyTorch": ("run.runtime=torch",),
@@ -35,6 +37,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "epoch level": ("federation.level=epoch", "federation.steps=2"),
     "stacked clients": ("probe.stacked=true",),
     "a head alone": ('task.model={name="softmax"}',),
+    "a frozen backbone": (FROZEN, "run.runtime=torch"),
     "a stacked head alone": ('task.model={name="softmax"}', "probe.stacked=true"),
 }
 
@@ -65,10 +68,13 @@ def test_clients_that_drop_and_noise_are_no_obstacle(tmp_path: Path) -> None:
     assert load(str(tmp_path / "run/plan.toml")).privacy.head_factor == pytest.approx(12**0.5)
 
 
-@pytest.mark.parametrize("runtime", ["onnx", "torch"])
-def test_a_head_alone_follows_backpropagation(runtime: str, tmp_path: Path) -> None:
-    """Softmax regression: nothing but the ring lies between the two."""
-    settings = ('task.model={name="softmax"}', "update.optimizer=sgd", "update.rate=0.5", "update.ema=0", "rounds=20")
+@pytest.mark.parametrize(
+    ("runtime", "model"),
+    [("onnx", 'task.model={name="softmax"}'), ("torch", 'task.model={name="softmax"}'), ("torch", FROZEN)],
+)
+def test_a_head_alone_follows_backpropagation(runtime: str, model: str, tmp_path: Path) -> None:
+    """Softmax regression, or a head on a frozen backbone: nothing but the ring lies between the two."""
+    settings = (model, "update.optimizer=sgd", "update.rate=0.5", "update.ema=0", "rounds=20")
     plan = _plan(*settings, f"run.runtime={runtime}")
     simulate(plan, tmp_path / "exact")
     simulate(baseline_of(plan), tmp_path / "backprop")

@@ -18,6 +18,7 @@ from baffle.files import make_folder
 if TYPE_CHECKING:
     from baffle.network.keys.folders import ClientKeys
     from baffle.network.member.member import Member
+    from baffle.plan import Derivatives
 
 SMALL = {
     **{"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
@@ -54,6 +55,12 @@ prints (or name it in the policy)."""
     help="Run the plan's own model on this (default: ONNX Runtime if it can, else PyTorch).",
 )
 @click.option(
+    "--derivatives",
+    type=click.Choice(["probes", "gradient"]),
+    default="probes",
+    help="With gradient, one backward pass on PyTorch takes the place of K forward passes (default: probes).",
+)
+@click.option(
     "--affords", type=click.IntRange(0), default=0, help="Evaluate at most this many directions a round (default: all)."
 )
 @click.option(
@@ -77,6 +84,7 @@ def join(
     model: Path | None,
     hashes: tuple[str, ...],
     runtime: str | None,
+    derivatives: "Derivatives",
     affords: int,
     policy_file: Path | None,
     pinned: str | None,
@@ -88,6 +96,8 @@ def join(
     """Take part in a server's runs as one client. The server is at ADDRESS (host:port)."""
     if model and runtime:
         raise click.UsageError("--model runs on ONNX Runtime; give no --runtime with it")
+    if derivatives == "gradient" and (model or runtime == "onnx"):
+        raise click.UsageError("--derivatives gradient needs PyTorch; give neither --model nor --runtime onnx with it")
     if hashes and not model:
         raise click.UsageError("--model-hash belongs to --model")
     if model and not SMALL.keys() <= os.environ.keys():
@@ -108,7 +118,7 @@ def join(
     if model:
         equip = with_onnx(own.number, data, model, part=part, approved=(*hashes, *(policy.models if policy else ())))
     else:
-        equip = with_plan(own.number, data, part=part, runtime=runtime or "")
+        equip = with_plan(own.number, data, part=part, runtime=runtime or "", derivatives=derivatives)
     expected = load(pinned, settings) if pinned else None
     if expected:
         require_clients_of_their_own(expected)

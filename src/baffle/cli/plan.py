@@ -41,13 +41,13 @@ def plan(
 ) -> None:
     """Show what a run will cost. The table has bytes, forward passes, memory, expected alignment, ε and the CPU time of
     a scalar for each kind of directions; below it is advice. PLAN is a TOML file or a preset's name (default:
-    digits)."""
-    from baffle.plan import load, presets
+    digits-head)."""
+    from baffle.plan import DEFAULT, load, presets
 
     if list_presets:
         click.echo("\n".join(presets()))
         return
-    chosen = load(plan or "digits", settings)
+    chosen = load(plan or DEFAULT, settings)
     if show_partition:
         _print_partition(chosen, data, as_json)
         return
@@ -117,10 +117,10 @@ def tune(
     plan: str | None, settings: tuple[str, ...], out: Path | None, data: Path | None, as_json: bool, quiet: bool
 ) -> None:
     """Choose σ, rate, K and batch for a plan. It compares short trials on the plan's training data, which together take
-    about as long as the run, or less. PLAN is a TOML file or a preset's name (default: digits)."""
-    from baffle.plan import load
+    about as long as the run, or less. PLAN is a TOML file or a preset's name (default: digits-head)."""
+    from baffle.plan import DEFAULT, load
 
-    chosen = load(plan or "digits", settings)
+    chosen = load(plan or DEFAULT, settings)
     from baffle.cli import show
     from baffle.files import replace, require_room
     from baffle.tune.tuning import tune as tune_plan

@@ -52,7 +52,7 @@ def run(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Simulate a federation. PLAN is a TOML file or a preset's name (default: digits, ten clients, under a minute)."""
+    """Simulate a federation. PLAN is a TOML file or a preset's name (default: digits-head, under a minute)."""
     if resumed and (plan or out):
         raise click.UsageError(
             "--resume DIR uses the plan and the folder of that run; give no PLAN and no --out with it"
@@ -60,10 +60,10 @@ def run(
     if original and (plan or resumed or baseline):
         raise click.UsageError("--as DIR repeats that run as it was; give no PLAN, --resume or --baseline with it")
     from baffle.journal.folder import new_folder
-    from baffle.plan import load
+    from baffle.plan import DEFAULT, load
     from baffle.plan.functions import named_by
 
-    chosen = None if resumed or original else load(plan or "digits", settings)
+    chosen = None if resumed or original else load(plan or DEFAULT, settings)
     own_code = own_code or bool(chosen and named_by(chosen.task))  # a plan that the user names is the user's own word
     named = new_folder(chosen.name if chosen else "run")
     folder = resumed or out or click.get_current_context().with_resource(named)

@@ -50,12 +50,12 @@ def serve(
     as_json: bool,
 ) -> None:
     """Run a plan with clients that join over a network. If it is stopped, the same command continues the run. PLAN is a
-    TOML file or a preset's name (default: digits). `baffle status` shows how the run goes."""
+    TOML file or a preset's name (default: digits-head). `baffle status` shows how the run goes."""
     from baffle.network.keys.authority import ServerKeys
-    from baffle.plan import load
+    from baffle.plan import DEFAULT, load
 
     own = ServerKeys.load(keys_folder)
-    chosen = load(plan or "digits", settings)
+    chosen = load(plan or DEFAULT, settings)
     # These imports are slow, so errors in the keys or the plan are reported before them.
     from baffle.cli import show
     from baffle.network.link.server import Link, server_tls

@@ -79,7 +79,7 @@ def summary_rows(summary: "Summary", folder: Path) -> dict[str, str]:
         "rounds": f"{summary['rounds']:,}{skipped}",
         "time": _time(summary),
         "scalars": DRAWN_ROW if summary.get("scalars") == "drawn" else "",
-        "forward passes": f"{summary['forwards']:,}{_partly(summary['supports'])}",
+        "forward passes": f"{summary['forwards']:,}{_kind(summary['supports'], summary.get('derivatives', ''))}",
         "up": f"{summary['uplink_bytes_per_client_round']:,} bytes per client and round",
         "down": f"{summary['downlink_bytes_per_client_round']:,} bytes per client and round",
         "weights": f"{weights}, sha256 {summary['weights_sha256'][:16]}…",
@@ -138,7 +138,10 @@ def _measured(summary: "Summary") -> dict[str, str]:
     return rows
 
 
-def _partly(supports: str) -> str:
+def _kind(supports: str, derivatives: str) -> str:
+    """What a run's forward passes are, if they are not plain ones."""
+    if derivatives == "gradient":
+        return ", each with a backward pass"
     return "" if supports in ("dense", "layers") else f", each only the part that its {supports} change"
 
 
@@ -154,7 +157,7 @@ def costs_rows(costs: "Costs") -> dict[str, str]:
         "clients": f"{costs.clients_per_round:,} a round, {costs.samples_per_client:,} samples each (median)",
         "hidden among": f"{costs.clients_per_sum:,} clients: the fewest that are summed together",
         "forward passes": f"{costs.forwards:,} per client and round, {costs.forwards_in_all:,} in all"
-        + _partly(costs.supports),
+        + _kind(costs.supports, costs.derivatives),
         "up": f"{costs.uplink_bytes:,} bytes per client and round  ({share:.1%} of the weights)",
         "down": f"{costs.downlink_bytes:,} bytes per client and round; {costs.join_bytes:,} once to join",
         "secure sum": f"{costs.secure_bytes:,} bytes of these",
@@ -162,6 +165,8 @@ def costs_rows(costs: "Costs") -> dict[str, str]:
     }
     if costs.scalars != "drawn":
         del rows["scalars"]
+    if costs.head_bytes:
+        rows["exact head"] = f"{costs.head_bytes:,} bytes of those up"
     if not costs.secure_bytes:
         del rows["hidden among"]
         rows["secure sum"] = "off: the server sees each client"

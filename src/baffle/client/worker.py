@@ -8,6 +8,7 @@ up to rounding, and each client gets the mean over its own samples.
 import math
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -21,14 +22,14 @@ from baffle.core.arrays import F32, F64, I64
 from baffle.core.directions import Directions, Support
 from baffle.core.head import Head, HeadPass
 from baffle.core.ports import Batch, GradientRuntime, HeadRuntime, Runtime, SampleRuntime, joined
-from baffle.core.probe import SCHEMES, StructuredLoss, counted
+from baffle.core.probe import SCHEMES, StructuredLoss, counted, scalars_of
 from baffle.core.rebuild import gradient_from_scalars
 from baffle.core.ring import NO_HEAD, Ring, RingVector
 from baffle.core.samples import pieces
 from baffle.core.seeds import batch_indices, permutation
 from baffle.data.sources import Dataset
 from baffle.errors import RefusalError
-from baffle.plan import Plan
+from baffle.plan import Derivatives, Plan
 from baffle.privacy.skellam import Randomness
 from baffle.schedule import choose_groups, key_number_of
 from baffle.trajectory import Trajectory, distribution, head_of, optimizer
@@ -66,6 +67,11 @@ class Worker:
     batch: int | None = None
     passed: Callable[[int], None] = lambda _passes: None
     """Called with the number of forward passes that this client has just made: 1, or many that were made at once."""
+    derivatives: Derivatives = "probes"
+    """How it gets scalars: by forward passes, or by one backward pass, which gives the same up to rounding and
+    curvature. It changes no plan, and a sum does not show it."""
+    passes: Counter[Derivatives] = field(default_factory=Counter, compare=False)
+    """How many passes it has made, for its own log."""
 
     def vector(self, round_number: int, weights: F32) -> RingVector:
         """This client's contribution to a round at these weights, as integers. All steps are taken and a vector is
@@ -74,7 +80,16 @@ class Worker:
         with self.borrow() as runtime, np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             work = self._work(round_number, weights, runtime)
         nothing = Work(np.zeros_like(work.values), 0.0, 0, np.zeros_like(work.head))
+        self.passes[self.derivatives] += self._passes
         return self.encoded(nothing if self.batch == 0 else work)
+
+    @property
+    def _passes(self) -> int:
+        """How many passes it makes in a round."""
+        plan = self.trajectory.plan
+        if self.derivatives == "probes":
+            return forwards_of(self.trajectory, self.k, len(self.indices))
+        return local_steps(plan, len(self.indices)) if plan.federation.level == "epoch" else 1
 
     @property
     def _batch_size(self) -> int:
@@ -107,6 +122,8 @@ class Worker:
     ) -> Work:
         """Scalars along directions and, if the plan wants it exact, the gradient of the model's head. With forward
         differences, the pass that it takes is the one at the unmoved weights."""
+        if self.derivatives == "gradient":
+            return self._differentiated(runtime, batch, weights, directions, supports)
         plan, loss, base, head = self.trajectory.plan, counted(runtime.on(batch), self.passed), None, NO_HEAD
         if plan.probe.head == "exact":
             seen = _looking_into(runtime).head_on(batch, loss)(weights)
@@ -118,6 +135,18 @@ class Worker:
         if isinstance(loss, StructuredLoss):
             self.passed(probed.forwards)
         return Work(probed.scalars, probed.base, 0, head)
+
+    def _differentiated(
+        self, runtime: Runtime, batch: Batch, weights: F32, directions: Directions, supports: Sequence[Support]
+    ) -> Work:
+        """The same by one backward pass: a dot product for each direction."""
+        if not isinstance(runtime, GradientRuntime):
+            raise RefusalError("derivatives by a backward pass need PyTorch; use probes")
+        loss, gradient = runtime.gradient_on(batch, None)(weights)
+        head = head_of(self.trajectory.plan)
+        parts = [gradient[own].astype(np.float64) for own, _ in head.parts()] if head else []
+        scalars = scalars_of(gradient, directions, supports, self.trajectory.block)
+        return Work(scalars, loss, 0, np.concatenate([NO_HEAD, *parts]))
 
     def _train_locally(self, round_number: int, weights: F32, runtime: Runtime) -> Work:
         """Epoch level: several steps with this client's own keys, and an optimizer that starts fresh every round."""
@@ -207,12 +236,12 @@ def local_steps(plan: Plan, samples: int) -> int:
 
 
 def forwards_of(trajectory: Trajectory, k: int, samples: int) -> int:
-    """How many forward passes one client runs in one round (a backpropagation counts as one forward pass)."""
-    plan = trajectory.plan
-    per_step = SCHEMES[plan.probe.scheme].forwards(k) if plan.estimator == "probe" else 1
-    if plan.probe.head == "exact" and plan.estimator == "probe":
-        k = min(k, len(trajectory.supports))
-        per_step = SCHEMES[plan.probe.scheme].forwards(k) + (plan.probe.scheme == "central")
+    """How many forward passes one client runs in one round (one with a backward pass counts as one)."""
+    plan, per_step = trajectory.plan, 1
+    if plan.estimator == "probe" and plan.run.derivatives == "probes":
+        exact = plan.probe.head == "exact"
+        k = min(k, len(trajectory.supports))  # none if an exact head is all of the model
+        per_step = SCHEMES[plan.probe.scheme].forwards(k) + (exact and plan.probe.scheme == "central")
     return per_step if plan.federation.level == "batch" else per_step * local_steps(plan, samples)
 
 

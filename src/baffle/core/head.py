@@ -15,7 +15,8 @@ from baffle.core.directions import Support
 
 
 class HeadPass(NamedTuple):
-    """What a forward pass knows about the head, with a row for each sample: ∂ℓ/∂o of its own loss, and h."""
+    """What a forward pass knows about the head, with a row for each sample: ∂ℓ/∂o of its own loss, and h. A row may
+    have further rows, one for each position at which the head is used."""
 
     loss: float  # of the batch
     slopes: F64

@@ -68,7 +68,8 @@ class HeadRuntime(Runtime, Protocol):
 
 @runtime_checkable
 class GradientRuntime(Runtime, Protocol):
-    """A runtime that can also backpropagate: for the baseline, and to draw estimates from their law."""
+    """A runtime that can also backpropagate: for the baseline, for clients that need not probe, and to draw estimates
+    from their law."""
 
     def gradient_on(self, batch: Batch, seed: int | None = 0) -> Callable[[F32], tuple[float, F32]]:
         """Loss and gradient at weights. The seed determines what is random in training, such as dropout; without one,

@@ -144,6 +144,19 @@ def _stretched(scalars: F64, directions: Directions, supports: Sequence[Support]
     return scalars * stretches.reshape(-1, *[1] * (scalars.ndim - 1))
 
 
+def scalars_of(gradient: F32, directions: Directions, supports: Sequence[Support], block: int = NUMBERS_AT_ONCE) -> F64:
+    """What a probe would measure without rounding and curvature: s_k² · unit · z_k · ∇L for every k, from a gradient
+    that is known. At most `block` numbers are drawn at a time."""
+    scalars = np.zeros(len(supports))
+    for numbers, support in blocks(supports, block):
+        slope = np.concatenate([gradient[touched] for touched, _ in support.parts()]).astype(np.float64)
+        for start in range(0, support.size, block):
+            stop = min(start + block, support.size)
+            scalars[list(numbers)] += directions.over(support, numbers, start, stop) @ slope[start:stop]
+    scalars *= directions.distribution.unit
+    return _stretched(_stretched(scalars, directions, supports), directions, supports)
+
+
 def losses_along(
     loss: Callable[[F32], float] | Callable[[F32], F64],
     weights: F32,

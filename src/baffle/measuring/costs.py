@@ -36,6 +36,8 @@ from baffle.task.load import Task
 from baffle.task.memory import RESERVE
 from baffle.trajectory import Trajectory, trajectory_of
 
+HEAVY_HEAD = 10  # an exact head of more numbers than so many times the scalars is remarked on
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -47,9 +49,11 @@ class Costs:
     clients_per_sum: int  # the fewest clients that are summed together, so each hides among at least this many
     samples_per_client: int
     forwards: int
+    derivatives: str  # "gradient": with a backward pass each
     supports: str  # of "stages" and "units", a forward pass runs only a part of the model
     forwards_in_all: int  # of all clients in all rounds
     uplink_bytes: int
+    head_bytes: int  # an exact head's share of the uplink
     downlink_bytes: int
     secure_bytes: int  # the secure sum's share of uplink and downlink
     join_bytes: int
@@ -76,9 +80,11 @@ def costs(task: Task) -> Costs:
         clients_per_sum=plan.group_sizes[0],
         samples_per_client=int(np.median([len(share) for share in task.shares])),
         forwards=max(forwards),
+        derivatives=plan.run.derivatives,
         supports=plan.probe.supports,
         forwards_in_all=round(plan.rounds * plan.per_round * float(np.mean(forwards))),
         uplink_bytes=contribution_bytes(trajectory) + up,
+        head_bytes=_head_bytes(plan),
         downlink_bytes=_downlink_bytes(trajectory) + down,
         secure_bytes=up + down,
         join_bytes=_join_bytes(trajectory, initial),
@@ -93,9 +99,25 @@ def costs(task: Task) -> Costs:
             *(judge_privacy(plan, privacy) if privacy else []),
             *(judge_contrast(task, contrast) if contrast else []),
             *_on_merged_layers(task),
+            *_on_head(plan),
             *task.remarks,
         ],
     )
+
+
+def _head_bytes(plan: Plan) -> int:
+    """What an exact head adds to a vector of scalars. A whole gradient has room for it."""
+    return 4 * plan.head_size if plan.outcome_kind == "scalars" else 0
+
+
+def _on_head(plan: Plan) -> list[str]:
+    head, scalars = _head_bytes(plan), 4 * plan.probe.k
+    if head <= HEAVY_HEAD * scalars:
+        return []
+    return [
+        f"probe.head: the exact gradient of the last layer takes {head:,} bytes up a round, {head / scalars:.0f} times "
+        'as many as the scalars; where bytes count, set probe.head = "probed"'
+    ]
 
 
 def _on_merged_layers(task: Task) -> list[str]:
@@ -175,7 +197,7 @@ def _memory(task: Task, trajectory: Trajectory) -> int | None:
     replica = trajectory.rule.start(np.zeros(n, np.float32)).vectors() if plan.run.downlink == "scalars" else ()
     copies = 4 * n * 2 + sum(vector.nbytes for vector in replica)
     count = min(plan.probe.micro_batch, len(task.source.train))
-    if plan.estimator == "probe" and task.runs_whole():
+    if plan.estimator == "probe" and plan.run.derivatives == "probes" and task.runs_whole():
         known = task.model.pass_bytes(plan.probe, task.source.example(1)) is not None
         return copies + task.footprint().bytes(count) if known else None
     activations = task.model.activation_bytes(task.source.train.batch(np.arange(count)))

@@ -75,7 +75,7 @@ def measure_duration(task: Task, clock: Clock = time.perf_counter) -> Duration:
     with task.model.one_thread_each():
         trajectory = trajectory_of(plan, len(task.initial_weights()))
         runtimes = TimedRuntimes(Runtimes(task, trajectory.threads), clock)
-        every = len(trajectory.supports) if task.draws_directions else 1
+        every = len(trajectory.supports) if task.probes else 1
         k, began = 1, clock()
         points = [_played_with(task, trajectory, k, runtimes)]
         while k < every and clock() - began <= SECONDS:

@@ -37,6 +37,11 @@ def require_clients_of_their_own(plan: Plan) -> None:
             "probe.stacked: each client of a network has a machine of its own; leave it out, or say --set "
             "probe.stacked=false"
         )
+    if plan.run.derivatives != "probes":
+        raise PlanError(
+            "run.derivatives: each client of a network decides for itself how it computes; leave it out, and say "
+            "`baffle join --derivatives gradient` where a client can backpropagate"
+        )
 
 
 def require_hidden_tiers(plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from baffle.plan.checks import check
 from baffle.plan.plan import Plan
 from baffle.plan.reading import (
+    DEFAULT,
     Settings,
     build,
     change,
@@ -18,6 +19,7 @@ from baffle.plan.reading import (
 from baffle.plan.sections import (
     WRN,
     Custom,
+    Derivatives,
     FederationSettings,
     LeNet,
     MobileNet,
@@ -37,8 +39,8 @@ from baffle.plan.sections import (
 )
 
 __all__ = [
-    "WRN", "Custom", "FederationSettings", "LeNet", "MobileNet", "Model", "ModelSettings", "Onnx", "Plan",
-    "PrivacySettings", "ProbeSettings", "RingSettings", "RunSettings", "Section", "SecureSettings", "Settings",
-    "Softmax", "TaskSettings", "Tier", "UpdateSettings", "build", "change", "check", "keys_of", "lay_over", "load",
-    "override", "parse", "presets", "read_toml", "settings_of",
+    "DEFAULT", "WRN", "Custom", "Derivatives", "FederationSettings", "LeNet", "MobileNet", "Model", "ModelSettings",
+    "Onnx", "Plan", "PrivacySettings", "ProbeSettings", "RingSettings", "RunSettings", "Section", "SecureSettings",
+    "Settings", "Softmax", "TaskSettings", "Tier", "UpdateSettings", "build", "change", "check", "keys_of",
+    "lay_over", "load", "override", "parse", "presets", "read_toml", "settings_of",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ def check(plan: Plan) -> None:
     _check_onnx(plan)
     _check_runtime(plan)
     check_law(plan)
+    _check_derivatives(plan)
     _check_federation(plan)
     _check_probe(plan)
     _check_update(plan.update)
@@ -68,6 +69,8 @@ def _check_onnx(plan: Plan) -> None:
             raise PlanError('run.model is the folder of a model that came as ONNX: expected task.model.name = "onnx"')
         return
     probe, remedy = plan.probe, "leave it out, or use a model that BAFFLE builds"
+    if plan.run.derivatives != "probes":
+        raise PlanError(f'run.derivatives: a model that came as ONNX has no gradient, expected "probes"; {remedy}')
     if plan.estimator != "probe":
         raise PlanError(f'estimator: a model that came as ONNX has no gradient, expected "probe"; {remedy}')
     if not probe.moves_whole_models:
@@ -91,6 +94,21 @@ def _check_runtime(plan: Plan) -> None:
         raise PlanError(
             f'run.runtime: task.model runs on "{model.runtime}" only, got "{plan.run.runtime}"; leave it out'
         )
+
+
+def _check_derivatives(plan: Plan) -> None:
+    if plan.run.derivatives == "probes":
+        return
+    for setting, wanted, there in (
+        ("estimator", 'estimator = "probe"', plan.estimator != "probe"),
+        ("probe.stacked", "probe.stacked = false", plan.probe.stacked),
+        ("probe.memory_mb", "probe.memory_mb = 0", plan.probe.memory_mb > 0),
+    ):
+        if there:
+            raise PlanError(
+                f'run.derivatives = "{plan.run.derivatives}" takes a backward pass in place of probes, which does not '
+                f"go with this {setting}; expected {wanted}, or leave run.derivatives out"
+            )
 
 
 def _check_federation(plan: Plan) -> None:

@@ -62,6 +62,7 @@ class Plan(Section, frozen=True):
             ("probe.supports", not probe.moves_whole_models),
             ("probe.precision", probe.precision != "float32"),
             ("probe.memory_mb", probe.memory_mb > 0),
+            ("run.derivatives", self.run.derivatives != "probes"),
             ("run.device", self.run.device != "cpu"),
         )
         return next((name for name, needed in settings if needed), "")

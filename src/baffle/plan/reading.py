@@ -26,11 +26,15 @@ Settings: TypeAlias = Mapping[str, Any] | Iterable[str]
 numbers and arrays of NumPy."""
 
 
+DEFAULT = "digits-head"
+"""The plan of a command that names none."""
+
+
 def presets() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
-def load(source: str = "digits", settings: Settings = ()) -> Plan:
+def load(source: str = DEFAULT, settings: Settings = ()) -> Plan:
     """A plan from a TOML file or a preset's name. Settings such as {"probe.k": 50} or ["probe.k=50"] override it."""
     if source in presets():
         text = (PRESETS / f"{source}.toml").read_text()

@@ -366,6 +366,9 @@ class PrivacySettings(Section, frozen=True):
         return self.noise > 0 or self.epsilon > 0
 
 
+Derivatives = Literal["probes", "gradient"]
+
+
 class RunSettings(Section, frozen=True):
     """How a run is executed. None of it affects the trajectory."""
 
@@ -374,6 +377,10 @@ class RunSettings(Section, frozen=True):
     runtime: Literal["", "onnx", "torch"] = ""
     """`"onnx"`: ONNX Runtime, `"torch"`: PyTorch; empty: ONNX Runtime if it is installed and can run the plan, else
     PyTorch ([what needs PyTorch](#what-needs-pytorch))"""
+    derivatives: Derivatives = "probes"
+    """in a simulation: how clients get their scalars; `"gradient"`: by [one backward
+    pass](performance.md#clients-that-can-backpropagate) in place of K forward passes, which changes last bits. In a
+    network each client decides for itself: `baffle join --derivatives gradient`"""
     downlink: Literal["scalars", "delta", "weights"] = "scalars"
     """how a client gets the present weights: by replaying rounds; `"delta"`: by their change; `"weights"`: by the
     weights themselves"""

@@ -199,6 +199,8 @@ A = TypeVar("A")
 NO_HEAD = 'probe.head: {}; expected a last linear layer whose weights are trained, or probe.head = "probed"'
 """Why a model's last layer has no exact gradient."""
 
+USED_TWICE = "the last linear layer, or its weight, is used more than once"
+
 
 def require_closed_form(loss: str) -> None:
     """Refuse an exact head under a loss whose derivative by the outputs is not known."""
@@ -207,13 +209,15 @@ def require_closed_form(loss: str) -> None:
 
 
 def slopes_of(loss: str, outputs: F64, labels: Labels) -> F64:
-    """The derivative of each sample's loss by its outputs, for a loss of BAFFLE's own."""
-    slope = LOSSES[loss].slope
+    """The derivative of each sample's loss by a last layer's outputs, for a loss of BAFFLE's own: a row for each sample
+    and in it one for each of its positions. The outputs may have any shape with these numbers in their order."""
+    slope, samples = LOSSES[loss].slope, len(labels)
     if slope is None:
-        return _slopes_of_classes(outputs.reshape(*labels.shape, -1), labels).reshape(*outputs.shape)
-    rows, targets = outputs.reshape(len(outputs), -1), labels.astype(np.float64).reshape(len(outputs), -1)
-    slopes: F64 = (slope(np, rows, targets) / rows.shape[1]).reshape(outputs.shape)
-    return slopes
+        slopes = _slopes_of_classes(outputs.reshape(*labels.shape, -1), labels)
+    else:
+        rows, targets = outputs.reshape(samples, -1), labels.astype(np.float64).reshape(samples, -1)
+        slopes = slope(np, rows, targets) / rows.shape[1]
+    return slopes.reshape(samples, -1, outputs.shape[-1])
 
 
 def _slopes_of_classes(outputs: F64, labels: Labels) -> F64:

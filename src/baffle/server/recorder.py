@@ -232,6 +232,7 @@ class Recorder:
             "skipped_rounds": sum(1 for record in records if not record["contributors"]),
             "seconds": round(self._seconds(), 2),
             "forwards": self._forwards(),
+            "derivatives": plan.run.derivatives,
             "uplink_bytes_per_client_round": _ratio(total("uplink_bytes"), total("replies")),
             "downlink_bytes_per_client_round": _ratio(total("downlink_bytes"), total("requests")),
             "join_bytes_per_client": _ratio(total("join_bytes"), total("joins")),

@@ -55,6 +55,11 @@ class ServerTask:
         plan = self.plan
         return plan.estimator == "probe" and scalars_of(plan, len(self.initial_weights())) > 0
 
+    @property
+    def probes(self) -> bool:
+        """Whether clients take a pass for each direction."""
+        return self.draws_directions and self.plan.run.derivatives == "probes"
+
     def initial_weights(self) -> F32:
         weights = self.model.initial_weights()
         if not len(weights):
@@ -140,13 +145,17 @@ def try_out(task: ServerTask, runtime: Runtime, weights: F32, batch: Batch) -> N
         )
     with explained(plan, f"task.loss cannot be taken of outputs of shape {outputs.shape[1:]}"):
         _require_repeatable(runtime, weights, batch)
-    if plan.estimator != "probe" and isinstance(runtime, GradientRuntime):
+    needs = "" if plan.estimator == "probe" else f'estimator = "{plan.estimator}"'
+    needs = needs or ('run.derivatives = "gradient"' if plan.run.derivatives == "gradient" else "")
+    if needs and isinstance(runtime, GradientRuntime):
         try:
             runtime.gradient_on(batch)(weights)
         except OwnFunctionError as fault:  # it ran without gradients, so these are the cause
             raise PlanError(
-                f'task.loss: {plan.task.loss} has no derivative, which estimator = "{plan.estimator}" needs: '
-                f'{first_line(fault.__cause__ or fault)}; set estimator = "probe"'
+        _require_repeatable(runtime, weights, batch)
+    needs = "" if plan.estimator == "probe" else f'estimator = "{plan.estimator}"'
+    needs = needs or ('run.derivatives = "gradient"' if plan.run.derivatives == "gradient" else "")
+    if needs and isinstance(runtime, GradientRuntime):
             ) from fault
 
 

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from baffle.core.messages import first_number, tag_of
 from baffle.errors import ModelError, PlanError
 from baffle.export import export_onnx, export_run
 from baffle.journal.audit import verify
@@ -18,14 +19,15 @@ from baffle.measuring.costs import costs
 from baffle.network.member.edge import edge_equipment
 from baffle.network.member.equipment import with_onnx, with_plan
 from baffle.network.member.member import Member
+from baffle.network.member.policy import Policy
 from baffle.network.server.serve import serve
 from baffle.network.settling import differences
 from baffle.plan import Onnx, Plan, load
 from baffle.runtime.onnx.model_folder import WEIGHTS, read_exported, read_manifest, read_weights
-from baffle.simulation import resume, simulate
+from baffle.simulation import repeat, resume, simulate
 from baffle.task.load import load_task
 from tests.support import tokens
-from tests.support.lines_in_memory import LinesInMemory, new_keys
+from tests.support.lines_in_memory import Federation, LinesInMemory, new_keys
 
 ONNX = 'task.model={name="onnx"}'
 
@@ -143,6 +145,46 @@ def test_clients_of_a_network_need_the_folder(plan: Callable[..., Plan], model: 
     assert any("copy its folder" in line for line in own_logs[3]), own_logs
     assert told[-1] == "3 of 4 clients hold the last weights"
     assert verify(tmp_path / "run").weights_sha256 == summary["weights_sha256"]
+
+
+def test_an_exact_head_is_trained_by_edge_clients_and_repeated(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    """The graph shows the inputs of its last layer; a client leaves round 2 out, and a repetition has the same bits."""
+    _foreign(tmp_path / "theirs.onnx")
+    model = tmp_path / "model"
+    export_onnx(tmp_path / "theirs.onnx", model, head=True)
+    federation = Federation(
+        new_keys(tmp_path, 4),
+        tmp_path,
+        tiny(
+            ONNX, f'run.model="{model}"', "secure.mode=on", "federation.clients=4", "probe.head=exact", "secure.floor=2"
+        ),
+    )
+    approved = [read_exported(model).sha256]
+    members: dict[int, Callable[[bytes], bytes | None]] = {
+        number: Member(
+            federation.keys[number],
+            tmp_path / f"client-{number}",
+            with_onnx(number, None, model, part=True, approved=approved),
+            policy=Policy(floor=2),
+        ).answer
+        for number in range(4)
+    }
+    silent = members[3]
+    lines = LinesInMemory(members)
+    lines.clients[3] = lambda data: (
+        None if tag_of(data) == "masked-request" and first_number(data) == 2 else silent(data)
+    )
+    summary = federation.serve(lines)
+    assert summary["dropouts"] == 1
+    repeat(federation.run, tmp_path / "again")
+    original, again = verify(federation.run), verify(tmp_path / "again")
+    assert (original.weights_sha256, original.chain) == (again.weights_sha256, again.chain)
+    assert load(str(federation.run / "plan.toml")).head_size == 12 * 10
+
+
+def test_a_folder_without_its_head_is_refused_for_an_exact_one(plan: Callable[..., Plan]) -> None:
+    with pytest.raises(PlanError, match="the graph does not show its last linear layer"):
+        load_task(plan("probe.head=exact"))
 
 
 def test_a_plan_that_names_no_graph_is_the_same_as_the_run_that_does(plan: Callable[..., Plan], tmp_path: Path) -> None:

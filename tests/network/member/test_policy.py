@@ -120,6 +120,14 @@ def test_at_epoch_level_a_round_uses_all_samples_or_those_of_its_steps() -> None
     assert "a round uses 6 samples" in policy.refusals(changed(*epoch, "federation.steps=2"))[0]
 
 
+def test_an_owner_may_ask_for_scalars_alone() -> None:
+    exact = changed("probe.head=exact")
+    assert Policy().refusals(exact) == []
+    (words,) = Policy(exact_head=False).refusals(exact)
+    assert 'probe.head is "exact" in the server\'s plan' in words
+    assert Policy(exact_head=False).refusals(USUAL) == []
+
+
 def test_a_function_that_the_policy_names_may_be_called_and_no_other() -> None:
     policy = Policy(data=("own:data",))
     assert policy.refusals(changed("task.data=own:data")) == []

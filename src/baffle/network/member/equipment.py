@@ -12,7 +12,7 @@ from baffle.core.arrays import F32, I64
 from baffle.data.partition import share_out
 from baffle.data.sources import Source, load, weights_for
 from baffle.errors import ModelError, RefusalError
-from baffle.plan import Onnx, Plan, change, parse
+from baffle.plan import Derivatives, Onnx, Plan, change, parse
 from baffle.plan.sections import LARGEST
 from baffle.runtime.model import require_own_layout
 from baffle.trajectory import Trajectory, trajectory_of
@@ -39,16 +39,19 @@ def all_its_own(plan: Plan, source: Source) -> list[I64]:
     return [np.arange(len(source.train))] * plan.federation.clients
 
 
-def with_plan(number: int, data: Path | None, *, part: bool, runtime: str = "") -> Equip:
+def with_plan(
+    number: int, data: Path | None, *, part: bool, runtime: str = "", derivatives: Derivatives = "probes"
+) -> Equip:
     """Makes workers that run the plan's own model, on this machine's choice of a runtime unless one is named."""
 
     def equip(plan: Plan, most_weights: int = LARGEST) -> Equipment:
         if isinstance(plan.task.model, Onnx):
             raise ModelError("the plan's model came as ONNX; copy its folder from the server and give it as --model")
-        plan = change(plan, [f'run.runtime = "{runtime}"'])
+        plan = change(plan, [f'run.runtime = "{runtime}"', f'run.derivatives = "{derivatives}"'])
         task, trajectory, runtimes = _loaded(plan.to_toml(), data, share_out if part else all_its_own, most_weights)
         k, train, own = plan.probe.k, task.source.train, task.shares[number]
-        return Equipment(Worker(number, k, trajectory, train, own, runtimes.borrow), task.initial_weights)
+        worker = Worker(number, k, trajectory, train, own, runtimes.borrow, derivatives=derivatives)
+        return Equipment(worker, task.initial_weights)
 
     return equip
 

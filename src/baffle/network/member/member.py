@@ -14,6 +14,7 @@ from baffle.aggregation.context import state_text
 from baffle.client.abstaining import RateLimitedLog, Tell, abstention
 from baffle.client.client import Client, contribution_bytes
 from baffle.client.replica import Replica
+from baffle.client.worker import Worker
 from baffle.core.messages import Message, Number, RoundRequest, decode, encode
 from baffle.errors import BaffleError, MessageError, RefusalError, RunFolderError, first_line, one_line
 from baffle.network import joining
@@ -246,6 +247,9 @@ class Member:
         done = self._sign_state(last)
         if isinstance(done, Done) and self._client:
             self._client.replica.save()
+            if isinstance(worker := self._client.worker, Worker) and worker.passes:
+                probes, gradients = worker.passes["probes"], worker.passes["gradient"]
+                self.tell(f"made {gradients or probes:,} {'backward' if gradients else 'forward'} passes in this run")
             self.over = True
             self.memory.leave()
         return done

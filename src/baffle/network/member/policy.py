@@ -32,10 +32,11 @@ class Policy(Section, frozen=True):
     """The bounds within which a client takes part.
 
     `mode` and `floor` are the least `secure.mode` and `secure.floor`. With `scalars_only`, plans must be at batch level
-    with shared directions: a client then sends K scalars and no vector. A round must use at least `least_batch` of the
-    client's samples, and at most `largest_batch` of all that it has: plans whose text breaks these two are refused, and
-    a client whose own samples are too few uses fewer, or none. `data` names data sets; one of the client's own is named
-    as in a plan, "package.module:function". A round's exchanges wait at most `most_seconds`.
+    with shared directions: a client then sends K scalars and no vector. Unless `exact_head` is false, the gradient of
+    the model's last layer may come with them. A round must use at least `least_batch` of the client's samples, and at
+    most `largest_batch` of all that it has: plans whose text breaks these two are refused, and a client whose own
+    samples are too few uses fewer, or none. `data` names data sets; one of the client's own is named as in a plan,
+    "package.module:function". A round's exchanges wait at most `most_seconds`.
 
     `least_noise` is the least `privacy.noise`. All private runs together may cost an ε of `most_epsilon` at `delta`; a
     client with such a budget takes part in private runs only. 0 is any ε, but where the server may lie (mode
@@ -50,6 +51,7 @@ class Policy(Section, frozen=True):
     mode: Literal["off", "on", "malicious-server"] = "on"
     floor: Annotated[int, Meta(ge=2, le=LARGEST)] = 3
     scalars_only: bool = True
+    exact_head: bool = True
     least_batch: OptionalCount = 8
     largest_batch: Proportion = 0.5
     most_weights: Count = 100_000_000
@@ -147,6 +149,11 @@ class Policy(Section, frozen=True):
                 f'clients send vectors in the server\'s plan (estimator = "{plan.estimator}", '
                 f'federation.level = "{plan.federation.level}", federation.seeds = "{plan.federation.seeds}"), '
                 "scalars_only asks for scalars at batch level with shared seeds"
+            )
+        if plan.probe.head == "exact" and not self.exact_head:
+            yield (
+                'probe.head is "exact" in the server\'s plan, so the gradient of the last layer leaves this client; '
+                'exact_head = false asks for "probed"'
             )
         if not plan.privacy.on and secure.mode == LYING and not self.without_privacy:
             yield (

@@ -1,6 +1,5 @@
 """From ONNX models of any origin to graphs that clients run."""
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -12,12 +11,12 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from baffle.core.arrays import F32
-from baffle.errors import BaffleError, ModelError, PlanError, first_line
+from baffle.errors import BaffleError, ModelError, first_line
 from baffle.files import read_file
-from baffle.runtime.model import NO_HEAD
 from baffle.runtime.onnx import model_folder
 from baffle.runtime.onnx.endings import ending
-from baffle.runtime.onnx.graph import PREFIX, OnnxGraph, ShownHead
+from baffle.runtime.onnx.graph import PREFIX, OnnxGraph
+from baffle.runtime.onnx.head import find_head
 from baffle.runtime.onnx.model_folder import (
     CROSS_ENTROPY,
     HEAD_INPUTS,
@@ -28,10 +27,10 @@ from baffle.runtime.onnx.model_folder import (
     NO_LOSS,
     WEIGHT,
     GraphLoss,
-    HeadTensors,
     Input,
     Y,
 )
+from baffle.runtime.onnx.nodes import nodes_of
 from baffle.runtime.onnx.session import open_session, translated
 
 INPUT_TYPES: Mapping[int, model_folder.InputType] = {
@@ -85,15 +84,6 @@ def _external_bytes(tensor: TensorProto, folder: Path) -> int:
     return int(place["length"]) if "length" in place else (folder / place["location"]).stat().st_size
 
 
-def nodes_of(graph: GraphProto) -> Iterator[NodeProto]:
-    """All nodes, including those in branches and loops."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from nodes_of(inner)
-
-
 def finished(
     model: ModelProto,
     weights: Mapping[str, F32],
@@ -133,9 +123,9 @@ def finished(
             "NAME (in Python, fit the folder that `baffle export --onnx FILE --output NAME` makes)"
         )
     logits, dropped = graph.output[0].name, None
-    last = next((node for node in graph.node if logits in node.output), None)
-    if loss == CROSS_ENTROPY and last is not None and last.op_type == "Softmax":  # the loss contains a softmax
-        logits, dropped = last.input[0], logits
+    ends_in = next((node for node in graph.node if logits in node.output), None)
+    if loss == CROSS_ENTROPY and ends_in is not None and ends_in.op_type == "Softmax":  # the loss contains a softmax
+        logits, dropped = ends_in.input[0], logits
     pairs = zip(taken, samples, strict=True)
     casts = [(each.in_graph, value.name, value.type.tensor_type.elem_type) for each, value in pairs]
     casts += [(WEIGHT + name, half, TensorProto.FLOAT16) for name, half in halves.items()]
@@ -152,7 +142,9 @@ def finished(
     end = ending(loss, sizes, label_shape)
     graph.node.extend(NodeProto.FromString(node) for node in end.nodes)
     outputs = [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("batch", *[None] * len(sizes)))]
-    shown = find_head(graph, logits, loss, label_shape in (None, sizes[:-1])) if head else None
+    last = loss != CROSS_ENTROPY or label_shape in (None, sizes[:-1])
+    rank = len(sizes) + 1
+    shown = find_head(graph, logits, weights, loss, rank=rank, classes_last=last) if head else None
     for name, at in [(HEAD_INPUTS, shown.inputs), (HEAD_OUTPUTS, shown.outputs)] if shown else []:
         graph.node.append(helper.make_node("Cast", [at], [name], to=TensorProto.FLOAT))
         outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
@@ -165,45 +157,6 @@ def finished(
     tensors = shown.tensors if shown else None
     shape = end.label_shape
     return OnnxGraph(data, _opset(model), weights, taken, end.classes, loss=loss, label_shape=shape, head=tensors)
-
-
-def find_head(graph: GraphProto, outputs: str, loss: GraphLoss, classes_last: bool) -> ShownHead:
-    """The last linear layer of a graph whose weights are inputs: a Gemm, or a MatMul with or without an Add. After it
-    there may be an Identity, a Cast, a Squeeze or, under cross-entropy, a LogSoftmax of the last axis."""
-    made_by = {name: node for node in graph.node for name in node.output}
-    used = Counter(name for node in nodes_of(graph) for name in node.input)
-    node = made_by.get(outputs)
-    while node is not None and _keeps_rows(node, loss):
-        node = made_by.get(node.input[0])
-    if node is None or not classes_last:
-        found = "the model's input" if node is None else "outputs whose last axis is not the classes"
-        raise PlanError(NO_HEAD.format(f"the outputs are {found}"))
-    linear, bias = node, ""
-    if node.op_type == "Add":
-        trained = [name for name in node.input if name.startswith(WEIGHT)]
-        others = [made_by[name] for name in node.input if name in made_by]
-        if len(trained) == len(others) == 1 and others[0].op_type == "MatMul":
-            linear, bias = others[0], trained[0]
-    elif node.op_type == "Gemm" and len(node.input) > 2:
-        bias = node.input[2]
-    settings = {attribute.name: helper.get_attribute_value(attribute) for attribute in linear.attribute}
-    plain = settings.get("alpha", 1.0) == settings.get("beta", 1.0) == 1.0 and not settings.get("transA", 0)
-    names = [linear.input[1], *([bias] if bias else [])] if linear.op_type in ("Gemm", "MatMul") else []
-    if not names or not plain or not all(name.startswith(WEIGHT) for name in names):
-        raise PlanError(NO_HEAD.format(f"the outputs come from {node.op_type}"))
-    if any(used[name] > 1 for name in names):
-        raise PlanError(NO_HEAD.format("the last linear layer, or its weight, is used more than once"))
-    by_input = linear.op_type == "MatMul" or not settings.get("transB", 0)
-    tensors = HeadTensors(names[0].removeprefix(WEIGHT), bias.removeprefix(WEIGHT), by_input)
-    return ShownHead(linear.input[0], node.output[0], tensors)
-
-
-def _keeps_rows(node: NodeProto, loss: GraphLoss) -> bool:
-    """Whether a node gives the numbers that it takes, or what cross-entropy takes for them."""
-    if node.op_type == "LogSoftmax":
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), -1)
-        return loss == CROSS_ENTROPY and axis == -1
-    return node.op_type in ("Identity", "Cast", "Squeeze")
 
 
 def _without_remarks(model: ModelProto) -> ModelProto:

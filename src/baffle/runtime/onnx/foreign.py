@@ -16,9 +16,10 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from baffle.core.arrays import F32
 from baffle.core.samples import Shape, is_plain
 from baffle.errors import ModelError
-from baffle.runtime.onnx.finishing import few, finished, inputs_of, nodes_of, read_model, reading, replace_all
+from baffle.runtime.onnx.finishing import few, finished, inputs_of, read_model, reading, replace_all
 from baffle.runtime.onnx.graph import OnnxGraph
 from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, LOGITS, WEIGHT, GraphLoss, Manifest, read_exported
+from baffle.runtime.onnx.nodes import nodes_of
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 

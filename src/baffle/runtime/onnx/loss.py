@@ -135,16 +135,18 @@ class OnnxLoss:
 
         def look(weights: F32) -> HeadPass:
             self._scratch[:] = weights
-            total, inputs, outputs = 0.0, list[F64](), list[F64]()
+            total, inputs, outputs = 0.0, list[Array](), list[Array]()
             for micro_batch in micro_batches:
                 self._run(micro_batch)
                 value, h, o = (np.asarray(array) for array in micro_batch.binding.copy_outputs_to_cpu())
                 mean = float(np.mean(self.criterion(value, micro_batch.labels))) if self.criterion else float(value)
                 total += mean * len(micro_batch.labels)
-                inputs.append(h.astype(np.float64))
-                outputs.append(o.astype(np.float64))
-            slopes = slopes_of(self.loss, np.concatenate(outputs), batch.y)
-            return HeadPass(total / len(batch.y), slopes, np.concatenate(inputs))
+                inputs.append(h)
+                outputs.append(o)
+            h, o = (np.concatenate(parts).astype(np.float64) for parts in (inputs, outputs))
+            return HeadPass(
+                total / len(batch.y), slopes_of(self.loss, o, batch.y), h.reshape(len(batch.y), -1, h.shape[-1])
+            )
 
         return look
 

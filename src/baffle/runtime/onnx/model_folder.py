@@ -117,12 +117,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Where the last linear layer lies among the weights."""
         stops = np.cumsum([tensor.size for tensor in self.weights]).tolist()
         places = {each.name: (stop - each.size, stop) for each, stop in zip(self.weights, stops, strict=True)}
-        try:
-            assert self.head is not None
-            bias = places[self.head.bias] if self.head.bias else (0, 0)
-            return Head(places[self.head.weight], bias, self.head.by_input)
-        except (KeyError, AssertionError):
-            raise PlanError(NO_HEAD.format("the graph does not show its last linear layer")) from None
+        places[""] = (0, 0)  # that of a bias that there is not
+        if self.head is None or not {self.head.weight, self.head.bias} <= places.keys():
+            raise PlanError(NO_HEAD.format("the graph does not show its last linear layer"))
+        return Head(places[self.head.weight], places[self.head.bias], self.head.by_input)
 
     def layers(self) -> tuple[Support, ...]:
         """The slices of each layer."""

@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from baffle.core.arrays import F64
 from baffle.core.head import Head
 from baffle.core.ports import Batch
 from baffle.errors import PlanError
-from baffle.runtime.model import NO_HEAD, require_closed_form
+from baffle.runtime.model import NO_HEAD, USED_TWICE, require_closed_form
 from baffle.runtime.torch.tensors import as_tensors, call, trained_parameters
+
+RESHAPES = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze")
+KEEPS = (*RESHAPES, "Alias", "Clone", "ToCopy")
+"""What gives the numbers that it takes, in the same order, by the names of its derivatives."""
 
 
 def linear_layers(module: nn.Module) -> dict[Head, nn.Linear]:
@@ -39,50 +42,77 @@ def watched(layer: nn.Linear) -> Iterator[list[tuple[Tensor, Tensor]]]:
     def keep(_: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
         seen.append((given[0], output))
 
-    hook = layer.register_forward_hook(keep)
+    handle = layer.register_forward_hook(keep)
     try:
         yield seen
     finally:
-        hook.remove()
+        handle.remove()
 
 
 def find_head(module: nn.Module, loss: str, batch: Batch) -> Head:
-    """The last linear layer, tried on a batch: it must be used once, and the module's outputs must be its own, whatever
-    their shape (under cross-entropy also their logarithmic softmax). Refuses other modules, and says what it found."""
+    """The last linear layer, by the derivatives that PyTorch records on a batch. Its numbers must be the module's
+    outputs, in any shape (under cross-entropy also their logarithmic softmax), and nothing else may use its parameters.
+    Refuses other modules, and says what it found."""
     require_closed_form(loss)
-    layers, used = linear_layers(module), list[tuple[Head, Tensor]]()
-
-    def note(place: Head) -> Any:
-        return lambda _module, _inputs, output: used.append((place, output))
-
-    hooks = [layer.register_forward_hook(note(place)) for place, layer in layers.items()]
+    layers, made = linear_layers(module), dict[Any, Head]()
     module.eval()
-    with torch.inference_mode():
+    handles = [
+        layer.register_forward_hook(lambda _layer, _given, output, place=place: made.update({output.grad_fn: place}))
+        for place, layer in layers.items()
+    ]
+    with torch.enable_grad():
         outputs = call(module, as_tensors(batch.x))
-    for hook in hooks:
-        hook.remove()
-    if not used:
-        raise PlanError(NO_HEAD.format(f"{_last(module)} has no trained linear layer (nn.Linear)"))
-    place, own = used[-1]
-    if [head for head, _ in used].count(place) > 1 or _tied(module, layers[place]):
-        raise PlanError(NO_HEAD.format("the last linear layer, or its weight, is used more than once"))
+    for handle in handles:
+        handle.remove()
     if loss == "cross_entropy" and outputs.shape[:-1] != batch.y.shape:
         raise PlanError(NO_HEAD.format(f"the last axis of outputs of shape {tuple(outputs.shape)} is not the classes"))
-    forms = [own, *([F.log_softmax(own, -1)] if loss == "cross_entropy" else [])]
-    if not any(torch.equal(form.reshape(-1), outputs.reshape(-1)) for form in forms):
-        raise PlanError(NO_HEAD.format("the model's outputs are not those of its last linear layer"))
+    place = made.get(_behind(outputs, loss, made))
+    if place is None:
+        words = f"the outputs come from {_name(_behind(outputs, loss, made))}, not from a trained nn.Linear"
+        raise PlanError(NO_HEAD.format(words))
+    own = {id(parameter) for parameter in layers[place].parameters()}
+    used = [
+        id(variable) for node in _uses(outputs.grad_fn) if (variable := getattr(node, "variable", None)) is not None
+    ]
+    if sum(parameter in own for parameter in used) > len(own):
+        raise PlanError(NO_HEAD.format(USED_TWICE))
     return place
 
 
-def _last(module: nn.Module) -> str:
-    return type(module).__name__
+def _behind(outputs: Tensor, loss: str, made: dict[Any, Head]) -> Any:
+    """What made the numbers of the outputs, before they were copied, reshaped or, as cross-entropy allows, turned into
+    logarithms of probabilities."""
+    node, shape = outputs.grad_fn, outputs.shape
+    last = (len(shape) - 1, 2**64 - 1)  # PyTorch keeps −1 as an unsigned number
+    reshaped = False
+    while node is not None and node not in made:
+        name = _name(node)
+        logarithms = name == "LogSoftmax" and loss == "cross_entropy" and not reshaped and node._saved_dim in last  # type: ignore[attr-defined]
+        if not logarithms and name not in KEEPS:
+            break
+        reshaped = reshaped or name in RESHAPES
+        node = node.next_functions[0][0]
+    return node
 
 
-def _tied(module: nn.Module, layer: nn.Linear) -> bool:
-    """Whether another part of the module has one of the layer's parameters."""
-    own = {id(parameter) for parameter in layer.parameters()}
-    return any(id(p) in own for part in module.modules() if part is not layer for p in part.parameters(recurse=False))
+def _name(node: Any) -> str:
+    """An operation of PyTorch, by its derivative: "Relu" of "ReluBackward0"."""
+    return "nothing that is trained" if node is None else str(node.name()).rpartition("::")[2].partition("Backward")[0]
 
 
-def rows(tensors: Sequence[Tensor]) -> F64:
-    return torch.cat([tensor.detach().to("cpu", torch.float64) for tensor in tensors]).numpy()
+def _uses(node: Any) -> Iterator[Any]:
+    """Everything that outputs follow from, once for each use."""
+    known, left = {node}, [node]
+    while left:
+        for used, _ in left.pop().next_functions:
+            if used is not None:
+                yield used
+                if used not in known:
+                    known.add(used)
+                    left.append(used)
+
+
+def rows(tensors: Sequence[Tensor], samples: int) -> F64:
+    """Inputs or outputs of a linear layer, a row for each sample."""
+    joined = torch.cat([tensor.detach().to("cpu", torch.float64) for tensor in tensors]).numpy()
+    return joined.reshape(samples, -1, joined.shape[-1])

@@ -146,9 +146,7 @@ class TorchLoss:
         self._pipelines = dict[torch.Size, Pipeline | None]()
         self._forward = FastForward(self._module, plain=self._device.type != "cpu" or dtype != torch.float32)
         self._draws: bool | None = None
-        heads = {place: layer for place, layer in linear_layers(module).items() if place.support == head_at}
-        self.head = next(iter(heads), Head((0, 0)))
-        self._head_layer = heads.get(self.head)
+        self._heads = {place: layer for place, layer in linear_layers(module).items() if place.support == head_at}
         self._loss_name = loss_name
         views = torch.split(self._scratch, [parameter.numel() for parameter in self._parameters])
         for parameter, view in zip(self._parameters, views, strict=True):
@@ -174,17 +172,22 @@ class TorchLoss:
             return self._outer(micro_batches)
         return self._in_place(partial(self.sample_losses, micro_batches))
 
+    @property
+    def head(self) -> Head:
+        """Where the module's last linear layer lies among the weights."""
+        if not self._heads:
+            raise PlanError("probe.head_at is not the place of task.model's last linear layer; leave it out")
+        return next(iter(self._heads))
+
     def head_on(self, batch: Batch, loss: Loss) -> LookIntoHead:
         """The loss on one batch, and what the pass knows about the module's last linear layer."""
-        if self._head_layer is None:
-            raise PlanError("probe.head_at is not the place of task.model's last linear layer; leave it out")
-        layer = self._head_layer
+        layer = self._heads[self.head]
 
         def look(weights: F32) -> HeadPass:
             with watched(layer) as seen:
                 value = loss(weights)
-            inputs, outputs = (rows(each) for each in zip(*seen, strict=True))
-            return HeadPass(value, slopes_of(self._loss_name, outputs, batch.y), inputs)
+            h, o = (rows(tensors, len(batch.y)) for tensors in zip(*seen, strict=True))
+            return HeadPass(value, slopes_of(self._loss_name, o, batch.y), h)
 
         return look
 
@@ -235,7 +238,7 @@ class TorchLoss:
                     if not loss.requires_grad:
                         raise PlanError(
                             "task.loss: it has no derivative, which backpropagation needs; expected a loss that "
-                            'PyTorch can differentiate, or estimator = "probe"'
+                            'PyTorch can differentiate, or probes (estimator = "probe", run.derivatives = "probes")'
                         )
                     parts = torch.autograd.grad(loss, self._parameters)
                     gradient += torch.cat([part.reshape(-1) for part in parts])
