@@ -150,7 +150,14 @@ def baseline_of(plan: Plan) -> Plan:
     whatever ran the plan itself. It has no noise, because a clipping norm for scalars does not suit gradients."""
     bare = msgspec.structs.replace(plan, privacy=PrivacySettings())
     baseline = change(
-        bare, ['estimator = "backprop"', 'federation.seeds = "shared"', "probe.stacked = false", 'run.runtime = ""']
+        bare,
+        [
+            'estimator = "backprop"',
+            'federation.seeds = "shared"',
+            "federation.local_steps = 1",
+            "probe.stacked = false",
+            'run.runtime = ""',
+        ],
     )
     runtime_of(baseline)
     return baseline

@@ -23,6 +23,7 @@ from baffle.client.worker import Worker
 from baffle.core.arrays import F32
 from baffle.core.messages import CatchUp, Message, RoundRequest, decode, encode
 from baffle.core.ring import RingVector, add
+from baffle.core.update import State
 from baffle.data.partition import share_out
 from baffle.data.sources import load as load_source
 from baffle.journal.audit import verify
@@ -99,8 +100,8 @@ class Recording(Worker):
 
     kept: dict[int, list[int]] = field(default_factory=dict)
 
-    def vector(self, round_number: int, weights: F32) -> RingVector:
-        vector = super().vector(round_number, weights)
+    def vector(self, round_number: int, weights: F32, optimizer: State = ()) -> RingVector:
+        vector = super().vector(round_number, weights, optimizer)
         self.kept[round_number] = vector.tolist()
         return vector
 

@@ -75,7 +75,12 @@ def costs(task: Task) -> Costs:
         samples_per_client=int(np.median([len(share) for share in task.shares])),
         forwards=max(forwards),
         supports=plan.probe.supports,
-        forwards_in_all=round(plan.rounds * plan.per_round * float(np.mean(forwards))),
+        forwards_in_all=round(
+            trajectory.steps_before(plan.rounds)
+            * plan.per_round
+            * float(np.mean(forwards))
+            / plan.federation.local_steps
+        ),
         uplink_bytes=contribution_bytes(trajectory) + up,
         downlink_bytes=_downlink_bytes(trajectory) + down,
         secure_bytes=up + down,
