@@ -6,8 +6,8 @@
 The real commands on one machine: `baffle serve` and ten times `baffle join`, over TLS and with secure sums. A proxy
 between them holds everything back for 50 ms, in both directions. A client has a tenth of the digits' training samples.
 Accuracy is that of the test set, looked at about every ten steps. Seconds are those of metrics.jsonl, from the first
-round on; evaluating is part of them. All processes share the machine's cores, so ten clients compute by turns what devices of
-their own would compute at once.
+round on; evaluating is part of them. All processes share the machine's cores, so ten clients compute by turns what
+devices of their own would compute at once.
 """
 
 import argparse

@@ -177,6 +177,8 @@ def _memory(task: Task, trajectory: Trajectory) -> int | None:
     plan, n = task.plan, trajectory.n
     replica = trajectory.rule.start(np.zeros(n, np.float32)).vectors() if plan.run.downlink == "scalars" else ()
     copies = 4 * n * 2 + sum(vector.nbytes for vector in replica)
+    if plan.federation.local_steps > 1:  # a step's gradient and change, what it is divided by, and the state after it
+        copies += 4 * n * 3 + sum(vector.nbytes for vector in replica)
     count = min(plan.probe.micro_batch, len(task.source.train))
     if plan.estimator == "probe" and task.runs_whole():
         known = task.model.pass_bytes(plan.probe, task.source.example(1)) is not None
