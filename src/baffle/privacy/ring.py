@@ -91,8 +91,8 @@ class PrivateRing:
     ) -> RingVector:
         """A client's vector of one step without its noise: `values`, zeros up to `length`, and extra coordinates that
         are the same for all clients. Values that are not finite become zeros."""
-        most = length - self.head
-        if weight != 1 or length * self.steps != self.length or not min(1, most) <= len(values) <= most:
+        most = self.length // self.steps - self.head
+        if weight != 1 or length != most + self.head or not min(1, most) <= len(values) <= most:
             raise MessageError(
                 f"expected 1 to {most} values of weight 1, got {len(values)} of {length} with weight {weight}"
             )
