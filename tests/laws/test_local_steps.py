@@ -14,7 +14,7 @@ from baffle.core.directions import Support
 from baffle.core.messages import Group, Outcome
 from baffle.core.ring import EXTRAS, RingVector, add
 from baffle.core.state import ServerState, apply
-from baffle.core.update import FLOOR, adam, adam_by_layers
+from baffle.core.update import FLOOR, State, adam, adam_by_layers
 from baffle.errors import RefusalError
 from baffle.plan import Plan, load
 from baffle.simulation import simulate
@@ -230,7 +230,8 @@ def test_adams_second_moments_have_a_floor_for_a_round() -> None:
         (adam(0.1), np.array([0, 1, 4, 1], np.float32)),
         (adam_by_layers(layers, 0.1), np.array([0, 4], np.float32)),
     ):
-        state = (np.zeros(4, np.float32), square, np.float32([0.5]), np.float32([0.5]))
+        half = np.full(1, 0.5, np.float32)
+        state: State = (np.zeros(4, np.float32), square, half, half)
         (mean, later, *_), step = optimizer.frozen(state)(state, np.ones(4, np.float32), np.zeros(4, np.float32))
         least = np.sqrt(FLOOR * square.mean() / 0.5)
         assert step[0] == pytest.approx(-0.1 * (mean[0] / (1 - 0.45)) / least)
