@@ -80,6 +80,30 @@ def default_plan() -> str:
     return rows("| K | samples a client | rounds | rate | median accuracy | least | CPU of a run |", lines)
 
 
+def local_steps() -> str:
+    measured = read("local_steps")
+    lines = []
+    for row in measured["rows"]:
+        runs = [run["accuracies"] for run in row["runs"]]
+        lines.append(
+            f"| {row['partition']} | {row['head']} | {row['steps']} | {row['rounds']} | "
+            f"{' | '.join(f'{fmean(accuracies):.1%}' for accuracies in zip(*runs, strict=True))} | "
+            f"{', '.join(f'{accuracies[-1]:.1%}' for accuracies in runs)} | "
+            f"{fmean(run['uplink_bytes'] for run in row['runs']) / 1e3:,.0f} kB |"
+        )
+    after = " | ".join(f"{'after ' if not at else ''}{mark} steps" for at, mark in enumerate(measured["marks"]))
+    return rows(f"| partition | head | P | rounds | {after} | each seed at the end | up |", lines)
+
+
+def delay() -> str:
+    lines = [
+        f"| {row['steps_a_round']} | {row['seed']} | {row['rounds']} | {row['steps']} | {row['seconds']:.1f} s | "
+        f"{row['accuracy']:.1%} | {row['up_bytes'] / 1e3:,.0f} kB |"
+        for row in read("delay")["rows"]
+    ]
+    return rows("| P | seed | rounds | steps | seconds | accuracy | up |", lines)
+
+
 def digits_crowd() -> str:
     clients = load_plan("digits-crowd").federation.clients
     lines = []
@@ -523,6 +547,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "digits": digits,
     "runtimes": runtimes,
     "default plan": default_plan,
+    "local steps": local_steps,
+    "delay": delay,
     "digits crowd": digits_crowd,
     "sentences": sentences,
     "tuning": tuning,

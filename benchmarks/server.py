@@ -60,7 +60,7 @@ def rule_with(n: int, k: int, distribution: Distribution, threads: int) -> Rule:
     """The rule of the paper's runs: clip, Adam and a moving average."""
     supports = dense(n, k)
 
-    def gradient(outcome: Outcome) -> F32:
+    def gradient(outcome: Outcome, _step: int = 0) -> F32:
         (group,) = outcome.groups
         directions = Directions(KEY, distribution)
         return gradient_from_scalars(group.numbers(), group.weight, directions, supports, n, RING, threads=threads)

@@ -49,6 +49,7 @@ def require_repeated(federation: Federation) -> None:
         ("probe.distribution=outer", "probe.k=12", "run.runtime=torch"),
         ("probe.head=exact", "federation.tiers=[{k=2, share=0.34}]"),
         ("probe.head=exact", "secure.groups=2", 'secure.group_seeds="own"', "secure.combine=median"),
+        ("probe.head=exact", "federation.local_steps=3", "federation.warm_up=1", "federation.batch=8"),
         ('federation.weighting="uniform"', 'federation.level="epoch"', "federation.steps=1"),
         ('secure.mode="malicious-server"', 'federation.weighting="uniform"'),
         ('secure.mode="off"',),

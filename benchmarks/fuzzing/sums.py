@@ -46,10 +46,11 @@ class Fixed:
 
     number: int
 
-    def weights_for(self, _request: RoundRequest) -> None:
+    def held_for(self, _request: RoundRequest) -> tuple[None, None]:
         """No weights are needed."""
+        return None, None
 
-    def vector(self, _round: int, _weights: None) -> RingVector:
+    def vector(self, _round: int, _weights: None, _optimizer: None) -> RingVector:
         return vector(self.number)
 
 

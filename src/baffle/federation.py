@@ -23,6 +23,7 @@ from baffle.core.messages import RoundRequest
 from baffle.core.ports import Aggregation, Collected, Transport
 from baffle.core.ring import RingVector
 from baffle.core.state import Present
+from baffle.core.update import State
 from baffle.errors import ABSTAINED
 from baffle.lineage import Lineage
 from baffle.plan.privacy import least_survivors
@@ -54,10 +55,10 @@ class _Place:
     compute: Compute
     is_away: IsAway
 
-    def vector(self, round_number: int, weights: F32) -> RingVector:
+    def vector(self, round_number: int, weights: F32, optimizer: State) -> RingVector:
         if self.is_away(round_number, self.number):
             raise AwayError
-        return self.compute(round_number, weights)
+        return self.compute(round_number, weights, optimizer)
 
 
 @dataclass

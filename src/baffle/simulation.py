@@ -149,8 +149,17 @@ def baseline_of(plan: Plan) -> Plan:
     """The same plan, trained by backpropagation. It draws no directions, so its seeds are shared. It needs PyTorch,
     whatever ran the plan itself. It has no noise, because a clipping norm for scalars does not suit gradients."""
     bare = msgspec.structs.replace(plan, privacy=PrivacySettings())
-    estimator = ['estimator = "backprop"', 'run.derivatives = "probes"', 'run.runtime = ""']
-    baseline = change(bare, [*estimator, 'federation.seeds = "shared"', "probe.stacked = false"])
+    baseline = change(
+        bare,
+        [
+            'estimator = "backprop"',
+            'federation.seeds = "shared"',
+            "federation.local_steps = 1",
+            "probe.stacked = false",
+            'run.derivatives = "probes"',
+            'run.runtime = ""',
+        ],
+    )
     runtime_of(baseline)
     return baseline
 

@@ -63,10 +63,10 @@ class Trajectory:
 
     plan: Plan
     n: int
-    length: int  # values in a contribution: a scalar per direction, or a number per weight
+    length: int  # values in a contribution: a scalar per step and direction, or a number per weight
     digest: bytes
     epochs: tuple[Epoch, ...]  # of a networked run; a simulation has none
-    supports: tuple[Support, ...]
+    supports: tuple[Support, ...]  # of the directions of a step
     ring: Encoding
     rule: Rule
     block: int  # how many numbers of directions are drawn at a time; no bit depends on it
@@ -96,13 +96,29 @@ class Trajectory:
         salts = (epoch.salt for epoch in reversed(self.epochs) if epoch.first <= round_number)
         return Seeds(self.plan.seed, self.digest, next(salts, b""))
 
-    def directions(self, key_number: int) -> Directions:
-        """The directions of a round, by the number of its key."""
+    def steps_in(self, round_number: int) -> int:
+        """How many steps a round has."""
+        federation = self.plan.federation
+        return 1 if round_number < federation.warm_up else federation.local_steps
+
+    def steps_before(self, round_number: int) -> int:
+        """How many steps the rounds before a round have, those that are skipped included."""
+        federation = self.plan.federation
+        return round_number + max(0, round_number - federation.warm_up) * (federation.local_steps - 1)
+
+    def of_step(self, totals: I32, step: int) -> I32:
+        """One step's share of the totals of a round."""
+        own: I32 = totals.reshape(self.plan.federation.local_steps, -1)[step]
+        return own
+
+    def directions(self, key_number: int, step: int = 0) -> Directions:
+        """The directions of a step of a round, by the number of its key."""
         number, group = divmod(key_number, self.plan.secure.groups) if self.plan.own_seeds else (key_number, 0)
-        return Directions(self.seeds(number).key("directions", number, group), distribution(self.plan.probe))
+        numbers = (number, group, step) if step else (number, group)
+        return Directions(self.seeds(number).key("directions", *numbers), distribution(self.plan.probe))
 
     def means(self, totals: I32, weight: int) -> tuple[F64, F64]:
-        """The mean scalars of a sum of scalars, and the mean gradient of an exact head."""
+        """The mean scalars of a step's sum of scalars, and the mean gradient of an exact head."""
         k = len(self.supports)
         return totals[:k] / (self.ring.scale * weight), totals[k:] / (self.ring.head_scale * weight)
 
@@ -112,6 +128,17 @@ class Trajectory:
         for weights, _ in head.parts() if head else []:
             estimate[weights] = gradient[weights]
         return estimate
+
+    def estimate(self, totals: Totals, key_number: int, step: int = 0, threads: int = 1) -> F32:
+        """The gradient of a step from its totals: those of a sum, or of the vector of one client."""
+        drawn, supports, head = self.directions(key_number, step), self.supports, head_of(self.plan)
+        (scalars, weight), (_, exact) = totals, self.means(*totals)
+        whole = gradient_from_scalars(
+            scalars[: len(supports)], weight, drawn, supports, self.n, self.ring, block=self.block, threads=threads
+        )
+        for weights, numbers in head.parts() if head else []:
+            whole[weights] = exact[numbers]
+        return whole
 
     def with_epochs(self, epochs: tuple[Epoch, ...]) -> "Trajectory":
         """The same trajectory under the salts of a network's epochs."""
@@ -124,34 +151,30 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE, epochs: tupl
     touched = _supports(plan, n)
     _require_layers(plan.update, n)
     _require_shapes(plan, n, touched)
-    ring, length, digest, head = _ring(plan, n), length_of(plan, n), plan.trajectory_digest(), head_of(plan)
+    ring, length, digest = _ring(plan, n), length_of(plan, n), plan.trajectory_digest()
     threads = plan.run.workers or os.cpu_count() or 1
     rebuilders = min(threads, REBUILDERS)
 
-    def gradient(outcome: Outcome) -> F32:
+    def gradient(outcome: Outcome, step: int = 0) -> F32:
         groups = checked_groups(outcome, plan, length)
         how = plan.secure.combine
         if not plan.own_seeds:
             groups = [(groups[0][0], combine_totals([totals for _, totals in groups], how))]
-        gradients = [_gradient(key, totals) for key, totals in groups]
+        gradients = [_gradient(key, totals, step) for key, totals in groups]
         return combine_gradients(gradients, [totals.weight for _, totals in groups], how)
 
-    def _gradient(key_number: int, totals: Totals) -> F32:
+    def _gradient(key_number: int, totals: Totals, step: int) -> F32:
         if plan.outcome_kind == "vector":
             mean = gradient_from_vector(totals.numbers, totals.weight, ring)
             return trajectory.drawn(mean, trajectory.directions(key_number)) if plan.draws_for_all else mean
-        drawn = trajectory.directions(key_number)
-        scalars, (_, exact) = totals.numbers[: len(touched)], trajectory.means(*totals)
-        whole = gradient_from_scalars(scalars, totals.weight, drawn, touched, n, ring, block=block, threads=rebuilders)
-        for weights, numbers in head.parts() if head else []:
-            whole[weights] = exact[numbers]
-        return whole
+        own = totals._replace(numbers=trajectory.of_step(totals.numbers, step))
+        return trajectory.estimate(own, key_number, step, rebuilders)
 
     # At epoch level the clients have already taken their steps. They send minus their weight change, and one plain
     # step of rate 1 along its mean is federated averaging.
     step = optimizer(plan.update) if plan.federation.level == "batch" else sgd(1.0)
     smooth = average(plan.update.ema) if plan.update.ema else no_average()
-    rule = Rule(gradient, step, smooth)
+    rule = Rule(gradient, step, smooth, lambda round_number: trajectory.steps_in(round_number))
     trajectory = Trajectory(plan, n, length, digest, epochs, touched, ring, rule, block, threads)
     return trajectory
 
@@ -285,12 +308,12 @@ def _public_ring(plan: Plan) -> Ring:
     # Journals of version 2 may hold runs against a lying server in which clients count by their samples.
     silent = plan.secure.mode == "malicious-server" and plan.federation.weighting == "uniform"
     n_max, bound, tier_factor = plan.ring.n_max, plan.ring.d_max, Fraction(1)
-    head: tuple[int, float] | tuple[()] = ()
+    head, steps = (0, 1.0), plan.federation.local_steps
     if plan.outcome_kind == "scalars":
         smallest = min((tier.k for tier in plan.federation.tiers), default=plan.probe.k)
         tier_factor = Fraction(plan.probe.k, smallest)
-        head = (plan.head_size, plan.ring.head_max) if plan.head_size else ()
+        head = (plan.head_size, plan.ring.head_max) if plan.head_size else head
     elif plan.federation.seeds != "own":
         # An entry of an estimate is a mean of scalars times numbers of about 1, so with own seeds d_max serves too.
         bound = plan.ring.update_max
-    return Ring(plan.per_round, n_max, bound, tier_factor, silent, *head)
+    return Ring(plan.per_round, n_max, bound, tier_factor, silent, *head, steps)

@@ -137,7 +137,7 @@ def test_a_client_with_too_few_samples_sends_zeros_at_its_full_weight(server: Se
         server.enter(client.member, server.begin(client.member))
         assert client.member._client is not None
         assert client.member._client.worker is not None
-        vectors.append(client.member._client.worker.vector(0, server.state.weights).view(np.int32))
+        vectors.append(client.member._client.worker.vector(0, server.state.weights, ()).view(np.int32))
     assert not vectors[0][:-EXTRAS].any()
     assert vectors[0][-EXTRAS:].tolist() == [15, 1, 0, 0]
     assert vectors[1][:-EXTRAS].all()

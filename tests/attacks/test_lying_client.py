@@ -22,6 +22,7 @@ from baffle.core.arrays import F32
 from baffle.core.messages import Contribution, decode, encode, tag_of
 from baffle.core.ports import CONTRIBUTED, MISSING
 from baffle.core.ring import EXTRAS, RingVector
+from baffle.core.update import State
 from baffle.journal.audit import verify
 from baffle.journal.store import Journal
 from baffle.network.joining import Introduction, Ready, Salted
@@ -144,8 +145,8 @@ class Boaster(Worker):
 
     claimed: int = 2**20
 
-    def vector(self, round_number: int, weights: F32) -> RingVector:
-        vector = super().vector(round_number, weights).view(np.int32).astype(np.int64)
+    def vector(self, round_number: int, weights: F32, optimizer: State = ()) -> RingVector:
+        vector = super().vector(round_number, weights, optimizer).view(np.int32).astype(np.int64)
         if round_number == 1:
             vector[[-EXTRAS, -1]] = self.claimed, vector[-1] * self.claimed // vector[-EXTRAS]
         return vector.astype(np.uint32)

@@ -24,7 +24,7 @@ RING = Ring(clients=1, n_max=4, clip=1.0)
 N = 5
 
 
-def gradient(outcome: Outcome) -> F32:
+def gradient(outcome: Outcome, _step: int = 0) -> F32:
     (group,) = outcome.groups
     return gradient_from_vector(group.numbers(), group.weight, RING)
 

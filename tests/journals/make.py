@@ -30,6 +30,8 @@ LAW = ("estimator=law", "probe.distribution=gaussian")
 
 PRIVATE = ("federation.weighting=uniform", "privacy.clip=2.0")
 
+LOCAL = ("federation.local_steps=3", "federation.warm_up=2")
+
 CASES: dict[str, tuple[str, ...]] = {
     "gaussian": ("probe.distribution=gaussian",),
     "rademacher": ("probe.distribution=rademacher",),
@@ -51,6 +53,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "exact-head-groups": ("probe.head=exact", *GROUPS, "secure.group_seeds=own"),
     "exact-head-alone": ("probe.head=exact", 'task.model={name="softmax"}'),
     "exact-head-private": (*PRIVATE, "probe.head=exact", "privacy.noise=0.5"),
+    "local-steps": (*LOCAL, "probe.head=exact", "federation.dropout=0.2"),
+    "local-steps-groups": (*LOCAL, *GROUPS, "secure.group_seeds=own", "probe.supports=layers", "update.moments=layers"),
+    "local-steps-momentum": (*LOCAL, "update.optimizer=momentum", "federation.tiers=[{k=4, share=0.5}]"),
+    "local-steps-private": (*LOCAL, *PRIVATE, "privacy.noise=0.5", "probe.head=exact"),
     "tiers": ("federation.tiers=[{k=4, share=0.5}]",),
     "participation": ("federation.participation=0.5", "federation.weighting=uniform"),
     "groups-mean": GROUPS,

@@ -20,7 +20,7 @@ RING = Ring(clients=10, n_max=100, clip=50.0)
 def fold(distribution: Distribution) -> bytes:
     seeds = Seeds(1, bytes(32))
 
-    def gradient(outcome: Outcome) -> F32:
+    def gradient(outcome: Outcome, _step: int = 0) -> F32:
         (group,) = outcome.groups
         directions = Directions(seeds.key("directions", group.key), distribution)
         return gradient_from_scalars(group.numbers(), group.weight, directions, dense(N, K), N, RING)

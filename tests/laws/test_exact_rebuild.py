@@ -229,7 +229,7 @@ RING = Ring(clients=5, n_max=100, clip=2.0)
 CLIP, DECAY, RATE, BETA1, BETA2, EPSILON, EMA = 0.02, 0.01, 0.05, 0.9, 0.99, 1e-8, 0.5
 
 
-def gradient_of(outcome: Outcome) -> F32:
+def gradient_of(outcome: Outcome, _step: int = 0) -> F32:
     (group,) = outcome.groups
     directions = Directions(SEEDS.key("directions", group.key), GAUSSIAN)
     return gradient_from_scalars(group.numbers(), group.weight, directions, dense(N, K), N, RING)

@@ -289,15 +289,21 @@ class Member:
         replica = self._caught_up(request)
         plan, number = replica.plan, request.round
         salt = replica.epochs[-1].salt
-        chosen = learning.batch(plan, salt, self.number, len(self.y), number)
-        x, y = self.x[chosen], self.y[chosen]
         key_number = number
         if plan["secure.group_seeds"] == "own":
             groups = learning.groups_of_round(plan, salt, number)
             key_number = number * len(groups) + next(i for i, group in enumerate(groups) if self.number in group)
-        drawn = replica.directions(key_number)
-        values, base = learning.probe(plan, lambda weights: loss_of(weights, x, y), replica.state[0], drawn, self._k)
-        found = learning.vector(plan, values, len(self.y), base)
+        vectors, samples, finite = list[Vector](), len(self.y), True
+        for step in range(learning.steps_in(plan, number)):
+            chosen = learning.batch(plan, salt, self.number, samples, number, step)
+            loss = partial(loss_of, x=self.x[chosen], y=self.y[chosen])
+            totals = learning.joined(plan, vectors)[:-4].tobytes() if vectors else b""
+            group = Message("group", key_number, totals, learning.weight_of(plan, samples))
+            weights = replica.walked([group], step)[0]
+            values, base = learning.probe(plan, loss, weights, replica.directions(key_number, step), self._k)
+            finite = finite and bool(np.isfinite([*values, base]).all())
+            vectors.append(learning.vector(plan, values, samples, base))
+        found = learning.joined(plan, vectors) if finite else learning.nothing(plan, samples)
         self.sent[number] = found.tolist()
         return found
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -51,8 +51,14 @@ def permutation(key: bytes, n: int) -> Numbers:
     return np.argsort(tickets, kind="stable")
 
 
-def batch(plan: Plan, salt: bytes, client: int, samples: int, number: int) -> Numbers:
-    """The samples that a client probes on in a round."""
+def steps_in(plan: Plan, number: int) -> int:
+    """How many steps a round has."""
+    return 1 if number < plan["federation.warm_up"] else int(plan["federation.local_steps"])
+
+
+def batch(plan: Plan, salt: bytes, client: int, samples: int, number: int, step: int = 0) -> Numbers:
+    """The samples that a client probes on in a step of a round."""
+    number += max(0, number - plan["federation.warm_up"]) * (plan["federation.local_steps"] - 1) + step
     size = plan["federation.batch"]
     if not 0 < size < samples:
         return np.arange(samples)
@@ -160,10 +166,28 @@ def probe(
     return [(a - b) / width * s for a, b, s in zip(ahead, behind, drawn.stretches, strict=False)], base
 
 
+def joined(plan: Plan, vectors: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32]:
+    """A client's contribution to a round, from the vectors of its steps."""
+    rows = np.array(vectors).view(np.int32).astype(np.int64)
+    length = plan["federation.local_steps"] * (rows.shape[1] - 4)
+    values = rows[:, :-4].reshape(-1)
+    extras = [*rows[0, -4:-2], rows[:, -2].sum(), np.rint(rows[:, -1].mean())]
+    whole = [*values, *[0] * (length - len(values)), *extras]
+    return np.array(whole, np.int64).astype(np.uint32)
+
+
+def weight_of(plan: Plan, samples: int) -> int:
+    return 1 if plan["federation.weighting"] == "uniform" else min(samples, plan["ring.n_max"])
+
+
+def nothing(plan: Plan, samples: int) -> NDArray[np.uint32]:
+    """What a client contributes to a round if something was not finite."""
+    return joined(plan, [vector(plan, [math.nan], samples, 0)] * plan["federation.local_steps"])
+
+
 def vector(plan: Plan, values: Sequence[float], samples: int, loss: float) -> NDArray[np.uint32]:
-    """A client's contribution."""
-    length, bound = plan["probe.k"], plan["ring.d_max"]
-    weight = 1 if plan["federation.weighting"] == "uniform" else min(samples, plan["ring.n_max"])
+    """A client's contribution to a step."""
+    length, bound, weight = plan["probe.k"], plan["ring.d_max"], weight_of(plan, samples)
     if not all(map(math.isfinite, [*values, loss])):
         numbers, count, loss = [0.0] * length, length, 64.0
     else:
@@ -190,9 +214,11 @@ def initial_state(plan: Plan, weights: F32) -> State:
     return [weights, *optimizer, *([weights, np.zeros(1, np.float32)] if plan["update.ema"] else [])]
 
 
-def gradient(plan: Plan, groups: Sequence[Any], drawn: Callable[[int], Directions]) -> F32:
-    """The gradient of an outcome. `drawn` gives the directions of a key's number."""
-    sums = [(group.key, np.frombuffer(group.totals, "<i4").astype(np.int64), group.weight) for group in groups]
+def gradient(plan: Plan, groups: Sequence[Any], drawn: Callable[[int], Directions], number: int = 0) -> F32:
+    """The gradient of a step of an outcome. `drawn` gives the directions of a key's number."""
+    whole_rounds = [(group.key, np.frombuffer(group.totals, "<i4").astype(np.int64), group.weight) for group in groups]
+    rows = plan["federation.local_steps"]
+    sums = [(key, totals.reshape(rows, -1)[number], weight) for key, totals, weight in whole_rounds]
     whole, median = sum(weight for _, _, weight in sums), plan["secure.combine"] == "median"
     if len(sums) > 1 and plan["secure.group_seeds"] == "shared":
         totals = np.sum([totals for _, totals, _ in sums], axis=0)
@@ -214,8 +240,17 @@ def gradient(plan: Plan, groups: Sequence[Any], drawn: Callable[[int], Direction
     return combined
 
 
-def step(plan: Plan, state: State, g: F32) -> State:
-    """The state after a gradient: float32 throughout."""
+def divisor(state: State) -> F32:
+    """What adam divides by in all steps of a round that has several."""
+    square, least = state[2], np.float32(2.0**-10 * (_tree_sum(state[2].astype(np.float64)) / len(state[2])))
+    if least == 0:
+        return np.full(len(square), np.inf, np.float32)
+    frozen: F32 = np.sqrt(np.maximum(square, least) / (np.float32(1) - state[4])) + np.float32(1e-8)
+    return frozen
+
+
+def step(plan: Plan, state: State, g: F32, frozen: F32 | None = None) -> State:
+    """The state after a gradient: float32 throughout. `frozen` is adam's divisor, if it is that of the round."""
     f, one, weights = np.float32, np.float32(1), state[0]
     rate = f(-plan["update.rate"])
     if bound := plan["update.clip"]:
@@ -236,7 +271,7 @@ def step(plan: Plan, state: State, g: F32) -> State:
             layers = [np.r_[start:stop, tail:end] for start, stop, tail, end in plan["update.layers"]]
             latest = np.array([_mean_square(g[layer]) for layer in layers], f) if layers else g * g
             square = state[2] * b2 + latest * (one - b2)
-            root = np.sqrt(square / (one - p2)) + f(1e-8)
+            root = np.sqrt(square / (one - p2)) + f(1e-8) if frozen is None else frozen
             if layers:
                 root, of_layers = np.empty_like(g), root
                 for layer, number in zip(layers, of_layers, strict=True):
@@ -253,11 +288,14 @@ def step(plan: Plan, state: State, g: F32) -> State:
 
 
 def _mean_square(g: F32) -> float:
-    """Summed as a binary tree: neighbours first."""
-    squares = g.astype(np.float64) ** 2
-    while len(squares) > 1:
-        squares = np.append(squares, np.zeros(len(squares) % 2)).reshape(-1, 2).sum(axis=1)
-    return float(squares[0] / len(g))
+    return _tree_sum(g.astype(np.float64) ** 2) / len(g)
+
+
+def _tree_sum(numbers: NDArray[np.float64]) -> float:
+    """A binary tree: neighbours first."""
+    while len(numbers) > 1:
+        numbers = np.append(numbers, np.zeros(len(numbers) % 2)).reshape(-1, 2).sum(axis=1)
+    return float(numbers[0])
 
 
 @dataclass(frozen=True)
@@ -289,12 +327,22 @@ class Replica:
                 chain = sha256(b"baffle/epoch/2" + chain + epoch.run).digest()
         return replace(self, chain=chain)
 
-    def directions(self, key_number: int) -> Directions:
-        """The directions of a key's number: that of the round, or of a group in it."""
+    def directions(self, key_number: int, step: int = 0) -> Directions:
+        """The directions of a key's number, that of the round or of a group in it, in a step of the round."""
         groups = self.plan["secure.groups"] if self.plan["secure.group_seeds"] == "own" else 1
         number, group = divmod(key_number, groups)
         salt = next(epoch.salt for epoch in reversed(self.epochs) if epoch.first <= number)
-        return directions_of(self.plan, key_for(self.plan, salt, "directions", number, group), len(self.state[0]))
+        numbers = (number, group, step) if step else (number, group)
+        return directions_of(self.plan, key_for(self.plan, salt, "directions", *numbers), len(self.state[0]))
+
+    def walked(self, groups: Sequence[Any], steps: int) -> State:
+        """The state after so many steps of the round with these totals."""
+        state, many = self.state, steps_in(self.plan, self.round) > 1
+        frozen = divisor(state) if many and self.plan["update.optimizer"] == "adam" else None
+        for number in range(steps):
+            found = gradient(self.plan, groups, partial(self.directions, step=number), number)
+            state = step(self.plan, state, found, frozen)
+        return state
 
     def after(self, data: bytes) -> "Replica":
         """The state after one more outcome."""
@@ -303,7 +351,7 @@ class Replica:
         state = self.state
         if outcome.kind == "scalars":
             self._require_possible(outcome.groups)
-            state = step(self.plan, state, gradient(self.plan, outcome.groups, self.directions))
+            state = self.walked(outcome.groups, steps_in(self.plan, self.round))
             require(np.isfinite(state[0]).all(), "weights that are not finite")
             moved, most = np.linalg.norm(state[0].astype(np.float64) - self.state[0]), self.plan["update.norm_max"]
             require(not most or moved <= most, "a step that is too long")
@@ -319,7 +367,8 @@ class Replica:
         for group in groups:
             totals = np.frombuffer(group.totals, "<i4").astype(np.int64)
             require(0 <= group.key - first < (count if own else 1), "not the round's key")
-            require(len(totals) == self.plan["probe.k"], "not a total for each direction")
+            length = self.plan["probe.k"] * self.plan["federation.local_steps"]
+            require(len(totals) == length, "not a total for each direction and step")
             heaviest = 1 if self.plan["secure.mode"] == "malicious-server" else self.plan["ring.n_max"]
             require(1 <= group.weight <= most * heaviest, "an impossible weight")
             bound = group.weight * value_bound(self.plan) * Fraction(value_scale(self.plan)) + min(most, group.weight)

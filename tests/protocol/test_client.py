@@ -23,6 +23,7 @@ from baffle.client.worker import Worker
 from baffle.core.arrays import F32
 from baffle.core.messages import CatchUp, Message, RoundRequest, decode, encode
 from baffle.core.ring import RingVector, add
+from baffle.core.update import State
 from baffle.data.partition import share_out
 from baffle.data.sources import load as load_source
 from baffle.journal.audit import verify
@@ -35,7 +36,7 @@ from baffle.network.member.equipment import Equipment, with_plan
 from baffle.network.member.member import Member
 from baffle.network.member.policy import Policy
 from baffle.network.server.serve import serve
-from baffle.plan import Plan, load, parse
+from baffle.plan import Plan, change, load, parse
 from baffle.plan.sections import LARGEST
 from baffle.server.recorder import Summary
 from baffle.statement import commitment_text, shared_plan
@@ -99,8 +100,8 @@ class Recording(Worker):
 
     kept: dict[int, list[int]] = field(default_factory=dict)
 
-    def vector(self, round_number: int, weights: F32) -> RingVector:
-        vector = super().vector(round_number, weights)
+    def vector(self, round_number: int, weights: F32, optimizer: State = ()) -> RingVector:
+        vector = super().vector(round_number, weights, optimizer)
         self.kept[round_number] = vector.tolist()
         return vector
 
@@ -116,13 +117,17 @@ def ordinary(folder: Path, keys: ClientKeys, kept: dict[int, list[int]]) -> Memb
     return Member(keys, folder / f"state-{keys.number}", recording, policy=Policy(without_privacy=True))
 
 
-@pytest.mark.parametrize(("mode", "distribution"), [("on", "rademacher"), ("malicious-server", "gaussian")])
+@pytest.mark.parametrize(
+    ("mode", "distribution", "steps"),
+    [("on", "rademacher", 1), ("malicious-server", "gaussian", 1), ("malicious-server", "rademacher", 3)],
+)
 def test_it_takes_part_in_secure_sums_with_a_dropout_and_catches_up(
-    tmp_path: Path, started: list[subprocess.Popen[str]], mode: str, distribution: str
+    tmp_path: Path, started: list[subprocess.Popen[str]], mode: str, distribution: str, steps: int
 ) -> None:
     """Two clients are the package's and two are not. One of the latter drops out of round 2, after it has shared its
     secrets: all others release shares of its key, and it needs two outcomes in round 3."""
-    plan = parse(PLAN.format(rounds=6, k=8, mode=mode, distribution=distribution))
+    local = [f"federation.local_steps={steps}", "federation.warm_up=2"] if steps > 1 else []
+    plan = change(parse(PLAN.format(rounds=6, k=8, mode=mode, distribution=distribution)), local)
     keys, run = new_keys(tmp_path / "keys", 4), tmp_path / "run"
     vectors: list[dict[int, list[int]]] = [{}, {}]
     summaries: list[Summary] = []

@@ -11,11 +11,12 @@ from baffle.aggregation.messages import decode_request, phase_of
 from baffle.aggregation.server.crash_record import CrashFile
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.client.client import Client
-from baffle.client.replica import Replica
+from baffle.client.replica import Held, Replica
 from baffle.core.arrays import F32
 from baffle.core.messages import RoundRequest
 from baffle.core.ports import Collected
 from baffle.core.ring import EXTRAS, Ring, RingVector, Sum, add
+from baffle.core.update import State
 from baffle.federation import with_reasons
 from tests.support.federation import LENGTH, Federation, about
 
@@ -26,10 +27,10 @@ Spoil = Callable[[int, str, bytes], bytes | None]
 class Computes:
     """A client's worker, and its replica of weights that nobody looks at."""
 
-    vector: Callable[[int, F32], RingVector]
+    vector: Callable[[int, F32, State], RingVector]
 
-    def weights_for(self, _request: RoundRequest) -> F32:
-        return np.zeros(1, np.float32)
+    def held_for(self, _request: RoundRequest) -> Held:
+        return Held(np.zeros(1, np.float32), ())
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Network:
         return replies
 
     def _client(self, number: int) -> Client:
-        computes = Computes(lambda round_number, _weights: self._vector(number, round_number))
+        computes = Computes(lambda round_number, _weights, _optimizer: self._vector(number, round_number))
         session = self.federation.sessions[number]
         return Client(cast(Replica, computes), computes, session, lambda words: self.tell(number, words))
 

@@ -253,6 +253,11 @@ RUNS = [
     "probe.k = 2\nsecure = {groups = 2, floor = 2, group_seeds = 'own'}",
     "probe.k = 2\nsecure = {groups = 2, floor = 2, group_seeds = 'own', combine = 'median'}",
     "probe.k = 2\nupdate = {moments = 'layers', layers = [[0, 5, 9, 12], [5, 9, 0, 0], [12, 21, 0, 0]]}",
+    "probe.k = 2\nfederation.local_steps = 3\nfederation.warm_up = 1",
+    "probe.k = 2\nfederation.local_steps = 2\nfederation.warm_up = 4\nupdate.optimizer = 'momentum'",
+    "probe.k = 2\nfederation.local_steps = 2\nfederation.warm_up = 1\n"
+    "secure = {groups = 2, floor = 2, group_seeds = 'own'}\n"
+    "update = {moments = 'layers', layers = [[0, 5, 9, 12], [5, 9, 0, 0], [12, 21, 0, 0]]}",
 ]
 N = 21
 

@@ -10,6 +10,7 @@ from baffle.client.replica import Replica
 from baffle.core.arrays import F32
 from baffle.core.messages import Contribution, Message, RoundRequest, encode
 from baffle.core.ring import ELEMENT, EXTRAS, RingVector
+from baffle.core.update import State
 from baffle.errors import BaffleError, RefusalError
 from baffle.trajectory import Trajectory
 
@@ -17,7 +18,7 @@ from baffle.trajectory import Trajectory
 class Computing(Protocol):
     """Computes a client's contributions: a Worker, or a place in a stack of simulated clients."""
 
-    def vector(self, round_number: int, weights: F32, /) -> RingVector: ...
+    def vector(self, round_number: int, weights: F32, optimizer: State, /) -> RingVector: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Client:
     def _vector(self, request: RoundRequest) -> RingVector:
         if self.worker is None:
             raise RefusalError("this client has no samples and no runtime to compute with")
-        return self.worker.vector(request.round, self.replica.weights_for(request))
+        return self.worker.vector(request.round, *self.replica.held_for(request))
 
 
 def _contribution(request: RoundRequest, vector: RingVector) -> Contribution:

@@ -20,6 +20,7 @@ import numpy as np
 from baffle.core.arrays import F32
 from baffle.core.messages import CatchUp, RoundRequest, read
 from baffle.core.state import FLOAT, Present, chain_next, distance, pack, unpack
+from baffle.core.update import State
 from baffle.errors import BaffleError, JournalError, MessageError, OutOfReachError, unwritable
 from baffle.files import read_file, replace
 from baffle.lineage import Lineage
@@ -39,6 +40,13 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
     state: bytes
     weights: bytes = b""
     at_most: float = math.inf  # the weights are no further than this from those that the run began with
+
+
+class Held(NamedTuple):
+    """What a replica holds for a round. Weights that were sent come without an optimizer's state."""
+
+    weights: F32
+    optimizer: State
 
 
 class Reach(NamedTuple):
@@ -166,12 +174,16 @@ class Replica:
     def weights_for(self, request: RoundRequest) -> F32:
         """The weights that the request is about, after its catch-up. If their hash is not the one that the server
         names, the request is refused and the replica stays as it was."""
+        return self.held_for(request).weights
+
+    def held_for(self, request: RoundRequest) -> "Held":
+        """The same weights, and the optimizer's state."""
         if request.trajectory != self.trajectory.digest:
             raise MessageError("the server follows another plan than this client")
         with self._lock:
             here = self._round, self._hash, self.chain or request.chain
             if here == (request.round, request.weights_hash, request.chain):
-                return self._weights
+                return self._held
             replays = request.catch_up.kind in ("outcomes", "hashed", "snapshot")
             self.diverged = replays  # until the hashes below prove otherwise
             try:
@@ -186,7 +198,11 @@ class Replica:
             self.diverged = False
             if time.monotonic() - self._saved > SAVE_SECONDS:
                 self.save()
-            return self._weights
+            return self._held
+
+    @property
+    def _held(self) -> "Held":
+        return Held(self._weights, self._present.state.optimizer if self._present else ())
 
     def _move(self, request: RoundRequest) -> None:
         catch_up = request.catch_up

@@ -21,12 +21,14 @@ import numpy as np
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.directions import Directions, Support
 from baffle.core.head import Head, HeadPass
+from baffle.core.local_steps import Walk
 from baffle.core.ports import Batch, GradientRuntime, HeadRuntime, Runtime, SampleRuntime, joined
 from baffle.core.probe import SCHEMES, StructuredLoss, counted, scalars_of
 from baffle.core.rebuild import gradient_from_scalars
-from baffle.core.ring import NO_HEAD, Ring, RingVector
+from baffle.core.ring import EXTRAS, NO_HEAD, Ring, RingVector, Totals
 from baffle.core.samples import pieces
 from baffle.core.seeds import batch_indices, permutation
+from baffle.core.update import State
 from baffle.data.sources import Dataset
 from baffle.errors import RefusalError
 from baffle.plan import Derivatives, Plan
@@ -45,6 +47,13 @@ class Work(NamedTuple):
     loss: float
     clipped: int = 0
     head: F64 = NO_HEAD
+
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and all(bool(np.isfinite(part).all()) for part in (self.values, self.head))
+
+    def blank(self) -> "Work":
+        """As many zeros."""
+        return Work(np.zeros_like(self.values), 0.0, 0, np.zeros_like(self.head))
 
 
 @dataclass(frozen=True)
@@ -66,56 +75,77 @@ class Worker:
     """The source of the noise of a private run. It must be unpredictable."""
     batch: int | None = None
     passed: Callable[[int], None] = lambda _passes: None
-    """Called with the number of forward passes that this client has just made: 1, or many that were made at once."""
+    """Called with the number of passes that this client has just made: 1, or many that were made at once."""
     derivatives: Derivatives = "probes"
     """How it gets scalars: by forward passes, or by one backward pass, which gives the same up to rounding and
     curvature. It changes no plan, and a sum does not show it."""
     passes: Counter[Derivatives] = field(default_factory=Counter, compare=False)
     """How many passes it has made, for its own log."""
 
-    def vector(self, round_number: int, weights: F32) -> RingVector:
-        """This client's contribution to a round at these weights, as integers. All steps are taken and a vector is
-        returned even if losses are not finite; such a vector becomes the ring's `nothing`. In a private run each call
-        draws new noise, so call it once for each request."""
+    def vector(self, round_number: int, weights: F32, optimizer: State = ()) -> RingVector:
+        """This client's contribution to a round at these weights, as integers. A round of several steps also needs the
+        optimizer's state. All steps are taken and a vector is returned even if losses are not finite; such a vector
+        becomes the ring's `nothing`. In a private run each call draws new noise, so call it once for each request."""
         with self.borrow() as runtime, np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            if self.trajectory.plan.outcome_kind == "scalars":
+                return self._noised(self._walked(round_number, weights, optimizer, runtime))
             work = self._work(round_number, weights, runtime)
-        nothing = Work(np.zeros_like(work.values), 0.0, 0, np.zeros_like(work.head))
-        self.passes[self.derivatives] += self._passes
-        return self.encoded(nothing if self.batch == 0 else work)
+        return self.encoded(work.blank() if self.batch == 0 else work)
 
-    @property
-    def _passes(self) -> int:
-        """How many passes it makes in a round."""
-        plan = self.trajectory.plan
-        if self.derivatives == "probes":
-            return forwards_of(self.trajectory, self.k, len(self.indices))
-        return local_steps(plan, len(self.indices)) if plan.federation.level == "epoch" else 1
+    def _made(self, passes: int) -> None:
+        """Count passes that were just made."""
+        self.passes[self.derivatives] += passes
+        self.passed(passes)
 
     @property
     def _batch_size(self) -> int:
         """How many samples it uses at once; 0: all."""
         return self.batch or self.trajectory.plan.federation.batch
 
+    @property
+    def _weight(self) -> int:
+        return self.trajectory.weight_of(len(self.indices))
+
     def encoded(self, work: Work) -> RingVector:
         """Computed values as integers, with this client's weight."""
-        weight = self.trajectory.weight_of(len(self.indices))
-        vector = self.trajectory.ring.encode(
-            work.values, self.trajectory.length, weight, work.loss, work.clipped, work.head
-        )
+        return self._noised(self._encoded(work))
+
+    def _encoded(self, work: Work) -> RingVector:
+        """The vector of one step, without noise."""
+        length = self.trajectory.length // self.trajectory.plan.federation.local_steps
+        return self.trajectory.ring.encode(work.values, length, self._weight, work.loss, work.clipped, work.head)
+
+    def _noised(self, vector: RingVector) -> RingVector:
         private = self.trajectory.private
         return private.noised(vector, self.random) if private else vector
+
+    def _walked(self, number: int, weights: F32, optimizer: State, runtime: Runtime) -> RingVector:
+        """The scalars of all steps of a round. After each step but the last, this client moves as the run would if the
+        step's vector were the sum over all clients."""
+        trajectory, ring, length = self.trajectory, self.trajectory.ring, self.trajectory.length
+        steps, key = trajectory.steps_in(number), key_number_of(trajectory, number, self.number)
+        if steps > 1 and len(optimizer) != len(trajectory.rule.optimizer.init(weights[:0])):
+            raise RefusalError("a round of several steps needs the optimizer's state, which this client does not hold")
+        walk, vectors, finite = Walk(trajectory.rule.optimizer, optimizer, weights, steps), list[RingVector](), True
+        for step in range(steps):
+            batch, directions = self.batch_of_round(number, step), trajectory.directions(key, step)
+            work = self._probed(runtime, batch, walk.weights, directions, trajectory.supports[: self.k])
+            finite = finite and work.is_finite()
+            vectors.append(self._encoded(work if work.is_finite() and self.batch != 0 else work.blank()))
+            if step + 1 < steps:
+                own = Totals(vectors[-1][:-EXTRAS].view(np.int32), self._weight)
+                walk.step(trajectory.estimate(own, key, step))
+        if finite or self.batch == 0:
+            return ring.joined(vectors, length)
+        return ring.nothing(length, self._weight)
 
     def _work(self, number: int, weights: F32, runtime: Runtime) -> Work:
         plan = self.trajectory.plan
         if plan.federation.level == "epoch":
             return self._train_locally(number, weights, runtime)
-        batch = self.batch_of_round(number)
-        if plan.outcome_kind == "vector":
-            key = self.trajectory.seeds(number).key("local", number, self.number, 0)
-            work, gradient = self._estimate(weights, batch, key, runtime)
-            return work._replace(values=gradient.astype(np.float64), head=NO_HEAD)
-        directions = self.trajectory.directions(key_number_of(self.trajectory, number, self.number))
-        return self._probed(runtime, batch, weights, directions, self.trajectory.supports[: self.k])
+        key = self.trajectory.seeds(number).key("local", number, self.number, 0)
+        work, gradient = self._estimate(weights, self.batch_of_round(number), key, runtime)
+        return work._replace(values=gradient.astype(np.float64), head=NO_HEAD)
 
     def _probed(
         self, runtime: Runtime, batch: Batch, weights: F32, directions: Directions, supports: Sequence[Support]
@@ -124,7 +154,7 @@ class Worker:
         differences, the pass that it takes is the one at the unmoved weights."""
         if self.derivatives == "gradient":
             return self._differentiated(runtime, batch, weights, directions, supports)
-        plan, loss, base, head = self.trajectory.plan, counted(runtime.on(batch), self.passed), None, NO_HEAD
+        plan, loss, base, head = self.trajectory.plan, counted(runtime.on(batch), self._made), None, NO_HEAD
         if plan.probe.head == "exact":
             seen = _looking_into(runtime).head_on(batch, loss)(weights)
             base, head = seen.loss, _looking_into(runtime).head.gradient(seen)
@@ -133,7 +163,7 @@ class Worker:
         probe = SCHEMES[plan.probe.scheme]
         probed = probe(loss, weights, directions, supports, plan.probe.sigma, self.trajectory.block, base)
         if isinstance(loss, StructuredLoss):
-            self.passed(probed.forwards)
+            self._made(probed.forwards)
         return Work(probed.scalars, probed.base, 0, head)
 
     def _differentiated(
@@ -143,6 +173,7 @@ class Worker:
         if not isinstance(runtime, GradientRuntime):
             raise RefusalError("derivatives by a backward pass need PyTorch; use probes")
         loss, gradient = runtime.gradient_on(batch, None)(weights)
+        self._made(1)
         head = head_of(self.trajectory.plan)
         parts = [gradient[own].astype(np.float64) for own, _ in head.parts()] if head else []
         scalars = scalars_of(gradient, directions, supports, self.trajectory.block)
@@ -183,14 +214,14 @@ class Worker:
                 raise RefusalError("the plan asks for backpropagation, but this client can only run inference")
             seed = None if plan.estimator == "law" else int.from_bytes(key[:8], "big") >> 1
             loss, gradient = runtime.gradient_on(batch, seed)(weights)
-            self.passed(1)
+            self._made(1)
             if plan.estimator == "law" and not plan.draws_for_all:
                 gradient = trajectory.drawn(gradient, directions)
             return Work(np.empty(0), loss), gradient
         work = self._probed(runtime, batch, weights, directions, trajectory.supports)
-        finite = math.isfinite(work.loss) and all(bool(np.isfinite(part).all()) for part in (work.values, work.head))
+        finite = work.is_finite()
         if not finite:
-            work = Work(np.zeros_like(work.values), 0.0, 0, np.zeros_like(work.head))
+            work = work.blank()
         scalars, head = work.values, head_of(plan)
         alone = Ring(1, 1, plan.ring.d_max, head=len(work.head), head_clip=plan.ring.head_max)
         total = alone.decode(alone.encode(scalars, len(scalars) + len(work.head), 1, work.loss, 0, work.head), 1)
@@ -207,14 +238,14 @@ class Worker:
             gradient[own] = total.totals[len(scalars) :][numbers] / alone.head_scale
         return work._replace(loss=work.loss if finite else math.nan, clipped=total.clipped), gradient
 
-    def batch_of_round(self, round_number: int) -> Batch:
-        """The samples that this client probes on in a round, at batch level."""
+    def batch_of_round(self, round_number: int, step: int = 0) -> Batch:
+        """The samples that this client probes on in a step of a round, at batch level."""
         n, size = len(self.indices), self._batch_size
         if not 0 < size < n:
-            return self._augmented(np.arange(n), round_number, 0)
-        seeds = self.trajectory.seeds(round_number)
-        chosen = batch_indices(lambda lap: seeds.key("batches", lap, self.number), n, size, round_number)
-        return self._augmented(chosen, round_number, 0)
+            return self._augmented(np.arange(n), round_number, step)
+        seeds, turn = self.trajectory.seeds(round_number), self.trajectory.steps_before(round_number) + step
+        chosen = batch_indices(lambda lap: seeds.key("batches", lap, self.number), n, size, turn)
+        return self._augmented(chosen, round_number, step)
 
     def _augmented(self, chosen: I64, round_number: int, step: int) -> Batch:
         """The chosen samples of this client, augmented as the plan's keys determine for this step of the round."""
@@ -230,22 +261,25 @@ def _looking_into(runtime: Runtime) -> HeadRuntime:
 
 
 def local_steps(plan: Plan, samples: int) -> int:
-    """How many steps one client takes in one round at epoch level."""
+    """How many steps one client takes in one round, after those with which a run warms up."""
     federation = plan.federation
+    if federation.level == "batch":
+        return federation.local_steps
     return federation.steps or federation.epochs * -(-samples // (federation.batch or samples))
 
 
 def forwards_of(trajectory: Trajectory, k: int, samples: int) -> int:
-    """How many forward passes one client runs in one round (one with a backward pass counts as one)."""
+    """How many forward passes one client runs in one round, after those with which a run warms up (one with a backward
+    pass counts as one)."""
     plan, per_step = trajectory.plan, 1
     if plan.estimator == "probe" and plan.run.derivatives == "probes":
         exact = plan.probe.head == "exact"
         k = min(k, len(trajectory.supports))  # none if an exact head is all of the model
         per_step = SCHEMES[plan.probe.scheme].forwards(k) + (exact and plan.probe.scheme == "central")
-    return per_step if plan.federation.level == "batch" else per_step * local_steps(plan, samples)
+    return per_step * local_steps(plan, samples)
 
 
-Compute = Callable[[int, F32], RingVector]  # round and weights → what a client contributes
+Compute = Callable[[int, F32, State], RingVector]  # round, weights, optimizer's state → what a client contributes
 IsAway = Callable[[int, int], bool]  # round and client → whether the client is not asked
 
 
@@ -265,7 +299,7 @@ class Stack:
     _round: int = -1
     _vectors: Mapping[int, RingVector] = field(default_factory=dict)
 
-    def vector(self, client: int, round_number: int, weights: F32) -> RingVector:
+    def vector(self, client: int, round_number: int, weights: F32, _optimizer: State = ()) -> RingVector:
         """What a client contributes to a round."""
         with self._lock:
             if self._round != round_number:

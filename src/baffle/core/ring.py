@@ -53,6 +53,12 @@ class Encoding(Protocol):
         self, values: F64, length: int, weight: int, loss: float, clipped_before: int = 0, head: F64 = NO_HEAD
     ) -> RingVector: ...
 
+    def joined(self, vectors: Sequence[RingVector], length: int) -> RingVector:
+        """The vector of a round, of this length, from those of its steps."""
+
+    def nothing(self, length: int, weight: int) -> RingVector:
+        """What a client sends whose loss is not finite."""
+
     def weights(self, contributors: int) -> range:
         """The weights that so many honest clients can have together."""
 
@@ -74,7 +80,8 @@ class Ring:
     `clients` take part in a round, `n_max` caps a client's sample weight, and `clip` bounds a value. `tier_factor`
     (K / K_min) makes room for clients that answer fewer directions with a larger weight each. In a `silent` ring all
     clients have weight 1, and tell neither their loss nor how many values they clipped. The last `head` values of a
-    vector are those of an exact head. They have a scale of their own, and `head_clip` bounds them.
+    step are those of an exact head. They have a scale of their own, and `head_clip` bounds them. The vectors of the
+    `steps` of a round have the same length and lie in a row.
     """
 
     clients: int
@@ -84,6 +91,7 @@ class Ring:
     silent: bool = False
     head: int = 0
     head_clip: float = 1.0
+    steps: int = 1
 
     @property
     def _bound(self) -> Fraction:
@@ -134,6 +142,9 @@ class Ring:
         vector[length:] = self._extras(weight, min(length, clipped), loss)
         return vector.astype(np.uint32)  # modulo 2³²
 
+    def joined(self, vectors: Sequence[RingVector], length: int) -> RingVector:
+        return in_a_row(vectors, length)
+
     def _extras(self, weight: int, clipped: int, loss: float) -> tuple[int, int, int, int]:
         if self.silent:
             return weight, 1, 0, 0
@@ -157,8 +168,9 @@ class Ring:
 
     def beyond(self, totals: I32, contributors: int, weight: int) -> int:
         """The largest total, if it is more than so many clients of this weight can cause; else 0."""
-        k = len(totals) - self.head
-        scalar, exact = largest_of(totals[:k]), largest_of(totals[k:])
+        rows = totals.reshape(self.steps, -1)
+        k = rows.shape[1] - self.head
+        scalar, exact = largest_of(rows[:, :k]), largest_of(rows[:, k:])
         if scalar > self.most(contributors, weight):
             return scalar
         return exact if exact > weight * self.head_clip * self.head_scale + contributors else 0
@@ -201,6 +213,19 @@ class Ring:
         if clipped == contributors * len(values) and is_largest and not values.any():
             raise MessageError(NOT_FINITE)
         return Sum(values, weight, contributors, clipped, loss / (weight * self._loss_scale))
+
+
+def in_a_row(vectors: Sequence[RingVector], length: int) -> RingVector:
+    """One vector of this length from those of a round's steps: their values in a row, zeros where the round has fewer
+    steps than others, the clipped values of all, and their mean loss."""
+    if len(vectors[0]) == length + EXTRAS:
+        return vectors[0]
+    whole = np.zeros(length + EXTRAS, dtype=np.int64)
+    values = np.concatenate([vector[:-EXTRAS] for vector in vectors])
+    whole[: len(values)] = values
+    extras = np.array([vector[-EXTRAS:].view(np.int32) for vector in vectors], np.int64)
+    whole[length:] = *extras[0, :2], extras[:, 2].sum(), round(float(extras[:, 3].mean()))
+    return whole.astype(np.uint32)
 
 
 def largest_of(totals: I32) -> int:

@@ -11,11 +11,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from baffle.core.arrays import F32
+from baffle.core.local_steps import Walk
 from baffle.core.messages import Outcome
 from baffle.core.update import WEIGHTS_AT_ONCE, State, Transform
 from baffle.errors import BaffleError, JournalError
@@ -44,13 +46,20 @@ class ServerState:
         return _hash(self.weights)
 
 
+class Gradient(Protocol):
+    """The gradient of one step of a round."""
+
+    def __call__(self, outcome: Outcome, step: int = 0, /) -> F32: ...
+
+
 @dataclass(frozen=True)
 class Rule:
-    """How an outcome changes a state."""
+    """How an outcome changes a state. `steps` tells how many steps a round has."""
 
-    gradient: Callable[[Outcome], F32]
+    gradient: Gradient
     optimizer: Transform
     average: Transform
+    steps: Callable[[int], int] = lambda _round: 1
 
     def start(self, weights: F32) -> ServerState:
         return ServerState(weights, self.optimizer.init(weights), self.average.init(weights))
@@ -65,12 +74,14 @@ def apply(rule: Rule, state: ServerState, outcome: Outcome) -> ServerState:
     if outcome.kind == "skipped":
         return state
     require_denormals()
-    gradient = rule.gradient(outcome)
+    steps, average = rule.steps(outcome.round), state.average
     with np.errstate(over="ignore", invalid="ignore"):  # weights beyond float32 show as a loss that is not finite
-        optimizer, step = rule.optimizer.update(state.optimizer, gradient, state.weights)
-        weights = state.weights + step
-        average, _ = rule.average.update(state.average, gradient, weights)
-    return ServerState(weights, optimizer, average)
+        walk = Walk(rule.optimizer, state.optimizer, state.weights, steps)
+        for step in range(steps):
+            gradient = rule.gradient(outcome, step)
+            walk.step(gradient)
+            average, _ = rule.average.update(average, gradient, walk.weights)
+    return ServerState(walk.weights, walk.state, average)
 
 
 def within(cap: float, before: F32, after: F32) -> bool:

@@ -11,6 +11,7 @@ neither overflows nor vanishes, and the mean is rounded to float32 once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
@@ -24,29 +25,52 @@ WEIGHTS_AT_ONCE = 1 << 16  # so many stay in cache, and are enough that calls in
 State: TypeAlias = tuple[F32, ...]
 
 
+Update: TypeAlias = Callable[[State, F32, F32], tuple[State, F32]]
+
+
 class Transform(NamedTuple):
     """`init`: weights → the state before the first step. `update`: state, gradient, weights → the next state and the
-    transformed gradient; the last transform's is the step."""
+    transformed gradient; the last transform's is the step.
+
+    `freeze`: the state before a round of several steps → an update for these steps whose result is linear in gradient
+    and weights. A transform without one is linear itself, apart from `clip`, which plans with such rounds refuse.
+    """
 
     init: Callable[[F32], State]
-    update: Callable[[State, F32, F32], tuple[State, F32]]
+    update: Update
+    freeze: Callable[[State], Update] | None = None
+
+    def frozen(self, state: State) -> Update:
+        return self.freeze(state) if self.freeze else self.update
 
 
 def compose(*transforms: Transform) -> Transform:
     """Transforms applied one after the other. The state is all their states in a row."""
 
+    lengths = [len(transform.init(np.empty(0, np.float32))) for transform in transforms]
+
     def init(weights: F32) -> State:
         return tuple(part for transform in transforms for part in transform.init(weights))
 
-    def update(state: State, gradient: F32, weights: F32) -> tuple[State, F32]:
-        remaining, after = iter(state), list[F32]()
-        for transform in transforms:
-            mine = tuple(islice(remaining, len(transform.init(weights[:0]))))
-            mine, gradient = transform.update(mine, gradient, weights)
-            after.extend(mine)
-        return tuple(after), gradient
+    def divided(state: State) -> list[State]:
+        remaining = iter(state)
+        return [tuple(islice(remaining, length)) for length in lengths]
 
-    return Transform(init, update)
+    def one_after_the_other(updates: Sequence[Update]) -> Update:
+        def update(state: State, gradient: F32, weights: F32) -> tuple[State, F32]:
+            after = list[F32]()
+            for each, own in zip(updates, divided(state), strict=True):
+                mine, gradient = each(own, gradient, weights)
+                after.extend(mine)
+            return tuple(after), gradient
+
+        return update
+
+    def freeze(state: State) -> Update:
+        parts = zip(transforms, divided(state), strict=True)
+        return one_after_the_other([transform.frozen(own) for transform, own in parts])
+
+    return Transform(init, one_after_the_other([transform.update for transform in transforms]), freeze)
 
 
 def _pieces(start: int, stop: int, at_once: int = WEIGHTS_AT_ONCE) -> Iterator[slice]:
@@ -99,7 +123,7 @@ def adam(rate: float, beta1: float = 0.9, beta2: float = 0.99, epsilon: float = 
     def init(weights: F32) -> State:
         return np.zeros_like(weights), np.zeros_like(weights), np.ones(1, np.float32), np.ones(1, np.float32)
 
-    def update(state: State, gradient: F32, _: F32) -> tuple[State, F32]:
+    def update(state: State, gradient: F32, _: F32, divisor: F32 | None = None) -> tuple[State, F32]:
         mean_before, square_before, power1, power2 = state
         power1, power2 = b1 * power1, b2 * power2
         mean, square, step = (np.empty_like(gradient) for _ in range(3))
@@ -116,15 +140,40 @@ def adam(rate: float, beta1: float = 0.9, beta2: float = 0.99, epsilon: float = 
             x *= one - b2
             np.multiply(square_before[here], b2, out=v)
             v += x
-            np.divide(v, one - power2, out=x)
-            np.sqrt(x, out=x)
-            x += eps
+            if divisor is None:
+                np.divide(v, one - power2, out=x)
+                np.sqrt(x, out=x)
+                x += eps
+            else:
+                x = divisor[here]
             np.divide(m, one - power1, out=s)
             s /= x
             s *= c
         return (mean, square, power1, power2), step
 
-    return Transform(init, update)
+    def freeze(state: State) -> Update:
+        _, square, _, power2 = state
+        return partial(update, divisor=_divisor(square, power2, eps))
+
+    return Transform(init, update, freeze)
+
+
+FLOOR = 2.0**-10
+"""In rounds of several steps, Adam's second moments count as at least this share of their mean."""
+
+
+def _divisor(square: F32, power2: F32, epsilon: np.float32) -> F32:
+    """What all steps of a round are divided by, √(v / (1 − b2ᵗ)) + ε, with the second moments from before the round.
+
+    A weight whose gradient was 0 so far would move by rate / ε; hence the floor. If all second moments are 0, nothing
+    says how long a step may be: then it is infinite, so the round moves no weight.
+    """
+    sums = np.array([_tree_sum(square[here].astype(np.float64)) for here in _pieces(0, len(square))])
+    least = np.float32(FLOOR * _tree_sum(sums) / len(square)) if len(square) else np.float32(0)
+    if not least > 0:
+        return np.full(len(square), np.inf, np.float32)
+    divisor: F32 = np.sqrt(np.maximum(square, least) / (np.float32(1) - power2)) + epsilon
+    return divisor
 
 
 def adam_by_layers(
@@ -143,12 +192,12 @@ def adam_by_layers(
     def init(weights: F32) -> State:
         return np.zeros_like(weights), np.zeros(len(layers), np.float32), np.ones(1, np.float32), np.ones(1, np.float32)
 
-    def update(state: State, gradient: F32, _: F32) -> tuple[State, F32]:
+    def update(state: State, gradient: F32, _: F32, divisor: F32 | None = None) -> tuple[State, F32]:
         mean_before, square, power1, power2 = state
         power1, power2 = b1 * power1, b2 * power2
         latest: F64 = np.array([sum_of_squares(gradient, layer, at_once) / layer.size for layer in layers])
         square = b2 * square + (one - b2) * latest.astype(np.float32)
-        scales = np.sqrt(square / (one - power2)) + eps
+        scales = np.sqrt(square / (one - power2)) + eps if divisor is None else divisor
         mean, step = np.empty_like(gradient), np.empty_like(gradient)
         for layer, scale in zip(layers, scales, strict=True):
             for part, _numbers in layer.parts():
@@ -157,7 +206,11 @@ def adam_by_layers(
                     step[here] = c * ((mean[here] / (one - power1)) / scale)
         return (mean, square, power1, power2), step
 
-    return Transform(init, update)
+    def freeze(state: State) -> Update:
+        _, square, _, power2 = state
+        return partial(update, divisor=_divisor(square, power2, eps))
+
+    return Transform(init, update, freeze)
 
 
 def sum_of_squares(values: F32, layer: Support, at_once: int = WEIGHTS_AT_ONCE) -> float:

@@ -82,7 +82,12 @@ def costs(task: Task) -> Costs:
         forwards=max(forwards),
         derivatives=plan.run.derivatives,
         supports=plan.probe.supports,
-        forwards_in_all=round(plan.rounds * plan.per_round * float(np.mean(forwards))),
+        forwards_in_all=round(
+            trajectory.steps_before(plan.rounds)
+            * plan.per_round
+            * float(np.mean(forwards))
+            / plan.federation.local_steps
+        ),
         uplink_bytes=contribution_bytes(trajectory) + up,
         head_bytes=_head_bytes(plan),
         downlink_bytes=_downlink_bytes(trajectory) + down,
@@ -196,6 +201,8 @@ def _memory(task: Task, trajectory: Trajectory) -> int | None:
     plan, n = task.plan, trajectory.n
     replica = trajectory.rule.start(np.zeros(n, np.float32)).vectors() if plan.run.downlink == "scalars" else ()
     copies = 4 * n * 2 + sum(vector.nbytes for vector in replica)
+    if plan.federation.local_steps > 1:  # a step's gradient and change, what it is divided by, and the state after it
+        copies += 4 * n * 3 + sum(vector.nbytes for vector in replica)
     count = min(plan.probe.micro_batch, len(task.source.train))
     if plan.estimator == "probe" and plan.run.derivatives == "probes" and task.runs_whole():
         known = task.model.pass_bytes(plan.probe, task.source.example(1)) is not None

@@ -57,8 +57,10 @@ class TimedRuntimes:
     def borrow(self) -> Iterator[Runtime]:
         with self.runtimes.borrow() as runtime:
             began = self.clock()
-            yield runtime
-            self.seconds.append(self.clock() - began)
+            try:
+                yield runtime
+            finally:  # with few directions, a slow client's vector may not fit the ring
+                self.seconds.append(self.clock() - began)
 
 
 class Point(NamedTuple):
@@ -83,7 +85,8 @@ def measure_duration(task: Task, clock: Clock = time.perf_counter) -> Duration:
             points.append(_played_with(task, trajectory, k, runtimes))
         round_ = _whole_round(task, trajectory, points)
         evaluation = _seconds_an_evaluation(task, trajectory, runtimes)
-    total = plan.rounds * (round_.work + round_.rest) + -(-plan.rounds // plan.run.evaluate_every) * evaluation
+    rounds = trajectory.steps_before(plan.rounds) / plan.federation.local_steps  # short ones count by their steps
+    total = rounds * (round_.work + round_.rest) + -(-plan.rounds // plan.run.evaluate_every) * evaluation
     return Duration(round_.work, round_.rest, evaluation, total)
 
 
@@ -112,13 +115,13 @@ def _played_with(task: Task, trajectory: Trajectory, k: int, runtimes: TimedRunt
 
 
 def _with_few_directions(trajectory: Trajectory, k: int) -> Plan:
-    """The plan with k directions, spread over those of a round, and one local step at epoch level. Noise takes no time
-    worth counting."""
+    """The plan with k directions, spread over those of a step, and one local step at epoch level. At batch level the
+    second round has all steps. Noise takes no time worth counting."""
     plan, every = trajectory.plan, trajectory.supports
     spread = Counter(every[i * len(every) // k] for i in range(k)) if plan.probe.layout else {}
     layout = tuple(rows_of(tuple(LayoutEntry(support, count) for support, count in spread.items())))
     epoch = {"steps": 1, "epochs": 1} if plan.federation.level == "epoch" else {}
-    few = with_settings(plan, probe={"k": k, "layout": layout}, federation={"tiers": (), **epoch})
+    few = with_settings(plan, probe={"k": k, "layout": layout}, federation={"tiers": (), "warm_up": 1, **epoch})
     return msgspec.structs.replace(few, rounds=max(plan.rounds, 2), privacy=PrivacySettings())
 
 

@@ -53,15 +53,17 @@ def with_clip(task: Task) -> tuple[Task, str]:
 
 
 def vectors_of(task: Task) -> F64:
-    """What some clients would send at the initial weights without clipping and noise, a row each."""
+    """What some clients would send at the initial weights without clipping and noise, a row each. All steps of a round
+    are taken to be alike."""
     plan = msgspec.structs.replace(task.plan, privacy=PrivacySettings())
     weights = task.initial_weights()
     trajectory = trajectory_of(plan, len(weights))
     workers = workers_of(task, trajectory, Runtimes(task, 1).borrow)[:MOST_CLIENTS]
     vectors = [trajectory.ring.decode(worker.vector(0, weights), 1) for worker in workers]
     factor = head_factor(task.plan, trajectory.n)
-    means = [trajectory.means(vector.totals, vector.weight) for vector in vectors]
-    return np.stack([np.concatenate([scalars, factor * head]) for scalars, head in means])
+    means = [trajectory.means(trajectory.of_step(vector.totals, 0), vector.weight) for vector in vectors]
+    steps = np.stack([np.concatenate([scalars, factor * head]) for scalars, head in means])
+    return np.tile(steps, plan.federation.local_steps)
 
 
 def measure_privacy(task: Task) -> Privacy | None:

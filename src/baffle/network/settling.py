@@ -21,13 +21,15 @@ UNLUCKY = 2.0**-20  # the most probability with which the liars may outnumber th
 
 
 def tiers_for(plan: Plan, affords: Mapping[int, int]) -> tuple[int, ...]:
-    """How many directions each client evaluates: what the plan gives it or, if it affords less, the largest of the
-    plan's tiers that it affords. A client that affords none of them has the smallest, and refuses."""
+    """How many directions each client evaluates in a step: what the plan gives it or, if it affords fewer in a round,
+    the largest of the plan's tiers that it affords. A client that affords none of them has the smallest, and refuses.
+    """
     tiers = tiers_of(plan)
     steps = sorted({plan.probe.k, *(tier.k for tier in plan.federation.tiers)})
     for client, most in affords.items():
-        if most and tiers[client] > most and plan.outcome_kind == "scalars":
-            tiers[client] = max((k for k in steps if k <= most), default=steps[0])
+        each = most // plan.federation.local_steps
+        if most and tiers[client] > each and plan.outcome_kind == "scalars":
+            tiers[client] = max((k for k in steps if k <= each), default=steps[0])
     return tuple(tiers)
 
 

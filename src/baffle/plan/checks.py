@@ -135,6 +135,8 @@ def _check_federation(plan: Plan) -> None:
             f"federation.steps = {federation.steps} and federation.epochs = {federation.epochs} both say how long a "
             "client trains; leave one of them out"
         )
+    if federation.local_steps > 1:
+        _check_local_steps(plan)
     if federation.tiers and plan.outcome_kind != "scalars":
         raise PlanError(
             'federation.tiers need level = "batch", seeds = "shared" and estimator = "probe": only scalars can be fewer'
@@ -145,6 +147,32 @@ def _check_federation(plan: Plan) -> None:
     shares = math.fsum(tier.share for tier in federation.tiers)
     if shares > 1 + 1e-9:
         raise PlanError(f"federation.tiers: shares must add up to at most 1, got {shares:g}")
+
+
+def _check_local_steps(plan: Plan) -> None:
+    """Several steps in a round are those of the mean of all clients only if each step is linear in what clients send,
+    and if clients know the state that a round begins with."""
+    federation, update, optimizer = plan.federation, plan.update, plan.update.optimizer
+    needs, remedy = f"federation.local_steps = {federation.local_steps}", "leave federation.local_steps out"
+    if plan.outcome_kind != "scalars":
+        raise PlanError(
+            f'{needs} needs scalars: expected estimator = "probe", level = "batch" and seeds = "shared", got '
+            f"{plan.estimator!r}, {federation.level!r} and {federation.seeds!r}; {remedy}"
+        )
+    if not federation.batch:
+        raise PlanError(f"{needs} needs batches: expected federation.batch above 0; {remedy}")
+    if plan.probe.stacked:
+        raise PlanError(f"{needs} leads clients to weights of their own, so they cannot be stacked; {remedy}")
+    if update.clip:
+        raise PlanError(
+            f"{needs}: update.clip is not linear, so the mean of the clients' steps would not be a step along their "
+            "mean; leave one of them out"
+        )
+    if plan.run.downlink != "scalars" and optimizer != "sgd":
+        raise PlanError(
+            f'{needs} and update.optimizer = "{optimizer}" need run.downlink = "scalars", got "{plan.run.downlink}", '
+            "with which clients do not hold the optimizer's state"
+        )
 
 
 def _check_secure(plan: Plan) -> None:

@@ -84,13 +84,14 @@ def check_privacy(plan: Plan) -> None:
 
 
 def scalars_of(plan: Plan, n: int) -> int:
-    """The number of directions of a round, for a model of n weights: none if an exact head is all of it."""
+    """The number of directions of a step, for a model of n weights: none if an exact head is all of it."""
     return 0 if plan.head_size == n else plan.probe.k
 
 
 def length_of(plan: Plan, n: int) -> int:
     """The number of values in a client's vector, for a model of n weights."""
-    return n if plan.outcome_kind == "vector" else scalars_of(plan, n) + plan.head_size
+    steps = plan.federation.local_steps
+    return n if plan.outcome_kind == "vector" else steps * (scalars_of(plan, n) + plan.head_size)
 
 
 def head_factor(plan: Plan, n: int) -> float:
@@ -108,8 +109,8 @@ def private_ring(plan: Plan, n: int) -> PrivateRing:
     for name in ("noise", "sharers"):
         if not getattr(privacy, name):
             raise PlanError(f"privacy.{name} is 0: expected what a run writes into its own plan.toml when it starts")
-    head = plan.head_size, privacy.head_factor or 1.0
-    ring = PrivateRing(plan.per_round, privacy.clip, privacy.noise, privacy.sharers, length_of(plan, n), *head)
+    layout = plan.head_size, privacy.head_factor or 1.0, plan.federation.local_steps
+    ring = PrivateRing(plan.per_round, privacy.clip, privacy.noise, privacy.sharers, length_of(plan, n), *layout)
     if ring.delta_2 < COARSEST * math.sqrt(ring.length):
         raise PlanError(
             f"privacy.noise: {privacy.noise:g} times the clipping norm, one part in {privacy.sharers} from each of "

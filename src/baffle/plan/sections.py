@@ -212,6 +212,11 @@ class FederationSettings(Section, frozen=True):
     steps: OptionalCount = 0
     """local steps at epoch level, batch after batch through a client's samples, as FedZO counts them; `0`: as many as
     `epochs` take"""
+    local_steps: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """steps that a client takes in one round at batch level, each on the next batch and along directions of its own.
+    Clients still send [scalars only](how-it-works.md#several-steps-in-a-round): `probe.k` for each step"""
+    warm_up: Count = 10
+    """with `local_steps`: so many rounds of one step come first"""
     weighting: Literal["samples", "uniform"] = "samples"
     """a client counts by its samples; `"uniform"`: all clients count the same"""
     tiers: tuple[Tier, ...] = ()

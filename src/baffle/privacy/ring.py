@@ -5,13 +5,14 @@ clipped values. An honest sum is refused with a chance of at most one in 2⁴⁰
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
 
 from baffle.core.arrays import F64, I32, I64
-from baffle.core.ring import EXTRAS, GUARD, NO_HEAD, RingVector, Sum, largest_of
+from baffle.core.ring import EXTRAS, GUARD, NO_HEAD, RingVector, Sum, in_a_row, largest_of
 from baffle.errors import MessageError
 from baffle.privacy.accounting import Release, bound_l1, sum_variance
 from baffle.privacy.skellam import Randomness, draw
@@ -29,9 +30,9 @@ LARGEST = 2**31  # the largest entry and the largest bound: their product fits i
 @dataclass(frozen=True)
 class PrivateRing:
     """The scale that the clients and the server of a private run share. `clients` take part in a round. Each sends
-    `length` values, whose vector is at most `norm` long. The last `head` of them are those of an exact head, and count
-    `head_factor` times. The noise in a sum has a standard deviation of `noise` times the norm; each client adds one
-    part in `sharers` of its variance."""
+    `length` values, whose vector is at most `norm` long. They are those of `steps` steps in a row. The last `head` of a
+    step are those of an exact head, and count `head_factor` times. The noise in a sum has a standard deviation of
+    `noise` times the norm; each client adds one part in `sharers` of its variance."""
 
     clients: int
     norm: float
@@ -40,6 +41,7 @@ class PrivateRing:
     length: int
     head: int = 0
     head_factor: float = 1.0
+    steps: int = 1
 
     exponent: int = field(init=False, compare=False)
     """log₂ of the scale S: the largest with which a sum stays below the guard."""
@@ -87,10 +89,10 @@ class PrivateRing:
         clipped_before: int = 0,  # noqa: ARG002
         head: F64 = NO_HEAD,
     ) -> RingVector:
-        """A client's contribution without its noise: `values`, zeros up to `length`, and extra coordinates that are the
-        same for all clients. Values that are not finite become zeros."""
-        most = self.length - self.head
-        if weight != 1 or length != self.length or not min(1, most) <= len(values) <= most:
+        """A client's vector of one step without its noise: `values`, zeros up to `length`, and extra coordinates that
+        are the same for all clients. Values that are not finite become zeros."""
+        most = self.length // self.steps - self.head
+        if weight != 1 or length != most + self.head or not min(1, most) <= len(values) <= most:
             raise MessageError(
                 f"expected 1 to {most} values of weight 1, got {len(values)} of {length} with weight {weight}"
             )
@@ -105,6 +107,16 @@ class PrivateRing:
             vector[:length] = self._clipped(whole)
         vector[length:] = 1, 1, 0, 0
         return vector.astype(np.uint32)  # modulo 2³²
+
+    def joined(self, vectors: Sequence[RingVector], length: int) -> RingVector:
+        """The vector of a round, clipped as a whole."""
+        whole = in_a_row(vectors, length)
+        whole[:length] = clip_encoded(whole[:length].view(np.int32).astype(np.int64), self.delta_2).astype(np.uint32)
+        return whole
+
+    def nothing(self, length: int, weight: int) -> RingVector:  # noqa: ARG002
+        """What a client sends whose loss is not finite: zeros, before its noise."""
+        return in_a_row([np.array([1, 1, 0, 0], np.uint32)], length)
 
     def _clipped(self, values: F64) -> I64:
         """The values as integers that are together no longer than Δ₂."""

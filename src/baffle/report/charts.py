@@ -92,8 +92,14 @@ def _short(value: float | None) -> float | None:
 def _forwards(run: RunRecord) -> np.ndarray[tuple[int], np.dtype[np.float64]] | None:
     """Forward passes of all clients up to each round. If clients differ, a finished run's total is spread over the
     contributions; while such a run goes on, the number is unknown."""
-    contributed = np.cumsum([run.attendance.by_round.get(m.round, {}).get(CONTRIBUTED, 0) for m in run.rounds])
     plan = run.plan
+    first, steps = plan.federation.warm_up, plan.federation.local_steps
+    contributed = np.cumsum(
+        [
+            run.attendance.by_round.get(m.round, {}).get(CONTRIBUTED, 0) * (1 if m.round < first else steps)
+            for m in run.rounds
+        ]
+    )
     if not run.n_weights or not len(contributed):
         return None
     total = number(run.summary.get("forwards"))
@@ -104,7 +110,7 @@ def _forwards(run: RunRecord) -> np.ndarray[tuple[int], np.dtype[np.float64]] | 
         return None
     ks = tiers_of(plan)
     each = forwards_of(trajectory_of(plan, run.n_weights), ks[0], plan.ring.n_max)
-    return np.asarray(contributed * float(each), dtype=np.float64) if len(set(ks)) == 1 else None
+    return np.asarray(contributed * (each / steps), dtype=np.float64) if len(set(ks)) == 1 else None
 
 
 def lines_data(runs: Sequence[RunRecord], names: Sequence[str]) -> list[dict[str, Any]]:

@@ -112,6 +112,8 @@ def _unmeasurable(trajectory: Trajectory) -> str:
         return "the journal holds whole vectors and no scalars"
     if plan.head_size:
         return "the gradient of the last layer is exact, and that of the rest alone is estimated"
+    if plan.federation.local_steps > 1:
+        return "a round has several steps, each with a gradient of its own"
     if plan.secure.groups > 1:
         return "the round's groups have sums of their own"
     if plan.federation.tiers:

@@ -175,7 +175,15 @@ def signs_of(trajectory: Trajectory, outcome: Outcome, before: F32 | None, after
     step = rms(after - before) / size if before is not None else math.nan
     if outcome.kind != "scalars":
         return Signs(None, 0.0, 0, step)
-    groups = [trajectory.means(group.numbers(), group.weight)[0] for group in outcome.groups]
+    groups = [
+        np.concatenate(
+            [
+                trajectory.means(trajectory.of_step(group.numbers(), number), group.weight)[0]
+                for number in range(trajectory.steps_in(outcome.round))
+            ]
+        )
+        for group in outcome.groups
+    ]
     own = trajectory.plan.own_seeds  # else the groups' scalars are along the same directions, and lean together
     scalars = (np.concatenate(groups) if own else np.mean(groups, axis=0)).astype(np.float64)
     if not len(scalars):  # an exact head is all of the model

@@ -279,11 +279,17 @@ class Recorder:
 
     def _forwards(self) -> int:
         """Forward passes of all clients. One whose number of samples is not known counts as if it had one sample."""
-        rounds = self._journal.participation.contributions(self._trajectory.plan.federation.clients)
-        return sum(
-            count * forwards_of(self._trajectory, self._tiers[client], self._samples.get(client, 1))
-            for client, count in rounds.items()
-        )
+        federation, participation = self._trajectory.plan.federation, self._journal.participation
+
+        def each(client: int) -> int:
+            return forwards_of(self._trajectory, self._tiers[client], self._samples.get(client, 1))
+
+        total = sum(count * each(client) for client, count in participation.contributions(federation.clients).items())
+        if federation.local_steps == 1:
+            return total
+        first = range(min(federation.warm_up, len(self._records)))  # rounds of one step
+        saved = sum(each(client) for number in first for client in participation.contributors(number))
+        return total - saved * (federation.local_steps - 1) // federation.local_steps
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._began

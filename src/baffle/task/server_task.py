@@ -152,10 +152,8 @@ def try_out(task: ServerTask, runtime: Runtime, weights: F32, batch: Batch) -> N
             runtime.gradient_on(batch)(weights)
         except OwnFunctionError as fault:  # it ran without gradients, so these are the cause
             raise PlanError(
-        _require_repeatable(runtime, weights, batch)
-    needs = "" if plan.estimator == "probe" else f'estimator = "{plan.estimator}"'
-    needs = needs or ('run.derivatives = "gradient"' if plan.run.derivatives == "gradient" else "")
-    if needs and isinstance(runtime, GradientRuntime):
+                f"task.loss: {plan.task.loss} has no derivative, which {needs} needs: "
+                f"{first_line(fault.__cause__ or fault)}; use probes"
             ) from fault
 
 

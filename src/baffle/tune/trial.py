@@ -127,7 +127,11 @@ class Ground:
         workers = [all_workers[client] for client in clients]
         self.spent.forwards += sum(forwards_of(trajectory, worker.k, len(worker.indices)) for worker in workers)
         with ThreadPoolExecutor(trajectory.threads) as pool:
-            return list(pool.map(lambda worker: worker.vector(present.round, present.state.weights), workers))
+            return list(
+                pool.map(
+                    lambda worker: worker.vector(present.round, present.state.weights, present.state.optimizer), workers
+                )
+            )
 
     def losses(self, trial: Trial) -> F64:
         """The loss on each piece of the held-out samples, at the averaged weights; infinite where it is not finite."""
@@ -180,7 +184,7 @@ class Ground:
             sums = [trajectory.ring.decode(vector, 1) for vector in self._vectors(trial, clients)]
         except MessageError:  # a loss is not finite
             return None
-        scalars = np.stack([trajectory.means(found.totals, found.weight)[0] for found in sums])
+        scalars = np.stack([trajectory.means(trajectory.of_step(found.totals, 0), found.weight)[0] for found in sums])
         weights = np.array([found.weight for found in sums], dtype=np.float64)
         return shared_variance(scalars, weights / weights.sum())
 

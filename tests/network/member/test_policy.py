@@ -44,6 +44,7 @@ def test_the_usual_plans_are_within_the_defaults() -> None:
         (["federation.batch=0"], "is 0 in the server's plan, so a round uses all samples; largest_batch allows 0.5"),
         (['task.model={name="wrn", widen=100}'], "weights is 7.4016e+08 in the server's plan, most_weights allows"),
         (["probe.k=10001"], "probe.k is 10001 in the server's plan, most_k allows at most 10000"),
+        (["probe.k=101", "federation.local_steps=100"], "probe.k times federation.local_steps is 10100"),
         (["probe.sigma=1e-7"], "probe.sigma is 1e-07 in the server's plan, sigma allows 1e-06 to 0.1"),
         (["probe.sigma=0.2"], "probe.sigma is 0.2"),
         (["ring.d_max=1e-300"], "ring.d_max is 1e-300 in the server's plan, d_max allows 0.01 to 10000"),

@@ -148,7 +148,7 @@ class Consent:
         runs = [epoch.run, *(past.run for past in begin.past)]
         if plan.federation.clients < on_roster and self.memory.run not in runs:
             raise RefusalError("a run with fewer places than the roster, and not the one that this client is in")
-        tier = epoch.statement.tiers[self.keys.number]
+        tier = epoch.statement.tiers[self.keys.number] * plan.federation.local_steps
         if self.affords and tier > self.affords:
             raise RefusalError(f"{tier} directions a round, but this client affords {self.affords}")
         self._require_marks(epoch)

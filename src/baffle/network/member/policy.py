@@ -178,9 +178,11 @@ class Policy(Section, frozen=True):
             yield f"{asks}, so a round uses {used} samples; least_batch asks for at least {self.least_batch}"
 
     def _about_bounds(self, plan: Plan) -> Iterator[str]:
+        steps = plan.federation.local_steps
+        asks = "probe.k" if steps == 1 else "probe.k times federation.local_steps"
         for setting, asked, name, (least, most) in (
             ("the number of weights", least_weights(plan.task), "most_weights", (0, self.most_weights)),
-            ("probe.k", plan.probe.k, "most_k", (0, self.most_k)),
+            (asks, plan.probe.k * steps, "most_k", (0, self.most_k)),
             ("probe.sigma", plan.probe.sigma, "sigma", self.sigma),
             ("ring.d_max", plan.ring.d_max, "d_max", self.d_max),
             ("update.rate", plan.update.rate, "most_rate", (0, self.most_rate)),
