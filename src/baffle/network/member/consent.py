@@ -101,12 +101,15 @@ class Consent:
             raise RefusalError(f"roster {roster.number} names another server than the one that this client talks to")
         if keep:
             keep_roster(self.keys.folder, roster)
+        known = {client.identity for client in self.keys.roster.clients if client}
+        strange = sum(client is not None and client.identity not in known for client in roster.clients)
         try:
             self.keys = self.keys.under(roster)
         except KeysError as fault:
             self.revoked = str(fault)
             raise
-        self.tell(f"goes on with roster {roster.number}")
+        changed = f"; new keys: {strange} of {len(roster.clients)}" if strange else ""
+        self.tell(f"goes on with roster {roster.number}{changed}")
 
     def require_valid_roster(self) -> None:
         """Refuse to go on under a roster that has expired: only the authority can say who still belongs."""
