@@ -223,7 +223,7 @@ def test_a_run_does_not_choose_which_folder_a_node_with_its_own_key_reads(
 
 
 def test_whatever_becomes_of_a_nodes_memory_no_vector_is_sent_under_two_noises(
-    config: Config, keys: Path, tmp_path: Path, by_hand: ServerByHand
+    config: Config, keys: Path, tmp_path: Path
 ) -> None:
     """A server can start another Flower run, in which a node remembers nothing, or have a message delivered again to
     what the node remembered before. What was paid, and which slots were used, is beside the key."""

@@ -265,7 +265,7 @@ class MarksFile(Memory):
         data = msgspec.json.encode(line) + b"\n"
         try:
             if self._size > max(LEAST_FOLDED, 2 * self._folded):
-                with open(self._path, "rb") as file:
+                with self._path.open("rb") as file:
                     self._require_ours(file)
                 self._fold()
             with open(self._path, "r+b", opener=own_file) as file:

@@ -16,7 +16,7 @@ from baffle.network.joining import Begin, Introduce, Introduction, NewRoster, Ro
 from baffle.network.keys.folders import ClientKeys
 from baffle.network.keys.rosters import Roster, RosterFile, keep_roster, newer_roster, require_not_expired
 from baffle.network.member.equipment import Equip, Equipment, require_most_weights
-from baffle.network.member.policy import LYING, Policy
+from baffle.network.member.policy import Policy
 from baffle.network.settling import (
     differences,
     require_fewer_directions_than_weights,
@@ -24,6 +24,7 @@ from baffle.network.settling import (
     with_places,
 )
 from baffle.plan import Plan, check, read_toml, settings_of
+from baffle.plan.plan import LYING
 from baffle.plan.privacy import with_noise
 from baffle.privacy.accounting import Budget, Charge, Release, spent
 from baffle.statement import NONCE_BYTES, NOTHING, Statement, commitment_text, commitment_to, read_statement
