@@ -3,8 +3,8 @@
     python benchmarks/round_cost.py                     # of this tree
     python benchmarks/round_cost.py TREE --json         # of another checkout and of this one, in turns
 
-Real members with marks and weights on disk and a real server, in one process and without a transport: what a link adds is
-in network.py. Each turn is a process of its own. Given is the least time of all turns, over rounds after the first ten.
+Real members with marks and weights on disk and a real server, in one process and without a transport: what a link adds
+is in network.py. Each turn is a process of its own. Given is the least time of all turns, over rounds after the first.
 """
 
 import argparse

@@ -92,7 +92,7 @@ PLAN: dict[str, Change] = {
     "probe.stacked": Change(True),
     "update.optimizer": another("sgd", update__moments="weights", update__layers=[]),
     "update.moments": another("weights", update__layers=[]),
-    "update.layers": Change([[0, 244, 0, 0]], REFUSED, UNLIKE, "update.layers are not those"),
+    "update.layers": Change([[0, 484, 0, 0]], REFUSED, UNLIKE, "update.layers are not those"),
     "update.rate": Change(0.5),
     "update.betas": Change([0.5, 0.5]),
     "update.momentum": Change(0.5),
