@@ -21,6 +21,7 @@ from baffle.core.ring import EXTRAS, Ring
 from baffle.errors import MessageError, PlanError
 from baffle.network.joining import Begin
 from baffle.network.member.equipment import with_plan
+from baffle.network.settling import differences
 from baffle.plan import Plan, parse, settings_of
 from baffle.statement import Statement
 from baffle.trajectory import trajectory_of
@@ -123,6 +124,27 @@ def test_a_setting_that_is_changed_for_all_is_refused(asked: HostileServer, key:
             asked.nonce(0, asked.statement(asked.introductions(asked.everybody)))
         words = (change.words,) if change.words else ("another than this client's --plan", f"{key} is ")
         assert any(all(word in line for word in words) for line in log), log
+
+
+MOBILENET, CUSTOM = {"name": "mobilenet"}, {"name": "custom", "factory": "mine:model"}
+OTHERS = {
+    "task.model.widen": {"name": "wrn"},
+    **{f"task.model.{name}": MOBILENET for name in ("weights", "trained", "scaling")},
+    **{f"task.model.{name}": CUSTOM for name in ("factory", "train", "says")},
+    "task.model.graph": {"name": "onnx"},
+}
+"""Models with the settings that the pinned one does not have."""
+
+
+@pytest.mark.parametrize("key", OTHER_MODELS)
+def test_a_setting_of_another_model_is_pinned_unless_it_is_left_open(key: str) -> None:
+    """Whose graph runs, if the plan leaves it open, its owner approves: see test_lying_models.py."""
+    model, change = OTHERS[key], OTHER_MODELS[key]
+    own = settings_of(msgspec.to_builtins(parse(PINNED)) | {"task": {"model": model}}, Plan)
+    other = with_settings(own, {key: change.value})
+    differing = differences(own, other)
+    assert differing.startswith(f"{key} is ") if "pinned" in change.why else not differing
+    assert differences(other, own)  # named, it is pinned
 
 
 @pytest.mark.parametrize("key", ["name", "probe.micro_batch", "probe.together", "ring.n_max", "privacy.head_factor"])
