@@ -4,6 +4,7 @@ nothing.
     python benchmarks/fuzz_messages.py                      # 1,000,000 messages
     python benchmarks/fuzz_messages.py --count 20000 --seed 7 --json
     python benchmarks/fuzz_messages.py --only plan --count 5000
+    python benchmarks/fuzz_messages.py --join A.json B.json --json    # one result of several, of different areas
 
 Control-C or a SIGTERM ends a run early and prints the results so far.
 
@@ -178,16 +179,42 @@ def planned(count: int, only: str = "") -> dict[str, int]:
     return shares
 
 
+def joined(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """One result of several runs. What two runs sent to the same place is added up."""
+    whole: dict[str, Any] = {"messages": 0, "seed": results[0]["seed"], "seconds": 0.0, "messages_per_second": 0}
+    whole |= {"grown_bytes": 0, "areas": {}, "outcomes": {}, "violations": {}}
+    for result in results:
+        for name in ("messages", "seconds"):
+            whole[name] = round(whole[name] + result[name], 1)
+        whole["grown_bytes"] = max(whole["grown_bytes"], result["grown_bytes"])
+        whole["violations"] |= result["violations"]
+        for name, area in result["areas"].items():
+            known = whole["areas"].setdefault(name, {"planned": area["planned"], "grown_bytes": area["grown_bytes"]})
+            known["grown_bytes"] = max(known["grown_bytes"], area["grown_bytes"])
+            for what in area.keys() - {"planned", "grown_bytes"}:
+                known[what] = round(known.get(what, 0) + area[what], 1)
+        for where, counts in result["outcomes"].items():
+            known = whole["outcomes"].setdefault(where, {})
+            for what, times in counts.items():
+                known[what] = known.get(what, 0) + times
+    whole["areas"] = {name: whole["areas"][name] for name in AREAS if name in whole["areas"]}
+    return whole | {"messages_per_second": round(whole["messages"] / whole["seconds"])}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=0, help="how many messages; of a million, each area has its share")
     parser.add_argument("--only", choices=list(AREAS), help="send all of them there")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--join", nargs="+", type=Path, metavar="FILE", help="join results instead")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     usual = AREAS[args.only][1] if args.only else MILLION
-    result = fuzz(planned(args.count or usual, args.only), args.seed)
+    if args.join:
+        result = joined([json.loads(path.read_text()) for path in args.join])
+    else:
+        result = fuzz(planned(args.count or usual, args.only), args.seed)
     if args.json:
         print(json.dumps(result, indent=2))
     else:

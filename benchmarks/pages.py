@@ -238,6 +238,16 @@ def probe() -> str:
     return rows(head, lines)
 
 
+def round_cost() -> str:
+    lines = list[str]()
+    for mode, row in read("round_cost").items():
+        before, now = row["before"], row["now"]
+        sizes = (f"{one['up']:,.0f} / {one['down']:,.0f}" for one in (before, now))
+        change = f"{now['ms'] / before['ms'] - 1:+.1%}"
+        lines.append(f"| `{mode}` | {before['ms']:.0f} ms | {now['ms']:.0f} ms | {change} | {' | '.join(sizes)} |")
+    return rows("| mode | CPU of a round, before | now | change | bytes up / down, before | now |", lines)
+
+
 def slowdown() -> str:
     lines = [
         f"| {number} | {plan} | {row['rounds']} | {row['round_cpu_ms']:,.0f} ms | {row['secure_cpu_ms']:.1f} ms | "
@@ -562,6 +572,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fuzz": fuzz,
     "probe": probe,
     "slowdown": slowdown,
+    "round cost": round_cost,
     "server": server,
     "outer": outer,
     "stacked": stacked,

@@ -28,12 +28,17 @@ from fuzzing.damage import Mutations
 from tests.support.lines_in_memory import Federation, LinesInMemory, new_keys
 
 CLIENTS, VICTIM, LATE = 4, 0, 12
-PRIVATE = ('federation.weighting="uniform"', "privacy.noise=1.0", "privacy.clip=2.0")
+UNIFORM = 'federation.weighting="uniform"'
+LYING = ('secure.mode="malicious-server"', UNIFORM)
+PRIVATE = (UNIFORM, "privacy.noise=1.0", "privacy.clip=2.0")
+HEAD = 'probe.head="exact"'
 MODES = {
     "off": ('secure.mode="off"',),
     "on": ('secure.mode="on"',),
-    "malicious-server": ('secure.mode="malicious-server"', 'federation.weighting="uniform"'),
+    "exact head": ('secure.mode="on"', HEAD),
+    "malicious-server": LYING,
     "private": ('secure.mode="on"', *PRIVATE),
+    "private, malicious-server": (*LYING, *PRIVATE, HEAD, "privacy.noise=30.0"),
 }
 MISTAKE = "a mistake in BAFFLE"
 

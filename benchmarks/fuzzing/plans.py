@@ -38,9 +38,24 @@ most_rounds = 1000
 data = ["digits", "mnist"]
 most_epsilon = 10.0
 delta = 1e-6
+most_weights = 1000000
+most_step = 1.0
+most_distance = 5.0
+without_privacy = true
+models = ["0000000000000000000000000000000000000000000000000000000000000000"]
 """
 
 PRIVATE = ("federation.weighting=uniform", "privacy.epsilon=8.0", "privacy.clip=2.0")
+SETTLED = (
+    *("probe.head=exact", "probe.head_at=[0,650,0,0]", "ring.head_max=8.0", "ring.n_max=40", "probe.micro_batch=8"),
+    *(
+        "update.moments=layers",
+        "update.layers=[[0,650,0,0]]",
+        "probe.distribution=outer",
+        "probe.shapes=[[10],[10,64]]",
+    ),
+)
+LYING = (*PRIVATE, *SETTLED, "secure.mode=malicious-server", "privacy.head_factor=2.0", "privacy.sharers=2")
 
 Reader = Callable[[str], bool]
 """A text → whether it was refused."""
@@ -52,7 +67,13 @@ def plans(count: int, seed: int) -> Iterator[Tried]:
     texts = [load(name).to_toml() for name in presets()]
     with tempfile.TemporaryDirectory() as folder, impatient():
         readers = [*_of_files(Path(folder)), *_of_members(Path(folder))]
-        own = [PLAN, parse(PLAN).to_toml(), parse(PLAN, PRIVATE).to_toml()]
+        own = [
+            PLAN,
+            parse(PLAN).to_toml(),
+            parse(PLAN, PRIVATE).to_toml(),
+            parse(PLAN, SETTLED).to_toml(),
+            parse(PLAN, LYING).to_toml(),
+        ]
         for _ in range(count):
             name, read = draw.choice(readers)
             sound = POLICY if name.startswith("policy") else draw.choice(texts if draw.random() < 0.3 else own)

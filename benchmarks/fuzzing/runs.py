@@ -13,7 +13,7 @@ from baffle.network.member.policy import Policy
 from baffle.plan import parse
 from fuzzing.checks import ACCEPTED, TooSlowError, Tried, fault_at, violation, within
 from fuzzing.damage import Mutations, is_list
-from fuzzing.members import PLAN, impatient
+from fuzzing.members import MODES, PLAN, impatient
 from tests.support.lines_in_memory import Answer, Federation, new_keys
 
 CLIENTS, HONEST = 7, 5
@@ -33,9 +33,8 @@ def runs(count: int, seed: int) -> Iterator[Tried]:
         while done < count:
             folder = Path(name) / f"run-{done}"
             folder.mkdir()
-            mode = draw.choice(("off", "on", "malicious-server"))
-            settings = [f"federation.clients={CLIENTS}", "run.deadline_seconds=0.2", f'secure.mode="{mode}"']
-            settings += ['federation.weighting="uniform"'] if mode == "malicious-server" else []
+            mode = draw.choice(list(MODES))
+            settings = [f"federation.clients={CLIENTS}", "run.deadline_seconds=0.2", *MODES[mode]]
             policy = Policy(mode="off" if mode == "off" else "on", floor=2, without_privacy=True)
             keys = new_keys(folder, CLIENTS)  # clients remember how many statements led to nothing
             federation = Federation(keys, folder, parse(PLAN, settings), policy=policy)

@@ -35,7 +35,8 @@ from baffle.errors import MessageError
 from fuzzing.checks import Target, Tried, clone
 from fuzzing.damage import KINDS, Mutations
 
-N, LENGTH, VICTIM, ROUND = 4, 3, 0, 1
+N, SCALARS, HEAD, VICTIM, ROUND = 4, 3, 2, 0, 1
+LENGTH = SCALARS + HEAD
 KEYS_AT_ONCE = 4
 """Keys in one list. Short lists cost less."""
 
@@ -55,10 +56,11 @@ class Fixed:
 
 
 def vector(client: int) -> RingVector:
-    return RING.encode(np.arange(LENGTH, dtype=np.float64) - client / 2, LENGTH, 1 + client, 0.5)
+    scalars, head = (np.arange(count, dtype=np.float64) - client / 2 for count in (SCALARS, HEAD))
+    return RING.encode(scalars, LENGTH, 1 + client, 0.5, head=head)
 
 
-RING = Ring(clients=N, n_max=2 * N, clip=4.0)
+RING = Ring(clients=N, n_max=2 * N, clip=4.0, head=HEAD, head_clip=16.0)
 
 
 class Federation:

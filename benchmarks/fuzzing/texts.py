@@ -19,15 +19,16 @@ SETTINGS = tuple(
     f"{table}.{name}" if table else name
     for table, names in {
         "": "name seed rounds estimator task federation probe update ring secure privacy run nothing",
-        "task": "data pixels augment model model.name model.channels model.depth",
+        "task": "data pixels augment loss metrics init model model.name model.channels model.depth",
         "federation": "clients participation partition alpha floor_samples level seeds batch epochs steps weighting "
         "tiers dropout",
-        "probe": "k sigma scheme distribution micro_batch precision memory_mb supports layout",
-        "update": "optimizer rate betas momentum weight_decay clip ema norm_max stages",
-        "ring": "d_max update_max n_max",
+        "probe": "k sigma scheme distribution micro_batch precision memory_mb supports layout "
+        "shapes together head head_at stacked",
+        "update": "optimizer moments layers rate betas momentum weight_decay clip ema norm_max stages",
+        "ring": "d_max update_max head_max n_max",
         "secure": "mode floor threshold groups group_seeds combine",
-        "privacy": "noise epsilon delta clip sharers",
-        "run": "model downlink workers device evaluate_every snapshot_every commit_seconds features_mb "
+        "privacy": "noise epsilon delta clip head_factor sharers",
+        "run": "model runtime downlink workers device evaluate_every snapshot_every commit_seconds features_mb "
         "deadline_seconds",
     }.items()
     for name in names.split()

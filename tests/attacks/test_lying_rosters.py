@@ -3,20 +3,27 @@ signed, no client goes back, is summed with a key that it knows to be revoked, o
 
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 
 from baffle.aggregation.context import state_text
 from baffle.core.messages import encode, tag_of
+from baffle.core.ring import EXTRAS, RingVector, add
 from baffle.errors import KeysError
 from baffle.network.joining import Begin, Introduce, NewRoster
-from baffle.network.keys.authority import NewClient, make_keys, sign_roster
+from baffle.network.keys.authority import NewClient, add_clients, make_keys, revoke_clients, sign_roster
 from baffle.network.keys.folders import ClientKeys, load_identity
 from baffle.network.keys.rosters import Roster, load_roster
+from baffle.network.member.equipment import Equip, Equipment
 from baffle.network.settling import with_places
+from baffle.plan import Plan
+from baffle.plan.sections import LARGEST
+from baffle.privacy.skellam import Randomness
 from baffle.statement import Certificate, Commitment, PastEpoch, Statement, shared_plan
-from tests.attacks.hostile_server import HostileServer, RefusedError, refused
+from tests.attacks.hostile_server import PLANS_OWN, HostileServer, RefusedError, refused
 
 Attack = Callable[..., HostileServer]
 VICTIM, THIEF = 2, 3
@@ -179,6 +186,56 @@ def test_a_certificate_about_anything_else_convinces_nobody(attack: Attack, abou
     signatures = b"".join(server.victims.keys[client].identity.sign(text) for client in everybody)
     with refused(server, VICTIM, "certificate"):
         server.victims.ask(VICTIM, Begin(encode(statement), past, Certificate(*signed_about, everybody, signatures)))
+
+
+def surrounded(server: HostileServer) -> tuple[RingVector, RingVector]:
+    """The authority works with the server: all clients but the victim are replaced by their own. Returns the sum less
+    what these have sent, and what the victim has computed, without its noise."""
+    victims, others = server.victims, [client for client in server.everybody if client != VICTIM]
+    revoke_clients(victims.folder / "keys", others)
+    add_clients(victims.folder / "keys", len(others))
+    server.roster = load_roster(victims.folder / "keys" / "server")
+    for number in others:
+        victims.keys[number] = ClientKeys.load(victims.folder / "keys" / f"client-{number}")
+        victims.start(number)
+    hand(server, server.roster, VICTIM)
+    view = server.begin()
+    vectors = [server.own_vector(client, view, 0, view.present.state.weights) for client in server.everybody]
+    return (server.play(view).astype(np.uint32) - add(vectors) + vectors[VICTIM]), vectors[VICTIM]
+
+
+def test_an_authority_that_works_with_the_server_surrounds_a_client(attack: Attack) -> None:
+    """Nothing forbids it: who belongs, the authority alone says. The client's own log tells how many keys are new."""
+    server = attack(STRICT)
+    exposed, own = surrounded(server)
+    assert np.array_equal(exposed, own)
+    assert any("new keys: 4 of 5" in line for line in server.victims.logs[VICTIM])
+
+
+def test_a_client_that_is_surrounded_keeps_its_own_part_of_the_noise(attack: Attack) -> None:
+    """Its accomplices know the noise that they have added, so one part in `sharers` of the variance is left."""
+    server = attack(STRICT, "privacy.noise=20", "privacy.clip=1.0", "probe.k=40", "secure.floor=3")
+    noise = np.random.default_rng(7).bytes
+    server.victims.equip = with_noise_from(noise)
+    server.victims.start(VICTIM)
+    server.victims.equip = with_noise_from(bytes)  # of zeros: the accomplices add none
+    exposed, own = surrounded(server)
+    left = (exposed - own).view(np.int32)[:-EXTRAS].astype(np.float64)
+    private = server.bare.private
+    assert private is not None
+    assert left @ left / len(left) == pytest.approx(float(private.share), rel=0.9)
+    assert float(private.share) * private.sharers == pytest.approx(float(private.variance))
+
+
+def with_noise_from(random: Randomness) -> Callable[[int], Equip]:
+    def equip(number: int) -> Equip:
+        def equipped(plan: Plan, most_weights: int = LARGEST) -> Equipment:
+            equipment = PLANS_OWN(number)(plan, most_weights)
+            return equipment._replace(worker=replace(equipment.worker, random=random))
+
+        return equipped
+
+    return equip
 
 
 def smaller(server: HostileServer, clients: int, statement: Statement) -> Statement:

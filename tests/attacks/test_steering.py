@@ -37,8 +37,11 @@ def invent(view: View, share: float) -> tuple[bytes, float]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_no_invented_outcome_moves_the_weights_by_thousands(attack: Attack, mode: str) -> None:
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_no_invented_outcome_moves_the_weights_by_thousands(attack: Attack, mode: str, *, is_pinned: bool) -> None:
     server = attack(f"secure.mode={mode}", *BOLD)
+    for member in server.victims.members.values() if not is_pinned else ():
+        member.consent.pinned, member.consent.policy = None, Policy(without_privacy=True)
     view = server.begin()
     outcome, step = invent(view, 1.0)
     assert step > 1e3

@@ -164,8 +164,9 @@ def test_the_default_policy_takes_part_in_no_such_plan_without_noise(attack: Att
         server.begin()
 
 
-def test_an_owner_who_allows_it_is_told_what_it_gives_away(attack: Attack) -> None:
-    server = attack(f"probe.k={FEW}", policy=Policy(without_privacy=True))
+@pytest.mark.parametrize("policy", [Policy(without_privacy=True), None], ids=["policy", "pinned"])
+def test_an_owner_who_allows_it_is_told_what_it_gives_away(attack: Attack, policy: Policy | None) -> None:
+    server = attack(f"probe.k={FEW}", policy=policy)
     server.play(server.begin())
     assert server.victims.logs[0].index(EXPOSED) == 0
 

@@ -42,6 +42,31 @@ def test_plan_warns_of_a_loose_norm_a_low_floor_and_much_noise(cli: Cli, private
     assert "note: noise outweighs what a round measures" in done.stderr
 
 
+def test_plan_says_what_noise_leaves_of_a_round(cli: Cli, private: list[str]) -> None:
+    """By the rule in docs/privacy.md: K / (1 + noise² · K / (a·m)²), from the values and the noise that it shows."""
+    found = cli("plan", *private, "--set", "privacy.clip=2.5", "--json", "--no-prices")
+    measured = json.loads(found.stdout)["privacy"]
+    ratio = measured["noise_on_value"] / measured["value"]
+    assert measured["values"] == 4
+    assert measured["worth"] == pytest.approx(4 / (1 + ratio**2))
+    shown = cli("plan", *private, "--set", "privacy.clip=2.5", "--no-prices")
+    assert f"so a sum of 6 clients tells about as much as {measured['worth']:.2g} of its 4 values" in shown.stderr
+
+
+def test_plan_says_what_a_lying_server_gets_and_what_privacy_would_cost(cli: Cli, tiny_toml: Path) -> None:
+    lying = setting("federation.weighting=uniform", "federation.clients=6", "secure.mode=malicious-server")
+    done = cli("plan", tiny_toml, *lying, "--no-prices")
+    assert "without [privacy]: clients refuse it, unless they pin the plan" in done.stderr
+    assert "With privacy.epsilon = 8 over 6 rounds a sum of 6 clients tells about as much as " in done.stderr
+    clip = done.stderr.split("privacy.clip=")[1].split(",")[0]
+    private = cli("plan", tiny_toml, *lying, *setting("privacy.epsilon=8", f"privacy.clip={clip}"), "--no-prices")
+    assert "clients refuse it" not in private.stderr
+    told, measured = (text.split("tells about as much as ")[1].split()[0] for text in (done.stderr, private.stderr))
+    assert float(told) == pytest.approx(float(measured), rel=0.1)
+    dearer = cli("plan", tiny_toml, *lying, *setting("privacy.epsilon=9", f"privacy.clip={clip}"), "--no-prices")
+    assert "is more than the 8 that clients spend in all their runs" in dearer.stderr
+
+
 @pytest.mark.parametrize(
     ("clip", "says"),
     [

@@ -209,6 +209,51 @@ def test_two_processes_of_one_node_see_each_others_marks(config: Config, by_hand
     assert node.answer(begin, Ready)
 
 
+def test_a_run_does_not_choose_which_folder_a_node_with_its_own_key_reads(
+    config: Config, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever submits a run writes its configuration: `data` could name any folder of the node's owner."""
+    chosen = list[tuple[object, object]]()
+    monkeypatch.setattr(app, "with_plan", lambda _number, data, part: chosen.append((data, part)))
+    own: Config = {"keys": str(keys / "client-0"), "state": str(tmp_path / "state")}
+    for node in (own, {**own, "data": "/mine", "part": True}, {"partition-id": 0}):
+        delivery = Delivery(b"", b"", node, {**config, "data": "/secret", "part": True})
+        app._member(delivery, *app._identify(delivery))
+    assert chosen == [(None, False), (Path("/mine"), True), (Path("/secret"), True)]
+
+
+def test_whatever_becomes_of_a_nodes_memory_no_vector_is_sent_under_two_noises(
+    config: Config, keys: Path, tmp_path: Path
+) -> None:
+    """A server can start another Flower run, in which a node remembers nothing, or have a message delivered again to
+    what the node remembered before. What was paid, and which slots were used, is beside the key."""
+    settings = "rounds=3 secure.mode=on federation.weighting=uniform privacy.noise=3 privacy.clip=1.0"
+    others = {7 + i: {"partition-id": i} for i in range(3)}
+    told = dict[tuple[int, bytes], set[bytes]]()
+    real, states = app.answer, dict[int, list[bytes]]()
+
+    def again(delivery: Delivery) -> tuple[bytes, bytes]:
+        """Every request to compute is delivered to all that the node has remembered so far, and to nothing."""
+        number = int(str(delivery.node["partition-id"]))
+        reply, state = real(delivery)
+        if core.tag_of(delivery.content) == "masked-request":
+            replies = told.setdefault((number, delivery.content), set())
+            for memory in (*states.get(number, []), delivery.state, state, b""):
+                repeated, _ = real(delivery._replace(state=memory))
+                replies |= {repeated} if core.tag_of(repeated) == "contribution" else set()
+            replies.add(reply)
+        states.setdefault(number, []).append(delivery.state)
+        return reply, state
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "answer", again)
+        play({**config, "settings": settings, "state": str(tmp_path / "state")}, others)
+    assert len(told) == 9
+    assert {len(replies) for replies in told.values()} == {1}
+    spent = [MarksFile(keys / f"client-{i}" / "marks").ledger.releases() for i in range(3)]
+    assert [[release.count for release in releases] for releases in spent] == [[3]] * 3
+
+
 def test_messages_of_one_client_are_answered_one_at_a_time(
     config: Config, by_hand: ServerByHand, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,7 +188,8 @@ def costs_rows(costs: "Costs") -> dict[str, str]:
         share = privacy.noise_on_value / privacy.value if privacy.value else math.inf
         rows["noise"] = (
             f"{privacy.noise:.4g} × the clipping norm {privacy.clip:g}, a part in {privacy.sharers:,} of the "
-            f"variance from each client; {share:.0%} of a mean value ({privacy.value:.2g})"
+            f"variance from each client; {share:.0%} of a mean value ({privacy.value:.2g}): a sum is worth "
+            f"{privacy.worth:.2g} of {privacy.values:,} values without noise"
         )
     return rows
 

@@ -168,8 +168,8 @@ def _divisor(square: F32, power2: F32, epsilon: np.float32) -> F32:
     A weight whose gradient was 0 so far would move by rate / ε; hence the floor. If all second moments are 0, nothing
     says how long a step may be: then it is infinite, so the round moves no weight.
     """
-    sums = np.array([_tree_sum(square[here].astype(np.float64)) for here in _pieces(0, len(square))])
-    least = np.float32(FLOOR * _tree_sum(sums) / len(square)) if len(square) else np.float32(0)
+    sums = np.array([tree_sum(square[here].astype(np.float64)) for here in _pieces(0, len(square))])
+    least = np.float32(FLOOR * tree_sum(sums) / len(square)) if len(square) else np.float32(0)
     if not least > 0:
         return np.full(len(square), np.inf, np.float32)
     divisor: F32 = np.sqrt(np.maximum(square, least) / (np.float32(1) - power2)) + epsilon

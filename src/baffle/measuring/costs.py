@@ -30,7 +30,7 @@ from baffle.core.arrays import F32
 from baffle.core.messages import CatchUp, Group, Outcome, RoundRequest, encode
 from baffle.core.state import pack
 from baffle.measuring.precision import Contrast, Precision, judge, judge_contrast, measure, measure_contrast
-from baffle.measuring.privacy import Privacy, judge_privacy, measure_privacy
+from baffle.measuring.privacy import Privacy, judge_lack_of_privacy, judge_privacy, measure_privacy
 from baffle.plan import Plan
 from baffle.task.load import Task
 from baffle.task.memory import RESERVE
@@ -101,7 +101,7 @@ def costs(task: Task) -> Costs:
         contrast=contrast,
         advice=[
             *(judge(task, precision) if precision else []),
-            *(judge_privacy(plan, privacy) if privacy else []),
+            *(judge_privacy(plan, privacy) if privacy else judge_lack_of_privacy(task)),
             *(judge_contrast(task, contrast) if contrast else []),
             *_on_merged_layers(task),
             *_on_head(plan),

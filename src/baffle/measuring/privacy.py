@@ -10,13 +10,16 @@ from baffle.core.arrays import F64, rms
 from baffle.errors import PlanError
 from baffle.federation import workers_of
 from baffle.plan import Plan, PrivacySettings
-from baffle.plan.privacy import head_factor
+from baffle.plan.plan import LYING
+from baffle.plan.privacy import USUAL_DELTA, USUAL_EPSILON, USUAL_FINENESS, certain_sharers, head_factor
+from baffle.privacy.accounting import noise_for
 from baffle.task.load import Runtimes, Task
 from baffle.task.server_task import with_settings
 from baffle.trajectory import trajectory_of
 
 MOST_CLIENTS = 32  # how many clients' vectors are measured at most
 LOOSE = 3.0  # a clipping norm above this many times the median length of a vector is called loose: noise grows with it
+FEW = 100  # with fewer clients in a sum, noise leaves little: what it leaves is told before a run
 WASTEFUL = 1.5  # a floor is called low if a sum over all clients has this many times the noise that it needs
 
 
@@ -33,6 +36,8 @@ class Privacy:
     length: float  # the median length of a client's vector at the initial weights, on the plan's own data
     value: float  # the root mean square of a value, of the clients that were measured
     noise_on_value: float  # the standard deviation of the noise on it, if nobody drops out
+    values: int  # how many values a client sends in a round: scalars, or numbers of a gradient
+    worth: float  # as many values without noise tell as much, about
 
 
 def with_clip(task: Task) -> tuple[Task, str]:
@@ -79,7 +84,41 @@ def measure_privacy(task: Task) -> Privacy | None:
     clients = plan.group_sizes[0]
     noise_on_value = math.sqrt(clients * float(private.share)) / (clients * private.scale)
     given = (epsilon, plan.privacy.delta, plan.rounds, private.noise, private.norm, private.sharers)
-    return Privacy(*given, float(np.median(lengths)), rms(clipped.mean(axis=0)), noise_on_value)
+    value, length = rms(clipped.mean(axis=0)), trajectory.length
+    return Privacy(
+        *given, float(np.median(lengths)), value, noise_on_value, length, worth(length, value, noise_on_value)
+    )
+
+
+def worth(values: int, value: float, noise: float) -> float:
+    """How many values without noise tell as much as so many with it, of this root mean square and this noise."""
+    return values / (1 + (noise / value) ** 2) if value else 0.0
+
+
+def judge_lack_of_privacy(task: Task) -> list[str]:
+    """Advice on a plan for a server that may lie whose sums have no noise: what noise would cost it, from simulated
+    clients."""
+    plan = task.plan
+    if plan.secure.mode != LYING or plan.privacy.on:
+        return []
+    refused = (
+        f'secure.mode = "{LYING}" without [privacy]: clients refuse it, unless they pin the plan or their policies say '
+        "without_privacy = true; a server that lies then gets what each sends, by subtracting sums"
+    )
+    vectors, clients = vectors_of(task), plan.group_sizes[0]
+    values, lengths = vectors.shape[1], np.linalg.norm(vectors, axis=1)
+    clip = float(np.median(lengths))
+    if not (clip > 0 and math.isfinite(clip)):
+        return [refused]
+    clipped = vectors * np.minimum(1, clip / np.maximum(lengths, 1e-300))[:, None]
+    noise = noise_for(USUAL_EPSILON, USUAL_DELTA, plan.rounds, delta_2=USUAL_FINENESS, dimension=values)
+    on_value = noise * clip / math.sqrt(clients * certain_sharers(plan))
+    left = worth(values, rms(clipped.mean(axis=0)), on_value)
+    return [
+        f"{refused}. With privacy.epsilon = {USUAL_EPSILON:g} over {plan.rounds:,} rounds a sum of {clients} clients "
+        f"tells about as much as {left:.2g} of {values:,} values without noise. `baffle run` with --set privacy.epsilon"
+        f"={USUAL_EPSILON:g} --set privacy.clip={clip:.2g}, on public data, shows what that costs in accuracy"
+    ]
 
 
 def judge_privacy(plan: Plan, privacy: Privacy) -> list[str]:
@@ -96,9 +135,16 @@ def judge_privacy(plan: Plan, privacy: Privacy) -> list[str]:
             f"noise, so a sum over all has {clients / privacy.sharers:.2g} times the variance that ε needs; a higher "
             "floor means less noise, and that rounds are skipped sooner when clients drop out"
         )
-    if privacy.noise_on_value > privacy.value:
+    if privacy.noise_on_value > privacy.value or clients < FEW:
+        outweighs = "noise outweighs what a round measures" if privacy.noise_on_value > privacy.value else "few clients"
         advice.append(
-            f"noise outweighs what a round measures: {privacy.noise_on_value:.2g} on values of about "
-            f"{privacy.value:.2g}; more clients, a larger ε or a smaller model give it less weight"
+            f"{outweighs}: {privacy.noise_on_value:.2g} on values of about {privacy.value:.2g}, so a sum of {clients} "
+            f"clients tells about as much as {privacy.worth:.2g} of its {privacy.values:,} values without noise; more "
+            "clients, a larger ε or fewer rounds give it less weight"
+        )
+    if plan.secure.mode == LYING and privacy.epsilon > USUAL_EPSILON:
+        advice.append(
+            f"ε = {privacy.epsilon:.3g} is more than the {USUAL_EPSILON:g} that clients spend in all their runs where "
+            "the server may lie, unless they pin the plan or their policies say most_epsilon: they leave the run sooner"
         )
     return advice

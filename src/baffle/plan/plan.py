@@ -26,6 +26,8 @@ from baffle.plan.sections import (
     fields_of,
 )
 
+LYING = "malicious-server"
+
 
 class Plan(Section, frozen=True):
     name: str = "run"

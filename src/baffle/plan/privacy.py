@@ -16,6 +16,9 @@ from baffle.privacy.ring import PrivateRing
 
 COARSEST = 4  # the least steps of the ring for each value of a vector, in the root mean square
 
+USUAL_EPSILON, USUAL_DELTA = 8.0, 1e-5
+"""Where a server may lie: what all private runs may cost a client whose policy does not say."""
+
 LEAST_NOISE = 1e-4  # a run with less noise would cost an ε of millions
 LEAST_CLIP, LARGEST_CLIP = 1e-40, 1e40  # plausible clipping norms. Beyond them, the ring would have no scale
 USUAL_FINENESS = 1 << 20  # an estimate of the bound on a vector's length in steps of the ring, until it is known

@@ -16,7 +16,7 @@ from baffle.core.outer import Shapes
 from baffle.core.ports import Batch, Runtime
 from baffle.core.samples import PADDING, Labels, Samples
 from baffle.errors import PlanError
-from baffle.plan import Model, ProbeSettings
+from baffle.plan import Model, ProbeSettings, UpdateSettings
 from baffle.plan.functions import calling
 from baffle.plan.tasks import LOSSES
 from baffle.stopwatch import Stopwatch
@@ -74,6 +74,15 @@ def require_own_layout(probe: ProbeSettings, own: Collection[Support], n: int) -
     else:
         return
     raise PlanError(f"probe.layout: {what}; leave it out to have one made")
+
+
+def require_own_layers(update: UpdateSettings, own: Iterable[Support]) -> None:
+    """Refuse layers of adam's second moments that are not the model's own."""
+    if update.layers not in ((), expected := tuple(map(row_of, own))):
+        raise PlanError(
+            f"update.layers are not those of task.model: expected {[list(row) for row in expected]}; leave them out to "
+            "have them found"
+        )
 
 
 def require_own_head(probe: ProbeSettings, head: Head) -> None:

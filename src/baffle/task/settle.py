@@ -15,7 +15,7 @@ from baffle.core.samples import describe
 from baffle.errors import PlanError
 from baffle.plan import Plan
 from baffle.plan.law import DRAWN
-from baffle.runtime.model import FLOAT32, require_own_head, require_own_shapes
+from baffle.runtime.model import FLOAT32, require_own_head, require_own_layers, require_own_shapes
 from baffle.stopwatch import Stopwatch
 from baffle.task.features import Backbones, source_of_features
 from baffle.task.memory import RULE, SIZES, quickest_size, require_separate_samples
@@ -156,11 +156,12 @@ def use_features(task: ServerTask, by: Circumstances) -> ServerTask:
 def set_layers(task: ServerTask, _by: Circumstances) -> ServerTask:
     """Fill in the model's layers, if the optimizer has one second moment for each."""
     update = task.plan.update
-    if update.moments == "weights" or update.layers:
+    if update.moments == "weights":
         return task
     layers = task.model.layers()
     if layers is None:
         raise PlanError('update.moments: this runtime does not know the layers of its models; expected "weights"')
+    require_own_layers(update, layers)
     return task.with_section("update", layers=tuple(map(row_of, layers)))
 
 

@@ -36,6 +36,7 @@ from tests.support.federation import Federation, about, never
 from tests.support.memory import at_most
 
 RUN, OTHER = b"r" * 32, b"o" * 32
+CHARGE = Charge(Release(1000, 4472, 2.5e7))
 LINES: list[Line] = [
     Committed("c0" * 32, "aa" * 32),
     Opened("c0" * 32, RUN.hex(), 1000.5),
@@ -128,6 +129,33 @@ def test_every_line_is_durable_before_it_counts(path: Path, monkeypatch: pytest.
         if count in (2, 3, 9):  # opened, entered, left: the same again changes nothing, and is not written
             step()
             assert len(synced) == count
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_two_processes_with_one_file_do_not_overwrite_each_others_marks(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, folded: bool
+) -> None:
+    """Each would cut off what the other has paid, and spend the budget twice."""
+    first, second = MarksFile(path), MarksFile(path)
+    first.charge(CHARGE)
+    if folded:
+        monkeypatch.setattr("baffle.aggregation.client.marks.LEAST_FOLDED", -1)
+    with pytest.raises(RefusalError, match="changed by another process or put back from a copy"):
+        second.charge(CHARGE)
+    assert not second.ledger.releases()
+    first.charge(CHARGE)
+    (paid,) = MarksFile(path).ledger.releases()
+    assert paid.count == 2
+
+
+def test_a_copy_that_is_put_back_under_a_running_client_stops_it(path: Path) -> None:
+    memory = MarksFile(path)
+    memory.charge(CHARGE)
+    copy = path.read_bytes()
+    memory.charge(CHARGE)
+    path.write_bytes(copy)
+    with pytest.raises(RefusalError, match="put back from a copy"):
+        memory.charge(CHARGE)
 
 
 def test_wherever_the_last_line_is_torn_the_lines_before_it_hold(path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_client_is_revoked_and_another_gets_its_place(federation: Federation, 
     with Journal.open(federation.run / "journal.sqlite") as journal:
         assert journal.participation.last_contributions(5) == dict.fromkeys(range(5), 59)
     assert verify(federation.run).weights_sha256 == federation.require_agreement(range(5))
-    assert all("goes on with roster 3" in client.log for client in clients[:3])
+    assert all("goes on with roster 3; new keys: 1 of 5" in client.log for client in clients[:3])
 
 
 def test_a_client_that_is_handed_a_roster_without_it_ends_and_says_so(

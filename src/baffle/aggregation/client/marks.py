@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import msgspec
 from msgspec import Meta
@@ -254,6 +254,7 @@ class MarksFile(Memory):
                 "as a new client, with a new key"
             ) from None
         self._size = self._folded = len(data) - len(rest)
+        self._torn = rest  # what may stand behind the last whole line: the beginning of one that was not finished
         for line in known:
             self._take(line)
 
@@ -264,8 +265,12 @@ class MarksFile(Memory):
         data = msgspec.json.encode(line) + b"\n"
         try:
             if self._size > max(LEAST_FOLDED, 2 * self._folded):
+                with self._path.open("rb") as file:
+                    self._require_ours(file)
                 self._fold()
             with open(self._path, "r+b", opener=own_file) as file:
+                self._require_ours(file)
+                self._torn = data
                 file.truncate(self._size)
                 file.seek(self._size)
                 file.write(data)
@@ -273,7 +278,18 @@ class MarksFile(Memory):
                 os.fsync(file.fileno())
         except OSError as fault:
             raise unwritable(self._path, fault, "this client takes no part until it can") from None
-        self._size += len(data)
+        self._size, self._torn = self._size + len(data), b""
+
+    def _require_ours(self, file: BinaryIO) -> None:
+        """Refuse to go on if the file is not as this process left it: whoever wrote to it has answered questions that
+        this process knows nothing of, and its marks would be lost."""
+        written = os.fstat(file.fileno()).st_size - self._size
+        file.seek(self._size)
+        if not 0 <= written <= len(self._torn) or not self._torn.startswith(file.read(written)):
+            raise RefusalError(
+                f"{self._path} has been changed by another process or put back from a copy; no two processes may use "
+                "one key: stop the other one, then start this client again"
+            )
 
     def _fold(self) -> None:
         """Write the file anew, as few lines that hold the same. Its name is durable before another line is added: after
@@ -281,4 +297,4 @@ class MarksFile(Memory):
         data = b"".join(msgspec.json.encode(line) + b"\n" for line in self.lines())
         replace(self._path, data)
         sync_folder(self._path.parent)
-        self._size = self._folded = len(data)
+        self._size, self._folded, self._torn = len(data), len(data), b""

@@ -16,7 +16,7 @@ from baffle.network.joining import Begin, Introduce, Introduction, NewRoster, Ro
 from baffle.network.keys.folders import ClientKeys
 from baffle.network.keys.rosters import Roster, RosterFile, keep_roster, newer_roster, require_not_expired
 from baffle.network.member.equipment import Equip, Equipment, require_most_weights
-from baffle.network.member.policy import LYING, Policy
+from baffle.network.member.policy import Policy
 from baffle.network.settling import (
     differences,
     require_fewer_directions_than_weights,
@@ -24,6 +24,7 @@ from baffle.network.settling import (
     with_places,
 )
 from baffle.plan import Plan, check, read_toml, settings_of
+from baffle.plan.plan import LYING
 from baffle.plan.privacy import with_noise
 from baffle.privacy.accounting import Budget, Charge, Release, spent
 from baffle.statement import NONCE_BYTES, NOTHING, Statement, commitment_text, commitment_to, read_statement
@@ -101,12 +102,15 @@ class Consent:
             raise RefusalError(f"roster {roster.number} names another server than the one that this client talks to")
         if keep:
             keep_roster(self.keys.folder, roster)
+        known = {client.identity for client in self.keys.roster.clients if client}
+        strange = sum(client is not None and client.identity not in known for client in roster.clients)
         try:
             self.keys = self.keys.under(roster)
         except KeysError as fault:
             self.revoked = str(fault)
             raise
-        self.tell(f"goes on with roster {roster.number}")
+        changed = f"; new keys: {strange} of {len(roster.clients)}" if strange else ""
+        self.tell(f"goes on with roster {roster.number}{changed}")
 
     def require_valid_roster(self) -> None:
         """Refuse to go on under a roster that has expired: only the authority can say who still belongs."""

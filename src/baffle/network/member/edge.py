@@ -20,7 +20,13 @@ from baffle.models.inputs import Inputs
 from baffle.network.member.equipment import Equipment, require_most_weights
 from baffle.plan import Onnx, Plan
 from baffle.plan.sections import LARGEST
-from baffle.runtime.model import layer_supports, require_own_head, require_own_layout, require_own_shapes
+from baffle.runtime.model import (
+    layer_supports,
+    require_own_head,
+    require_own_layers,
+    require_own_layout,
+    require_own_shapes,
+)
 from baffle.runtime.onnx.built_in import built_in
 from baffle.runtime.onnx.loss import OnnxLoss, criterion_of, require_loss
 from baffle.runtime.onnx.model_folder import (
@@ -65,6 +71,8 @@ def edge_equipment(
     require_most_weights(max(weights_for(plan.task, source), exported.manifest.n_weights), most_weights)
     manifest, graph, initial = _approved(plan, model, exported, source, approved)
     require_own_shapes(plan.probe, tuple(tensor.shape for tensor in manifest.weights if tensor.size))
+    if plan.update.layers:
+        require_own_layers(plan.update, manifest.layers())
     require_own_layout(plan.probe, layer_supports(manifest.layers(), plan.probe), manifest.n_weights)
     samples = source.train.rows(share_out(plan, source)[number]) if part else source.train
     micro_batch = min(plan.probe.micro_batch, MICRO_BATCH)

@@ -16,15 +16,15 @@ from baffle.data.sources import SOURCES, least_weights
 from baffle.errors import PlanError, RefusalError, one_line
 from baffle.files import read_file
 from baffle.plan import Custom, FederationSettings, Plan, Section, read_toml, settings_of
+from baffle.plan.plan import LYING
+from baffle.plan.privacy import USUAL_DELTA, USUAL_EPSILON
 from baffle.plan.sections import LARGEST, Count, NonNegative, OptionalCount, Positive, Proportion
 from baffle.plan.tasks import is_own
 from baffle.privacy.accounting import Budget
 
 POLICY_BYTES = 64 << 10  # the most bytes of a policy file
 MOST_NAME = 80  # longer names of data sets are cut
-LYING = "malicious-server"
 MODES = ("off", "on", LYING)  # from the least protection to the most
-USUAL_EPSILON = 8.0  # where a server may lie: what all private runs may cost a client whose policy does not say
 Range = tuple[Positive, Positive]
 
 
@@ -66,7 +66,7 @@ class Policy(Section, frozen=True):
     data: tuple[str, ...] = tuple(SOURCES)
     least_noise: NonNegative = 0.0
     most_epsilon: NonNegative = 0.0
-    delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
+    delta: Annotated[float, Meta(gt=0, lt=1)] = USUAL_DELTA
     without_privacy: bool = False
     models: tuple[Annotated[str, Meta(pattern="^[0-9a-f]{64}$")], ...] = ()
 
