@@ -78,6 +78,7 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"plan": {"run.device": "cuda:99"}}, "run.device: 'cuda:99' cannot be used"),
     ({"plan": {"probe.kk": 5}}, "unknown key probe.kk (did you mean probe.k?)"),
     ({"plan": {"rounds.more": 5}}, "rounds is a value, not a table"),
+    ({"plan": {"task.validation": True}}, "task.validation: baffle.fit tests on what it is given"),
     ({"model": "nothing.onnx"}, "nothing.onnx"),
     ({"model": 3}, "model: expected an nn.Module or the path of an ONNX file, got int"),
     ({"model": nn.ReLU()}, "no trainable weights"),

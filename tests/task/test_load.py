@@ -173,3 +173,13 @@ def test_a_client_without_samples_is_refused_by_its_number(tiny: MakePlan) -> No
         load_task(tiny(), share=lambda _plan, _source: [np.arange(5), none, np.arange(5)])
     with pytest.raises(UnusableDataError, match=r"^client 0 and 1 more of 3 has no samples"):
         load_task(tiny(), share=lambda _plan, _source: [none, np.arange(5), none])
+
+
+def test_a_plan_with_a_validation_split_is_tested_on_training_samples_that_no_client_has(tiny: MakePlan) -> None:
+    whole, split = load_task(tiny()), load_task(tiny("task.validation=true"))
+    held = {sample.tobytes() for sample in split.source.test.samples}
+    trained = {split.source.train.samples[index].tobytes() for share in split.shares for index in share}
+    assert held <= {sample.tobytes() for sample in whole.source.train.samples}
+    assert not held & trained
+    assert not held & {sample.tobytes() for sample in whole.source.test.samples}
+    assert whole.plan.digest() != split.plan.digest()

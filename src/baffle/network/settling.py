@@ -37,6 +37,11 @@ def require_clients_of_their_own(plan: Plan) -> None:
             "probe.stacked: each client of a network has a machine of its own; leave it out, or say --set "
             "probe.stacked=false"
         )
+    if plan.task.validation:
+        raise PlanError(
+            "task.validation: a server holds no training samples to test on; leave it out, or give the server the "
+            "samples that you keep for choosing as its test set"
+        )
 
 
 def require_hidden_tiers(plan: Plan) -> None:
