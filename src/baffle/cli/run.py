@@ -4,7 +4,7 @@ import json
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 
@@ -17,10 +17,6 @@ from baffle.cli.options import (
     quiet_option,
     set_option,
 )
-from baffle.errors import BaffleError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @click.command()
@@ -95,23 +91,10 @@ def run(
     if as_json:
         click.echo(json.dumps(summary))
     else:
-        show.result(console, summary, folder, _report(remarks, folder, data, own_code=own_code))
+        from baffle.report.page import write_report
 
-
-def _report(remarks: "Console", folder: Path, data: Path | None, *, own_code: bool) -> Path | None:
-    """Write the run's report. If that fails, say why: the run itself is finished."""
-    from baffle.report.page import write_report
-
-    try:
-        return write_report([folder], data=data, own_code=own_code)
-    except ModuleNotFoundError as fault:
-        if fault.name != "plotly":
-            raise
-        why = "it needs plotly: pip install 'baffle[report]'"
-    except BaffleError as fault:
-        why = str(fault)
-    remarks.print(f"no report was made: {why}", soft_wrap=True)
-    return None
+        report = show.made_report(remarks, lambda: write_report([folder], data=data, own_code=own_code))
+        show.result(console, summary, folder, report)
 
 
 @click.command()
