@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
+from baffle.core import law
 from baffle.core.arrays import F32, F64, I32
 from baffle.core.directions import (
     NUMBERS_AT_ONCE,
@@ -105,6 +106,13 @@ class Trajectory:
         k = len(self.supports)
         return totals[:k] / (self.ring.scale * weight), totals[k:] / (self.ring.head_scale * weight)
 
+    def drawn(self, gradient: F32, directions: Directions) -> F32:
+        """An estimate of a gradient, drawn from the law that this key's directions have. An exact head stays exact."""
+        estimate, head = law.draw(gradient, directions, self.supports, block=self.block), head_of(self.plan)
+        for weights, _ in head.parts() if head else []:
+            estimate[weights] = gradient[weights]
+        return estimate
+
     def with_epochs(self, epochs: tuple[Epoch, ...]) -> "Trajectory":
         """The same trajectory under the salts of a network's epochs."""
         return self if epochs == self.epochs else trajectory_of(self.plan, self.n, self.block, epochs)
@@ -130,7 +138,8 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE, epochs: tupl
 
     def _gradient(key_number: int, totals: Totals) -> F32:
         if plan.outcome_kind == "vector":
-            return gradient_from_vector(totals.numbers, totals.weight, ring)
+            mean = gradient_from_vector(totals.numbers, totals.weight, ring)
+            return trajectory.drawn(mean, trajectory.directions(key_number)) if plan.draws_for_all else mean
         drawn = trajectory.directions(key_number)
         scalars, (_, exact) = totals.numbers[: len(touched)], trajectory.means(*totals)
         whole = gradient_from_scalars(scalars, totals.weight, drawn, touched, n, ring, block=block, threads=rebuilders)

@@ -26,6 +26,8 @@ SMALL = (
 
 GROUPS = ("secure.groups=2", "secure.floor=2")
 
+LAW = ("estimator=law", "probe.distribution=gaussian")
+
 PRIVATE = ("federation.weighting=uniform", "privacy.clip=2.0")
 
 CASES: dict[str, tuple[str, ...]] = {
@@ -62,6 +64,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "epoch-sphere": ("federation.level=epoch", "federation.steps=2", "probe.distribution=sphere"),
     "backprop": ("estimator=backprop",),
     "backprop-epoch": ("estimator=backprop", "federation.level=epoch", "federation.steps=3"),
+    "law": (*LAW, *GROUPS),
+    "law-layers": (*LAW, "probe.supports=layers", "probe.head=exact"),
+    "law-own-seeds": (*LAW, "federation.seeds=own"),
+    "law-epoch": (*LAW, "federation.level=epoch", "federation.steps=2"),
     "private": (*PRIVATE, "privacy.noise=0.5", "federation.tiers=[{k=4, share=0.3}]"),
     "private-groups": (*PRIVATE, *GROUPS, "privacy.epsilon=20", "secure.group_seeds=own"),
     "private-backprop": (*PRIVATE, "privacy.noise=0.5", "estimator=backprop"),

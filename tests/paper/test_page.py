@@ -157,3 +157,38 @@ def test_numbers_are_rounded_and_grouped_and_a_command_names_the_chosen_rows_as_
     assert made_by(about) == "`baffle paper table1 --scale full`, 2001-02-03, commit abc"
     chosen = made_by(about | {"only": ["K = 20", "back"]})
     assert chosen.startswith("`baffle paper table1 --scale full --only 'K = 20' --only back`, ")
+
+
+def _with_law(folder: Path, target: Target, only: Sequence[str], estimator: Any) -> dict[str, Any]:
+    built = build_page(
+        target, "smoke", folder / "runs", folder / "out", Onlooker(silence, silence), None, only, estimator
+    )
+    content: dict[str, Any] = json.loads(built.with_suffix(".json").read_text())
+    return content
+
+
+def test_a_drawn_row_stands_beside_the_probed_one_and_the_page_says_which_is_which(tmp_path: Path) -> None:
+    gaussian = ("probe.distribution=gaussian",)
+    target = _target(here=Row(gaussian, 40.0), there=Row(()), back=Row(("estimator=backprop",)))
+
+    _with_law(tmp_path, target, ["here"], "probe")
+    page = _with_law(tmp_path, target, ["here", "back"], "law")
+    column = page["columns"].index("scalars")
+    assert [(row[0], row[column]) for row in page["rows"]] == [
+        ("here", "probed"),
+        ("here, drawn", "drawn"),
+        ("back", None),
+    ]
+    assert [row[2] for row in page["rows"]][:2] == [40.0, 40.0]
+    assert page["weights"]["here"] != page["weights"]["here, drawn"]
+    assert any("probed nothing" in note for note in page["notes"])
+    assert "Not asked for: 1 of 3 rows." in page["notes"]
+    text = (tmp_path / "out" / "some-smoke.md").read_text()
+    assert "- `here, drawn`: scalars drawn, plan " in text
+    assert "- `here`: scalars probed, plan " in text
+    command = "`baffle paper some --scale smoke"
+    assert f"{command} --only here --only back` and {command} --estimator law --only here`" in text
+    with pytest.raises(PlanError, match="has no row of Gaussian directions"):
+        _with_law(tmp_path, THREE, [], "law")
+    with pytest.raises(PlanError, match="has no row of Gaussian directions"):
+        _with_law(tmp_path, gradients.THEOREM2, [], "law")

@@ -107,6 +107,14 @@ def run(
     metavar="TEXT",
     help="Only the row of this name, or the rows whose names contain it; may be repeated. Other rows of the page stay.",
 )
+@click.option(
+    "--estimator",
+    type=click.Choice(["probe", "law"]),
+    default="probe",
+    show_default=True,
+    help="law: draw estimates from the law of K directions, at the price of backpropagation; the page says for which "
+    "rows.",
+)
 @click.option("--runs", type=path, default=Path("runs"), help="Folder of the runs (runs/).")
 @click.option("--out", type=path, default=Path("paper"), help="Folder of the page (paper/).")
 @data_option
@@ -116,6 +124,7 @@ def paper(
     list_targets: bool,
     scale: str,
     only: tuple[str, ...],
+    estimator: str,
     runs: Path,
     out: Path,
     data: Path | None,
@@ -134,5 +143,5 @@ def paper(
             show.say(console, f"{listed.name:19}{listed.about}")
         return
     onlooker = Onlooker(partial(show.watching, console), partial(show.telling, console))
-    page = build_page(target(name), cast(Any, scale), runs, out, onlooker, data, only)
+    page = build_page(target(name), cast(Any, scale), runs, out, onlooker, data, only, cast(Any, estimator))
     show.say(console, f"{page.read_text()}\nwritten to {page}")

@@ -36,6 +36,7 @@ MOST_LINES = 40  # of more clients than this, only a selection is shown
 SHOWN = 11  # lines of a selection: the smallest client, the largest, and others at even steps between them
 WIDTH = 20  # characters of the longest bar of a partition
 LEVELS = "▁▂▃▄▅▆▇█"
+DRAWN_ROW = "drawn from their law around a gradient by backpropagation, not probed"
 SOONEST, LATEST = 1.0, 10.0  # the least and the most seconds between two lines where there is no terminal
 LINES = 10  # a run has at least this many lines, unless they would come too often
 BAR, SHORT_BAR = 24, 8  # characters of a bar, and of one in a terminal of less than a hundred columns
@@ -99,6 +100,7 @@ def summary_rows(summary: "Summary", folder: Path) -> dict[str, str]:
         **_measured(summary),
         "rounds": f"{summary['rounds']:,}{skipped}",
         "time": _time(summary),
+        "scalars": DRAWN_ROW if summary.get("scalars") == "drawn" else "",
         "forward passes": f"{summary['forwards']:,}{_partly(summary['supports'])}",
         "up": f"{summary['uplink_bytes_per_client_round']:,} bytes per client and round",
         "down": f"{summary['downlink_bytes_per_client_round']:,} bytes per client and round",
@@ -170,6 +172,7 @@ def costs_rows(costs: "Costs") -> dict[str, str]:
         memory = f"about {size(costs.memory_bytes)} of arrays at most on a client, beside its runtime and samples"
     rows = {
         "weights": f"{costs.n_weights:,}  ({size(costs.weights_bytes)})",
+        "scalars": DRAWN_ROW,
         "clients": f"{costs.clients_per_round:,} a round, {costs.samples_per_client:,} samples each (median)",
         "hidden among": f"{costs.clients_per_sum:,} clients: the fewest that are summed together",
         "forward passes": f"{costs.forwards:,} per client and round, {costs.forwards_in_all:,} in all"
@@ -179,6 +182,8 @@ def costs_rows(costs: "Costs") -> dict[str, str]:
         "secure sum": f"{costs.secure_bytes:,} bytes of these",
         "memory": memory,
     }
+    if costs.scalars != "drawn":
+        del rows["scalars"]
     if not costs.secure_bytes:
         del rows["hidden among"]
         rows["secure sum"] = "off: the server sees each client"

@@ -144,12 +144,15 @@ class Worker:
         that the result has the same bits on every machine. If a scalar is not finite, the returned loss is not either,
         and the work continues with zeros, so that it takes as long as usual."""
         plan, trajectory = self.trajectory.plan, self.trajectory
-        if plan.estimator == "backprop":
+        directions = Directions(key, distribution(plan.probe))
+        if plan.estimator != "probe":
             if not isinstance(runtime, GradientRuntime):
                 raise RefusalError("the plan asks for backpropagation, but this client can only run inference")
-            loss, gradient = runtime.gradient_on(batch, int.from_bytes(key[:8], "big") >> 1)(weights)
+            seed = None if plan.estimator == "law" else int.from_bytes(key[:8], "big") >> 1
+            loss, gradient = runtime.gradient_on(batch, seed)(weights)
+            if plan.estimator == "law" and not plan.draws_for_all:
+                gradient = trajectory.drawn(gradient, directions)
             return Work(np.empty(0), loss), gradient
-        directions = Directions(key, distribution(plan.probe))
         work = self._probed(runtime, batch, weights, directions, trajectory.supports)
         finite = math.isfinite(work.loss) and all(bool(np.isfinite(part).all()) for part in (work.values, work.head))
         if not finite:

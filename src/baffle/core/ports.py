@@ -68,10 +68,11 @@ class HeadRuntime(Runtime, Protocol):
 
 @runtime_checkable
 class GradientRuntime(Runtime, Protocol):
-    """A runtime that can also backpropagate: needed for the baseline only."""
+    """A runtime that can also backpropagate: for the baseline, and to draw estimates from their law."""
 
-    def gradient_on(self, batch: Batch, seed: int = 0) -> Callable[[F32], tuple[float, F32]]:
-        """Loss and gradient at weights. The seed determines what is random in training, such as dropout."""
+    def gradient_on(self, batch: Batch, seed: int | None = 0) -> Callable[[F32], tuple[float, F32]]:
+        """Loss and gradient at weights. The seed determines what is random in training, such as dropout; without one,
+        the model is in evaluation mode, as for probes."""
 
 
 class Transport(Protocol):

@@ -165,11 +165,12 @@ def sum_of_squares(values: F32, layer: Support, at_once: int = WEIGHTS_AT_ONCE) 
     sums = list[float]()
     for here in _pieces(0, layer.size, at_once):
         wide = np.concatenate([values[weights] for weights, _ in layer.parts(here.start, here.stop)]).astype(np.float64)
-        sums.append(_tree_sum(wide * wide))
-    return _tree_sum(np.array(sums))
+        sums.append(tree_sum(wide * wide))
+    return tree_sum(np.array(sums))
 
 
-def _tree_sum(numbers: F64) -> float:
+def tree_sum(numbers: F64) -> float:
+    """The sum of at least one number, in the same bits everywhere."""
     while len(numbers) > 1:
         if len(numbers) % 2:
             numbers = np.append(numbers, 0.0)

@@ -41,6 +41,7 @@ from baffle.trajectory import Trajectory, trajectory_of
 class Costs:
     """Costs of one client in one round, unless a field says otherwise."""
 
+    scalars: str | None  # "probed", or "drawn" from their law; None for backpropagation
     n_weights: int
     clients_per_round: int
     clients_per_sum: int  # the fewest clients that are summed together, so each hides among at least this many
@@ -69,6 +70,7 @@ def costs(task: Task) -> Costs:
     precision = measure(task) if probing else None
     contrast, privacy = measure_contrast(task), measure_privacy(task)
     return Costs(
+        scalars=plan.scalars,
         n_weights=trajectory.n,
         clients_per_round=plan.per_round,
         clients_per_sum=plan.group_sizes[0],
@@ -82,7 +84,7 @@ def costs(task: Task) -> Costs:
         join_bytes=_join_bytes(trajectory, initial),
         weights_bytes=4 * trajectory.n,
         memory_bytes=_memory(task, trajectory),
-        alignment=expected_alignment(trajectory) if probing else None,
+        alignment=expected_alignment(trajectory) if probing or plan.scalars == "drawn" else None,
         precision=precision,
         privacy=privacy,
         contrast=contrast,

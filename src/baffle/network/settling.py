@@ -59,7 +59,12 @@ def require_hidden_tiers(plan: Plan) -> None:
 
 
 def require_sound_terms(plan: Plan) -> None:
-    """Refuse a plan whose promises against a curious or lying server would not hold."""
+    """Refuse a plan whose promises against a curious or lying server would not hold, and one that is a study."""
+    if plan.estimator == "law":
+        raise PlanError(
+            'estimator: "law" is a study of simulated clients, which backpropagate and probe nothing; expected "probe" '
+            'or "backprop" in a network'
+        )
     if plan.privacy.on and plan.secure.mode == "off":
         raise PlanError(
             'secure.mode = "off" voids [privacy] in a network: the server would see a vector with one client\'s part '

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from baffle.paper.target import Cell, Finished, Result, Scale, Target, Tell
-from baffle.paper.training_runs import curve
+from baffle.paper.target import DRAWN, Cell, Finished, Result, Scale, Target, Tell
+from baffle.paper.training_runs import STYLES, curve
 from baffle.plan import Plan, load
 
 CLAIMED = 83.58  # FedZO's accuracy on MNIST after 1,000 rounds, in percent, as the paper cites it
@@ -44,11 +44,12 @@ class Methods(Target):
     def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None, _tell: Tell) -> Result:
         shown, rows = dict[str, list[Finished]](), list[list[Cell]]()
         for name, method in self.scales[scale].items():
-            if by_seed := [runs[label] for label in method.labels(name) if label in runs]:
-                shown[name] = by_seed
-                rows.append(_row(name, method.paper, by_seed))
+            for end in ("", DRAWN):
+                if by_seed := [runs[label + end] for label in method.labels(name) if label + end in runs]:
+                    shown[name + end] = by_seed
+                    rows.append(_row(name + end, method.paper, by_seed))
         columns = (
-            *("", "accuracy, %", "least – most, %", "paper, %", "K", "rounds", f"rounds to {CLAIMED} %"),
+            *("", "accuracy, %", "least – most, %", "paper, %", "K", "scalars", "rounds", f"rounds to {CLAIMED} %"),
             *("forward passes", "bytes up"),
         )
         more: Mapping[Scale, str] = {
@@ -70,7 +71,8 @@ def _row(name: str, paper: float | None, runs: list[Finished]) -> list[Cell]:
         sum(accuracies) / len(accuracies),
         f"{min(accuracies):.2f} – {max(accuracies):.2f}" if len(runs) > 1 else None,
         paper,
-        first.plan.probe.k if first.plan.estimator == "probe" else None,
+        first.plan.probe.k if first.plan.scalars else None,
+        first.plan.scalars,
         int(first.summary["rounds"]),
         None if None in arrivals else max(at for at in arrivals if at is not None),
         round(sum(int(run.summary["forwards"]) for run in runs) / len(runs)),
@@ -82,7 +84,7 @@ def _draw(methods: Mapping[str, list[Finished]], figure: Any) -> None:
     axes = figure.subplots()
     for number, (name, runs) in enumerate(methods.items()):
         for run in runs:
-            style = "-" if run.plan.estimator == "probe" else "--"
+            style = STYLES[run.plan.scalars]
             label = name if run is runs[0] else None
             axes.plot(*curve(run), style, color=f"C{number}", linewidth=1.2, label=label)
     axes.axhline(CLAIMED, color="#bbbbbb", linewidth=1)

@@ -17,7 +17,19 @@ import msgspec
 
 from baffle import files
 from baffle.errors import DataError, PageError, PlanError
-from baffle.paper.target import Cell, Finished, Origin, Result, Scale, Target, Tell
+from baffle.paper.target import (
+    DRAWN,
+    Cell,
+    Estimator,
+    Finished,
+    Origin,
+    Result,
+    Scale,
+    Target,
+    Tell,
+    row_of,
+    with_drawn,
+)
 from baffle.plan import Plan, load
 from baffle.report.page import document
 from baffle.report.sections import Content, element
@@ -35,18 +47,34 @@ class Onlooker(NamedTuple):
     telling: Callable[[str], AbstractContextManager[Tell]]
 
 
+NOTE_ON_DRAWN = (
+    "Rows whose scalars are drawn probed nothing: each estimate was drawn from the law of K Gaussian directions around "
+    "a gradient by backpropagation, so σ, central differences and kinks count for nothing beyond K, and passes and "
+    "seconds are those of backpropagation."
+)
+
+
 def build_page(
-    target: Target, scale: Scale, runs: Path, out: Path, onlooker: Onlooker, data: Path | None, only: Sequence[str] = ()
+    target: Target,
+    scale: Scale,
+    runs: Path,
+    out: Path,
+    onlooker: Onlooker,
+    data: Path | None,
+    only: Sequence[str] = (),
+    estimator: Estimator = "probe",
 ) -> Path:
     """Run a target and write NAME-SCALE.md, .json and .png into `out`.
 
     A finished run of the same plan under `runs` is used as it is, and a stopped one is resumed. A run whose data set is
     missing is skipped, and the page says so; if every run lacks its data, there is no page. `only` chooses the runs
-    whose names contain one of these texts. Rows already on the page stay while their plans are the same.
+    whose names contain one of these texts. Rows already on the page stay while their plans are the same. With the
+    estimator "law", the rows that probe get a twin whose scalars are drawn; both may be on the page.
     """
-    plans, origin, backbones = target.plans(scale), _origin(), Backbones()
+    rows, origin, backbones = target.plans(scale), _origin(), Backbones()
+    plans = with_drawn(rows)
     finished, faults = dict[str, Finished](), dict[str, DataError]()
-    for name in _chosen(target.name, plans, only):
+    for name in _chosen(target.name, _asked(target.name, plans, estimator), only):
         with onlooker.watching(name) as watch:
             folder = f"{target.name}-{scale}-{plans[name].digest().hex()[:12]}"
             try:
@@ -58,7 +86,7 @@ def build_page(
     known = kept_runs(out / f"{target.name}-{scale}.json", plans) | finished
     shown = {name: known[name] for name in plans if name in known}
     skipped = {name: fault for name, fault in faults.items() if name not in shown}
-    rest = len(plans) - len(shown) - len(skipped)
+    rest = len(rows.keys() - {row_of(name) for name in (*shown, *skipped)})
     with onlooker.telling(target.name) as tell:
         result = target.result(shown, scale, data, tell)
     notes = list(result.notes)
@@ -66,20 +94,34 @@ def build_page(
         left_out = [name for name, fault in skipped.items() if str(fault) == reason]
         notes.append(f"Left out: {'; '.join(left_out)} ({reason}).")
     if rest:
-        notes.append(f"Not asked for: {rest} of {len(plans)} rows.")
-    return write(target, scale, replace(result, notes=notes), shown, out, origin, list(shown) if rest else ())
+        notes.append(f"Not asked for: {rest} of {len(rows)} rows.")
+    drawn = any(run.plan.scalars == "drawn" for run in shown.values())
+    if drawn:
+        notes.append(NOTE_ON_DRAWN)
+    return write(target, scale, replace(result, notes=notes), shown, out, origin, list(shown) if rest or drawn else ())
+
+
+def _asked(target: str, plans: Mapping[str, Plan], estimator: Estimator) -> list[str]:
+    """The runs of an estimator, and those of backpropagation."""
+    left_out = {"probe": "drawn", "law": "probed"}[estimator]
+    asked = [name for name, plan in plans.items() if plan.scalars != left_out]
+    if estimator == "law" and not any(plan.scalars == "drawn" for plan in plans.values()):
+        raise PlanError(
+            f"{target} has no row of Gaussian directions whose scalars could be drawn; leave --estimator out"
+        )
+    return asked
 
 
 def _chosen(target: str, names: Collection[str], only: Sequence[str]) -> list[str]:
     """The rows to run. A text that is a row's whole name chooses that row alone, even if other names contain it."""
     if only and not names:
         raise PlanError(f"{target} is measured as a whole; expected no --only")
-    whole = {name.lower() for name in names}
+    whole = {row_of(name).lower() for name in names}
 
     def is_chosen(name: str, text: str) -> bool:
         return text == name if text in whole else text in name
 
-    chosen = [name for name in names if not only or any(is_chosen(name.lower(), text.lower()) for text in only)]
+    chosen = [name for name in names if not only or any(is_chosen(row_of(name).lower(), text.lower()) for text in only)]
     if names and not chosen:
         raise PlanError(f"no row's name contains {' or '.join(only)}; expected a part of one of: {'; '.join(names)}")
     return chosen
@@ -180,10 +222,16 @@ def _kept(run: Finished) -> dict[str, Any]:
 
 
 def made_by(about: Mapping[str, Any]) -> str:
-    """The command that builds a page, its date, and the commit of the source."""
-    only = "".join(f" --only {shlex.quote(name)}" for name in about.get("only", ()))
-    command = f"baffle paper {about['target']} --scale {about['scale']}{only}"
-    return f"`{command}`, {about['date']}, commit {about['commit']}"
+    """The commands that build a page, its date, and the commit of the source."""
+    names, command = about.get("only", ()), f"baffle paper {about['target']} --scale {about['scale']}"
+    drawn = [name for name in names if name.endswith(DRAWN)]
+    asked = {"": [name for name in names if name not in drawn], " --estimator law": drawn}
+    commands = [
+        f"`{command}{how}{''.join(f' --only {shlex.quote(row_of(name))}' for name in own)}`"
+        for how, own in asked.items()
+        if own or not (how or names)
+    ]
+    return f"{' and '.join(commands)}, {about['date']}, commit {about['commit']}"
 
 
 def _markdown(target: Target, result: Result, about: Mapping[str, Any], runs: Runs, figure: str) -> str:
@@ -192,7 +240,8 @@ def _markdown(target: Target, result: Result, about: Mapping[str, Any], runs: Ru
     lines += [f"![{target.about}]({figure})", ""] if figure else []
     lines += [f"{made_by(about)}.", ""]
     lines += [
-        f"- `{name}`: plan {run.summary['plan_digest'][:16]}, {run.origin.date}, commit {run.origin.commit}"
+        f"- `{name}`: {f'scalars {run.plan.scalars}' if run.plan.scalars else 'no scalars'}, "
+        f"plan {run.summary['plan_digest'][:16]}, {run.origin.date}, commit {run.origin.commit}"
         for name, run in runs.items()
     ]
     return "\n".join(lines).rstrip() + "\n"

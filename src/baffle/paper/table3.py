@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from baffle.paper.target import Cell, Finished, Result, Scale, Target, Tell
+from baffle.paper.target import DRAWN, Cell, Finished, Result, Scale, Target, Tell, row_of
 from baffle.paper.training_runs import PRESET, Settings
 from baffle.plan import Plan, load
 
@@ -66,7 +66,11 @@ class Domains(Target):
                 *(_both(pair) for pair in by_domain.values()),
                 f"{by_domain['average'][0] - exact['average'][0]:+.2f}" if exact else None,
                 float(runs[name].metrics[-1]["loss"]),
-                *(_both(OFFICEHOME[name][domain]) if name in OFFICEHOME else None for domain in self.compared),
+                *(
+                    _both(paper[domain]) if (paper := OFFICEHOME.get(row_of(name))) else None
+                    for domain in self.compared
+                ),
+                runs[name].plan.scalars,
                 runs[name].summary["rounds"],
                 runs[name].summary["forwards"],
             ]
@@ -75,7 +79,7 @@ class Domains(Target):
         columns = (
             *("top-1 / top-5, %", *domains, "points from backpropagation", "clients' loss"),
             *(f"the paper on OfficeHome: {domain}" for domain in self.compared),
-            *("rounds", "forward passes"),
+            *("scalars", "rounds", "forward passes"),
         )
         notes = [
             "Every domain counts the same in an average. The accuracy is that of the averaged weights. Points count "
@@ -107,12 +111,15 @@ def _draw(accuracies: Mapping[str, Mapping[str, Pair]], figure: Any) -> None:
     """Top-1 accuracy against K, one line for each domain. Dashed lines show backpropagation."""
     axes = figure.subplots()
     exact = _exact(accuracies)
-    probed = {name: by_domain for name, by_domain in accuracies.items() if not name.startswith(BACKPROPAGATION)}
-    ks = [int(name.removeprefix("K = ")) for name in probed]
+    estimated = [name for name in accuracies if not name.startswith(BACKPROPAGATION)]
+    drawn = [name for name in estimated if name.endswith(DRAWN)]
+    ks = {name: int(row_of(name).removeprefix("K = ")) for name in estimated}
     for number, domain in enumerate(next(iter(accuracies.values()))):
         color, width = f"C{number}", 2.5 if domain == "average" else 1
-        top1 = [by_domain[domain][0] for by_domain in probed.values()]
-        axes.plot(ks, top1, "o-", label=domain, color=color, linewidth=width)
+        for names, style, end in (([name for name in estimated if name not in drawn], "o-", ""), (drawn, "s-.", DRAWN)):
+            top1 = [accuracies[name][domain][0] for name in names]
+            if names or not end:
+                axes.plot([ks[name] for name in names], top1, style, label=domain + end, color=color, linewidth=width)
         if exact:
             axes.axhline(exact[domain][0], linestyle="--", color=color, linewidth=width / 2)
     axes.set(xscale="log" if ks else "linear", xlabel="K (dashed: backpropagation)", ylabel="top-1 accuracy, %")

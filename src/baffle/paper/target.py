@@ -2,17 +2,41 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from baffle.plan import Plan
+from baffle.errors import PlanError
+from baffle.plan import Plan, change
 
 Scale = Literal["smoke", "short", "full"]
 """smoke: seconds, on the digits, to see that it works. short: minutes, on real data. full: as long as in the paper."""
 
 Cell = str | float | int | None
 Tell = Callable[[str], None]  # reports what is being measured, in a few words
+
+
+Estimator = Literal["probe", "law"]
+"""How rows estimate gradients: by probes, or by draws from the law of what probes would give."""
+
+DRAWN = ", drawn"  # ends the name of a row whose scalars are drawn
+
+
+def row_of(name: str) -> str:
+    """The row that a run belongs to, however its scalars came about."""
+    return name.removesuffix(DRAWN)
+
+
+def with_drawn(plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    """All runs, and after each that probes the same with drawn scalars, if the law covers its plan."""
+    both = dict[str, Plan]()
+    for name, plan in plans.items():
+        both[name] = plan
+        if plan.estimator == "probe":
+            with suppress(PlanError):
+                both[name + DRAWN] = change(plan, ["estimator=law", 'run.runtime=""'])
+    return both
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from baffle.paper.target import Cell, Finished, Result, Scale, Target, Tell
+from baffle.paper.target import Cell, Finished, Result, Scale, Target, Tell, row_of
 from baffle.plan import Plan, load
 
 Settings = tuple[str, ...]
@@ -63,17 +63,18 @@ class TrainingRuns(Target):
         rows: list[list[Cell]] = [
             [
                 name,
-                100 * float(run.summary[known[name].shown]),
-                known[name].paper,
-                run.plan.probe.k if run.plan.estimator == "probe" else None,
+                100 * float(run.summary[known[row_of(name)].shown]),
+                known[row_of(name)].paper,
+                run.plan.probe.k if run.plan.scalars else None,
+                run.plan.scalars,
                 run.summary["rounds"],
                 run.summary["forwards"],
             ]
             for name, run in runs.items()
         ]
-        columns = ("", "accuracy, %", "paper, %", "K", "rounds", "forward passes")
+        columns = ("", "accuracy, %", "paper, %", "K", "scalars", "rounds", "forward passes")
         notes = self.notes.get(scale, ())
-        curves = {name: curve(run, known[name].shown) for name, run in runs.items()}
+        curves = {name: curve(run, known[row_of(name)].shown) for name, run in runs.items()}
         return Result(columns, rows, notes, {"curves": curves}, _draw_curves(runs, known))
 
 
@@ -83,9 +84,13 @@ def curve(run: Finished, shown: str = "test_accuracy") -> tuple[list[int], list[
     return [line["round"] + 1 for line in evaluated], [100 * line[shown] for line in evaluated]
 
 
+STYLES = {"probed": "-", "drawn": "-.", None: "--"}
+"""Lines of curves, by where a run's scalars come from."""
+
+
 def _draw_curves(runs: Mapping[str, Finished], rows: Mapping[str, Row]) -> Callable[[Any], None]:
     """One panel for each group of rows."""
-    groups = list(dict.fromkeys(rows[name].group for name in runs))
+    groups = list(dict.fromkeys(rows[row_of(name)].group for name in runs))
     columns = min(len(groups), 3)
 
     def draw(figure: Any) -> None:
@@ -95,10 +100,10 @@ def _draw_curves(runs: Mapping[str, Finished], rows: Mapping[str, Row]) -> Calla
                 axes.remove()
                 continue
             for name, run in runs.items():
-                if rows[name].group == group:
-                    style = "-" if run.plan.estimator == "probe" else "--"
+                if rows[row_of(name)].group == group:
+                    style = STYLES[run.plan.scalars]
                     label = name.removeprefix(f"{group}: ")
-                    axes.plot(*curve(run, rows[name].shown), label=label, linewidth=1.5, linestyle=style)
+                    axes.plot(*curve(run, rows[row_of(name)].shown), label=label, linewidth=1.5, linestyle=style)
             axes.set(xlabel="round", ylabel="test accuracy, %")
             axes.set_title(group, fontsize=9)
             axes.legend(frameon=False, fontsize=8 if len(groups) == 1 else 5)

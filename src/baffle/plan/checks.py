@@ -7,6 +7,7 @@ from baffle.aggregation.client_policy import ClientPolicy
 from baffle.core.directions import OUTER, distribution_names
 from baffle.core.update import OPTIMIZERS
 from baffle.errors import PlanError
+from baffle.plan.law import check_law
 from baffle.plan.plan import Plan
 from baffle.plan.privacy import check_privacy
 from baffle.plan.sections import MobileNet, Onnx, TaskSettings, UpdateSettings
@@ -22,6 +23,7 @@ def check(plan: Plan) -> None:
     _check_task(plan.task)
     _check_onnx(plan)
     _check_runtime(plan)
+    check_law(plan)
     _check_federation(plan)
     _check_probe(plan)
     _check_update(plan.update)
@@ -66,7 +68,7 @@ def _check_onnx(plan: Plan) -> None:
             raise PlanError('run.model is the folder of a model that came as ONNX: expected task.model.name = "onnx"')
         return
     probe, remedy = plan.probe, "leave it out, or use a model that BAFFLE builds"
-    if plan.estimator == "backprop":
+    if plan.estimator != "probe":
         raise PlanError(f'estimator: a model that came as ONNX has no gradient, expected "probe"; {remedy}')
     if not probe.moves_whole_models:
         raise PlanError(

@@ -34,8 +34,10 @@ class Plan(Section, frozen=True):
     """the root of every random choice"""
     rounds: Count = 400
     """how many rounds a run has"""
-    estimator: Literal["probe", "backprop"] = "probe"
-    """`"backprop"`: the baseline, in the same loop"""
+    estimator: Literal["probe", "backprop", "law"] = "probe"
+    """`"backprop"`: the baseline, in the same loop; `"law"`: nothing is probed, an estimate is [drawn from its
+    law](how-it-works.md#the-law-of-an-estimate) around a gradient by backpropagation: a study of what K directions
+    would do, in a simulation and with Gaussian directions"""
     task: TaskSettings = TaskSettings()
     federation: FederationSettings = FederationSettings()
     probe: ProbeSettings = ProbeSettings()
@@ -75,16 +77,31 @@ class Plan(Section, frozen=True):
         return self.secure.group_seeds == "own" and self.outcome_kind == "scalars"
 
     @property
+    def _shares_directions(self) -> bool:
+        """Whether clients have the same directions, at the same weights."""
+        return self.federation.level == "batch" and self.federation.seeds == "shared"
+
+    @property
     def outcome_kind(self) -> Literal["scalars", "vector"]:
         """ "scalars" if the server rebuilds the gradient, "vector" if clients send weight changes or gradients."""
-        shared = self.federation.level == "batch" and self.federation.seeds == "shared"
-        return "scalars" if self.estimator == "probe" and shared else "vector"
+        return "scalars" if self.estimator == "probe" and self._shares_directions else "vector"
+
+    @property
+    def draws_for_all(self) -> bool:
+        """Whether one estimate is drawn from the law for all clients, when their mean gradient is applied. Otherwise,
+        each client draws its own."""
+        return self.estimator == "law" and self._shares_directions
+
+    @property
+    def scalars(self) -> Literal["probed", "drawn"] | None:
+        """Where a run's scalars come from; None for backpropagation, which has none."""
+        return {"probe": "probed", "law": "drawn", "backprop": None}[self.estimator]
 
     @property
     def head_size(self) -> int:
         """How many weights an exact head has, as far as the plan knows it; 0 for one that is probed."""
         start, stop, first, last = self.probe.head_at
-        return stop - start + last - first if self.estimator == "probe" else 0
+        return stop - start + last - first if self.estimator != "backprop" else 0
 
     def trajectory_digest(self) -> bytes:
         """Identifies everything that determines the weights."""

@@ -94,9 +94,11 @@ class Alignment:
 
 def measure_alignment(journal: Journal, trajectory: Trajectory, *, measure: bool = True) -> Alignment:
     plan = trajectory.plan
-    if plan.estimator != "probe":
+    if plan.estimator == "backprop":
         return Alignment(missing="backpropagation has the gradient itself")
     expected = expected_alignment(trajectory)
+    if plan.estimator == "law":
+        return Alignment(expected, missing="the scalars were drawn, not probed")
     if not measure:
         return Alignment(expected, missing="the run goes on, or it was not asked for")
     if missing := _unmeasurable(trajectory):
@@ -195,7 +197,7 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        return one_line(self.plan.name, 80) or "run"
+        return (one_line(self.plan.name, 80) or "run") + (" (scalars drawn)" if self.plan.scalars == "drawn" else "")
 
     @property
     def given(self) -> bool:

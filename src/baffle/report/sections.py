@@ -145,6 +145,9 @@ def _costs(run: RunRecord) -> Iterator[tuple[str, str, str]]:
     beside = f"; backpropagation {duration(run.baseline.seconds)}" if run.baseline else ""
     yield ("time", duration(run.seconds), f"{pace}{beside}")
     *_, done = series_of(run).columns.get("forwards") or [None]
+    if plan.scalars == "drawn":
+        k = f"from the law of K = {plan.probe.k:,} directions, around gradients by backpropagation"
+        yield ("scalars", "drawn, not probed", k)
     note = f"K = {plan.probe.k:,} directions a round" if plan.estimator == "probe" else "with as many backward passes"
     if plan.estimator == "probe" and plan.probe.supports not in ("dense", "layers"):
         note += f", each through the part that its {plan.probe.supports} change"

@@ -229,6 +229,7 @@ class Recorder:
             "plan_digest": plan.digest().hex(),
             "trajectory_digest": self._trajectory.digest.hex(),
             "estimator": plan.estimator,
+            **({"scalars": plan.scalars} if plan.scalars == "drawn" else {}),
             "supports": plan.probe.supports,
             "dropouts": self._journal.participation.count(MISSING),
             "refusals": total("refusals"),

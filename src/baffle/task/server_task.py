@@ -136,12 +136,12 @@ def try_out(task: ServerTask, runtime: Runtime, weights: F32, batch: Batch) -> N
         )
     with explained(plan, f"task.loss cannot be taken of outputs of shape {outputs.shape[1:]}"):
         runtime.on(batch)(weights)
-    if plan.estimator == "backprop" and isinstance(runtime, GradientRuntime):
+    if plan.estimator != "probe" and isinstance(runtime, GradientRuntime):
         try:
             runtime.gradient_on(batch)(weights)
         except OwnFunctionError as fault:  # it ran without gradients, so these are the cause
             raise PlanError(
-                f'task.loss: {plan.task.loss} has no derivative, which estimator = "backprop" needs: '
+                f'task.loss: {plan.task.loss} has no derivative, which estimator = "{plan.estimator}" needs: '
                 f'{first_line(fault.__cause__ or fault)}; set estimator = "probe"'
             ) from fault
 

@@ -14,6 +14,7 @@ from baffle.core.ports import Runtime
 from baffle.core.samples import describe
 from baffle.errors import PlanError
 from baffle.plan import Plan
+from baffle.plan.law import DRAWN
 from baffle.runtime.model import FLOAT32, require_own_head, require_own_shapes
 from baffle.stopwatch import Stopwatch
 from baffle.task.features import Backbones, source_of_features
@@ -46,8 +47,11 @@ Step = Callable[[ServerTask, Circumstances], ServerTask]  # fills in settings of
 def settle(task: ServerTask, by: Circumstances) -> ServerTask:
     """The task with nothing left open in its plan."""
     task = reduce(lambda task, step: step(task, by), STEPS, task)
-    if task.plan.estimator != "probe":
+    if task.plan.estimator == "backprop":
         return task
+    if task.plan.estimator == "law":
+        drawn = _settle_probes(task, by)
+        return replace(drawn, remarks=(*drawn.remarks, DRAWN))
     return _with_quickest_directions(task, by) if task.plan.probe.supports == "auto" else _settle_probes(task, by)
 
 
@@ -192,7 +196,7 @@ def set_shapes(task: ServerTask, _by: Circumstances) -> ServerTask:
 def set_head(task: ServerTask, _by: Circumstances) -> ServerTask:
     """Find the model's last linear layer, if its gradient is to be exact. Nobody may choose another."""
     probe = task.plan.probe
-    if probe.head == "probed" or task.plan.estimator != "probe":
+    if probe.head == "probed" or task.plan.estimator == "backprop":
         return task
     head = task.model.head(task.plan.task.loss, task.source.example(2))
     require_own_head(probe, head)

@@ -94,7 +94,7 @@ def tune(plan: Plan, *, data: str | Path | None = None, tell: TellProgress = lam
     Test samples are never used.
     """
     if plan.estimator != "probe":
-        raise PlanError('estimator: "backprop" has no σ and no directions to choose; expected "probe"')
+        raise PlanError(f'estimator: "{plan.estimator}" has no σ and no scalars to probe; expected "probe"')
     began = time.perf_counter()
     asked = change(plan, [f'run.runtime = "{runtime_of(plan)}"'])
     ground = Ground(asked, data, Spent(), Backbones())

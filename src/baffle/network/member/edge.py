@@ -53,7 +53,7 @@ def edge_equipment(
     """What client `number` of a resolved plan computes with: the model in a folder that `baffle export` wrote, and all
     samples in the data folder or, with `part`, its share of them. A model that is not BAFFLE's own must be `approved`,
     by the SHA-256 of its manifest."""
-    if plan.estimator == "backprop":
+    if plan.estimator != "probe":
         raise PlanError('estimator: a client on ONNX Runtime can only run inference; expected "probe"')
     if not plan.probe.micro_batch or not plan.ring.n_max:
         raise PlanError("the plan is not resolved; expected the plan.toml of a run or of an exported model")

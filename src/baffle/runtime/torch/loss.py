@@ -7,7 +7,7 @@ statistics do not change there either, because they are not among the weights an
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from operator import itemgetter
 
@@ -221,20 +221,20 @@ class TorchLoss:
             raise PlanError(ONLY_A_MEAN)
         return torch.cat(losses).cpu().numpy()
 
-    def gradient_on(self, batch: Batch, seed: int = 0) -> Callable[[F32], tuple[float, F32]]:
-        """Loss and gradient by backpropagation, for the baseline. The seed determines what dropout drops."""
+    def gradient_on(self, batch: Batch, seed: int | None = 0) -> Callable[[F32], tuple[float, F32]]:
+        """Loss and gradient by backpropagation. The seed determines what dropout drops; None: nothing."""
         micro_batches = self._micro_batches(batch)
 
         def loss_and_gradient(weights: F32) -> tuple[float, F32]:
             with torch.no_grad():
                 self._scratch.copy_(torch.from_numpy(weights))
             total, gradient = 0.0, torch.zeros_like(self._scratch)
-            with self._training(seed):
+            with nullcontext() if seed is None else self._training(seed):
                 for x, y in micro_batches:
                     loss = self._summed(call(self._module, x), y) / len(batch.y)
                     if not loss.requires_grad:
                         raise PlanError(
-                            'task.loss: it has no derivative, which estimator = "backprop" needs; expected a loss that '
+                            "task.loss: it has no derivative, which backpropagation needs; expected a loss that "
                             'PyTorch can differentiate, or estimator = "probe"'
                         )
                     parts = torch.autograd.grad(loss, self._parameters)
