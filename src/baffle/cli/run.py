@@ -10,7 +10,9 @@ import click
 
 from baffle.cli.options import (
     data_option,
+    jobs_option,
     json_option,
+    on_option,
     own_code_option,
     path,
     plan_argument,
@@ -115,6 +117,16 @@ def run(
     help="law: draw estimates from the law of K directions, at the price of backpropagation; the page says for which "
     "rows.",
 )
+@click.option("--seeds", type=click.IntRange(1, 100), default=1, metavar="N", help="Run each row with N seeds (1).")
+@click.option(
+    "--choose-rates",
+    "trials",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="PART",
+    help="First choose each row's rate by trials of this part of its run, on held-out training samples; 1: whole runs.",
+)
+@on_option
+@jobs_option
 @click.option("--runs", type=path, default=Path("runs"), help="Folder of the runs (runs/).")
 @click.option("--out", type=path, default=Path("paper"), help="Folder of the page (paper/).")
 @data_option
@@ -125,6 +137,10 @@ def paper(
     scale: str,
     only: tuple[str, ...],
     estimator: str,
+    seeds: int,
+    trials: float | None,
+    on: str,
+    jobs: int,
     runs: Path,
     out: Path,
     data: Path | None,
@@ -133,7 +149,8 @@ def paper(
     """Reproduce a table or figure of the paper. Runs what is missing, continues what was stopped, and writes Markdown,
     HTML, JSON and PNG."""
     from baffle.cli import show
-    from baffle.paper.page import Onlooker, build_page
+    from baffle.grid.play import runner_of
+    from baffle.paper.page import Onlooker, Request, build_page
     from baffle.paper.registry import TARGETS, target
 
     console, _ = show.consoles()
@@ -142,6 +159,7 @@ def paper(
         for listed in TARGETS.values():
             show.say(console, f"{listed.name:19}{listed.about}")
         return
-    onlooker = Onlooker(partial(show.watching, console), partial(show.telling, console))
-    page = build_page(target(name), cast(Any, scale), runs, out, onlooker, data, only, cast(Any, estimator))
+    onlooker = Onlooker(partial(show.many_runs, console), partial(show.telling, console))
+    request = Request(only, cast(Any, estimator), seeds, trials or 0.0)
+    page = build_page(target(name), cast(Any, scale), runs, out, onlooker, data, request, runner_of(on, jobs, data))
     show.say(console, f"{page.read_text()}\nwritten to {page}")
