@@ -280,9 +280,9 @@ def many_runs(console: Console) -> Iterator["WatchGrid"]:
     run that ends. Lost and failed runs always have a line of their own."""
 
     def ended(event: "Event", standing: "Standing") -> str:
-        words = {"lost": "is started again: ", "failed": "failed: "}.get(event.kind, "finished")
         why = event.failure.words if event.failure else ""
-        return f"{event.name}  {words}{why}  {counts(standing)}"
+        words = {"lost": f"{why}, it is started again", "failed": f"failed: {why}"}.get(event.kind, "finished")
+        return f"{event.name}  {words}  {counts(standing)}"
 
     def counts(standing: "Standing") -> str:
         left = f"about {duration(standing.seconds_left)} left" if standing.seconds_left is not None else "– left"

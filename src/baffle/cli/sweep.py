@@ -50,8 +50,9 @@ def sweep(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Run a plan with several seeds and settings, and compare them. Started again, it keeps finished runs and resumes
-    the others. PLAN is a TOML file or a preset's name (default: digits)."""
+    """Run a plan with several seeds and settings. Its table and its page show mean and range over the seeds, and which
+    rows are equal. Started again, it keeps finished runs and resumes the others. PLAN is a TOML file or a preset's name
+    (default: digits)."""
     from baffle.grid.plans import seeds_of
     from baffle.plan import load
 

@@ -66,7 +66,10 @@ class Sweep:
 def require_success(failures: dict[str, Failure], runs: int) -> None:
     if not failures:
         return
-    words = "; ".join(f"{name}: {failure.words}" for name, failure in failures.items())
+    whose = dict[str, list[str]]()
+    for name, failure in failures.items():
+        whose.setdefault(failure.words, []).append(name)
+    words = "; ".join(f"{', '.join(names)}: {why}" for why, names in whose.items())
     raise GridError(f"{len(failures)} of {runs} runs failed, the others are kept: {words}")
 
 

@@ -42,7 +42,7 @@
   function lineTraces(chart) {
     const few = chart.column !== "loss";
     const bands = linesOf(chart).filter((line) => line.range[0]).flatMap((line) => line.range.map((y, i) => ({
-      type: "scatter", mode: "lines", x: line.x, y, line: { width: 0 }, hoverinfo: "skip", opacity: 0.3,
+      type: "scatter", mode: "lines", x: line.x, y, line: { width: 0, color: runColour(line.run) }, hoverinfo: "skip",
       fill: i ? "tonexty" : "none", fillcolor: `${runColour(line.run)}33`,
     })));
     return bands.concat(linesOf(chart).map((line) => ({
