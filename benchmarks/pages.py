@@ -21,7 +21,8 @@ from matplotlib import pyplot as plt
 from tuning import PLANS as TUNED_PLANS
 from tuning import summary as tuning_summary
 
-from baffle.paper.page import made_by, table
+from baffle.paper.registry import TARGETS
+from baffle.paper.text import made_by, markdown_of, table
 from baffle.plan import load as load_plan
 
 HERE = Path(__file__).resolve().parent.parent
@@ -550,6 +551,18 @@ def figure_of_paper(stem: str) -> str:
 
 PAPER = HERE / "results" / "paper"
 
+
+def pages_of_paper() -> dict[Path, str]:
+    """The pages of the paper's targets in the results, from their JSON. Older JSON does not say what it is about."""
+    found = dict[Path, str]()
+    for path in sorted(PAPER.glob("*.json")):
+        page, figure = read(f"paper/{path.stem}"), path.with_suffix(".png")
+        if path.with_suffix(".md").exists():
+            page = {"about": TARGETS[page["target"]].about} | page
+            found[path.with_suffix(".md")] = markdown_of(page, figure.name if figure.exists() else "")
+    return found
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **{f"paper {page.stem}": partial(of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
     **{f"figure {page.stem}": partial(figure_of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
@@ -636,7 +649,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    pages = {HERE / name: filled((HERE / name).read_text()) for name in PAGES}
+    pages = {HERE / name: filled((HERE / name).read_text()) for name in PAGES} | pages_of_paper()
     if args.check:
         stale = [str(page.relative_to(HERE)) for page, text in pages.items() if page.read_text() != text]
         sys.exit(f"not what the results say: {', '.join(stale)}; run python benchmarks/pages.py" if stale else 0)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from baffle.fitting.fit import fit, resume
     from baffle.fitting.run import Run
     from baffle.fitting.run import open_run as open
+    from baffle.grid.sweep import sweep
     from baffle.journal.audit import Verified, verify
     from baffle.plan import Plan
     from baffle.plan import load as load_plan
@@ -33,6 +34,7 @@ __all__ = [
     "open",
     "resume",
     "simulate",
+    "sweep",
     "verify",
 ]
 
@@ -49,6 +51,7 @@ _HOMES = {
     "open": ("baffle.fitting.run", "open_run"),
     "resume": ("baffle.fitting.fit", "resume"),
     "simulate": ("baffle.simulation", "simulate"),
+    "sweep": ("baffle.grid.sweep", "sweep"),
     "verify": ("baffle.journal.audit", "verify"),
 }
 """Where each public name is defined, and its name there.

@@ -19,6 +19,7 @@
     │   ├── AwayError    the server does not answer at the moment; retrying may help
     │   ├── UnprovedError  the peer at a server's address has not proved to be the server
     │   └── KeyRefusedError  a server does not accept a client's key
+    ├── GridError        some runs of a grid failed
     ├── PageError        a page of the paper's tables and figures cannot be read or written
     └── KeysError        a key, a certificate or a roster is missing or is not what it should be
 
@@ -124,6 +125,10 @@ class KeyRefusedError(TransportError):
 
 class KeysError(BaffleError):
     """A key, a certificate or a roster is missing, or is not what it should be."""
+
+
+class GridError(BaffleError):
+    """Some runs of a grid failed. The message names them; the others are finished and kept."""
 
 
 class PageError(BaffleError):

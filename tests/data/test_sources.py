@@ -333,3 +333,21 @@ def test_examples_of_several_inputs_are_samples() -> None:
     assert shape_of(example.x) == source.shape
     assert example.x["ids"].tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
     assert source.train.rows(np.array([4, 1])).batch(np.array([0])).x["ids"].tolist() == [4]
+
+
+@given(samples=st.integers(10, 200))
+def test_a_validation_split_takes_a_fifth_of_the_training_samples_and_never_reads_the_test_set(samples: int) -> None:
+    def test() -> Dataset:
+        raise AssertionError("the test set was read")
+
+    x, domains = np.arange(samples, dtype=np.float32)[:, None], np.arange(samples) % 3
+    train = Dataset(x, np.arange(samples) % 2, domain_of=domains)
+    source = Source(train, test, 2, ("a", "b", "c")).validation()
+    assert len(source.test) == samples // 5
+    assert sorted([*source.train.samples.ravel(), *source.test.samples.ravel()]) == x.ravel().tolist()
+    for part in (source.train, source.test):
+        assert part.domain_of is not None
+        np.testing.assert_array_equal(part.domain_of, part.samples.ravel() % 3)
+    again = Source(train, None, 2).validation()
+    np.testing.assert_array_equal(again.test.samples, source.test.samples)
+    assert (source.shape, source.classes, source.domains) == ((1,), 2, ("a", "b", "c"))

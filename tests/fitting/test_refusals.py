@@ -99,6 +99,7 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"plan": {"run.device": "cuda:99"}}, "run.device: 'cuda:99' cannot be used"),
     ({"plan": {"probe.kk": 5}}, "unknown key probe.kk (did you mean probe.k?)"),
     ({"plan": {"rounds.more": 5}}, "rounds is a value, not a table"),
+    ({"plan": {"task.validation": True}}, "task.validation: baffle.fit tests on what it is given"),
     ({"model": "nothing.onnx"}, "nothing.onnx"),
     (
         {"model": Odd("random")},

@@ -138,6 +138,7 @@ def test_a_tier_whose_last_directions_would_be_seen_is_refused(four: Plan) -> No
     ("settings", "reason"),
     [
         (["probe.stacked=true"], r"probe\.stacked: each client of a network has a machine of its own; leave it"),
+        (["task.validation=true"], r"task\.validation: a server holds no training samples to test on; leave it out"),
         ([LYING, UNIFORM, "federation.participation=0.5"], "promises to hold"),
         ([LYING], r"federation\.weighting = \"samples\" does not go"),
         (["federation.tiers=[{k=2, share=0.9}]"], "give the lower tiers smaller shares"),

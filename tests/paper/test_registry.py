@@ -10,9 +10,10 @@ import pytest
 from baffle.cli.main import commands
 from baffle.errors import PlanError
 from baffle.journal.audit import verify
-from baffle.paper.page import kept_runs, table, write
+from baffle.paper.page import kept_runs, read_page, write
 from baffle.paper.registry import BUILT_IN, TARGETS, target
 from baffle.paper.target import Scale
+from baffle.paper.text import table
 from baffle.plan import change
 from baffle.simulation import simulate
 
@@ -44,11 +45,13 @@ def test_a_target_and_each_of_its_rows_alone_write_a_table_its_data_and_a_figure
     assert data["plans"].keys() == plans.keys()
     assert all(f"\n{label}  " in f"\n{printed}" for label in plans or [name]), "it says what it is at"
     assert all(digest[:16] in page for digest in data["plans"].values())
-    runs = kept_runs(tmp_path / "out" / f"{name}-smoke.json", plans)
-    assert runs.keys() == plans.keys()
-    for row, run in runs.items():
-        result = target(name).result({row: run}, "smoke", None, lambda _: None)
-        alone = write(target(name), "smoke", result, {row: run}, tmp_path / "alone", run.origin, [row])
+    page_before = read_page(tmp_path / "out" / f"{name}-smoke.json")
+    for row, plan in plans.items():
+        run = kept_runs(page_before, row, plan)[0]
+        result = target(name).result({row: [run]}, "smoke", None, lambda _: None)
+        alone = write(
+            target(name), "smoke", result, {row: [run]}, tmp_path / "alone", run.origin, {row: ""}, {}, whole=False
+        )
         assert len(result.rows) == 1, f"--only {row} shows one row"
         assert alone.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 

@@ -72,10 +72,10 @@ def test_points_count_from_the_better_row_of_backpropagation() -> None:
     averages = {"K = 500": 0.7, BACKPROPAGATION: 0.6, f"{BACKPROPAGATION}, rate 0.001": 0.65}
     plans = TABLE3.plans("smoke")
     losses, origin = [{"round": 0, "loss": 2.0}, {"round": 1, "loss": 1.5}], Origin("2026-11-16", "0123456789ab")
-    runs = dict[str, Finished]()
+    runs = dict[str, list[Finished]]()
     for name, average in averages.items():
         summary = {"test_domains": {"a": {"accuracy": average, "top5": 1.0}}, "rounds": 2, "forwards": 16}
-        runs[name] = Finished(plans[name], summary, losses, plans[name].digest().hex(), origin)
+        runs[name] = [Finished(plans[name], summary, losses, plans[name].digest().hex(), origin)]
     result = TABLE3.result(runs, "smoke", None, lambda _: None)
     column = {name: [row[result.columns.index(name)] for row in result.rows] for name in result.columns}
     assert column["points from backpropagation"] == ["+5.00", "-5.00", "+0.00"]

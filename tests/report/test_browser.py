@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from baffle.grid.sweep import sweep
 from baffle.plan import Plan
 from baffle.report.charts import AXES
 from baffle.report.live import LivePage, LiveRun
 from baffle.report.page import script_name, write_report
+from baffle.report.sweep import write_sweep
 from baffle.server.recorder import Progress
 from baffle.simulation import add_baseline, simulate
 from tests.report.test_page import LIE, lied_run
@@ -99,6 +101,23 @@ def test_contrast_suffices(page: Page, reports: dict[str, str], name: str, dark:
     found = page.eval((Path(__file__).parent / "contrast.js").read_text())
     assert found["count"] > 200
     assert found["low"] == []
+
+
+def test_the_page_of_a_sweep_opens_without_an_error_and_shades_the_range_of_its_seeds(
+    page: Page, tiny: Callable[..., Plan], tmp_path: Path
+) -> None:
+    sweep(tiny("run.evaluate_every=2"), tmp_path, grid=["update.rate=0.01,0.1"], seeds=[0, 1], jobs=1)
+    address = write_sweep(tmp_path).as_uri()
+    for width in (360, 1200):
+        page.open(address, width=width, height=740)
+        assert page.eval("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    for axis in AXES:
+        page.eval(f"document.querySelector('input[value={axis}]').click()")
+        assert all(count for _, count in page.eval(MARKS))
+    assert page.eval("document.querySelectorAll('#chart-loss .fills path').length") == 2
+    page.open_details()
+    assert page.eval((Path(__file__).parent / "contrast.js").read_text())["low"] == []
+    assert page.problems == []
 
 
 def test_the_test_of_contrast_notices_grey_on_grey(page: Page, reports: dict[str, str]) -> None:

@@ -186,3 +186,13 @@ def test_a_server_reads_no_training_sample_of_a_source_that_states_its_shape_alo
     source = Source(unread, test, classes=3, shape=shape)
     task = load_server_task(load("digits", {"task.model": {"name": "softmax"}}), None, 10, source)
     assert len(task.initial_weights()) == 3 * (prod(shape) + 1)
+
+
+def test_a_plan_with_a_validation_split_is_tested_on_training_samples_that_no_client_has(tiny: MakePlan) -> None:
+    whole, split = load_task(tiny()), load_task(tiny("task.validation=true"))
+    held = {sample.tobytes() for sample in split.source.test.samples}
+    trained = {split.source.train.samples[index].tobytes() for share in split.shares for index in share}
+    assert held <= {sample.tobytes() for sample in whole.source.train.samples}
+    assert not held & trained
+    assert not held & {sample.tobytes() for sample in whole.source.test.samples}
+    assert whole.plan.digest() != split.plan.digest()

@@ -23,6 +23,7 @@ COMMANDS = {
     "run": ("baffle.cli.run", "Simulate a federation."),
     "serve": ("baffle.cli.serve", "Run a plan with clients that join over a network."),
     "status": ("baffle.cli.results", "Show how a server's run goes."),
+    "sweep": ("baffle.cli.sweep", "Run a plan with several seeds and settings."),
     "tune": ("baffle.cli.plan", "Choose σ, rate, K and batch for a plan."),
     "verify": ("baffle.cli.results", "Replay a run's journal and check every hash."),
     "watch": ("baffle.cli.results", "Show a run while it goes on."),
@@ -32,7 +33,7 @@ It stands here too so that --help need not import the modules."""
 
 EXTRAS = {
     **{"torch": "torch", "onnx": "onnx", "onnxscript": "export"},
-    **{"onnxruntime": "edge", "flwr": "flower", "plotly": "report"},
+    **{"onnxruntime": "edge", "flwr": "flower", "plotly": "report", "ray": "simulation"},
 }
 """Packages that a command may need, and the extra that installs each."""
 

@@ -20,6 +20,20 @@ quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print nothing b
 own_code_option = click.option(
     "--own-code", is_flag=True, help="Call functions that the plan in a run's folder names; only if you trust them."
 )
+on_option = click.option(
+    "--on",
+    default="local",
+    show_default=True,
+    metavar="local|ray|ray://ADDRESS",
+    help="Where runs are played: in processes of this machine, or on a Ray cluster.",
+)
+jobs_option = click.option(
+    "--jobs",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="So many runs at the same time (default: one for each core; on Ray, as many as it has room for).",
+)
 log_option = click.option(
     "--log",
     "log_style",

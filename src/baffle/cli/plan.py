@@ -86,9 +86,9 @@ def plan(
 def _print_partition(chosen: "Plan", data: Path | None, as_json: bool) -> None:
     from baffle.cli import show
     from baffle.data.partition import holdings, share_out
-    from baffle.data.sources import load as load_data
+    from baffle.data.sources import source_of
 
-    source = load_data(chosen.task.data, data, chosen.task.pixels)
+    source = source_of(chosen.task, data)
     held = holdings(source, share_out(chosen, source))
     if as_json:
         click.echo(json.dumps({"clients": [asdict(holding) for holding in held]}))

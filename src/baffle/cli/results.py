@@ -34,10 +34,15 @@ def report(
     folders: tuple[Path, ...], out: Path | None, standalone: bool, data: Path | None, own_code: bool, quiet: bool
 ) -> None:
     """Show what happened in a run, on one page. DIR is the folder of a run: finished, going on, stopped, or over a
-    network. Several runs are shown side by side."""
+    network. Several runs are shown side by side. The folder of a sweep is shown with mean and range over its seeds."""
+    from baffle.grid.sweep import is_sweep
     from baffle.report.page import write_report
+    from baffle.report.sweep import write_sweep
 
-    page = write_report(folders, out, standalone=standalone, data=data, own_code=own_code)
+    if len(folders) == 1 and is_sweep(folders[0]):
+        page = write_sweep(folders[0], out, standalone=standalone)
+    else:
+        page = write_report(folders, out, standalone=standalone, data=data, own_code=own_code)
     if not quiet:
         click.echo(f"report: {page}")
 

@@ -4,23 +4,21 @@ import json
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 
 from baffle.cli.options import (
     data_option,
+    jobs_option,
     json_option,
+    on_option,
     own_code_option,
     path,
     plan_argument,
     quiet_option,
     set_option,
 )
-from baffle.errors import BaffleError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @click.command()
@@ -96,23 +94,10 @@ def run(
     if as_json:
         click.echo(json.dumps(summary))
     else:
-        show.result(console, summary, folder, _report(remarks, folder, data, own_code=own_code))
+        from baffle.report.page import write_report
 
-
-def _report(remarks: "Console", folder: Path, data: Path | None, *, own_code: bool) -> Path | None:
-    """Write the run's report. If that fails, say why: the run itself is finished."""
-    from baffle.report.page import write_report
-
-    try:
-        return write_report([folder], data=data, own_code=own_code)
-    except ModuleNotFoundError as fault:
-        if fault.name != "plotly":
-            raise
-        why = "it needs plotly: pip install 'baffle[report]'"
-    except BaffleError as fault:
-        why = str(fault)
-    remarks.print(f"no report was made: {why}", soft_wrap=True)
-    return None
+        report = show.made_report(remarks, lambda: write_report([folder], data=data, own_code=own_code))
+        show.result(console, summary, folder, report)
 
 
 @click.command()
@@ -133,6 +118,16 @@ def _report(remarks: "Console", folder: Path, data: Path | None, *, own_code: bo
     help="law: draw estimates from the law of K directions, at the price of backpropagation; the page says for which "
     "rows.",
 )
+@click.option("--seeds", type=click.IntRange(1, 100), default=1, metavar="N", help="Run each row with N seeds (1).")
+@click.option(
+    "--choose-rates",
+    "trials",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="PART",
+    help="First choose each row's rate by trials of this part of its run, on held-out training samples; 1: whole runs.",
+)
+@on_option
+@jobs_option
 @click.option("--runs", type=path, default=Path("runs"), help="Folder of the runs (runs/).")
 @click.option("--out", type=path, default=Path("paper"), help="Folder of the page (paper/).")
 @data_option
@@ -143,6 +138,10 @@ def paper(
     scale: str,
     only: tuple[str, ...],
     estimator: str,
+    seeds: int,
+    trials: float | None,
+    on: str,
+    jobs: int,
     runs: Path,
     out: Path,
     data: Path | None,
@@ -151,7 +150,8 @@ def paper(
     """Reproduce a table or figure of the paper. Runs what is missing, continues what was stopped, and writes Markdown,
     HTML, JSON and PNG."""
     from baffle.cli import show
-    from baffle.paper.page import Onlooker, build_page
+    from baffle.grid.play import runner_of
+    from baffle.paper.page import Onlooker, Request, build_page
     from baffle.paper.registry import TARGETS, target
 
     console, _ = show.consoles()
@@ -160,6 +160,7 @@ def paper(
         for listed in TARGETS.values():
             show.say(console, f"{listed.name:19}{listed.about}")
         return
-    onlooker = Onlooker(partial(show.watching, console), partial(show.telling, console))
-    page = build_page(target(name), cast(Any, scale), runs, out, onlooker, data, only, cast(Any, estimator))
+    onlooker = Onlooker(partial(show.many_runs, console), partial(show.telling, console))
+    request = Request(only, cast(Any, estimator), seeds, trials or 0.0)
+    page = build_page(target(name), cast(Any, scale), runs, out, onlooker, data, request, runner_of(on, jobs, data))
     show.say(console, f"{page.read_text()}\nwritten to {page}")

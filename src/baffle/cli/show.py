@@ -8,8 +8,9 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, TextIO
@@ -19,10 +20,14 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from baffle.errors import BaffleError
 from baffle.report.words import duration, is_share, metric_name, round_number, shown_loss, size
 
 if TYPE_CHECKING:
     from baffle.data.partition import Holding
+    from baffle.grid.job import Event
+    from baffle.grid.play import Standing
+    from baffle.grid.play import Watch as WatchGrid
     from baffle.measuring.costs import Costs
     from baffle.server.recorder import Progress, Summary, Watch
 
@@ -62,6 +67,30 @@ def result(console: Console, summary: "Summary", folder: Path, report: Path | No
     """The rows of a finished run, its folder, and its report if there is one."""
     rows = summary_rows(summary, folder) | {"folder": str(folder)} | ({"report": str(report)} if report else {})
     say(console, aligned(rows))
+
+
+def made_report(remarks: Console, write: Callable[[], Path]) -> Path | None:
+    """Write a report. If that fails, say why: the run itself is finished."""
+    try:
+        return write()
+    except ModuleNotFoundError as fault:
+        if fault.name != "plotly":
+            raise
+        why = "it needs plotly: pip install 'baffle[report]'"
+    except BaffleError as fault:
+        why = str(fault)
+    say(remarks, f"no report was made: {why}")
+    return None
+
+
+def columns(head: Sequence[str], rows: Sequence[Sequence[str]], leave_out: Sequence[str] = ()) -> Table:
+    """A table whose first column has names, and the others numbers."""
+    table, shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False), [title not in leave_out for title in head]
+    for place, title in enumerate(compress(head, shown)):
+        table.add_column(title, justify="right" if place else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*compress(row, shown))
+    return table
 
 
 def aligned(rows: Mapping[str, str]) -> str:
@@ -256,6 +285,43 @@ def watching(console: Console, label: str, now: Callable[[], float] = time.monot
             bar.update(task, total=progress.rounds, completed=progress.rounds_done, description=words)
 
         yield watch
+
+
+@contextmanager
+def many_runs(console: Console) -> Iterator["WatchGrid"]:
+    """A live line that counts the runs of a grid and names those that are played; without a terminal, a line for each
+    run that ends. Lost and failed runs always have a line of their own."""
+
+    def ended(event: "Event", standing: "Standing") -> str:
+        why = event.failure.words if event.failure else ""
+        words = {"lost": f"{why}, it is started again", "failed": f"failed: {why}"}.get(event.kind, "finished")
+        return f"{event.name}  {words}  {counts(standing)}"
+
+    def counts(standing: "Standing") -> str:
+        left = f"about {duration(standing.seconds_left)} left" if standing.seconds_left is not None else "– left"
+        failed = f", {standing.failed} failed" if standing.failed else ""
+        return f"{standing.done}/{standing.runs} runs{failed}  {left}"
+
+    if not console.is_terminal:
+
+        def tell(event: "Event", standing: "Standing") -> None:
+            if event.kind in ("ended", "failed", "lost"):
+                say(console, ended(event, standing))
+
+        yield tell
+        return
+    with Bar(BarColumn(bar_width=SHORT_BAR), TextColumn("{task.description}"), console=console) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def draw(event: "Event", standing: "Standing") -> None:
+            if event.kind in ("failed", "lost"):
+                say(console, ended(event, standing))
+            parts = [progress.rounds_done / progress.rounds for progress in standing.going.values() if progress]
+            going = "; ".join(name for name in standing.going)
+            words = f"{counts(standing)}  {going}"[: max(0, console.width - SHORT_BAR - 2)]
+            bar.update(task, total=standing.runs, completed=standing.done + sum(parts), description=words)
+
+        yield draw
 
 
 @contextmanager

@@ -4,6 +4,8 @@ data is wrong."""
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -16,12 +18,15 @@ from baffle.core.arrays import I64
 from baffle.core.pixels import PixelScale
 from baffle.core.ports import Batch
 from baffle.core.samples import PADDING, Array, Labels, Samples, Shape, arrays, each, is_plain, shape_of, take
+from baffle.core.seeds import permutation
 from baffle.errors import DataError, PlanError, UnusableDataError
 from baffle.plan import TaskSettings
 from baffle.plan.functions import call_own, calling
 
 AT_ONCE = 1 << 18  # numbers that are checked at once: few enough to stay in the cache
 LOOKED_AT = 16  # how many samples are compared with the scale that a source states
+VALIDATION, MOST_VALIDATED = 5, 10_000  # every so many training samples, and at most so many, are a validation split
+VALIDATION_KEY = sha256(b"baffle/validation/1").digest()
 ROUNDING = 1e-3  # how far outside [0, 1] a pixel may lie
 
 
@@ -170,6 +175,21 @@ class Source:
         shape = [size for size in self.shape if isinstance(size, int)]
         labels: NDArray[Any] = np.zeros((count, *self.label_shape), np.int64 if self.classes else np.float32)
         return Batch(np.random.default_rng(0).standard_normal((count, *shape), np.float32), labels)
+
+    def validation(self) -> "Source":
+        """The same data set with a part of its training samples in place of its test set, which is not read. That part
+        is the same for every plan and seed, so that all trials are compared on the same samples."""
+
+        def part(*, tested: bool) -> Dataset:
+            train = self.train
+            order = permutation(VALIDATION_KEY, len(train))
+            most = min(len(train) // VALIDATION, MOST_VALIDATED)
+            return train.rows(np.sort(order[:most] if tested else order[most:]))
+
+        shape = self._shape if self._states_shape else None
+        parts = partial(part, tested=False), partial(part, tested=True)
+        label_shape = self._label_shape
+        return Source(*parts, self.classes, self.domains, self.scale, shape, width=self._width, label_shape=label_shape)
 
     def _part(self, name: str) -> Dataset:
         part = self._parts[name]
@@ -328,6 +348,12 @@ def load(name: str, folder: Path | None = None, pixels: int = 0) -> Source:
     read = getattr(import_module(reader.module), reader.function)
     source: Source = read(data_folder(folder), *([pixels] if pixels else []))
     return source
+
+
+def source_of(task: TaskSettings, folder: Path | None = None, given: Source | None = None) -> Source:
+    """The data set that a plan names, or the given one, with a validation split if the plan asks for it."""
+    source = given or load(task.data, folder, task.pixels)
+    return source.validation() if task.validation else source
 
 
 def weights_for(task: TaskSettings, source: Source) -> int:

@@ -170,6 +170,11 @@ class _Objects:
 
     def settled(self, wanted: Plan) -> Plan:
         """The wanted plan, with names that identify these objects when the run is resumed."""
+        if wanted.task.validation:
+            raise PlanError(
+                "task.validation: baffle.fit tests on what it is given; leave it out, and give samples to choose on as "
+                "test"
+            )
         plan = with_names(wanted, self.model, self.metrics, self.data.fingerprint())
         if self.data.shares is not None:
             plan = changed(plan, federation=changed(plan.federation, clients=len(self.data.shares)))

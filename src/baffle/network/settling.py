@@ -44,6 +44,11 @@ def require_clients_of_their_own(plan: Plan) -> None:
             "run.derivatives: each client of a network decides for itself how it computes; leave it out, and say "
             "`baffle join --derivatives gradient` where a client can backpropagate"
         )
+    if plan.task.validation:
+        raise PlanError(
+            "task.validation: a server holds no training samples to test on; leave it out, or give the server the "
+            "samples that you keep for choosing as its test set"
+        )
 
 
 def require_hidden_tiers(plan: Plan) -> None:

@@ -1,13 +1,26 @@
 """fedzo: other methods without backpropagation, compared with BAFFLE with shared and with own directions, on MNIST."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from baffle.paper.target import DRAWN, Cell, Finished, Result, Scale, Target, Tell
-from baffle.paper.training_runs import STYLES, curve
+from baffle.grid.spread import letters_of
+from baffle.paper.target import (
+    Cell,
+    Finished,
+    Result,
+    Rows,
+    Scale,
+    Target,
+    Tell,
+    common_cells,
+    range_of,
+    row_of,
+    spread_of,
+)
+from baffle.paper.training_runs import STYLES, Curve, accuracy_of, curve
 from baffle.plan import Plan, load
 
 CLAIMED = 83.58  # FedZO's accuracy on MNIST after 1,000 rounds, in percent, as the paper cites it
@@ -15,16 +28,11 @@ CLAIMED = 83.58  # FedZO's accuracy on MNIST after 1,000 rounds, in percent, as 
 
 @dataclass(frozen=True)
 class Method:
-    """One row: a preset, settings on top of it, the number of seeds to run, and the paper's figure in percent."""
+    """One row: a preset, settings on top of it, and the paper's figure in percent."""
 
     preset: str
     settings: tuple[str, ...] = ()
-    seeds: int = 1
     paper: float | None = None
-
-    def labels(self, name: str) -> list[str]:
-        """The names of its runs, in the order of seeds."""
-        return [name, *(f"{name}, seed {seed}" for seed in range(1, self.seeds))]
 
 
 @dataclass(frozen=True)
@@ -35,58 +43,45 @@ class Methods(Target):
     notes: tuple[str, ...]
 
     def plans(self, scale: Scale) -> dict[str, Plan]:
-        return {
-            label: load(method.preset, [*method.settings, f"seed={seed}"])
-            for name, method in self.scales[scale].items()
-            for seed, label in enumerate(method.labels(name))
-        }
+        return {name: load(method.preset, method.settings) for name, method in self.scales[scale].items()}
 
-    def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None, _tell: Tell) -> Result:
-        shown, rows = dict[str, list[Finished]](), list[list[Cell]]()
-        for name, method in self.scales[scale].items():
-            for end in ("", DRAWN):
-                if by_seed := [runs[label + end] for label in method.labels(name) if label + end in runs]:
-                    shown[name + end] = by_seed
-                    rows.append(_row(name + end, method.paper, by_seed))
-        columns = (
-            *("", "accuracy, %", "least – most, %", "paper, %", "K", "scalars", "rounds", f"rounds to {CLAIMED} %"),
-            *("forward passes", "bytes up"),
-        )
+    def result(self, rows: Rows, scale: Scale, _data: Path | None, _tell: Tell) -> Result:
+        curves = {name: curve(runs) for name, runs in rows.items()}
+        spreads = [spread_of(runs, accuracy_of) for runs in rows.values()]
+        cells: list[dict[str, Cell]] = [
+            {
+                "": name,
+                "accuracy, %": spread.mean,
+                "least – most, %": range_of(spread),
+                "equal": equal or None,
+                "paper, %": self.scales[scale][row_of(name)].paper,
+                **common_cells(runs),
+                f"rounds to {CLAIMED} %": _arrival(runs),
+                "bytes up": round(float(runs[0].summary["uplink_bytes_per_client_round"])),
+            }
+            for (name, runs), spread, equal in zip(rows.items(), spreads, letters_of(spreads), strict=True)
+        ]
         more: Mapping[Scale, str] = {
             "short": "FedZO and DLZO run all their rounds, BAFFLE fewer than at full scale and no deep models.",
             "smoke": "On the digits, for a few rounds, to see that it works: the accuracies mean nothing.",
         }
         notes = [*self.notes, *([more[scale]] if scale in more else [])]
-        curves = {name: curve(run) for name, run in runs.items()}
-        return Result(columns, rows, notes, {"curves": curves}, partial(_draw, shown))
+        return Result.of(cells, notes, {"curves": curves}, partial(_draw, rows, curves))
 
 
-def _row(name: str, paper: float | None, runs: list[Finished]) -> list[Cell]:
-    """Means over the seeds. Rounds to the cited accuracy are those of the slowest seed, if all seeds reach it."""
-    accuracies = [100 * float(run.summary["test_accuracy"]) for run in runs]
-    arrivals = [next((at for at, right in zip(*curve(run), strict=True) if right >= CLAIMED), None) for run in runs]
-    first = runs[0]
-    return [
-        name,
-        sum(accuracies) / len(accuracies),
-        f"{min(accuracies):.2f} – {max(accuracies):.2f}" if len(runs) > 1 else None,
-        paper,
-        first.plan.probe.k if first.plan.scalars else None,
-        first.plan.scalars,
-        int(first.summary["rounds"]),
-        None if None in arrivals else max(at for at in arrivals if at is not None),
-        round(sum(int(run.summary["forwards"]) for run in runs) / len(runs)),
-        round(float(first.summary["uplink_bytes_per_client_round"])),
+def _arrival(runs: Sequence[Finished]) -> int | None:
+    """The rounds to the cited accuracy: those of the slowest seed, if all seeds reach it."""
+    curves = [curve([run]) for run in runs]
+    arrivals = [
+        next((at for at, right in zip(of.rounds, of.mean, strict=True) if right >= CLAIMED), None) for of in curves
     ]
+    return None if None in arrivals else max(at for at in arrivals if at is not None)
 
 
-def _draw(methods: Mapping[str, list[Finished]], figure: Any) -> None:
+def _draw(rows: Rows, curves: Mapping[str, Curve], figure: Any) -> None:
     axes = figure.subplots()
-    for number, (name, runs) in enumerate(methods.items()):
-        for run in runs:
-            style = STYLES[run.plan.scalars]
-            label = name if run is runs[0] else None
-            axes.plot(*curve(run), style, color=f"C{number}", linewidth=1.2, label=label)
+    for name, runs in rows.items():
+        curves[name].draw(axes, label=name, linestyle=STYLES[runs[0].plan.scalars])
     axes.axhline(CLAIMED, color="#bbbbbb", linewidth=1)
     axes.set(xscale="log", xlabel="round", ylabel="test accuracy, %")
     axes.legend(frameon=False, fontsize=7)
@@ -97,7 +92,7 @@ _SOFTMAX, _WRN = 'task.model={name="softmax"}', 'task.model={name="wrn"}'
 _LENET, _BACK = "paper-mnist-lenet", "fedavg-mnist-lenet"
 
 
-def _baffle(where: str, base: tuple[str, ...], ks: tuple[int, ...], seeds: int = 1) -> dict[str, Method]:
+def _baffle(where: str, base: tuple[str, ...], ks: tuple[int, ...]) -> dict[str, Method]:
     """BAFFLE at batch level with shared and with own directions, and backpropagation, all at equal settings."""
     more: dict[str, tuple[str, ...]] = {
         f"K = {k}, {whose} directions": (f"probe.k={k}", f"federation.seeds={whose}")
@@ -106,7 +101,7 @@ def _baffle(where: str, base: tuple[str, ...], ks: tuple[int, ...], seeds: int =
     }
     more["backpropagation"] = ("estimator=backprop",)
     base = ("federation.level=batch", _OFF, *base)
-    return {f"{where}, {name}": Method(_LENET, (*base, *settings), seeds) for name, settings in more.items()}
+    return {f"{where}, {name}": Method(_LENET, (*base, *settings)) for name, settings in more.items()}
 
 
 def _others(*settings: str) -> dict[str, Method]:
@@ -125,16 +120,16 @@ TARGET = Methods(
     {
         "smoke": {
             **_others(*_SMOKE, "rounds=3"),
-            **_baffle("softmax regression", (*_SMOKE, _SOFTMAX, "rounds=3"), (4,), seeds=2),
+            **_baffle("softmax regression", (*_SMOKE, _SOFTMAX, "rounds=3"), (4,)),
             **_baffle("LeNet", (*_SMOKE, _SMOKE_LENET, "rounds=2"), (4,)),
         },
         "short": {
             **_others(_OFF),
-            **_baffle("softmax regression", (_SOFTMAX, "rounds=200", "run.evaluate_every=5"), (20, 100), seeds=3),
+            **_baffle("softmax regression", (_SOFTMAX, "rounds=200", "run.evaluate_every=5"), (20, 100)),
         },
         "full": {
             **_others(_OFF),
-            **_baffle("softmax regression", (_SOFTMAX, "rounds=1000", "run.evaluate_every=10"), (20, 100, 500), 3),
+            **_baffle("softmax regression", (_SOFTMAX, "rounds=1000", "run.evaluate_every=10"), (20, 100, 500)),
             **_baffle("LeNet", ("rounds=3750", "run.evaluate_every=50"), (20, 100, 500)),
             "LeNet, K = 100, as in the authors' code": Method("authors-mnist-lenet", (_OFF,)),
             "LeNet, K = 500, epoch level": Method(_LENET, ("probe.k=500", _OFF), paper=92.18),

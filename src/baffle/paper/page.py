@@ -1,15 +1,14 @@
 """The page of a target: finishes its runs, then writes the result as Markdown and HTML to read, JSON to compute with,
 and a figure. The JSON keeps the runs behind the rows, so that rows can be added later."""
 
-import base64
-import io
 import json
-import shlex
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,40 +16,64 @@ import msgspec
 
 from baffle import files
 from baffle.errors import DataError, PageError, PlanError
+from baffle.grid.job import Failure, Job, Player, Runner
+from baffle.grid.plans import name_of, with_seeds
+from baffle.grid.play import Watch, play_grid
+from baffle.grid.spread import EQUAL
+from baffle.grid.sweep import require_success
+from baffle.journal.folder import RunFolder
+from baffle.paper.rates import Search, search_rates
 from baffle.paper.target import (
     DRAWN,
-    Cell,
     Estimator,
     Finished,
     Origin,
     Result,
+    Rows,
     Scale,
     Target,
     Tell,
     row_of,
     with_drawn,
 )
-from baffle.plan import Plan, load
-from baffle.report.page import document
-from baffle.report.sections import Content, element
-from baffle.report.sections import table as html_table
-from baffle.server.recorder import Watch
-from baffle.simulation import resume, simulate
-from baffle.task.features import Backbones
+from baffle.paper.text import html_of, markdown_of, png_of
+from baffle.plan import Plan, change, load
 from baffle.version import __version__
 
 
 class Onlooker(NamedTuple):
-    """Receives progress. Each field takes the name of a run or a measurement and opens a reporter for it."""
+    """Receives progress: of the runs of a page, and of what is measured after them."""
 
-    watching: Callable[[str], AbstractContextManager[Watch]]
+    watching: Callable[[], AbstractContextManager[Watch]]
     telling: Callable[[str], AbstractContextManager[Tell]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a page is asked to show. `only` chooses the rows whose names contain one of these texts. Each is run with so
+    many seeds. With `trials`, its rate is chosen first, by trials of this part of a run. With the estimator "law", rows
+    that probe get a twin whose scalars are drawn; both may be on the page."""
+
+    only: Sequence[str] = ()
+    estimator: Estimator = "probe"
+    seeds: int = 1
+    trials: float = 0.0
+
+    def options(self) -> str:
+        """The options of `baffle paper` that ask for it, without --only."""
+        seeds = f" --seeds {self.seeds}" if self.seeds > 1 else ""
+        trials = f" --choose-rates {self.trials:g}" if self.trials else ""
+        return f"{' --estimator law' if self.estimator == 'law' else ''}{seeds}{trials}"
 
 
 NOTE_ON_DRAWN = (
     "Rows whose scalars are drawn probed nothing: each estimate was drawn from the law of K Gaussian directions around "
     "a gradient by backpropagation, so σ, central differences and kinks count for nothing beyond K, and passes and "
     "seconds are those of backpropagation."
+)
+NOTE_ON_RATES = (
+    "Each row's rate was chosen by the same search: runs with another seed, judged on training samples that were held "
+    "out from its clients. The test set was not read for it."
 )
 
 
@@ -61,48 +84,111 @@ def build_page(
     out: Path,
     onlooker: Onlooker,
     data: Path | None,
-    only: Sequence[str] = (),
-    estimator: Estimator = "probe",
+    request: Request | None = None,
+    runner: Runner | None = None,
 ) -> Path:
-    """Run a target and write NAME-SCALE.md, .json and .png into `out`.
+    """Run a target and write NAME-SCALE.md, .html, .json and .png into `out`.
 
-    A finished run of the same plan under `runs` is used as it is, and a stopped one is resumed. A run whose data set is
-    missing is skipped, and the page says so; if every run lacks its data, there is no page. `only` chooses the runs
-    whose names contain one of these texts. Rows already on the page stay while their plans are the same. With the
-    estimator "law", the rows that probe get a twin whose scalars are drawn; both may be on the page.
+    A finished run of the same plan under `runs` is used as it is, and a stopped one is resumed. A run that fails or
+    whose data set is missing is left out, and the page says so; if nothing is left, there is no page. Rows already on
+    the page stay while their plans are the same.
     """
-    rows, origin, backbones = target.plans(scale), _origin(), Backbones()
+    request, runner, origin = request or Request(), runner or Player(data), _origin()
+    rows = target.plans(scale)
     plans = with_drawn(rows)
-    finished, faults = dict[str, Finished](), dict[str, DataError]()
-    for name in _chosen(target.name, _asked(target.name, plans, estimator), only):
-        with onlooker.watching(name) as watch:
-            folder = f"{target.name}-{scale}-{plans[name].digest().hex()[:12]}"
-            try:
-                finished[name] = _run(runs / folder, plans[name], watch, data, backbones, origin)
-            except DataError as fault:
-                faults[name] = fault
-    if faults and not finished:
-        raise next(iter(faults.values()))
-    known = kept_runs(out / f"{target.name}-{scale}.json", plans) | finished
-    shown = {name: known[name] for name in plans if name in known}
-    skipped = {name: fault for name, fault in faults.items() if name not in shown}
-    rest = len(rows.keys() - {row_of(name) for name in (*shown, *skipped)})
+    before = read_page(out / f"{target.name}-{scale}.json")
+    chosen = _chosen(target.name, _asked(target.name, plans, request.estimator), request.only)
+
+    def play(jobs: list[Job]) -> dict[str, Failure]:
+        with onlooker.watching() as watch:
+            return play_grid(jobs, runner, watch)
+
+    def folder(plan: Plan) -> Path:
+        return runs / f"{target.name}-{scale}-{plan.digest().hex()[:12]}"
+
+    searches = {row: search for row, search in before.searches.items() if row in plans and row not in chosen}
+    failures = dict[str, Failure]()
+    if request.trials:
+        found, failures = search_rates(
+            {row: plans[row] for row in chosen}, partial(target.judged_by, scale), request.trials, folder, play
+        )
+        searches |= found
+    planned = {row: _at_rate(plan, searches.get(row)) for row, plan in plans.items()}
+    jobs = {
+        (row, seed): Job(_label(row, seed), plan, folder(plan))
+        for row in chosen
+        if row not in failures
+        for seed, plan in enumerate(seeded(planned[row], range(request.seeds)))
+    }
+    failures |= play([*{job.folder: job for job in jobs.values()}.values()])
+    shown = dict[str, list[Finished]]()
+    for row, plan in planned.items():
+        by_seed = kept_runs(before, row, plan)
+        by_seed |= {seed: _read(job, origin) for (of, seed), job in jobs.items() if of == row and job.is_done}
+        if by_seed:
+            shown[row] = [by_seed[seed] for seed in sorted(by_seed)]
+    if failures and not shown:
+        first = next(iter(failures.values()))
+        if first.no_data:
+            raise DataError(first.words)
+        require_success(failures, len(jobs))
+    rest = len(rows.keys() - {row_of(row) for row in (*shown, *chosen)})
     with onlooker.telling(target.name) as tell:
         result = target.result(shown, scale, data, tell)
-    notes = list(result.notes)
-    for reason in dict.fromkeys(str(fault) for fault in skipped.values()):
-        left_out = [name for name, fault in skipped.items() if str(fault) == reason]
-        notes.append(f"Left out: {'; '.join(left_out)} ({reason}).")
+    page = write(
+        target,
+        scale,
+        replace(result, notes=[*result.notes, *_notes(shown, searches, failures, rest, len(rows))]),
+        shown,
+        out,
+        origin,
+        _options(shown, searches),
+        searches,
+        whole=not rest and len({row_of(row) for row in shown}) == len(shown),
+    )
+    require_success({name: failure for name, failure in failures.items() if not failure.no_data}, len(jobs))
+    return page
+
+
+def _label(row: str, seed: int) -> str:
+    """The name of a run: that of its row alone for the first seed."""
+    return name_of(row, seed) if seed else row
+
+
+def _at_rate(plan: Plan, search: Search | None) -> Plan:
+    return change(plan, [f"update.rate={search.rate!r}"]) if search else plan
+
+
+def _options(rows: Rows, searches: Mapping[str, Search]) -> dict[str, str]:
+    """The options that bring each row onto a page. Those of the law bring backpropagation, too."""
+    probed = any(run.plan.scalars == "probed" for runs in rows.values() for run in runs)
+    options = dict[str, str]()
+    for row, runs in rows.items():
+        estimator: Estimator = "law" if row.endswith(DRAWN) or not (runs[0].plan.scalars or probed) else "probe"
+        part = searches[row].part if row in searches else 0.0
+        options[row] = Request((), estimator, len(runs), part).options()
+    return options
+
+
+def _notes(
+    shown: Rows, searches: Mapping[str, Search], failures: Mapping[str, Failure], rest: int, rows: int
+) -> Iterator[str]:
+    """The notes below a table that follow from its runs."""
+    for reason in dict.fromkeys(failure.words for failure in failures.values()):
+        left_out = [name for name, failure in failures.items() if failure.words == reason]
+        yield f"Left out: {'; '.join(left_out)} ({reason})."
     if rest:
-        notes.append(f"Not asked for: {rest} of {len(rows)} rows.")
-    drawn = any(run.plan.scalars == "drawn" for run in shown.values())
-    if drawn:
-        notes.append(NOTE_ON_DRAWN)
-    return write(target, scale, replace(result, notes=notes), shown, out, origin, list(shown) if rest or drawn else ())
+        yield f"Not asked for: {rest} of {rows} rows."
+    if any(len(runs) > 1 for runs in shown.values()):
+        yield f"Figures are means over seeds, from 0 on. {EQUAL}"
+    if any(run.plan.scalars == "drawn" for runs in shown.values() for run in runs):
+        yield NOTE_ON_DRAWN
+    if searches.keys() & shown.keys():
+        yield NOTE_ON_RATES
 
 
 def _asked(target: str, plans: Mapping[str, Plan], estimator: Estimator) -> list[str]:
-    """The runs of an estimator, and those of backpropagation."""
+    """The rows of an estimator, and those of backpropagation."""
     left_out = {"probe": "drawn", "law": "probed"}[estimator]
     asked = [name for name, plan in plans.items() if plan.scalars != left_out]
     if estimator == "law" and not any(plan.scalars == "drawn" for plan in plans.values()):
@@ -127,21 +213,18 @@ def _chosen(target: str, names: Collection[str], only: Sequence[str]) -> list[st
     return chosen
 
 
-def _run(path: Path, plan: Plan, watch: Watch, data: Path | None, backbones: Backbones, origin: Origin) -> Finished:
-    if not (path / "plan.toml").exists():
-        simulate(plan, path, data=data, watch=watch, backbones=backbones)
-    elif not (path / "summary.json").exists():
-        resume(path, data=data, watch=watch)
-    summary = json.loads((path / "summary.json").read_text())
-    metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return Finished(load(str(path / "plan.toml")), summary, metrics, plan.digest().hex(), origin)
-
-
 def _origin() -> Origin:
     """Today's date, and the commit of the running source, or "unknown" outside a checkout."""
     command = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short=12", "HEAD"]
     git = subprocess.run(command, capture_output=True, text=True, check=False)
     return Origin(f"{datetime.now(UTC):%Y-%m-%d}", git.stdout.strip() or "unknown")
+
+
+def _read(job: Job, origin: Origin) -> Finished:
+    """A finished run from its folder."""
+    folder = RunFolder(job.folder)
+    metrics = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    return Finished(load(str(folder.plan)), folder.read_summary(), metrics, job.plan.digest().hex(), origin)
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -153,56 +236,72 @@ class _Run(msgspec.Struct, frozen=True):
     metrics: list[dict[str, Any]]
 
 
-class _Page(msgspec.Struct, frozen=True):
+class Page(msgspec.Struct, frozen=True):
     """The part of a page's JSON that is read back. Old pages, and those of measurements, keep no runs."""
 
     runs: dict[str, _Run] = {}
+    searches: dict[str, Search] = {}
 
 
-def kept_runs(path: Path, plans: Mapping[str, Plan]) -> dict[str, Finished]:
-    """The runs that a page keeps and whose plans have not changed. Empty if there is no page yet."""
+def read_page(path: Path) -> Page:
+    """The runs and searches that a page keeps; none if there is no page yet."""
     try:
-        runs = msgspec.json.decode(path.read_bytes(), type=_Page).runs
+        return msgspec.json.decode(path.read_bytes(), type=Page)
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return Page()
     except (OSError, msgspec.DecodeError) as fault:
         raise PageError(
             f"{path} cannot be read as a page: {fault}; move it away or give another --out, finished runs are not lost"
         ) from None
-    asked = {name: plan.digest().hex() for name, plan in plans.items()}
-    return {
-        name: Finished(plans[name], run.summary, run.metrics, run.asked, run.origin)
-        for name, run in runs.items()
-        if run.asked == asked.get(name)
-    }
 
 
-Runs = Mapping[str, Finished]
+def kept_runs(page: Page, row: str, plan: Plan) -> dict[int, Finished]:
+    """The runs that a page keeps of a row, by seed, if the row's plan has not changed."""
+    kept = dict[int, Finished]()
+    for seed in takewhile(lambda seed: _label(row, seed) in page.runs, count()):
+        run, (asked,) = page.runs[_label(row, seed)], seeded(plan, [seed])
+        if run.asked == asked.digest().hex():
+            kept[seed] = Finished(asked, run.summary, run.metrics, run.asked, run.origin)
+    return kept
+
+
+def seeded(plan: Plan, seeds: Iterable[int]) -> list[Plan]:
+    return [*with_seeds(plan, seeds).values()]
 
 
 def write(
-    target: Target, scale: Scale, result: Result, runs: Runs, out: Path, origin: Origin, only: Sequence[str] = ()
+    target: Target,
+    scale: Scale,
+    result: Result,
+    rows: Rows,
+    out: Path,
+    origin: Origin,
+    options: Mapping[str, str],
+    searches: Mapping[str, Search],
+    *,
+    whole: bool,
 ) -> Path:
-    """Write NAME-SCALE.md, .html, .json and .png. `only` names the rows on the page; it is empty if all are there."""
+    """Write NAME-SCALE.md, .html, .json and .png. `options` brings each row onto the page; `whole` says whether these
+    are all rows of the target."""
     stem = f"{target.name}-{scale}"
-    about: dict[str, Any] = {
-        **{"target": target.name, "scale": scale, "only": list(only), **asdict(origin), "version": __version__},
+    runs = {_label(row, seed): run for row, of_row in rows.items() for seed, run in enumerate(of_row)}
+    content: dict[str, Any] = {
+        **{"target": target.name, "about": target.about, "scale": scale, "only": [] if whole else list(rows)},
+        **{**asdict(origin), "version": __version__, "options": dict(options)},
         "plans": {name: run.summary["plan_digest"] for name, run in runs.items()},
         "weights": {name: run.summary["weights_sha256"] for name, run in runs.items()},
-    }
-    content = {
-        **about,
         "columns": list(result.columns),
         "rows": [list(row) for row in result.rows],
         "notes": list(result.notes),
         "data": result.data,
         "runs": {name: _kept(run) for name, run in runs.items()},
+        "searches": {row: msgspec.to_builtins(search) for row, search in searches.items() if row in rows},
     }
-    figure = {"png": _png(result.draw)} if result.draw else {}
+    figure = {"png": png_of(result.draw)} if result.draw else {}
     texts = {
         "json": json.dumps(content, indent=1) + "\n",
-        "html": _html(target, result, about, runs, figure.get("png")),
-        "md": _markdown(target, result, about, runs, f"{stem}.png" if result.draw else ""),
+        "html": html_of(content, figure.get("png")),
+        "md": markdown_of(content, f"{stem}.png" if figure else ""),
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -219,77 +318,3 @@ def write(
 def _kept(run: Finished) -> dict[str, Any]:
     evaluated = [line for line in run.metrics if "test_accuracy" in line]
     return {"asked": run.asked, "origin": asdict(run.origin), "summary": run.summary, "metrics": evaluated}
-
-
-def made_by(about: Mapping[str, Any]) -> str:
-    """The commands that build a page, its date, and the commit of the source."""
-    names, command = about.get("only", ()), f"baffle paper {about['target']} --scale {about['scale']}"
-    drawn = [name for name in names if name.endswith(DRAWN)]
-    asked = {"": [name for name in names if name not in drawn], " --estimator law": drawn}
-    commands = [
-        f"`{command}{how}{''.join(f' --only {shlex.quote(row_of(name))}' for name in own)}`"
-        for how, own in asked.items()
-        if own or not (how or names)
-    ]
-    return f"{' and '.join(commands)}, {about['date']}, commit {about['commit']}"
-
-
-def _markdown(target: Target, result: Result, about: Mapping[str, Any], runs: Runs, figure: str) -> str:
-    lines = [f"# {target.name}: {target.about}", "", table(result.columns, result.rows)]
-    lines += ["", *(f"{note}\n" for note in result.notes)]
-    lines += [f"![{target.about}]({figure})", ""] if figure else []
-    lines += [f"{made_by(about)}.", ""]
-    lines += [
-        f"- `{name}`: {f'scalars {run.plan.scalars}' if run.plan.scalars else 'no scalars'}, "
-        f"plan {run.summary['plan_digest'][:16]}, {run.origin.date}, commit {run.origin.commit}"
-        for name, run in runs.items()
-    ]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _html(target: Target, result: Result, about: Mapping[str, Any], runs: Runs, figure: bytes | None) -> str:
-    """The page in the style of a run's report. It fetches nothing from the network."""
-    columns = range(1, len(result.columns))
-    numeric = [place for place in columns if not any(isinstance(row[place], str) for row in result.rows)]
-    cells = [[_cell(cell) for cell in row] for row in result.rows]
-    body: list[Content] = [
-        element("h1", target.name),
-        element("p", target.about, class_="lead"),
-        element("section", html_table(result.columns, cells, target.about, numbers=numeric)),
-        *(element("p", note) for note in result.notes),
-    ]
-    if figure:
-        source = f"data:image/png;base64,{base64.b64encode(figure).decode()}"
-        body.append(element("figure", element("img", src=source, alt=target.about, class_="picture"), class_="wide"))
-    body += [element("h2", "Origin"), element("p", made_by(about).replace("`", ""))]
-    if runs:
-        plans = [
-            [name, element("code", str(run.summary["plan_digest"])[:16]), run.origin.date, run.origin.commit]
-            for name, run in runs.items()
-        ]
-        body.append(html_table(["run", "plan", "date", "commit"], plans, "The runs behind the table"))
-    return document(f"{target.name} · BAFFLE", body, "default-src 'none'; style-src 'unsafe-inline'; img-src data:")
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """A Markdown table."""
-    head, *texts = ["| " + " | ".join(map(_cell, row)) + " |" for row in (columns, *rows)]
-    return "\n".join([head, "|" + "---|" * len(columns), *texts])
-
-
-def _cell(cell: Cell) -> str:
-    if isinstance(cell, float):
-        return f"{cell:.2f}"
-    return "–" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell
-
-
-def _png(draw: Callable[[Any], None]) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure)
-    data = io.BytesIO()
-    figure.savefig(data, dpi=120, metadata={"Software": None})
-    return data.getvalue()

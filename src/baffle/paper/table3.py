@@ -1,12 +1,27 @@
 """table3: clients of one domain each train a new last layer on a frozen MobileNetV2, on PACS and on OfficeHome."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from baffle.paper.target import DRAWN, Cell, Finished, Result, Scale, Target, Tell, row_of
+from baffle.grid.spread import letters_of
+from baffle.paper.target import (
+    DRAWN,
+    Cell,
+    Finished,
+    Result,
+    Rows,
+    Scale,
+    Target,
+    Tell,
+    common_cells,
+    range_of,
+    row_of,
+    spread_of,
+)
 from baffle.paper.training_runs import PRESET, Settings
 from baffle.plan import Plan, load
 
@@ -56,37 +71,36 @@ class Domains(Target):
         base = _SMOKE if scale == "smoke" else (*_PAPER, *self.settings)
         return {name: load(PRESET[scale], [*base, *settings]) for name, settings in _ROWS.items()}
 
-    def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None, _tell: Tell) -> Result:
-        accuracies = {name: pairs(run.summary) for name, run in runs.items()}
+    def result(self, rows: Rows, scale: Scale, _data: Path | None, _tell: Tell) -> Result:
+        accuracies = {name: mean_pairs(runs) for name, runs in rows.items()}
+        averages = [spread_of(runs, lambda run: pairs(run.summary)["average"][0]) for runs in rows.values()]
         exact = _exact(accuracies)
-        domains = next(iter(accuracies.values()))
-        rows: list[list[Cell]] = [
-            [
-                name,
-                *(_both(pair) for pair in by_domain.values()),
-                f"{by_domain['average'][0] - exact['average'][0]:+.2f}" if exact else None,
-                float(runs[name].metrics[-1]["loss"]),
-                *(
-                    _both(paper[domain]) if (paper := OFFICEHOME.get(row_of(name))) else None
-                    for domain in self.compared
+        cells: list[dict[str, Cell]] = [
+            {
+                "top-1 / top-5, %": name,
+                **{domain: _both(pair) for domain, pair in accuracies[name].items()},
+                "average: least – most": range_of(spread),
+                "equal": equal or None,
+                "points from backpropagation": (
+                    f"{accuracies[name]['average'][0] - exact['average'][0]:+.2f}" if exact else None
                 ),
-                runs[name].plan.scalars,
-                runs[name].summary["rounds"],
-                runs[name].summary["forwards"],
-            ]
-            for name, by_domain in accuracies.items()
+                "clients' loss": spread_of(runs, lambda run: float(run.metrics[-1]["loss"])).mean,
+                **{
+                    f"the paper on OfficeHome: {domain}": (
+                        _both(paper[domain]) if (paper := OFFICEHOME.get(row_of(name))) else None
+                    )
+                    for domain in self.compared
+                },
+                **common_cells(runs),
+            }
+            for (name, runs), spread, equal in zip(rows.items(), averages, letters_of(averages), strict=True)
         ]
-        columns = (
-            *("top-1 / top-5, %", *domains, "points from backpropagation", "clients' loss"),
-            *(f"the paper on OfficeHome: {domain}" for domain in self.compared),
-            *("scalars", "rounds", "forward passes"),
-        )
         notes = [
             "Every domain counts the same in an average. The accuracy is that of the averaged weights. Points count "
             "from the better row of backpropagation. The clients' loss is that of the last round.",
             *(["On a few digits, with a random backbone, to see that it works."] if scale == "smoke" else []),
         ]
-        return Result(columns, rows, notes, {"accuracies": accuracies}, partial(_draw, accuracies))
+        return Result.of(cells, notes, {"accuracies": accuracies}, partial(_draw, accuracies))
 
 
 def pairs(summary: Mapping[str, Any]) -> dict[str, Pair]:
@@ -95,6 +109,12 @@ def pairs(summary: Mapping[str, Any]) -> dict[str, Pair]:
     by_domain = {name: (100 * domain["accuracy"], 100 * domain["top5"]) for name, domain in domains}
     top1, top5 = (sum(values) / len(by_domain) for values in zip(*by_domain.values(), strict=True))
     return {**by_domain, "average": (top1, top5)}
+
+
+def mean_pairs(runs: Sequence[Finished]) -> dict[str, Pair]:
+    """The same for all seeds of a row: their means."""
+    seeds = [pairs(run.summary) for run in runs]
+    return {domain: (fmean(s[domain][0] for s in seeds), fmean(s[domain][1] for s in seeds)) for domain in seeds[0]}
 
 
 def _exact(accuracies: Mapping[str, Mapping[str, Pair]]) -> Mapping[str, Pair]:

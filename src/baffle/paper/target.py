@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from baffle.errors import PlanError
+from baffle.grid.spread import Spread
 from baffle.plan import Plan, change
+from baffle.report.words import SCALARS
 
 Scale = Literal["smoke", "short", "full"]
 """smoke: seconds, on the digits, to see that it works. short: minutes, on real data. full: as long as in the paper."""
@@ -49,6 +51,18 @@ class Result:
     data: Mapping[str, Any] = field(default_factory=dict)
     draw: Callable[[Any], None] | None = None  # onto a matplotlib figure; None: no figure
 
+    @classmethod
+    def of(
+        cls,
+        cells: Sequence[Mapping[str, Cell]],
+        notes: Sequence[str],
+        data: Mapping[str, Any],
+        draw: Callable[[Any], None],
+    ) -> "Result":
+        """A result whose rows name their columns. Columns without any figure are left out."""
+        columns = [name for name in cells[0] if any(row[name] is not None for row in cells)]
+        return cls(columns, [[row[name] for name in columns] for row in cells], notes, data, draw)
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -68,6 +82,38 @@ class Finished:
     asked: str
     origin: Origin
 
+    @property
+    def scalars(self) -> str:
+        """Where the numbers come from that its steps are made of."""
+        return SCALARS[self.plan.estimator]
+
+
+Rows = Mapping[str, Sequence[Finished]]
+"""The finished runs of each row, one for each seed."""
+
+
+def spread_of(runs: Sequence[Finished], figure: Callable[[Finished], float]) -> Spread:
+    """A figure of a row, with every seed."""
+    return Spread(tuple(figure(run) for run in runs))
+
+
+def range_of(spread: Spread) -> str | None:
+    """The least and the most of several seeds."""
+    return f"{spread.least:.2f} – {spread.most:.2f}" if len(spread.values) > 1 else None
+
+
+def common_cells(runs: Sequence[Finished]) -> dict[str, Cell]:
+    """Columns that say how a row came about, and what it took: means over its seeds."""
+    first = runs[0]
+    return {
+        "K": first.plan.probe.k if first.plan.scalars else None,
+        "scalars": first.scalars,
+        "rate": f"{first.plan.update.rate:g}",
+        "seeds": len(runs),
+        "rounds": first.summary["rounds"],
+        "forward passes": round(spread_of(runs, lambda run: run.summary["forwards"]).mean),
+    }
+
 
 @dataclass(frozen=True)
 class Target(ABC):
@@ -80,8 +126,12 @@ class Target(ABC):
         """The runs that it needs, by the name of their row. Empty if it only measures."""
         return {}
 
+    def judged_by(self, _scale: Scale, _row: str) -> str:
+        """The accuracy by which rates are chosen for a row: the one that its table shows."""
+        return "test_accuracy"
+
     @abstractmethod
-    def result(self, runs: Mapping[str, Finished], scale: Scale, data: Path | None, tell: Tell) -> Result: ...
+    def result(self, rows: Rows, scale: Scale, data: Path | None, tell: Tell) -> Result: ...
 
 
 @dataclass(frozen=True)
@@ -90,5 +140,5 @@ class Measurement(Target):
 
     measure: Callable[[Scale, Path | None, Tell], Result]
 
-    def result(self, _runs: Mapping[str, Finished], scale: Scale, data: Path | None, tell: Tell) -> Result:
+    def result(self, _rows: Rows, scale: Scale, data: Path | None, tell: Tell) -> Result:
         return self.measure(scale, data, tell)

@@ -8,11 +8,26 @@ fig-ablation  the same with the guidelines left out one by one
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
 
-from baffle.paper.target import Cell, Finished, Result, Scale, Target, Tell, row_of
+from baffle.grid.spread import letters_of
+from baffle.paper.target import (
+    Cell,
+    Finished,
+    Result,
+    Rows,
+    Scale,
+    Target,
+    Tell,
+    common_cells,
+    range_of,
+    row_of,
+    spread_of,
+)
 from baffle.plan import Plan, load
 
 Settings = tuple[str, ...]
@@ -58,39 +73,68 @@ class TrainingRuns(Target):
         rows = self.rows[scale].items()
         return {name: load(PRESET[scale], [*self.shared[scale], *row.settings]) for name, row in rows}
 
-    def result(self, runs: Mapping[str, Finished], scale: Scale, _data: Path | None, _tell: Tell) -> Result:
-        known = self.rows[scale]
-        rows: list[list[Cell]] = [
-            [
-                name,
-                100 * float(run.summary[known[row_of(name)].shown]),
-                known[row_of(name)].paper,
-                run.plan.probe.k if run.plan.scalars else None,
-                run.plan.scalars,
-                run.summary["rounds"],
-                run.summary["forwards"],
-            ]
-            for name, run in runs.items()
+    def judged_by(self, scale: Scale, row: str) -> str:
+        return self.rows[scale][row_of(row)].shown
+
+    def result(self, rows: Rows, scale: Scale, _data: Path | None, _tell: Tell) -> Result:
+        known = {name: self.rows[scale][row_of(name)] for name in rows}
+        spreads = {name: spread_of(runs, partial(accuracy_of, shown=known[name].shown)) for name, runs in rows.items()}
+        equal = dict[str, str]()
+        for group in {row.group for row in known.values()}:
+            names = [name for name in rows if known[name].group == group]
+            equal |= zip(names, letters_of([spreads[name] for name in names]), strict=True)
+        cells: list[dict[str, Cell]] = [
+            {
+                "": name,
+                "accuracy, %": spreads[name].mean,
+                "least – most, %": range_of(spreads[name]),
+                "equal": equal[name] or None,
+                "paper, %": known[name].paper,
+                **common_cells(runs),
+            }
+            for name, runs in rows.items()
         ]
-        columns = ("", "accuracy, %", "paper, %", "K", "scalars", "rounds", "forward passes")
-        notes = self.notes.get(scale, ())
-        curves = {name: curve(run, known[row_of(name)].shown) for name, run in runs.items()}
-        return Result(columns, rows, notes, {"curves": curves}, _draw_curves(runs, known))
+        curves = {name: curve(runs, known[name].shown) for name, runs in rows.items()}
+        return Result.of(cells, self.notes.get(scale, ()), {"curves": curves}, _draw_curves(rows, curves, known))
 
 
-def curve(run: Finished, shown: str = "test_accuracy") -> tuple[list[int], list[float]]:
-    """The rounds with a test accuracy, and that accuracy in percent. `shown` is its key in the metrics."""
-    evaluated = [line for line in run.metrics if shown in line]
-    return [line["round"] + 1 for line in evaluated], [100 * line[shown] for line in evaluated]
+def accuracy_of(run: Finished, shown: str = "test_accuracy") -> float:
+    return 100 * float(run.summary[shown])
+
+
+class Curve(NamedTuple):
+    """Test accuracy against rounds, in percent: the mean over the seeds, the least and the most."""
+
+    rounds: list[int]
+    mean: list[float]
+    least: list[float]
+    most: list[float]
+
+    def draw(self, axes: Any, **look: Any) -> None:
+        """A line for the mean and, for several seeds, a shade from the least to the most."""
+        (line,) = axes.plot(self.rounds, self.mean, linewidth=1.5, **look)
+        if self.least != self.most:
+            axes.fill_between(self.rounds, self.least, self.most, color=line.get_color(), alpha=0.2, linewidth=0)
+
+
+def curve(runs: Sequence[Finished], shown: str = "test_accuracy") -> Curve:
+    """The course of a row. `shown` is the key of its accuracy in the metrics."""
+    by_round = dict[int, list[float]]()
+    for run in runs:
+        for line in run.metrics:
+            if shown in line:
+                by_round.setdefault(line["round"] + 1, []).append(100 * line[shown])
+    whole = {at: values for at, values in sorted(by_round.items()) if len(values) == len(runs)}
+    return Curve([*whole], *([f(values) for values in whole.values()] for f in (fmean, min, max)))
 
 
 STYLES = {"probed": "-", "drawn": "-.", None: "--"}
 """Lines of curves, by where a run's scalars come from."""
 
 
-def _draw_curves(runs: Mapping[str, Finished], rows: Mapping[str, Row]) -> Callable[[Any], None]:
+def _draw_curves(rows: Rows, curves: Mapping[str, Curve], known: Mapping[str, Row]) -> Callable[[Any], None]:
     """One panel for each group of rows."""
-    groups = list(dict.fromkeys(rows[row_of(name)].group for name in runs))
+    groups = list(dict.fromkeys(row.group for row in known.values()))
     columns = min(len(groups), 3)
 
     def draw(figure: Any) -> None:
@@ -99,11 +143,10 @@ def _draw_curves(runs: Mapping[str, Finished], rows: Mapping[str, Row]) -> Calla
             if group is None:
                 axes.remove()
                 continue
-            for name, run in runs.items():
-                if rows[row_of(name)].group == group:
-                    style = STYLES[run.plan.scalars]
+            for name, runs in rows.items():
+                if known[name].group == group:
                     label = name.removeprefix(f"{group}: ")
-                    axes.plot(*curve(run, rows[row_of(name)].shown), label=label, linewidth=1.5, linestyle=style)
+                    curves[name].draw(axes, label=label, linestyle=STYLES[runs[0].plan.scalars])
             axes.set(xlabel="round", ylabel="test accuracy, %")
             axes.set_title(group, fontsize=9)
             axes.legend(frameon=False, fontsize=8 if len(groups) == 1 else 5)

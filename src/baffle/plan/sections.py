@@ -162,6 +162,9 @@ class TaskSettings(Section, frozen=True):
     augment: bool = False
     """mirror and shift training images at random, by the key of the round and the client: for CIFAR, or a set of your
     own with an augmentation"""
+    validation: bool = False
+    """test on a fifth of the training samples (at most 10,000), which no client gets, and never on the test set: to
+    choose settings. For simulations"""
     loss: str = "cross_entropy"
     """`"mse"`, `"mae"`, `"bce"`, or `"module:function"`: [losses and metrics](#losses-and-metrics)"""
     metrics: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ import numpy as np
 from baffle.client.worker import forwards_of
 from baffle.core.ports import CONTRIBUTED, MISSING
 from baffle.data.partition import Holding, holdings, share_out
-from baffle.data.sources import load
+from baffle.data.sources import source_of
 from baffle.errors import BaffleError, one_line
 from baffle.report.record import LEFT_OUT, RunRecord, number
 from baffle.report.words import is_share, metric_name, round_number
@@ -223,7 +223,7 @@ def partition_of(run: RunRecord, data: Path | None = None, *, own_code: bool = F
     if ":" in plan.task.data and not own_code:
         return Partition((), f"The plan's data come from {plan.task.data}, which is not run without --own-code.")
     try:
-        source = load(plan.task.data, data, plan.task.pixels)
+        source = source_of(plan.task, data)
         return Partition(tuple(holdings(source, share_out(plan, source))))
     except BaffleError as fault:
         return Partition((), f"The data cannot be read here: {one_line(str(fault))}.")

@@ -31,7 +31,9 @@
         const kept = line[column].map((_, i) => i).filter((i) => line[column][i] !== null && line[axis][i] !== null);
         const name = dots ? `${line.name}, without averaging` : line.name;
         const style = dots ? "dot" : line.dash ? "dash" : "solid";
-        lines.push({ name, style, run: line.run, x: kept.map((i) => line[axis][i]), y: kept.map((i) => line[column][i]) });
+        const at = (values) => values && kept.map((i) => values[i]);
+        const range = [at(line[`${column}_least`]), at(line[`${column}_most`])];
+        lines.push({ name, style, run: line.run, x: at(line[axis]), y: at(line[column]), range });
       }
     }
     return lines.filter((line) => line.x.length);
@@ -39,14 +41,18 @@
 
   function lineTraces(chart) {
     const few = chart.column !== "loss";
-    return linesOf(chart).map((line) => ({
+    const bands = linesOf(chart).filter((line) => line.range[0]).flatMap((line) => line.range.map((y, i) => ({
+      type: "scatter", mode: "lines", x: line.x, y, line: { width: 0, color: runColour(line.run) }, hoverinfo: "skip",
+      fill: i ? "tonexty" : "none", fillcolor: `${runColour(line.run)}33`,
+    })));
+    return bands.concat(linesOf(chart).map((line) => ({
       type: "scatter", name: plain(line.name), x: line.x, y: line.y,
       mode: line.x.length === 1 ? "markers" : few && line.style === "solid" ? "lines+markers" : "lines",
       opacity: line.style === "dot" ? 0.75 : 1,
       line: { color: runColour(line.run), width: line.style === "dot" ? 1.5 : 2.25, dash: line.style },
       marker: { color: runColour(line.run), size: 6, symbol: MARKERS[line.run % MARKERS.length] },
       hovertemplate: chart.percent ? "%{y:.2%}" : "%{y:.4~g}",
-    }));
+    })));
   }
 
   function barTraces(chart) {

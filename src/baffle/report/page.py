@@ -4,7 +4,7 @@ It is written into the run's folder. Reports in one folder share the script that
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -98,24 +98,26 @@ def content_of(runs: Sequence[RunRecord], partitions: Sequence[Partition]) -> Sh
 def render(runs: Sequence[RunRecord], content: Shown, scripts: "Scripts", live: str = "") -> str:
     """The whole page. `live` is the address from which a live page fetches updates."""
     title = ", ".join(names_of(runs)) if len(runs) < 4 else f"{len(runs)} runs"
-    own = (ROOM / "page.js").read_text()
-    made = f"Made by BAFFLE {__version__} on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC."
-    rounds = "Rounds count from 1 here and in a terminal, from 0 in the journal and in metrics.jsonl."
     body = [
         element("h1", title),
         _part("state", content.top["state"]),
         element("p", "", id="live", class_="lead", role="status") if live else "",
         _part("overview", content.top["overview"]),
         *(_section(heading, parts) for heading, parts in content.sections.items()),
-        element("footer", element("p", f"{made} {rounds}")),
     ]
-    end = [
-        data_block("data", content.data() | ({"parts": content.parts} if live else {})),
-        scripts.drawing(),
-        element("script", Html(own)),
-    ]
+    data = content.data() | ({"parts": content.parts} if live else {})
+    return drawn_document(f"{title} · BAFFLE report", body, data, scripts, live)
+
+
+def drawn_document(title: str, body: Content, data: Mapping[str, Any], scripts: "Scripts", live: str = "") -> str:
+    """An HTML document whose charts are drawn from data."""
+    own = (ROOM / "page.js").read_text()
+    made = f"Made by BAFFLE {__version__} on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC."
+    rounds = "Rounds count from 1 here and in a terminal, from 0 in the journal and in metrics.jsonl."
+    footer = element("footer", element("p", f"{made} {rounds}"))
+    end = [data_block("data", data), scripts.drawing(), element("script", Html(own))]
     policy = scripts.policy(own, live=bool(live))
-    return document(f"{title} · BAFFLE report", body, policy, end, data_live=live or None, data_script=scripts.name)
+    return document(title, [body, footer], policy, end, data_live=live or None, data_script=scripts.name)
 
 
 def document(title: str, body: Content, policy: str, end: Content = (), **attributes: str | None) -> str:
@@ -207,11 +209,16 @@ def write_report(
     runs = read_runs(tuple(folders)) if len(folders) > 1 else (read_run(folders[0]),)
     partitions = [partition_of(run, data, own_code=own_code) for run in runs]
     page = out or (folders[0] / REPORT if len(folders) == 1 else folders[0].resolve().parent / COMPARISON)
+    return write_page(page, lambda scripts: render(runs, content_of(runs, partitions), scripts), standalone=standalone)
+
+
+def write_page(page: Path, rendered: Callable[["Scripts"], str], *, standalone: bool) -> Path:
+    """Write a page and, unless it stands alone, the script beside it."""
     try:
         make_folder(page.parent)
         inside = Scripts(script_name(), inline=drawing_script().read_text()) if standalone else None
         scripts = inside or _beside(page)
-        replace(page, render(runs, content_of(runs, partitions), scripts).encode())
+        replace(page, rendered(scripts).encode())
     except OSError as fault:
         raise PageError(
             f"the report {page} cannot be written: {fault.strerror or fault}; name another file with --out"

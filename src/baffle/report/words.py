@@ -4,6 +4,9 @@ import math
 from itertools import count
 
 SHARES = ("accuracy", "top5")  # metrics that are shares of a whole, and shown in percent
+SCALARS = {  # by a plan's estimator: where the numbers come from that its steps are made of
+    **{"probe": "probed", "law": "drawn", "backprop": "exact gradient"},
+}
 CUT_OFF = 64.0  # the largest loss that is displayed: `LOSS_MAX` of the ring, which would import NumPy
 
 

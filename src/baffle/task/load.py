@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from baffle.core.arrays import I64
 from baffle.core.ports import Batch, Runtime
 from baffle.data.partition import share_out
-from baffle.data.sources import Source, data_folder, load
+from baffle.data.sources import Source, data_folder, load, source_of
 from baffle.errors import PlanError, UnusableDataError
 from baffle.models.inputs import Inputs
 from baffle.plan import MobileNet, Plan
@@ -74,7 +74,7 @@ def load_task(
     features of a frozen backbone. `share` decides which client holds which samples. `source` and `model` may be given
     instead of being loaded. `stopwatch` times what is measured on the way."""
     folder = data_folder(folder)
-    source = source or load(plan.task.data, folder, plan.task.pixels)
+    source = source_of(plan.task, folder, source)
     if plan.task.augment and source.train.augment is None:
         raise PlanError(f"task.augment: {plan.task.data} has no augmentation; leave it out")
     require_kind_of_labels(plan, source)

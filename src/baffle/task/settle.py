@@ -148,7 +148,7 @@ def use_features(task: ServerTask, by: Circumstances) -> ServerTask:
         raise PlanError(
             "task.augment: features of a frozen backbone are computed once, without augmentation; leave it out"
         )
-    data = (plan.task.data, plan.task.pixels, by.folder, plan.run.features_mb, plan.run.device)
+    data = (plan.task.data, plan.task.pixels, plan.task.validation, by.folder, plan.run.features_mb, plan.run.device)
     features = partial(source_of_features, task.source, halves.front, plan.run.features_mb * 2**20)
     return replace(task, source=by.backbones.source((data, halves.front.key), features), model=halves.head)
 
