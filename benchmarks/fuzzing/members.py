@@ -72,6 +72,9 @@ def impatient() -> Iterator[None]:
             "baffle.network.member.member.RateLimitedLog": Always,
             "baffle.aggregation.client.session.KEYS_AT_ONCE": 4,
             "baffle.data.handwriting._all_digits": lru_cache(handwriting._all_digits),
+            "baffle.aggregation.client.marks.MarksFile._require_ours": lambda _marks, _file: (
+                None
+            ),  # clones share a file
             "os.fsync": lambda _file: None,
         }.items():
             patches.enter_context(patch(name, value))

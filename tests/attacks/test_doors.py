@@ -118,8 +118,10 @@ def test_no_answer_depends_on_how_many_samples_a_client_has(server: ServerByHand
         ServerByHand(server.keys, change(server.plan, [f"federation.batch={batch}"])),
         list[tuple[str, ...]](),
     )
-    clients = [Watched(server.keys[0], samples) for samples in (1, 15, 16, 17, 480)]
-    for client in clients:
+    clients = list[Watched]()
+    for samples in (1, 15, 16, 17, 480):
+        client = Watched(server.keys[0], samples)
+        clients.append(client)
         introduced = client.ask(server.introduce())
         assert not client.equipped
         answers.append((introduced, client.ask(server.begin(client.member))))
