@@ -110,10 +110,11 @@ def _find(plan: Plan, ground: Ground, say: Tell) -> Tuned:
     chosen, raced, sigma = split.ground.plan, split.race, race_sigma
     if first.smooth:
         sigma, why_sigma = _choose_sigma(first, split.ground.window(raced.winner.trial), raced.rounds)
-    rate = rounded(extended(best_rate(raced.legs[-1]), raced.rounds, plan.rounds))
+    raced_steps, steps = ground.plan.steps_before(raced.rounds), plan.steps_before(plan.rounds)
+    rate = rounded(extended(best_rate(raced.legs[-1]), raced_steps, steps))
     settings = {
         "probe.sigma": (plan.probe.sigma, sigma, why_sigma),
-        "update.rate": (plan.update.rate, rate, _why_rate(raced, plan.rounds)),
+        "update.rate": (plan.update.rate, rate, _why_rate(raced, raced_steps, steps)),
         "probe.k": (plan.probe.k, chosen.probe.k, split.why),
         "federation.batch": (plan.federation.batch, chosen.federation.batch, "K times batch stays the same"),
     }
@@ -170,10 +171,10 @@ def _choose_sigma(first: Window, later: Window, rounds: int) -> tuple[float, str
     )
 
 
-def _why_rate(raced: Race, rounds: int) -> str:
+def _why_rate(raced: Race, raced_steps: int, steps: int) -> str:
     leg = raced.legs[-1]
     tried = ", ".join(f"{loss:.4g} at {rate:g}" for rate, loss in sorted(leg.losses.items()))
-    longer = f", times √({leg.rounds}/{rounds}) for the longer run" if leg.rounds < rounds else ""
+    longer = f", times √({raced_steps}/{steps}) for the longer run" if raced_steps < steps else ""
     return f"held-out loss after {leg.rounds} rounds {tried}; the best{longer}"
 
 
