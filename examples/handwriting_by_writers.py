@@ -24,9 +24,8 @@ plan = baffle.load_plan(
         "run.evaluate_every=20",
     ],
 )
-folder = new_folder(plan.name)
-summary = baffle.simulate(plan, folder, data=sys.argv[1])
-print(
-    f"accuracy {summary['test_accuracy']:.1%}; {summary['uplink_bytes_per_client_round']:,} bytes up a client and round"
-)
-print(f"verified: {baffle.verify(folder).rounds} rounds")
+with new_folder(plan.name) as folder:
+    summary = baffle.simulate(plan, folder, data=sys.argv[1])
+    bytes_up = summary["uplink_bytes_per_client_round"]
+    print(f"accuracy {summary['test_accuracy']:.1%}; {bytes_up:,} bytes up a client and round")
+    print(f"verified: {baffle.verify(folder).rounds} rounds")

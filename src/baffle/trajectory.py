@@ -103,8 +103,7 @@ class Trajectory:
 
     def steps_before(self, round_number: int) -> int:
         """How many steps the rounds before a round have, those that are skipped included."""
-        federation = self.plan.federation
-        return round_number + max(0, round_number - federation.warm_up) * (federation.local_steps - 1)
+        return self.plan.steps_before(round_number)
 
     def of_step(self, totals: I32, step: int) -> I32:
         """One step's share of the totals of a round."""

@@ -207,7 +207,7 @@ def page(text: str) -> str:
     """The page with these tables."""
     for name, rows in tables().items():
         text = re.sub(
-            rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", lambda m, r=rows: f"{m[1]}{r}{m[2]}", text, flags=re.S
+            rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", rf"\g<1>{rows.replace(chr(92), chr(92) * 2)}\2", text, flags=re.S
         )
     return text
 

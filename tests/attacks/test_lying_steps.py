@@ -1,18 +1,19 @@
 """Rounds of several steps: how many they have follows from the plan, and where a client walks from its own replay."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
 
 from baffle.core.messages import Abstention, CatchUp, Contribution, Group, Outcome, RoundRequest, decode_reply, encode
-from baffle.core.ring import EXTRAS
-from baffle.core.state import apply
+from baffle.core.ring import EXTRAS, RingVector
+from baffle.core.state import apply, distance
 from baffle.errors import ChainError, MessageError
 from baffle.lineage import Lineage
 from baffle.plan import Plan
-from tests.support.one_client import Bowl, Setting
+from tests.support.one_client import SAMPLES, Bowl, Setting
 
 STEPS, N, ROUNDS = 3, 9, 3
 
@@ -80,6 +81,29 @@ def test_a_server_cannot_give_a_client_another_state_to_walk_from(story: Story) 
     other = msgspec.structs.replace(story.outcomes[2], groups=(Group(2, swapped, 10),))
     assert isinstance(story.ask(story.request(3, [*story.outcomes[:2], other])), Abstention)
     assert isinstance(story.ask(honest), Contribution)
+
+
+def test_tiny_moments_cannot_send_a_client_far_away(story: Story) -> None:
+    """Invented outcomes of next to nothing leave second moments of next to nothing, by which the client's own gradient
+    is divided. It sends what it would send for a loss that is not finite, in as many passes."""
+    state = story.presents[0].state
+    for number in range(2):
+        totals = np.full(story.trajectory.length, 1, "<i4").tobytes()
+        state = apply(story.trajectory.rule, state, Outcome(number, "scalars", (Group(number, totals, 10),)))
+    assert distance(story.presents[0].state.weights, state.weights) < 0.1
+    runtime = Bowl(N)
+    steered = Setting(story.trajectory.plan, runtime).worker
+    free, passes = steered.vector(2, state.weights, state.optimizer), runtime.forwards
+    own = apply(story.trajectory.rule, state, Outcome(2, "scalars", (group_of(story, free),)))
+    assert distance(state.weights, own.weights) > 10
+    bounded = replace(steered, most_step=10.0).vector(2, state.weights, state.optimizer)
+    assert np.array_equal(bounded, story.trajectory.ring.nothing(story.trajectory.length, SAMPLES))
+    assert runtime.forwards == 2 * passes
+
+
+def group_of(story: Story, vector: RingVector) -> Group:
+    total = story.trajectory.ring.decode(vector, 1)
+    return Group(2, total.totals.astype("<i4").tobytes(), total.weight)
 
 
 def test_what_a_client_hides_behind_a_short_round_changes_nothing(story: Story) -> None:

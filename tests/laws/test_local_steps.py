@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baffle.core import update
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import Support
 from baffle.core.messages import Group, Outcome
@@ -41,6 +42,10 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "groups": ("federation.clients=6", "secure.groups=2", "secure.floor=2"),
     "own groups": ("federation.clients=6", "secure.groups=2", "secure.floor=2", "secure.group_seeds=own"),
 }
+
+
+def test_every_optimizer_is_tried() -> None:
+    assert update.OPTIMIZERS.keys() <= OPTIMIZERS.keys()
 
 
 def trajectory_for(steps: int, *changes: str) -> Trajectory:

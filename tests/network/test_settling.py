@@ -33,6 +33,8 @@ def test_a_client_evaluates_what_the_plan_gives_it_or_a_lower_tier(four: Plan) -
     assert tiers_for(tiered, dict.fromkeys(range(4), 9)) == given  # nobody gets more than the plan gives it
     assert tiers_for(tiered, dict.fromkeys(range(4), 3)) == tuple(min(k, 3) for k in given)
     assert tiers_for(tiered, dict.fromkeys(range(4), 2)) == (1, 1, 1, 1)
+    twice = change(tiered, ["federation.local_steps=2"])  # what a client affords in a round is for both steps
+    assert tiers_for(twice, dict.fromkeys(range(4), 7)) == tuple(min(k, 3) for k in given)
 
 
 @given(st.dictionaries(st.integers(0, 3), st.integers(0, 6)))

@@ -110,6 +110,15 @@ def test_the_rate_of_another_optimizer_is_found_too(tiny: MakePlan, tmp_path: Pa
     assert after["train_loss"] < before["train_loss"] - 0.1
 
 
+def test_rounds_of_several_steps_are_tried_and_a_rate_is_extended_by_steps(tiny: MakePlan) -> None:
+    local = ("federation.local_steps=4", "federation.warm_up=10", "federation.batch=8")
+    tuned = tune(tiny("rounds=24", *local))
+    reason = next(reason for reason in tuned.reasons if reason.key == "update.rate")
+    assert "held-out loss after 6 rounds" in reason.why
+    assert f"times √({3 + 3 * 4}/{10 + 14 * 4})" in reason.why
+    assert (tuned.plan.federation.local_steps, tuned.plan.federation.warm_up) == (4, 10)
+
+
 def test_at_epoch_level_the_rate_is_tuned_and_the_split_stays(tiny: MakePlan) -> None:
     advice = tune(tiny("rounds=4", 'federation.level="epoch"', "federation.batch=200", "update.rate=10.0"))
     assert advice.plan.update.rate < 10

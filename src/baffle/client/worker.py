@@ -28,6 +28,7 @@ from baffle.core.rebuild import gradient_from_scalars
 from baffle.core.ring import EXTRAS, NO_HEAD, Ring, RingVector, Totals
 from baffle.core.samples import pieces
 from baffle.core.seeds import batch_indices, permutation
+from baffle.core.state import distance
 from baffle.core.update import State
 from baffle.data.sources import Dataset
 from baffle.errors import RefusalError
@@ -81,6 +82,9 @@ class Worker:
     curvature. It changes no plan, and a sum does not show it."""
     passes: Counter[Derivatives] = field(default_factory=Counter, compare=False)
     """How many passes it has made, for its own log."""
+    most_step: float = math.inf
+    """How far the steps of a round may lead this client from the round's weights, as a root mean square. A server that
+    invents outcomes can make second moments so small that a client's own step is huge."""
 
     def vector(self, round_number: int, weights: F32, optimizer: State = ()) -> RingVector:
         """This client's contribution to a round at these weights, as integers. A round of several steps also needs the
@@ -135,6 +139,8 @@ class Worker:
             if step + 1 < steps:
                 own = Totals(vectors[-1][:-EXTRAS].view(np.int32), self._weight)
                 walk.step(trajectory.estimate(own, key, step))
+                if not (math.isinf(self.most_step) or distance(weights, walk.weights) <= self.most_step):
+                    finite, walk.weights = False, weights
         if finite or self.batch == 0:
             return ring.joined(vectors, length)
         return ring.nothing(length, self._weight)

@@ -74,6 +74,11 @@ class Plan(Section, frozen=True):
         """The smallest and the largest number of clients that are summed together."""
         return self.per_round // self.secure.groups, -(-self.per_round // self.secure.groups)
 
+    def steps_before(self, rounds: int) -> int:
+        """How many steps the first rounds have together."""
+        federation = self.federation
+        return rounds + max(0, rounds - federation.warm_up) * (federation.local_steps - 1)
+
     @property
     def own_seeds(self) -> bool:
         """Whether every group has directions of its own."""

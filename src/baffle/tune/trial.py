@@ -41,6 +41,8 @@ PIECES = 16  # of the held-out samples: the scatter between them tells how sure 
 DIRECTIONS = 16  # how many directions are probed to find a window
 SMALL_RATE = 1e-3  # at epoch level the optimizer's step is measured at this rate
 
+TRIAL_WARM_UP = 3  # rounds of one step, before those of several
+
 REFERENCE_SIGMA, REFERENCE_RATE = 1e-3, 0.01
 """Keys of trials follow from the plan with these, so that advice does not depend on the σ and the rate that the plan
 comes with."""
@@ -73,7 +75,7 @@ class Ground:
             held_out.append(out)
             return kept
 
-        task = load_task(_with_step(plan, REFERENCE_SIGMA, REFERENCE_RATE), data, backbones, share)
+        task = load_task(_with_step(_warmed_up_soon(plan), REFERENCE_SIGMA, REFERENCE_RATE), data, backbones, share)
         self.task: Task
         self.task, self.why_clip = with_clip(task)
         self.plan, self.initial = self.task.plan, self.task.initial_weights()
@@ -196,6 +198,13 @@ def shared_variance(scalars: F64, weights: F64) -> float:
     common = (np.sum(scalars, axis=0) ** 2 - np.sum(scalars**2, axis=0)) / (count * (count - 1))
     whole = np.mean((weights @ scalars) ** 2)
     return float(np.clip(np.mean(common) / whole, 0, 1)) if whole > 0 else 0.0
+
+
+def _warmed_up_soon(plan: Plan) -> Plan:
+    """The plan with few rounds of one step, so that short trials have rounds of several."""
+    if plan.federation.local_steps == 1:
+        return plan
+    return with_settings(plan, federation={"warm_up": min(plan.federation.warm_up, TRIAL_WARM_UP)})
 
 
 def _with_step(plan: Plan, sigma: float, rate: float) -> Plan:

@@ -124,10 +124,11 @@ def _find(plan: Plan, ground: Ground, say: Tell) -> Tuned:
     chosen, raced, sigma = split.ground.plan, split.race, race_sigma
     if first.smooth:
         sigma, why_sigma = _choose_sigma(first, split.ground.window(raced.winner.trial), raced.rounds)
-    rate = rounded(extended(best_rate(raced.legs[-1]), raced.rounds, plan.rounds))
+    raced_steps, steps = ground.plan.steps_before(raced.rounds), plan.steps_before(plan.rounds)
+    rate = rounded(extended(best_rate(raced.legs[-1]), raced_steps, steps))
     settings = {
         "probe.sigma": (plan.probe.sigma, sigma, why_sigma),
-        "update.rate": (plan.update.rate, rate, _why_rate(raced, plan.rounds, learnt=learnt)),
+        "update.rate": (plan.update.rate, rate, _why_rate(raced, raced_steps, steps, learnt=learnt)),
         "probe.k": (plan.probe.k, chosen.probe.k, split.why),
         "federation.batch": (plan.federation.batch, chosen.federation.batch, _why_batch(plan, chosen)),
     }
@@ -193,12 +194,12 @@ def _why_batch(before: Plan, after: Plan) -> str:
     return "K times batch stays the same" if len(set(rows)) == 1 else "more directions alone"
 
 
-def _why_rate(raced: Race, rounds: int, *, learnt: bool) -> str:
+def _why_rate(raced: Race, raced_steps: int, steps: int, *, learnt: bool) -> str:
     leg = raced.legs[-1]
     tried = ", ".join(f"{loss:.4g} at {rate:g}" for rate, loss in sorted(leg.losses.items()))
     if not learnt:
         return f"nothing was learnt at any rate: held-out loss after {leg.rounds} rounds {tried}, no less than at first"
-    longer = f", times √({leg.rounds}/{rounds}) for the longer run" if leg.rounds < rounds else ""
+    longer = f", times √({raced_steps}/{steps}) for the longer run" if raced_steps < steps else ""
     return f"held-out loss after {leg.rounds} rounds {tried}; the best{longer}"
 
 

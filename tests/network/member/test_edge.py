@@ -15,7 +15,9 @@ import pytest
 from baffle.client.client import Client
 from baffle.client.replica import Replica
 from baffle.client.worker import Worker
+from baffle.core.messages import Group, Outcome
 from baffle.core.ports import Runtime
+from baffle.core.state import apply
 from baffle.errors import ModelError, PlanError, RefusalError
 from baffle.export import export_plan, export_run
 from baffle.federation import sums_of
@@ -175,6 +177,34 @@ def test_an_edge_client_moves_single_layers_like_its_twin(tmp_path: Path, runtim
     scalars, same = (worker.vector(0, weights)[:9].view(np.int32) / scale for worker in (edge, whole))
     assert np.abs(scalars).max() > 0.1
     np.testing.assert_allclose(scalars, same, atol=5e-3)
+
+
+def test_an_edge_client_takes_several_steps_like_its_twin(tmp_path: Path) -> None:
+    settings = ["run.runtime=onnx", "probe.k=9", "probe.head=exact", "federation.clients=3", "federation.warm_up=1"]
+    export_plan("digits", tmp_path / "model", [*settings, "federation.local_steps=3"])
+    plan = load(str(tmp_path / "model" / PLAN))
+    task = load_task(plan)
+    twin = task.runtime()
+
+    @contextmanager
+    def borrow() -> Iterator[Runtime]:
+        yield twin
+
+    edge = edge_equipment(plan, tmp_path / "model", 1, part=True).worker
+    trajectory = edge.trajectory
+    whole = Worker(1, plan.probe.k, trajectory, task.source.train, task.shares[1], borrow)
+    state = trajectory.rule.start(task.initial_weights())
+    first = trajectory.ring.decode(whole.vector(0, state.weights), 1)
+    group = Group(0, first.totals.astype("<i4").tobytes(), first.weight)
+    state = apply(trajectory.rule, state, Outcome(0, "scalars", (group,)))
+    found = [trajectory.ring.decode(each.vector(1, state.weights, state.optimizer), 1) for each in (edge, whole)]
+    for step in range(3):
+        (scalars, head), (same, same_head) = (
+            trajectory.means(trajectory.of_step(total.totals, step), total.weight) for total in found
+        )
+        assert np.abs(scalars).max() > 0.1
+        np.testing.assert_allclose(scalars, same, atol=2e-2)
+        np.testing.assert_allclose(head, same_head, atol=1e-4)
 
 
 def test_the_graph_for_shared_passes_of_version_0_2_is_ignored(exported: Path, plan: Plan, tmp_path: Path) -> None:

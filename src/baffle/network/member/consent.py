@@ -180,7 +180,7 @@ class Consent:
             worker, initial = self.equip(plan, rules.most_weights)
             require_most_weights(worker.trajectory.n, rules.most_weights)
             batch = rules.batch(plan.federation, len(worker.indices))
-            self._equipped = digest, Equipment(replace(worker, batch=batch), initial)
+            self._equipped = digest, Equipment(replace(worker, batch=batch, most_step=self._rules.most_step), initial)
         return self._equipped[1]
 
     def reach(self, plan: Plan) -> Reach:
