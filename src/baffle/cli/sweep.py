@@ -64,10 +64,14 @@ def sweep(
     console, remarks = show.consoles()
     console.quiet = quiet or as_json
     command = shlex.join(["baffle", *sys.argv[1:]])
-    with show.many_runs(console) as watch:
-        swept = run_sweep(
-            chosen, out, seeds=wanted, grid=axes, on=on, jobs=jobs, data=data, watch=watch, command=command
-        )
+    try:
+        with show.many_runs(console) as watch:
+            swept = run_sweep(
+                chosen, out, seeds=wanted, grid=axes, on=on, jobs=jobs, data=data, watch=watch, command=command
+            )
+    except KeyboardInterrupt:
+        show.say(remarks, "stopped; the same command goes on")
+        raise click.Abort from None
     if as_json:
         failed = {name: failure.words for name, failure in swept.failures.items()}
         click.echo(json.dumps({"folder": str(out), "rows": rows_of(swept), "failed": failed}))

@@ -5,6 +5,7 @@ here is sent along and resumed there. Ray starts the run of a lost worker again.
 """
 
 import io
+import logging
 import shutil
 import tempfile
 import warnings
@@ -36,7 +37,7 @@ class RayCluster:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # tips for the next version of Ray
-                ray.init(self.address or None, log_to_driver=False, logging_level="error")
+                ray.init(self.address or None, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as fault:
             raise TransportError(
                 f"no Ray cluster can be used at {self.address or 'this machine'}: {fault}; start one with `ray start`, "
