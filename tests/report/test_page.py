@@ -7,11 +7,13 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,8 @@ from baffle.plan import Plan
 from baffle.report.charts import partition_of
 from baffle.report.page import Scripts, content_of, drawing_script, render, script_name, write_report
 from baffle.report.record import RunRecord, read_run
-from baffle.report.sections import Html, data_block, element
+from baffle.report.sections import Html, as_written, data_block, element, state_words
+from baffle.report.words import duration
 from baffle.simulation import simulate
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -120,6 +123,50 @@ def test_several_runs_stand_side_by_side_with_what_differs_under_headings_in_ord
     page = _page(other, again)  # runs of one name are told apart by their folders
     assert [line["name"] for line in _data(page)["lines"]] == ["other (other)", "other (again)"]
     assert page.count('id="part-partition-') == 1  # both have the same
+
+
+def test_a_comparison_begins_with_what_differs_and_takes_seeds_together(
+    tiny: Callable[..., Plan], tmp_path: Path
+) -> None:
+    for name, settings in {
+        **{f"seed-{seed}": [f"seed={seed}"] for seed in range(3)},
+        "other": ["update.betas=[0.5, 0.75]", "federation.partition=dirichlet", "federation.floor_samples=1"],
+    }.items():
+        simulate(tiny("rounds=2", f"name={name}", *settings), tmp_path / name)
+    runs = [read_run(tmp_path / name) for name in ("seed-0", "seed-1", "seed-2", "other")]
+    page = _page(*runs)
+    text = " ".join(_elements(page).text.split())
+    assert "4 runs side by side, which differ in name, seed, federation.partition" in text
+    assert page.index("What differs") < page.index('id="part-overview"')
+    assert page.count(">update.betas<") == 1
+    assert "0.5, 0.75" in text
+    assert "(0.5" not in text
+    grouped = page.partition('id="part-seeds"')[2].partition("</table>")[0]
+    values = [run.last("test_accuracy") or 0 for run in runs[:3]]
+    for value in (sum(values) / 3, min(values), max(values)):
+        assert f"{value:.2%}" in grouped
+    assert grouped.count("<tr>") == 3  # the head, the three seeds, and the other run
+    assert "Over seeds" not in _page(runs[0], runs[3])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        *[((0.9, 0.99), "0.9, 0.99"), (((8, 16), (1,)), "8, 16; 1"), ((), "none"), (True, "yes"), (False, "no")],
+        *[(({"k": 20, "share": 0.3},), "k = 20, share = 0.3"), ("iid", "iid"), ("", "“”"), (0.01, "0.01")],
+    ],
+)
+def test_settings_are_written_as_people_write_them(value: object, shown: str) -> None:
+    assert as_written(value) == shown
+
+
+def test_a_run_that_goes_on_says_how_long_it_still_takes(finished_run: Path) -> None:
+    run = read_run(finished_run)
+    plan = msgspec.structs.replace(run.plan, rounds=10 * run.rounds_done)
+    going_on = replace(run, plan=plan, state="going on")
+    assert going_on.seconds_left == pytest.approx(9 * run.seconds)
+    assert f"rounds, about {duration(9 * run.seconds)} left" in state_words(going_on)
+    assert "left" not in state_words(replace(going_on, rounds=()))
 
 
 def test_a_run_without_rounds_has_a_page_with_commands_that_are_quoted_for_a_shell(

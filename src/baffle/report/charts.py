@@ -243,5 +243,6 @@ def partition_chart(partition: Partition, place: int) -> Chart | None:
         **{"rows": [f"{holding.client}" for holding in rows], "row": "client"},
         **{"columns": [str(label) for label in range(len(rows[0].classes))], "column": "class"},
         "values": [holding.classes for holding in rows],
+        "scale": "samples",
         "about": "The stronger the colour, the more samples.",
     }

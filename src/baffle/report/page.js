@@ -71,7 +71,11 @@
 
   function heatTraces(chart) {
     return [{
-      type: "heatmap", z: chart.values, x: chart.columns, y: chart.rows, xgap: 2, ygap: 2, showscale: false,
+      type: "heatmap", z: chart.values, x: chart.columns, y: chart.rows, xgap: 2, ygap: 2, showscale: true,
+      colorbar: {
+        title: { text: chart.scale, side: "right", font: { color: colour("--muted") } }, tickfont: { color: colour("--muted") },
+        thickness: phone() ? 8 : 12, outlinewidth: 0, nticks: 5,
+      },
       colorscale: [[0, colour("--heat")], [1, runColour(0)]], zmin: 0,
       hovertemplate: `${chart.row} %{y}, ${chart.column} %{x}: %{z} samples<extra></extra>`,
     }];

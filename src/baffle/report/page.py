@@ -75,7 +75,7 @@ def content_of(runs: Sequence[RunRecord], partitions: Sequence[Partition]) -> Sh
         owners, words = ", ".join(names[run] for run in whose), sections.partition_words(partition)
         holdings[f"partition-{place}"] = under(owners, shared[place], several=len(held) > 1, words=words)
     return Shown(
-        top={"state": _state(runs), "overview": sections.overview(runs, names)},
+        top={"state": _state(runs), **_differences(runs, names), "overview": sections.overview(runs, names)},
         sections={
             "Course": {
                 "axes": sections.axis_switch(known),
@@ -86,7 +86,7 @@ def content_of(runs: Sequence[RunRecord], partitions: Sequence[Partition]) -> Sh
             "Bytes": {"traffic": sections.figure(traffic, wide=True) if traffic else NO_ROUND},
             "Who took part": attendance,
             "Who holds what": holdings,
-            "Settings": {"settings": sections.settings(runs, names)},
+            **({} if len(runs) > 1 else {"Settings": {"settings": sections.settings(runs, names)}}),
             "Origin": {"origins": joined(origins)},
         },
         charts=[chart for chart in (*courses, traffic, *attended, *shared) if chart],
@@ -102,7 +102,7 @@ def render(runs: Sequence[RunRecord], content: Shown, scripts: "Scripts", live: 
         element("h1", title),
         _part("state", content.top["state"]),
         element("p", "", id="live", class_="lead", role="status") if live else "",
-        _part("overview", content.top["overview"]),
+        *(_part(name, html) for name, html in content.top.items() if name != "state"),
         *(_section(heading, parts) for heading, parts in content.sections.items()),
     ]
     data = content.data() | ({"parts": content.parts} if live else {})
@@ -144,9 +144,19 @@ def _part(name: str, html: Html) -> Html:
     return element("div", html, id=f"part-{name}")
 
 
+def _differences(runs: Sequence[RunRecord], names: Sequence[str]) -> dict[str, Html]:
+    """What a comparison begins with."""
+    if len(runs) == 1:
+        return {}
+    heading = element("h2", "What differs")
+    return {"settings": joined([heading, sections.settings(runs, names)]), "seeds": sections.seeds(runs)}
+
+
 def _state(runs: Sequence[RunRecord]) -> Html:
     if len(runs) > 1:
-        return element("p", f"{len(runs)} runs side by side", class_="lead")
+        keys = sections.differing(runs)
+        differ = f", which differ in {', '.join(keys[:4])}{' and more' if len(keys) > 4 else ''}" if keys else ""
+        return element("p", f"{len(runs)} runs side by side{differ}", class_="lead")
     (run,) = runs
     where = "over a network" if run.networked else "simulated in one process"
     model = run.plan.task.model.__struct_config__.tag

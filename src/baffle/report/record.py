@@ -214,6 +214,13 @@ class RunRecord:
     def seconds(self) -> float:
         return max((metrics.seconds for metrics in self.rounds), default=0.0)
 
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest of the run takes at the pace so far; None before the first round has ended."""
+        if not self.rounds_done:
+            return None
+        return self.seconds / self.rounds_done * max(0, self.plan.rounds - self.rounds_done)
+
     def last(self, metric: str) -> float | None:
         """The last measured value of a metric."""
         values = (number(record.get(metric)) for record in reversed(self.metrics))

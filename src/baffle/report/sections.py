@@ -4,6 +4,7 @@ import html
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -94,7 +95,9 @@ def state_words(run: RunRecord) -> str:
     if run.state == "finished":
         return "finished"
     if run.state == "going on":
-        return f"going on, {run.rounds_done:,} of {run.plan.rounds:,} rounds"
+        left = run.seconds_left
+        soon = "" if left is None else f", about {duration(left)} left"
+        return f"going on, {run.rounds_done:,} of {run.plan.rounds:,} rounds{soon}"
     return f"not finished: silent for {duration(run.quiet_seconds)} when this page was made"
 
 
@@ -269,18 +272,26 @@ def domains(runs: Sequence[RunRecord], names: Sequence[str]) -> Html:
 def settings(runs: Sequence[RunRecord], names: Sequence[str]) -> Html:
     """The settings that differ between the runs, or, of a single run, from the defaults."""
     plans = [_flat(msgspec.to_builtins(run.plan)) for run in runs]
-    keys, about = dict.fromkeys(key for plan in plans for key in plan), "Settings that differ between the runs"
+    keys, about = differing(runs), "Settings that differ between the runs"
     if len(runs) == 1:
-        names, about = ["this run", "default"], "Settings unlike the defaults"
         plans.append(_flat(msgspec.to_builtins(Plan())))
-    rows: list[Cells] = []
-    for key in keys:
-        values = [plan.get(key) for plan in plans]
-        if len(set(values)) > 1:
-            rows.append([key, *(element("code", "–" if value is None else value or "“”") for value in values)])
-    if not rows and len(runs) > 1:
+        names, about = ["this run", "default"], "Settings unlike the defaults"
+        keys = _differing(plans)
+    if not keys and len(runs) > 1:
         return element("p", "All runs have the same settings.")
-    return table(["setting", *names], rows, about)
+    heads = names if len(runs) == 1 else [named(place, name) for place, name in enumerate(names)]
+    rows: list[Cells] = [[key, *(element("code", plan.get(key, "–")) for plan in plans)] for key in keys]
+    return table(["setting", *heads], rows, about)
+
+
+def differing(runs: Sequence[RunRecord]) -> list[str]:
+    """The keys of settings in which plans differ."""
+    return _differing([_flat(msgspec.to_builtins(run.plan)) for run in runs])
+
+
+def _differing(plans: Sequence[Mapping[str, str]]) -> list[str]:
+    keys = dict.fromkeys(key for plan in plans for key in plan)
+    return [key for key in keys if len({plan.get(key) for plan in plans}) > 1]
 
 
 def _flat(tables: Mapping[str, Any], path: str = "") -> dict[str, str]:
@@ -289,8 +300,53 @@ def _flat(tables: Mapping[str, Any], path: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{path}{name}.")
         else:
-            flat[f"{path}{name}"] = one_line(str(value), MOST_SETTING)
+            flat[f"{path}{name}"] = one_line(as_written(value), MOST_SETTING)
     return flat
+
+
+def as_written(value: Any) -> str:
+    """A setting as people write it: lists with commas, tables as key = value, words without quotes."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} = {as_written(inner)}" for name, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        nested = any(isinstance(inner, (list, tuple, Mapping)) for inner in value)
+        return ("; " if nested else ", ").join(map(as_written, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value) or "“”"
+
+
+SEED = {"name", "seed", "ring.n_max", "probe.layout", "task.model.weights", "task.model.says"}
+"""What runs of one plan with several seeds may differ in, besides how they are executed: a run fills some of it in."""
+
+
+def seeds(runs: Sequence[RunRecord]) -> Html:
+    """The runs that differ in their seeds alone, together: how many there are, and mean and range of what they reached.
+    Nothing if there are no such runs."""
+    own = [key for key in differing(runs) if key not in SEED and not key.startswith("run.")]
+    groups = dict[str, list[RunRecord]]()
+    for run in runs:
+        plan = _flat(msgspec.to_builtins(run.plan))
+        groups.setdefault("; ".join(f"{key} = {plan.get(key, '–')}" for key in own), []).append(run)
+    if max(map(len, groups.values())) < 2:
+        return Html("")
+    metrics = list(dict.fromkeys(metric for run in runs for metric in run.test_metrics))
+    rows: list[Cells] = [
+        [words or "all runs", f"{len(group)}", *(_spread(metric, group) for metric in metrics)]
+        for words, group in groups.items()
+    ]
+    head = ["", "seeds", *map(metric_name, metrics)]
+    about = element("p", "Mean over the seeds, and from the least to the most.", class_="note")
+    return joined([element("h3", "Over seeds"), about, table(head, rows, "Runs over seeds", numbers=(1,))])
+
+
+def _spread(metric: str, runs: Sequence[RunRecord]) -> Content:
+    values = [value for run in runs if (value := run.last(metric)) is not None]
+    if not values:
+        return "–"
+    mean, least, most = (measured(metric, value) for value in (fmean(values), min(values), max(values)))
+    spread = f"{least} to {most}" if len(values) > 1 else "one seed"
+    return [element("span", mean, class_="value"), element("span", spread, class_="note")]
 
 
 def origin(run: RunRecord, name: str = "") -> Html:
