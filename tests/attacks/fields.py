@@ -206,9 +206,9 @@ def tables() -> dict[str, str]:
 def page(text: str) -> str:
     """The page with these tables."""
     for name, rows in tables().items():
-        text = re.sub(
-            rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", rf"\g<1>{rows.replace(chr(92), chr(92) * 2)}\2", text, flags=re.S
-        )
+        begin, end = f"<!-- {name} -->\n", "\n<!-- end -->"
+        before, _, after = text.partition(begin)
+        text = before + begin + rows + end + after.partition(end)[2]
     return text
 
 

@@ -45,7 +45,8 @@ class Odd(nn.Module):
         self.calls += 1
         if self.fault == "input":
             x *= 2
-        noise: dict[str, Any] = {"random": torch.randn(len(x), 3), "state": torch.full((1,), float(self.calls)), "input": 0}
+        random, state = torch.randn(len(x), 3), torch.full((1,), float(self.calls))
+        noise: dict[str, Any] = {"random": random, "state": state, "input": 0}
         return self.layer(x) + noise[self.fault] * torch.arange(3)  # type: ignore[no-any-return]
 
 
