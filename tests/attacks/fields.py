@@ -4,7 +4,6 @@ the plan. Every field is here; test_every_field.py tries each, and compares the 
 python -m tests.attacks.fields            # write the tables in docs/fields.md
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
