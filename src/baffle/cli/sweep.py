@@ -52,11 +52,11 @@ def sweep(
 ) -> None:
     """Run a plan with several seeds and settings. Its table and its page show mean and range over the seeds, and which
     rows are equal. Started again, it keeps finished runs and resumes the others. PLAN is a TOML file or a preset's name
-    (default: digits)."""
+    (default: digits-head)."""
     from baffle.grid.plans import seeds_of
-    from baffle.plan import load
+    from baffle.plan import DEFAULT, load
 
-    chosen, wanted = load(plan or "digits", settings), seeds_of(seeds) if seeds is not None else []
+    chosen, wanted = load(plan or DEFAULT, settings), seeds_of(seeds) if seeds is not None else []
     from baffle.cli import show
     from baffle.grid.sweep import sweep as run_sweep
     from baffle.report.sweep import rows_of, table_of, write_sweep
