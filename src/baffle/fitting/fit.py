@@ -14,7 +14,7 @@ from msgspec.structs import replace as changed
 from baffle.core.arrays import I64
 from baffle.data.partition import share_out
 from baffle.data.sources import Source
-from baffle.errors import PlanError, RunFolderError, UnusableDataError
+from baffle.errors import NoHeadError, PlanError, RunFolderError, UnusableDataError
 from baffle.fitting.given_data import GivenData, given_data
 from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_metrics, with_names
 from baffle.fitting.run import Run
@@ -38,13 +38,13 @@ DEFAULTS: Mapping[str, Any] = {
     "name": "fit",
     "rounds": 200,
     "federation": {"batch": 16},
-    "probe": {"k": 80, "distribution": "rademacher", "supports": "layers"},
+    "probe": {"k": 80, "distribution": "rademacher", "supports": "layers", "head": "exact"},
     "update": {"rate": 0.01, "ema": 0.99},
     "secure": {"mode": "off"},
 }
-"""At this rate, directions of one layer each did as well as dense ones at the end, and better on some nets
-(docs/performance.md, "One layer at a time"). The sums are plain, because in one process there is no one to hide values
-from; secure sums give the same bits."""
+"""At this rate, directions of one layer each did as well as dense ones at the end, and better on some nets; an exact
+head did better still (docs/performance.md, "One layer at a time"). The last layer of a model without one is probed. The
+sums are plain, because in one process there is no one to hide values from; secure sums give the same bits."""
 
 GivenPlan = str | Plan | Mapping[str, Any] | None
 """A preset's name or a TOML file, a plan, or settings such as {"rounds": 300, "probe.k": 50}."""
@@ -84,15 +84,27 @@ def fit(
     wanted, data = _plan_of(plan), given_data(clients, test)
     stop = _stop(callbacks)
     folder = _new_folder(Path(out) if out else new_folder(wanted.name))
-    given = _given(model, train, loss, data, folder.path, head=wanted.probe.head == "exact")
-    objects = _Objects(given, data, tuple(metrics))
+
+    def loaded(wanted: Plan) -> tuple[_Objects, Task]:
+        given = _given(model, train, loss, data, folder.path, head=wanted.probe.head == "exact")
+        try:
+            objects = _Objects(given, data, tuple(metrics))
+            return objects, objects.task(objects.settled(wanted))
+        except BaseException:  # the run has not begun, so leave no trace of this attempt
+            given.forget()
+            raise
 
     def warn(words: str) -> None:
         if data.test is not None or "is not measured" not in words:  # without test data, nobody expects measurements
             warnings.warn(words, stacklevel=5)
 
     try:
-        task = objects.task(objects.settled(wanted))
+        objects, task = loaded(wanted)
+    except NoHeadError:
+        if _names_head(plan):
+            raise
+        objects, task = loaded(changed(wanted, probe=changed(wanted.probe, head="probed")))
+    try:
         begin(folder, task, _progress() if progress else lambda _now: None, warn, stop)
     except BaseException:
         if not folder.plan.exists():  # the run has not begun, so leave no trace of this attempt
@@ -229,6 +241,13 @@ def _plan_of(given: GivenPlan) -> Plan:
     raw: dict[str, Any] = deepcopy(dict(DEFAULTS))
     _lay_over(raw, given or {})
     return build(raw)
+
+
+def _names_head(given: GivenPlan) -> bool:
+    """Whether a given plan says itself how the last layer is trained."""
+    if given is None or not isinstance(given, Mapping):
+        return given is not None
+    return "probe.head" in given or "head" in given.get("probe", {})
 
 
 def _lay_over(raw: dict[str, Any], settings: Mapping[str, Any]) -> None:
