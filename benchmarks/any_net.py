@@ -60,6 +60,7 @@ WAYS = {
     "dense": (),
     "layers": ("probe.supports=layers",),
     "layers, a moment each": ("probe.supports=layers", "update.moments=layers"),
+    "layers, exact head": ("probe.supports=layers", "probe.head=exact"),
     "stages": ("probe.supports=stages",),
     "backpropagation": ("estimator=backprop",),
 }

@@ -42,6 +42,7 @@ DEFAULT = [
     for rate in rates
 ]
 """About the same number of rows each. Fewer than 8 samples are less than a client's default policy allows."""
+DEFAULT.append("probe.head=exact,probe.k=80,federation.batch=8,update.rate=0.01,rounds=150")  # the best of them
 
 CROWD = [
     f"probe.k={k},federation.participation={participation},federation.batch={batch},update.rate={rate},rounds={rounds}"

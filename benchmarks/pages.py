@@ -70,15 +70,33 @@ def sentences() -> str:
     return rows("| the head is trained by | rate | median | each seed | CPU of a run |", lines)
 
 
+def fit_head() -> str:
+    lines = [
+        f"| {row['net']} | {row['head']} | {', '.join(f'{accuracy:.1%}' for accuracy in row['accuracies'])} |"
+        for row in read("fit_head")
+    ]
+    return rows("| net | last layer | held-out accuracy, each seed |", lines)
+
+
+def class_counts() -> str:
+    lines = []
+    for row in read("class_counts")["rows"]:
+        noise = f"ε = {row['epsilon']}" if row["epsilon"] else "none"
+        known = f"{row['mean_error']:.2f} | {row['exactly_known']:.0%}"
+        lines.append(f"| {row['weights']} | {row['head']} | {noise} | {known} |")
+    return rows("| weights | last layer | noise | mean error of a count | exactly right |", lines)
+
+
 def default_plan() -> str:
     lines = []
     for row in read("default_plan")["rows"]:
         setting = dict(pair.split("=") for pair in row["settings"].split(","))
         lines.append(
-            f"| {setting['probe.k']} | {setting['federation.batch']} | {setting['rounds']} | "
+            f"| {setting.get('probe.head', 'probed')} | {setting['probe.k']} | {setting['federation.batch']} | "
+            f"{setting['rounds']} | "
             f"{setting['update.rate']} | {row['median']:.2%} | {row['least']:.2%} | {row['cpu_seconds']:.0f} s |"
         )
-    return rows("| K | samples a client | rounds | rate | median accuracy | least | CPU of a run |", lines)
+    return rows("| last layer | K | samples a client | rounds | rate | median accuracy | least | CPU of a run |", lines)
 
 
 def local_steps() -> str:
@@ -569,6 +587,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "table 3, scaled once and twice": scaled_once_and_twice,
     "digits": digits,
     "runtimes": runtimes,
+    "fit head": fit_head,
+    "class counts": class_counts,
     "default plan": default_plan,
     "local steps": local_steps,
     "delay": delay,

@@ -2,6 +2,7 @@
 
     BaffleError
     ├── PlanError        a setting is unknown, of the wrong type, or out of range
+    │   ├── NoHeadError  a model's last layer has no exact gradient
     │   └── OwnFunctionError  a user's function that a plan names raised an exception: its cause
     ├── DataError        a data set is missing, or one of its files is damaged
     │   └── UnusableDataError  a data set was read, and cannot be used as it is
@@ -40,6 +41,15 @@ class BaffleError(Exception):
 
 class PlanError(BaffleError):
     """A setting is unknown, of the wrong type, or out of range."""
+
+
+class NoHeadError(PlanError):
+    """A model's last layer has no exact gradient, because of what was found in its place."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f'probe.head: {found}; expected a last linear layer whose weights are trained, or probe.head = "probed"'
+        )
 
 
 class OwnFunctionError(PlanError):

@@ -19,7 +19,7 @@ from baffle.core.arrays import F32, I64
 from baffle.core.ports import Batch, Runtime
 from baffle.data.partition import share_out
 from baffle.data.sources import Source
-from baffle.errors import PlanError, RunFolderError, UnusableDataError
+from baffle.errors import NoHeadError, PlanError, RunFolderError, UnusableDataError
 from baffle.fitting.choice import LAST, choose_weights
 from baffle.fitting.given_data import GivenData, given_data
 from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_metrics, with_names
@@ -45,13 +45,13 @@ DEFAULTS: Mapping[str, Any] = {
     "name": "fit",
     "rounds": 200,
     "federation": {"batch": 16},
-    "probe": {"k": 80, "distribution": "rademacher", "supports": "layers"},
+    "probe": {"k": 80, "distribution": "rademacher", "supports": "layers", "head": "exact"},
     "update": {"rate": 0.01, "ema": 0.99},
     "secure": {"mode": "off"},
 }
-"""At this rate, directions of one layer each did as well as dense ones at the end, and better on some nets
-(docs/performance.md, "One layer at a time"). The sums are plain, because in one process there is no one to hide values
-from; secure sums give the same bits."""
+"""At this rate, directions of one layer each did as well as dense ones at the end, and better on some nets; an exact
+head did better still (docs/performance.md, "One layer at a time"). The last layer of a model without one is probed. The
+sums are plain, because in one process there is no one to hide values from; secure sums give the same bits."""
 
 GivenPlan = str | Plan | Settings | None
 """A preset's name or a TOML file, a plan, or settings such as {"rounds": 300, "probe.k": 50}."""
@@ -99,16 +99,28 @@ def fit(
         _require_as_many(len(data.shares), wanted, plan)
     stop = _stop(callbacks)
 
+    def loaded(wanted: Plan, folder: Path) -> tuple[_Objects, Task]:
+        given = _given(model, train, loss, data, folder, head=wanted.probe.head == "exact")
+        try:
+            objects = _Objects(given, data, _metrics(metrics))
+            return objects, objects.task(objects.settled(wanted))
+        except BaseException:  # the run has not begun, so leave no trace of this attempt
+            given.forget()
+            raise
+
     def warn(words: str) -> None:
         if data.test is not None or "is not measured" not in words:  # without test data, nobody expects measurements
             warnings.warn(words, stacklevel=_calls_inside())
 
     with nullcontext(Path(out)) if out else new_folder(wanted.name) as path:
         folder = _new_folder(path)
-        given = _given(model, train, loss, data, folder.path, head=wanted.probe.head == "exact")
-        objects = _Objects(given, data, _metrics(metrics))
         try:
-            task = objects.task(objects.settled(wanted))
+            objects, task = loaded(wanted, folder.path)
+        except NoHeadError:
+            if isinstance(plan, (str, Plan)) or "head" in _settings_in(plan).get("probe", {}):
+                raise
+            objects, task = loaded(changed(wanted, probe=changed(wanted.probe, head="probed")), folder.path)
+        try:
             begin(folder, task, _progress() if progress else lambda _now: None, warn, stop)
         except BaseException:
             if not folder.plan.exists():  # the run has not begun, so leave no trace of this attempt
@@ -297,7 +309,8 @@ def _require_as_many(clients: int, plan: Plan, given: GivenPlan) -> None:
     """Refuse a plan that says another number of clients than have data. What it leaves at the default, it does not
     say."""
     said = plan.federation.clients
-    if said == clients or (said == Plan().federation.clients and not _names_clients(given)):
+    named = "clients" in _settings_in(given).get("federation", {})
+    if said == clients or (said == Plan().federation.clients and not named):
         return
     raise PlanError(
         f"federation.clients: the plan says {said}, but clients is a list with the data of {clients}; leave it out, or "
@@ -305,11 +318,12 @@ def _require_as_many(clients: int, plan: Plan, given: GivenPlan) -> None:
     )
 
 
-def _names_clients(given: GivenPlan) -> bool:
+def _settings_in(given: GivenPlan) -> dict[str, Any]:
+    """The settings that were given as such. A preset, a file or a plan has none."""
     raw = dict[str, Any]()
     if given is not None and not isinstance(given, (str, Plan)):
         lay_over(raw, given)
-    return "clients" in raw.get("federation", {})
+    return raw
 
 
 def _metrics(given: str | Function | Sequence[str | Function]) -> tuple[str | Function, ...]:

@@ -271,7 +271,8 @@ class ProbeSettings(Section, frozen=True):
     head: Literal["probed", "exact"] = "probed"
     """`"exact"`: the gradient of the model's last linear layer comes [exactly, and for no
     pass](how-it-works.md#the-last-layer), and directions are left for the other weights; clients then send a number for
-    each weight of that layer besides their scalars, and [their sum tells more](security.md)"""
+    each weight of that layer besides their scalars, and [their sum tells
+    more](security.md#what-an-exact-head-tells)"""
     head_at: tuple[OptionalCount, OptionalCount, OptionalCount, OptionalCount] = (0, 0, 0, 0)
     """where an exact head lies among the weights: start, stop, start and stop of its tail; filled in when a run
     starts"""

@@ -15,7 +15,7 @@ from baffle.core.head import Head, without
 from baffle.core.outer import Shapes
 from baffle.core.ports import Batch, Runtime
 from baffle.core.samples import PADDING, Labels, Samples
-from baffle.errors import PlanError
+from baffle.errors import NoHeadError, PlanError
 from baffle.plan import Model, ProbeSettings, UpdateSettings
 from baffle.plan.functions import calling
 from baffle.plan.tasks import LOSSES
@@ -145,7 +145,7 @@ class RunnableModel(ABC):
 
     def head(self, _loss: str, _batch: Batch) -> Head:
         """The model's last linear layer, tried on this batch. Refuses a model whose outputs do not follow from one."""
-        raise PlanError(NO_HEAD.format("this runtime does not look into its models"))
+        raise NoHeadError("this runtime does not look into its models")
 
     def together(self, _probe: ProbeSettings, _batch: Batch, _room: int) -> Together:
         """How many outer directions share a forward pass of this batch, if its tensors take at most `room` bytes."""
@@ -170,7 +170,7 @@ def besides_head(supports: Iterable[Support], probe: ProbeSettings) -> tuple[Sup
     try:
         return tuple(rest for support in supports if (rest := without(support, head)))
     except ValueError as fault:
-        raise PlanError(NO_HEAD.format(f"in a layer, {fault}")) from None
+        raise NoHeadError(f"in a layer, {fault}") from None
 
 
 def layer_supports(layers: Sequence[Support], probe: ProbeSettings) -> tuple[Support, ...]:
@@ -205,16 +205,13 @@ def layers_of(tensors: Iterable[tuple[str, int]]) -> tuple[Support, ...]:
 
 A = TypeVar("A")
 
-NO_HEAD = 'probe.head: {}; expected a last linear layer whose weights are trained, or probe.head = "probed"'
-"""Why a model's last layer has no exact gradient."""
-
 USED_TWICE = "the last linear layer, or its weight, is used more than once"
 
 
 def require_closed_form(loss: str) -> None:
     """Refuse an exact head under a loss whose derivative by the outputs is not known."""
     if loss not in LOSSES or (LOSSES[loss].each and not LOSSES[loss].slope):
-        raise PlanError(NO_HEAD.format(f"the derivative of task.loss = {loss!r} by the outputs is not known"))
+        raise NoHeadError(f"the derivative of task.loss = {loss!r} by the outputs is not known")
 
 
 def slopes_of(loss: str, outputs: F64, labels: Labels) -> F64:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from onnx import GraphProto, NodeProto
 
 from baffle.core.arrays import F32
-from baffle.errors import PlanError
-from baffle.runtime.model import NO_HEAD, USED_TWICE
+from baffle.errors import NoHeadError
+from baffle.runtime.model import USED_TWICE
 from baffle.runtime.onnx.graph import ShownHead
 from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, WEIGHT, GraphLoss, HeadTensors
 from baffle.runtime.onnx.nodes import nodes_of, setting
@@ -27,25 +27,25 @@ def find_head(
     numbers must be the outputs, in any shape (under cross-entropy also their logarithmic softmax). Outputs have `rank`
     axes. Refuses other graphs, and says what it found."""
     if not classes_last:
-        raise PlanError(NO_HEAD.format("the last axis of the outputs is not the classes"))
+        raise NoHeadError("the last axis of the outputs is not the classes")
     makers = {name: node for node in graph.node for name in node.output}
     node = _behind(makers.get(outputs), makers, loss, rank)
     linear, bias = _linear(node, makers)
     if node is None or linear is None:
-        raise PlanError(NO_HEAD.format(f"the outputs come from {node.op_type if node else 'an input'}"))
+        raise NoHeadError(f"the outputs come from {node.op_type if node else 'an input'}")
     if any(setting(linear, name, 1.0) != 1.0 for name in ("alpha", "beta")) or setting(linear, "transA", 0):
-        raise PlanError(NO_HEAD.format("the last linear layer, a Gemm, has an alpha, beta or transA of its own"))
+        raise NoHeadError("the last linear layer, a Gemm, has an alpha, beta or transA of its own")
     tensors = [_tensor(name, makers) for name in (linear.input[1], bias) if name]
     shapes = [weights[tensor.name].shape if tensor.name in weights else None for tensor in tensors]
     if None in shapes:
-        raise PlanError(NO_HEAD.format("the weights of the last linear layer are not trained"))
+        raise NoHeadError("the weights of the last linear layer are not trained")
     by_input = bool(tensors[0].turned) == bool(setting(linear, "transB", 0))
     matrix, *vector = [shape for shape in shapes if shape is not None]
     if len(matrix) != 2 or (vector and vector[0] != matrix[by_input : by_input + 1]):
-        raise PlanError(NO_HEAD.format(f"the weights of the last linear layer are of shapes {shapes}"))
+        raise NoHeadError(f"the weights of the last linear layer are of shapes {shapes}")
     used = Counter(name for each in nodes_of(graph) for name in each.input)
     if any(used[name] > 1 for tensor in tensors for name in tensor.path):
-        raise PlanError(NO_HEAD.format(USED_TWICE))
+        raise NoHeadError(USED_TWICE)
     head = HeadTensors(tensors[0].name, tensors[1].name if bias else "", by_input)
     return ShownHead(linear.input[0], node.output[0], head)
 

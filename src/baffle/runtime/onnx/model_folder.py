@@ -15,9 +15,9 @@ from baffle.core.directions import Support
 from baffle.core.head import Head
 from baffle.core.samples import Shape, is_plain
 from baffle.core.state import FLOAT
-from baffle.errors import ModelError, PlanError
+from baffle.errors import ModelError, NoHeadError
 from baffle.files import read_file
-from baffle.runtime.model import NO_HEAD, layer_of, layers_of
+from baffle.runtime.model import layer_of, layers_of
 from baffle.runtime.onnx.tensor_file import MOST_HEADER_BYTES, Size, parse_tensors
 
 MODEL, WEIGHTS, AVERAGE = "model.onnx", "weights.safetensors", "average.safetensors"
@@ -119,7 +119,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         places = {each.name: (stop - each.size, stop) for each, stop in zip(self.weights, stops, strict=True)}
         places[""] = (0, 0)  # that of a bias that there is not
         if self.head is None or not {self.head.weight, self.head.bias} <= places.keys():
-            raise PlanError(NO_HEAD.format("the graph does not show its last linear layer"))
+            raise NoHeadError("the graph does not show its last linear layer")
         return Head(places[self.head.weight], places[self.head.bias], self.head.by_input)
 
     def layers(self) -> tuple[Support, ...]:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from baffle.core.arrays import F64
 from baffle.core.head import Head
 from baffle.core.ports import Batch
-from baffle.errors import PlanError
-from baffle.runtime.model import NO_HEAD, USED_TWICE, require_closed_form
+from baffle.errors import NoHeadError
+from baffle.runtime.model import USED_TWICE, require_closed_form
 from baffle.runtime.torch.tensors import as_tensors, call, trained_parameters
 
 RESHAPES = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze")
@@ -65,17 +65,17 @@ def find_head(module: nn.Module, loss: str, batch: Batch) -> Head:
     for handle in handles:
         handle.remove()
     if loss == "cross_entropy" and outputs.shape[:-1] != batch.y.shape:
-        raise PlanError(NO_HEAD.format(f"the last axis of outputs of shape {tuple(outputs.shape)} is not the classes"))
+        raise NoHeadError(f"the last axis of outputs of shape {tuple(outputs.shape)} is not the classes")
     place = made.get(_behind(outputs, loss, made))
     if place is None:
         words = f"the outputs come from {_name(_behind(outputs, loss, made))}, not from a trained nn.Linear"
-        raise PlanError(NO_HEAD.format(words))
+        raise NoHeadError(words)
     own = {id(parameter) for parameter in layers[place].parameters()}
     used = [
         id(variable) for node in _uses(outputs.grad_fn) if (variable := getattr(node, "variable", None)) is not None
     ]
     if sum(parameter in own for parameter in used) > len(own):
-        raise PlanError(NO_HEAD.format(USED_TWICE))
+        raise NoHeadError(USED_TWICE)
     return place
 
 
