@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from baffle.aggregation.client_policy import quorum
 from baffle.aggregation.context import length_prefixed
 from baffle.core.messages import decode, encode
 from baffle.errors import MessageError, RefusalError
@@ -260,10 +261,10 @@ def test_more_than_two_thirds_certify_one_state_and_nothing_else(setting: Settin
     for clients in (1, 2, 3, 6, 7):
         for count in range(clients + 1):
             if 3 * count > 2 * clients:
-                require_certified(signed_by(*range(count)), directory, clients)
+                require_certified(signed_by(*range(count)), directory, quorum(clients))
                 continue
             with pytest.raises(RefusalError, match=f"{count} clients have signed, expected at least"):
-                require_certified(signed_by(*range(count)), directory, clients)
+                require_certified(signed_by(*range(count)), directory, quorum(clients))
     good = signed_by(0, 1, 3, 5, 6)
     refused: list[tuple[Certificate, str]] = [
         (signed_by(0, 1, 2, 3, 3), "clients have signed"),
@@ -275,9 +276,9 @@ def test_more_than_two_thirds_certify_one_state_and_nothing_else(setting: Settin
     ]
     for certificate, why in refused:
         with pytest.raises(RefusalError, match=why):
-            require_certified(certificate, directory, CLIENTS)
+            require_certified(certificate, directory, quorum(CLIENTS))
     with pytest.raises(RefusalError, match="client 5 has not signed"):
-        require_certified(good, {client: key for client, key in directory.items() if client != 5}, CLIENTS)
+        require_certified(good, {client: key for client, key in directory.items() if client != 5}, quorum(CLIENTS))
 
 
 def test_a_roster_names_the_server_and_the_clients_and_another_text_is_refused(setting: Setting) -> None:

@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from baffle.aggregation.client_policy import quorum
 from baffle.aggregation.context import length_prefixed, signed, split_prefixed, state_text
 from baffle.aggregation.messages import MOST_MEMBERS, SIGNATURE_BYTES, Signature, cut
 from baffle.core.messages import Hash, Message, Number, decode, encode
@@ -96,11 +97,16 @@ class Certificate(Message, frozen=True, tag="certificate"):
     signatures: bytes
 
 
-def require_certified(certificate: Certificate, directory: Mapping[int, bytes], clients: int) -> None:
-    """Refuse a certificate unless more than two thirds of `clients` clients have signed it."""
+def least_signers(plan: Plan) -> int:
+    """How many clients must sign a state: a quorum of those of a round."""
+    return quorum(plan.per_round, plan.secure.liars)
+
+
+def require_certified(certificate: Certificate, directory: Mapping[int, bytes], least: int) -> None:
+    """Refuse a certificate unless at least so many clients have signed it."""
     signatures = cut(certificate.signatures, SIGNATURE_BYTES, len(certificate.signers), "signatures")
-    if len(set(certificate.signers)) != len(certificate.signers) or len(signatures) < 2 * clients // 3 + 1:
-        raise RefusalError(f"{len(signatures)} clients have signed, expected at least {2 * clients // 3 + 1}")
+    if len(set(certificate.signers)) != len(certificate.signers) or len(signatures) < least:
+        raise RefusalError(f"{len(signatures)} clients have signed, expected at least {least}")
     text = state_text(certificate.run, certificate.round, certificate.chain)
     for signer, signature in zip(certificate.signers, signatures, strict=True):
         if signer not in directory or not signed(directory[signer], signature, text):
@@ -147,9 +153,9 @@ def require_signed_commitments(statement: Statement, server: bytes, directory: M
 
 
 def least_salt(plan: Plan) -> int:
-    """How many clients must commit to a nonce: over a third of the roster, or over two thirds if the server may lie."""
+    """How many clients must commit to a nonce: over a third of the roster, or a quorum if the server may lie."""
     clients = plan.federation.clients
-    return (2 * clients // 3 if plan.secure.mode == "malicious-server" else clients // 3) + 1
+    return quorum(clients, plan.secure.liars) if plan.secure.mode == "malicious-server" else clients // 3 + 1
 
 
 def require_enough_salt(statement: Statement, plan: Plan) -> None:

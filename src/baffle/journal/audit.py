@@ -23,6 +23,7 @@ from baffle.journal.store import Journal
 from baffle.lineage import Lineage
 from baffle.plan import load, parse
 from baffle.statement import (
+    least_signers,
     read_roster_text,
     read_statement,
     require_certified,
@@ -152,7 +153,7 @@ class Evidence:
                 raise JournalError(f"the statement of epoch {number} does not hold: {fault}") from None
             if statement.initial != initial.digest():
                 raise ChainError(f"the statement of epoch {number} begins with other weights than the journal", 0)
-            self._clients[record.run] = directory, plan.per_round
+            self._clients[record.run] = directory, least_signers(plan)
             self._planned.append((statement.first, plan.rounds))
 
     def check(self, number: int, chain: bytes) -> None:

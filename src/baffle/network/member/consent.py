@@ -307,6 +307,6 @@ def checked_epoch(begin: Begin, plan: Plan, keys: ClientKeys, places: int | None
         about = certificate.run, certificate.round, certificate.chain
         if about != (statement.previous, statement.first, statement.chain):
             raise RefusalError("a certificate about another state than the one that the epoch begins with")
-        statements.require_certified(certificate, roster.directory(), plan.per_round)
+        statements.require_certified(certificate, roster.directory(), statements.least_signers(plan))
     takes_snapshots = certificate is not None or not may_lie
     return AcceptedEpoch(begin, statement, plan, statements.run_of(begin.statement), own[0], takes_snapshots)

@@ -113,7 +113,7 @@ class Epochs:
         signatures = b"".join(states[client] for client in signers)
         certificate = Certificate(self.epoch.run, present.round, present.chain, signers, signatures)
         try:
-            statements.require_certified(certificate, self.roster.directory(), self.plan.per_round)
+            statements.require_certified(certificate, self.roster.directory(), statements.least_signers(self.plan))
         except MessageError as fault:
             self._tell(f"the state before round {present.round} has no certificate: {fault}")
             return None
@@ -147,7 +147,9 @@ class Epochs:
         for certificate in self.running.journal.statements.certificates():
             if (certificate.run, certificate.round, certificate.chain) == about:
                 with suppress(MessageError):
-                    statements.require_certified(certificate, self.roster.directory(), self.plan.per_round)
+                    statements.require_certified(
+                        certificate, self.roster.directory(), statements.least_signers(self.plan)
+                    )
                     return certificate
         return None
 
