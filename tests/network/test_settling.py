@@ -102,7 +102,7 @@ def test_a_plan_in_which_chance_gathers_too_many_liars_is_refused(tiny: Callable
 def test_fewer_liars_allow_smaller_groups(tiny: Callable[..., Plan]) -> None:
     """One of ten is never more than one of five. Two may meet, which is more than a sum of five stands."""
     grouped = tiny(LYING, UNIFORM, "federation.clients=10", "secure.groups=2", "secure.floor=3")
-    with pytest.raises(PlanError, match="or say with secure.liars that fewer clients lie"):
+    with pytest.raises(PlanError, match=r"or say with secure\.liars that fewer clients lie"):
         require_sound_terms(grouped)
     require_sound_terms(change(grouped, ["secure.liars=1"]))
     with pytest.raises(PlanError, match="more of them in one with probability"):

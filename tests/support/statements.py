@@ -15,6 +15,7 @@ from baffle.lineage import Lineage
 from baffle.plan import Plan
 from baffle.statement import (
     NOTHING,
+    PROTOCOL,
     ROSTER_TAG,
     Certificate,
     Commitment,
@@ -65,7 +66,9 @@ class Signers:
         tiers = (plan.probe.k,) * plan.federation.clients
         clients = range(len(self.identities)) if salters is None else salters
         commitments = tuple(self.commitment(text, client, epoch) for client in clients)
-        return Statement(2, text, initial, 7, self.roster_hash, tiers, epoch, previous, first, chain, commitments)
+        return Statement(
+            PROTOCOL, text, initial, 7, self.roster_hash, tiers, epoch, previous, first, chain, commitments, ()
+        )
 
     def commitment(self, plan: str, client: int, epoch: int) -> Commitment:
         hidden = commitment_to(self.nonce(client, epoch))

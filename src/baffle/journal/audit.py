@@ -28,6 +28,7 @@ from baffle.statement import (
     read_statement,
     require_certified,
     require_enough_salt,
+    require_evidence,
     require_signed_by_all,
     require_signed_commitments,
 )
@@ -147,6 +148,7 @@ class Evidence:
                 plan = parse(statement.plan)
                 server, directory = read_roster_text(roster, statement.roster_hash)
                 require_signed_commitments(statement, server, directory)
+                require_evidence(statement, server, directory)
                 require_enough_salt(statement, plan)
                 require_signed_by_all(record, statement, directory)
             except BaffleError as fault:
