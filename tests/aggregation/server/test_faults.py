@@ -26,6 +26,17 @@ def test_each_time_is_twice_as_long_up_to_a_day_and_ends() -> None:
     assert not faults.known
 
 
+def test_a_client_that_was_left_out_before_a_restart_is_known_and_not_left_out() -> None:
+    clock, told = FakeClock(), list[str]()
+    faults = Faults(clock.now, told.append)
+    faults.remember([2])
+    assert (set(faults.known), faults.barred) == ({2}, {})
+    faults.charge(2, "it lied")
+    faults.remember([2])
+    assert told == ["client 2 is left out for 60 s: it lied"]
+    assert faults.barred == {2: "it lied"}
+
+
 def test_without_a_clock_a_client_stays_out() -> None:
     faults = Faults()
     faults.charge(1, "it lied")

@@ -80,8 +80,8 @@ def test_a_client_that_was_caught_before_opens_first(federation: Federation) -> 
 
     def watching(client: int, answer: Answer) -> Answer:
         def watched(data: bytes) -> bytes | None:
-            if isinstance(decode_asked(data), Begin):
-                opened[client].append(data)
+            if isinstance(asked := decode_asked(data), Begin):
+                opened[client].append(asked.statement)
                 if client == 2 and refuses:
                     return None
             return answer(data)
@@ -94,7 +94,10 @@ def test_a_client_that_was_caught_before_opens_first(federation: Federation) -> 
 
     lines.clients = {client: watching(client, answer) for client, answer in lines.clients.items()}
     lines.before = mend
+    lines.at[20] = kill  # it has been caught once, and the journal says so
     federation.plan = change(federation.plan, ["rounds=20"])
+    with pytest.raises(StoppedError):
+        federation.serve(lines, least=3)
     federation.serve(lines, least=3)
     statements = federation.statements()
     assert [one.salters for one in statements[-2:]] == [(0, 1, 3), (0, 1, 2, 3)]

@@ -4,6 +4,7 @@ A client that is caught is left out for half a minute, and twice as long each fu
 because a broken line can look like a lie.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -59,6 +60,10 @@ class Faults:
         self._bars[client] = Bar(bar.times + 1, now + seconds, why)
         self._spoilt = [clients for clients in self._spoilt if client not in clients]
         self.tell(f"client {client} is left out for {seconds:g} s: {why}")
+
+    def remember(self, clients: Collection[int]) -> None:
+        """These clients were left out once, before the server was started again."""
+        self._bars |= {client: Bar(1, -math.inf, "") for client in clients if client not in self._bars}
 
     def forget(self, client: int) -> None:
         """Another client has the place of this one."""

@@ -84,6 +84,12 @@ class Epochs:
         """These clients have not opened the nonces that the statement has commitments to."""
         self._unopened |= {one.client: one for one in statement.commitments if one.client in clients}
 
+    @property
+    def accused(self) -> set[int]:
+        """The clients against which the run's statements have evidence."""
+        records = self.running.journal.statements.epochs()
+        return {one.client for record in records for one in read_statement(record.statement).unopened}
+
     def offered(self, statement: Statement) -> EpochTerms:
         """What clients are told of an epoch whose nonces are not open yet."""
         past = _past_of(self.running.journal.statements.epochs())

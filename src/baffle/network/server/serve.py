@@ -114,7 +114,9 @@ def serve(
         if running.unevaluated:
             tell(f"{headline(plan.task)} is not measured: {running.unevaluated}")
         epochs = Epochs(running, roster, tell)
-        clients = ConnectedClients(lines, epochs, tell, clock, Faults(clock.now, tell, plan.secure.liars))
+        faults = Faults(clock.now, tell, plan.secure.liars)
+        faults.remember(epochs.accused)
+        clients = ConnectedClients(lines, epochs, tell, clock, faults)
         assembly = Assembly(epochs, clients, max(_enough(plan), least_salt(plan)))
         return _Service(folder, running, clients, assembly, reread, board, least, tell, clock).play()
 
