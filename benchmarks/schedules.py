@@ -288,7 +288,7 @@ class Federation:
     @property
     def barred(self) -> Mapping[int, str]:
         """The clients that the server leaves out, and why."""
-        return self.server._keys.barred
+        return self.server.faults.barred
 
     def exhausted(self) -> bool:
         """Whether any client has answered about these weights as often as it ever will."""

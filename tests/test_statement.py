@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from baffle.aggregation.client_policy import quorum
 from baffle.aggregation.context import length_prefixed
 from baffle.core.messages import decode, encode
 from baffle.errors import MessageError, RefusalError
 from baffle.plan import Plan, RunSettings, parse
 from baffle.statement import (
     NOTHING,
+    PROTOCOL,
     ROSTER_TAG,
     Certificate,
     Commitment,
@@ -29,6 +31,7 @@ from baffle.statement import (
     read_statement,
     require_certified,
     require_enough_salt,
+    require_evidence,
     require_signed_by_all,
     require_signed_commitments,
     run_of,
@@ -36,7 +39,7 @@ from baffle.statement import (
     shared_plan,
 )
 from baffle.trajectory import Epoch
-from tests.support.statements import Signers
+from tests.support.statements import Signers, written
 
 CLIENTS = 7
 MALICIOUS = ("secure.mode=malicious-server", f"federation.clients={CLIENTS}")
@@ -68,11 +71,16 @@ def setting(tiny: Callable[..., Plan]) -> Setting:
 
 def test_a_run_is_named_by_the_bytes_of_its_statement(setting: Setting) -> None:
     data = encode(setting.statement)
-    assert run_of(data) == sha256(b"baffle/statement/2" + data).digest() == setting.record.run
+    assert run_of(data) == sha256(b"baffle/statement/3" + data).digest() == setting.record.run
     assert read_statement(data) == setting.statement
     assert run_of(data + b"\0") != run_of(data)
 
 
+COMMITMENTS = st.lists(
+    st.builds(Commitment, st.integers(0, 9), st.binary(min_size=32, max_size=32), st.binary(min_size=64, max_size=64)),
+    max_size=3,
+    unique_by=lambda one: one.client,
+).map(lambda some: tuple(sorted(some, key=lambda one: one.client)))
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "plan": st.text(max_size=20),
     "initial": st.binary(min_size=32, max_size=32),
@@ -83,13 +91,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "previous": st.binary(min_size=32, max_size=32),
     "first": st.integers(0, 2**63 - 1),
     "chain": st.binary(min_size=32, max_size=32),
-    "commitments": st.lists(
-        st.builds(
-            Commitment, st.integers(0, 9), st.binary(min_size=32, max_size=32), st.binary(min_size=64, max_size=64)
-        ),
-        max_size=3,
-        unique_by=lambda one: one.client,
-    ).map(lambda some: tuple(sorted(some, key=lambda one: one.client))),
+    "commitments": COMMITMENTS,
+    "unopened": COMMITMENTS,
 }
 
 
@@ -98,7 +101,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 def test_any_other_field_gives_another_run(field: str, data: st.DataObject) -> None:
     """So clients that were told different things hold different names."""
     assert {"protocol", *VALUES} == set(Statement.__struct_fields__)
-    base = Statement(2, "p", b"i" * 32, 7, b"r" * 32, (4, 4), 0, NOTHING, 0, b"c" * 32, ())
+    base = Statement(PROTOCOL, "p", b"i" * 32, 7, b"r" * 32, (4, 4), 0, NOTHING, 0, b"c" * 32, (), ())
     value = data.draw(VALUES[field])
     other = replace(base, **{field: value})
     assert (run_of(encode(other)) == run_of(encode(base))) == (value == getattr(base, field))
@@ -107,12 +110,22 @@ def test_any_other_field_gives_another_run(field: str, data: st.DataObject) -> N
 
 def test_another_protocol_is_refused(setting: Setting) -> None:
     tree = msgspec.msgpack.decode(encode(setting.statement))
-    for protocol in (0, 1, 3, "2", None):
+    for protocol in (0, 1, 4, "3", None):
         with pytest.raises(MessageError, match="Statement"):
             read_statement(msgspec.msgpack.encode([tree[0], protocol, *tree[2:]]))
     for field in ("initial", "roster_hash", "previous", "chain"):
         with pytest.raises(MessageError, match="Statement"):
             read_statement(encode(replace(setting.statement, **{field: bytes(31)})))
+
+
+def test_a_statement_of_version_2_keeps_its_name_and_has_no_evidence(setting: Setting) -> None:
+    earlier, present = replace(setting.statement, protocol=2), encode(setting.statement)
+    data = written(earlier)
+    assert read_statement(data) == replace(setting.statement, protocol=2)
+    assert run_of(data) == sha256(b"baffle/statement/2" + data).digest()
+    for mixed in (encode(earlier), b"\x9c" + present[1:-1]):
+        with pytest.raises(MessageError, match=r"Statement|not written as BAFFLE writes it"):
+            read_statement(mixed)
 
 
 def test_every_other_encoding_of_the_same_statement_is_refused(setting: Setting) -> None:
@@ -188,6 +201,21 @@ def test_a_commitment_that_its_client_has_not_signed_is_refused(setting: Setting
             require_signed_commitments(signed, signers.server, strangers)
 
 
+def test_evidence_is_signed_and_about_clients_that_do_not_take_part(setting: Setting) -> None:
+    whole, signers = setting.statement, setting.signers
+    statement = replace(whole, commitments=whole.commitments[2:], unopened=whole.commitments[:2])
+    require_evidence(statement, signers.server, signers.directory)
+    first, second = statement.unopened
+    for unopened in ((second, first), (first, first), (first, whole.commitments[2])):
+        with pytest.raises(RefusalError, match="each client once"):
+            require_evidence(replace(statement, unopened=unopened), signers.server, signers.directory)
+    for changes in ({"epoch": 1}, {"plan": "another"}, {"unopened": (replace(first, signature=second.signature),)}):
+        with pytest.raises(RefusalError, match="commitment of client 0 is not signed by it"):
+            require_evidence(replace(statement, **changes), signers.server, signers.directory)
+    with pytest.raises(RefusalError, match="commitment of client 1 is not signed by it"):
+        require_evidence(statement, signers.server, {0: signers.directory[0]})
+
+
 @pytest.mark.parametrize(("mode", "least"), [(HONEST, 3), (MALICIOUS, 5)])
 def test_too_few_commitments_are_refused(tiny: Callable[..., Plan], mode: tuple[str, ...], least: int) -> None:
     """More than a third of the clients salt a run, and more than two thirds if the server may lie."""
@@ -260,10 +288,10 @@ def test_more_than_two_thirds_certify_one_state_and_nothing_else(setting: Settin
     for clients in (1, 2, 3, 6, 7):
         for count in range(clients + 1):
             if 3 * count > 2 * clients:
-                require_certified(signed_by(*range(count)), directory, clients)
+                require_certified(signed_by(*range(count)), directory, quorum(clients))
                 continue
             with pytest.raises(RefusalError, match=f"{count} clients have signed, expected at least"):
-                require_certified(signed_by(*range(count)), directory, clients)
+                require_certified(signed_by(*range(count)), directory, quorum(clients))
     good = signed_by(0, 1, 3, 5, 6)
     refused: list[tuple[Certificate, str]] = [
         (signed_by(0, 1, 2, 3, 3), "clients have signed"),
@@ -275,9 +303,9 @@ def test_more_than_two_thirds_certify_one_state_and_nothing_else(setting: Settin
     ]
     for certificate, why in refused:
         with pytest.raises(RefusalError, match=why):
-            require_certified(certificate, directory, CLIENTS)
+            require_certified(certificate, directory, quorum(CLIENTS))
     with pytest.raises(RefusalError, match="client 5 has not signed"):
-        require_certified(good, {client: key for client, key in directory.items() if client != 5}, CLIENTS)
+        require_certified(good, {client: key for client, key in directory.items() if client != 5}, quorum(CLIENTS))
 
 
 def test_a_roster_names_the_server_and_the_clients_and_another_text_is_refused(setting: Setting) -> None:

@@ -62,5 +62,5 @@ def policy_of(trajectory: Trajectory, tiers: Mapping[int, int], salt: bytes) -> 
     def groups_of(round_number: int) -> list[list[int]]:
         return choose_groups(trajectory, round_number) if round_number < plan.rounds else []
 
-    secure = plan.secure
-    return ClientPolicy(secure.floor, secure.threshold, secure.mode == "malicious-server", groups_of, tiers, salt)
+    secure, agreement = plan.secure, plan.secure.mode == "malicious-server"
+    return ClientPolicy(secure.floor, secure.threshold, agreement, groups_of, tiers, salt, secure.liars)

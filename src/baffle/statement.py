@@ -7,24 +7,29 @@ A statement also holds commitments to nonces of the clients that were present. T
 is fixed, and the salt of the run's directions and batches follows from them. So no server can choose the salt by trying
 statements, and two runs of one plan never ask the same question.
 
+A client that committed and does not open its nonce costs all others a statement. The next statement holds its signed
+commitment as evidence, and clients charge that one to it instead of to the server.
+
 An epoch is the part of a run that is played under one statement. The next epoch has its own statement, which names the
 previous one and the hash of the journal's chain up to that round.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from baffle.aggregation.client_policy import quorum
 from baffle.aggregation.context import length_prefixed, signed, split_prefixed, state_text
 from baffle.aggregation.messages import MOST_MEMBERS, SIGNATURE_BYTES, Signature, cut
-from baffle.core.messages import Hash, Message, Number, decode, encode
+from baffle.core.messages import Hash, Message, Number, decode, encode, first_number
 from baffle.errors import RefusalError
 from baffle.plan import Plan, RunSettings
 from baffle.trajectory import Epoch
 
+PROTOCOL = 3
 NONCE_BYTES = 32
 
 MOST_PLAN = 1 << 18
@@ -47,7 +52,7 @@ class Commitment(Message, frozen=True, tag="commitment"):
 class Statement(Message, frozen=True, tag="statement"):
     """The terms of an epoch. Mode, floor, threshold and groups of its sums are in the plan."""
 
-    protocol: Literal[2]
+    protocol: Literal[2, 3]
     plan: PlanText  # resolved, without the settings of `run` that are a machine's own
     initial: Hash  # the digest of the initial state
     roster: Number
@@ -58,6 +63,8 @@ class Statement(Message, frozen=True, tag="statement"):
     first: Number  # the epoch's first round
     chain: Hash  # the hash of the chain up to there
     commitments: Annotated[tuple[Commitment, ...], Meta(max_length=MOST_MEMBERS)]
+    # Evidence, which version 2 had not: for this plan, roster and epoch, not opened for an earlier statement
+    unopened: Annotated[tuple[Commitment, ...], Meta(max_length=MOST_MEMBERS)]
 
     @property
     def salters(self) -> tuple[int, ...]:
@@ -96,11 +103,16 @@ class Certificate(Message, frozen=True, tag="certificate"):
     signatures: bytes
 
 
-def require_certified(certificate: Certificate, directory: Mapping[int, bytes], clients: int) -> None:
-    """Refuse a certificate unless more than two thirds of `clients` clients have signed it."""
+def least_signers(plan: Plan) -> int:
+    """How many clients must sign a state: a quorum of those of a round."""
+    return quorum(plan.per_round, plan.secure.liars)
+
+
+def require_certified(certificate: Certificate, directory: Mapping[int, bytes], least: int) -> None:
+    """Refuse a certificate unless at least so many clients have signed it."""
     signatures = cut(certificate.signatures, SIGNATURE_BYTES, len(certificate.signers), "signatures")
-    if len(set(certificate.signers)) != len(certificate.signers) or len(signatures) < 2 * clients // 3 + 1:
-        raise RefusalError(f"{len(signatures)} clients have signed, expected at least {2 * clients // 3 + 1}")
+    if len(set(certificate.signers)) != len(certificate.signers) or len(signatures) < least:
+        raise RefusalError(f"{len(signatures)} clients have signed, expected at least {least}")
     text = state_text(certificate.run, certificate.round, certificate.chain)
     for signer, signature in zip(certificate.signers, signatures, strict=True):
         if signer not in directory or not signed(directory[signer], signature, text):
@@ -109,17 +121,23 @@ def require_certified(certificate: Certificate, directory: Mapping[int, bytes], 
 
 def run_of(statement: bytes) -> bytes:
     """The name of a run: the hash of its statement, as it was received."""
-    return sha256(b"baffle/statement/2" + statement).digest()
+    return sha256(f"baffle/statement/{first_number(statement)}".encode() + statement).digest()
 
 
 def read_statement(data: bytes) -> Statement:
-    """Read a statement. It must be encoded exactly as BAFFLE encodes it."""
-    statement = decode(data, Statement)
-    if encode(statement) != data:
+    """Read a statement of this version or of version 2. It must be encoded exactly as BAFFLE encodes it."""
+    whole = _with_empty_evidence(data) if first_number(data) == 2 else data
+    statement = decode(whole, Statement)
+    if encode(statement) != whole:
         raise RefusalError("a statement that is not written as BAFFLE writes it")
     if list(statement.salters) != sorted(set(statement.salters)):
         raise RefusalError("a statement must name each client's commitment once, in order")
     return statement
+
+
+def _with_empty_evidence(data: bytes) -> bytes:
+    """A statement of version 2, which is the same array without its last item."""
+    return bytes([data[0] + 1]) + data[1:] + b"\x90"
 
 
 def shared_plan(plan: Plan) -> Plan:
@@ -140,16 +158,30 @@ def commitment_text(server: bytes, plan: str, roster_hash: bytes, epoch: int, co
 
 def require_signed_commitments(statement: Statement, server: bytes, directory: Mapping[int, bytes]) -> None:
     """Refuse a statement with a commitment that its client has not signed."""
-    for one in statement.commitments:
+    _require_signed(statement.commitments, statement, server, directory)
+
+
+def require_evidence(statement: Statement, server: bytes, directory: Mapping[int, bytes]) -> None:
+    """Refuse evidence that is not signed by the client that it speaks against, or against one that takes part."""
+    against = [one.client for one in statement.unopened]
+    if against != sorted(set(against)) or not set(against).isdisjoint(statement.salters):
+        raise RefusalError("a statement must name each client once, as one of the epoch or as one that opened no nonce")
+    _require_signed(statement.unopened, statement, server, directory)
+
+
+def _require_signed(
+    commitments: Iterable[Commitment], statement: Statement, server: bytes, directory: Mapping[int, bytes]
+) -> None:
+    for one in commitments:
         text = commitment_text(server, statement.plan, statement.roster_hash, statement.epoch, one.commitment)
         if one.client not in directory or not signed(directory[one.client], one.signature, text):
             raise RefusalError(f"the statement's commitment of client {one.client} is not signed by it")
 
 
 def least_salt(plan: Plan) -> int:
-    """How many clients must commit to a nonce: over a third of the roster, or over two thirds if the server may lie."""
+    """How many clients must commit to a nonce: over a third of the roster, or a quorum if the server may lie."""
     clients = plan.federation.clients
-    return (2 * clients // 3 if plan.secure.mode == "malicious-server" else clients // 3) + 1
+    return quorum(clients, plan.secure.liars) if plan.secure.mode == "malicious-server" else clients // 3 + 1
 
 
 def require_enough_salt(statement: Statement, plan: Plan) -> None:

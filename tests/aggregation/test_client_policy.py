@@ -17,6 +17,8 @@ from baffle.aggregation.client_policy import (
     checked_slot,
     degree,
     graph,
+    liars_among,
+    quorum,
 )
 from baffle.aggregation.messages import Opening
 from baffle.errors import RefusalError
@@ -156,6 +158,27 @@ def test_two_thirds_of_the_company_are_the_least_where_clients_must_agree(n: int
         else:
             with pytest.raises(RefusalError, match="threshold"):
                 checked_slot(opening(0, members, threshold), policy)
+
+
+@given(st.integers(1, 1000), st.integers(0, 400))
+def test_two_quorums_share_an_honest_client_and_the_honest_clients_are_one(n: int, stated: int) -> None:
+    """Liars do twice what a client does once, and may leave undone what it does."""
+    liars, least = liars_among(n, stated), quorum(n, stated)
+    assert 3 * liars < n
+    assert liars == (stated if 0 < 3 * stated < n else max(liars_among(n), 0))
+    assert 2 * least > n + liars
+    assert least <= n - liars
+    assert quorum(n) == 2 * n // 3 + 1
+    assert least <= quorum(n)
+
+
+def test_a_stated_number_of_liars_lowers_the_threshold() -> None:
+    company = list(range(10))
+    for liars, least in ((0, 7), (1, 6), (2, 7), (3, 7)):
+        policy = ClientPolicy(agreement=True, groups_of=lambda _: [company], liars=liars)
+        checked_slot(opening(0, tuple(company), least), policy)
+        with pytest.raises(RefusalError, match=f"expected {least} to 10"):
+            checked_slot(opening(0, tuple(company), least - 1), policy)
 
 
 @given(st.integers(2, 60), st.integers(0, 61))

@@ -13,10 +13,16 @@ MODES = ("on", "malicious-server")
 CLIENTS = 5
 
 
-def hostile_server(folder: Path, tiny: Callable[..., Plan], *settings: str) -> HostileServer:
-    """A hostile server with five clients, which have pinned the plan; settings change it."""
-    fixed = ("federation.clients=5", "federation.batch=8", "federation.weighting=uniform", "rounds=6", "secure.mode=on")
-    return HostileServer(Victims(folder, keys_of(folder, CLIENTS), tiny(*fixed, *settings)))
+def hostile_server(folder: Path, tiny: Callable[..., Plan], *settings: str, clients: int = CLIENTS) -> HostileServer:
+    """A hostile server with its clients, which have pinned the plan; settings change it."""
+    fixed = (
+        f"federation.clients={clients}",
+        "federation.batch=8",
+        "federation.weighting=uniform",
+        "rounds=6",
+        "secure.mode=on",
+    )
+    return HostileServer(Victims(folder, keys_of(folder, clients), tiny(*fixed, *settings)))
 
 
 @pytest.fixture

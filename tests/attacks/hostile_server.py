@@ -29,7 +29,7 @@ from baffle.network.member.policy import Policy
 from baffle.network.settling import tiers_for
 from baffle.plan import Plan
 from baffle.schedule import policy_of
-from baffle.statement import NOTHING, Commitment, Statement, run_of, salt_of, shared_plan
+from baffle.statement import NOTHING, PROTOCOL, Commitment, Statement, run_of, salt_of, shared_plan
 from baffle.task.load import load_server_task
 from baffle.trajectory import Epoch, Trajectory, trajectory_of
 
@@ -135,7 +135,9 @@ class HostileServer:
         )
         tiers, roster = tiers_for(self.plan, {}), self.roster
         plan, initial = self.plan.to_toml(), self.state.digest()
-        return Statement(2, plan, initial, roster.number, roster.hash(), tiers, 0, NOTHING, 0, chain, commitments)
+        return Statement(
+            PROTOCOL, plan, initial, roster.number, roster.hash(), tiers, 0, NOTHING, 0, chain, commitments, ()
+        )
 
     def nonce(self, client: int, statement: Statement) -> bytes:
         """Tell a client a statement, and get its nonce for it."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -60,6 +61,25 @@ def _put_certificate(run: Path, certificate: Certificate) -> None:
 
 
 # A sound run
+
+
+def test_a_run_of_version_2_of_the_protocol_verifies(plan: Plan, tmp_path: Path) -> None:
+    earlier = NetworkedRun(plan, tmp_path / "run", protocol=2)
+    folder = earlier.whole()
+    assert verify(folder).chain == earlier.present.chain.hex()
+    with Journal.open(folder / "journal.sqlite") as journal:
+        (first, *_) = journal.statements.epochs()
+    assert first.run == sha256(b"baffle/statement/2" + first.statement).digest()
+
+
+def test_evidence_that_nobody_has_signed_is_named(original: Original, run: Path) -> None:
+    *_, last = original.epochs  # without the last client
+    accused = original.signers.commitment(read_statement(last.statement).plan, CLIENTS - 1, 2)
+    for signature, words in ((bytes(64), "is not signed by it"), (accused.signature, "has not signed the statement")):
+        forged = changed(last, unopened=(msgspec.structs.replace(accused, signature=signature),))
+        _put_epoch(run, 2, EpochRecord(forged, last.nonces, last.signatures))
+        with pytest.raises(BaffleError, match=words):
+            verify(run)
 
 
 def test_a_networked_run_verifies_and_a_server_that_resumes_comes_to_the_same_place(

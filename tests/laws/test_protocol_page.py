@@ -22,7 +22,7 @@ from baffle.network.keys.rosters import MOST_CLIENTS, MOST_NODE_KEY_LETTERS
 from baffle.network.link import client, door, envelope, exchanges, handshake, websocket
 from baffle.plan import Model, Plan
 from baffle.plan.reading import DOTS
-from baffle.statement import MOST_PLAN, Statement
+from baffle.statement import MOST_PLAN, PROTOCOL
 from tests.protocol import plans
 from tests.vectors.make import message_types
 
@@ -124,7 +124,7 @@ def test_sizes_of_frames_are_the_codes() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        f"version {get_args(Statement.__annotations__['protocol'])[0]}",
+        f"version {PROTOCOL}",
         f"{door.SECONDS:g} seconds and {door.BYTES // 1024} KiB",
         f"handshake have at most {handshake.HANDSHAKE_BYTES} bytes",
         f"the path `{handshake.PATH}`",

@@ -101,6 +101,19 @@ def test_a_plan_in_which_chance_gathers_too_many_liars_is_refused(tiny: Callable
         require_sound_terms(change(few, [f'secure.mode="{mode}"']))
 
 
+def test_fewer_liars_allow_smaller_groups(tiny: Callable[..., Plan]) -> None:
+    """One of ten is never more than one of five. Two may meet, which is more than a sum of five stands."""
+    grouped = tiny(LYING, UNIFORM, "federation.clients=10", "secure.groups=2", "secure.floor=3")
+    with pytest.raises(PlanError, match=r"or say with secure\.liars that fewer clients lie"):
+        require_sound_terms(grouped)
+    require_sound_terms(change(grouped, ["secure.liars=1"]))
+    with pytest.raises(PlanError, match="more of them in one with probability"):
+        require_sound_terms(change(grouped, ["secure.liars=2"]))
+    uneven = tiny(LYING, UNIFORM, "federation.clients=7", "secure.groups=2", "secure.floor=3", "secure.liars=1")
+    with pytest.raises(PlanError, match="With 3 of 7 clients"):  # a sum of three stands no liar
+        require_sound_terms(uneven)
+
+
 def test_a_sum_without_everybody_is_sound_where_no_draw_can_gather_too_many_liars(tiny: Callable[..., Plan]) -> None:
     """Of 900 clients 299 may lie, and a third of a sum of 899 is 300."""
     plan = tiny(LYING, UNIFORM, "federation.clients=900", "federation.participation=0.999", "rounds=100000")

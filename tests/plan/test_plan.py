@@ -38,7 +38,7 @@ from baffle.plan import (
 from baffle.plan.functions import call_own
 
 NOT_OF_THE_TRAJECTORY = (
-    *("name", "rounds", "run.", "secure.mode", "secure.floor", "secure.threshold"),
+    *("name", "rounds", "run.", "secure.mode", "secure.floor", "secure.threshold", "secure.liars"),
     *("privacy.epsilon", "privacy.delta"),
 )
 
@@ -236,6 +236,9 @@ TIER = "federation.tiers=[{k=2, share=0.5}]"
         (["secure.groups=4", "federation.participation=0.3", "secure.mode=off"], r"groups: expected at most 3, "),
         (["secure.groups=4"], r"secure\.floor: expected at least 3 clients .*, got 2"),
         (["secure.groups=2", "secure.floor=6"], r"secure\.floor: expected at least 6 clients .*, got 5"),
+        (["secure.liars=1"], r'secure\.liars: only secure\.mode = "malicious-server" .*, got "on"; leave one'),
+        (["secure.mode=malicious-server", "secure.liars=4"], r"liars: expected at most 3, .* 10 clients, got 4"),
+        (["secure.mode=malicious-server", "secure.liars=1", "secure.threshold=5"], r"threshold: expected 6 to 10"),
         (["secure.groups=2", "secure.threshold=2"], r"secure\.threshold: expected 3 to 5"),
         (["secure.groups=2", "secure.threshold=6"], r"secure\.threshold: expected 3 to 5"),
         (["secure.groups=3", "secure.threshold=4"], r"secure\.threshold: expected 3 to 3"),

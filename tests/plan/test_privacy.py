@@ -15,6 +15,7 @@ from baffle.plan.privacy import certain_sharers, epsilon_of, least_survivors, pr
 
 N = 650
 PRIVATE = ("federation.weighting=uniform", "secure.mode=on", "privacy.clip=2.0", "rounds=200")
+GROUPED = ("secure.mode=malicious-server", "secure.groups=2")
 HUNDRED = ("federation.clients=100", "secure.floor=90", "probe.k=20")
 
 MakePlan = Callable[..., Plan]
@@ -60,6 +61,8 @@ def test_a_plan_without_privacy_has_the_digests_that_it_had(tiny: MakePlan) -> N
         (("secure.floor=90", "secure.mode=malicious-server"), 90, 90 - 33),
         (("secure.floor=3", "secure.mode=malicious-server", "secure.groups=3"), 23, 12),
         (("secure.floor=20", "secure.groups=3"), 20, 20),
+        (("secure.floor=3", "secure.mode=malicious-server", "secure.liars=1"), 51, 51 - 1),
+        (("federation.clients=10", "secure.floor=3", *GROUPED, "secure.liars=1"), 4, 3),
         (("federation.clients=3", "secure.floor=3", "secure.mode=malicious-server"), 3, 3),  # fewer than a third lie
     ],
 )

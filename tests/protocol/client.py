@@ -33,7 +33,7 @@ from tests.protocol import learning, wire
 from tests.protocol.learning import F32, Epoch, Replica
 from tests.protocol.marks import Marks, write_durably
 from tests.protocol.plans import OTHERS, Plan, digest, read_plan
-from tests.protocol.sums import Session, Terms, Vector, state_text
+from tests.protocol.sums import Session, Terms, Vector, quorum, state_text
 from tests.protocol.wire import Message, RefusedError, cut, decode, encode, is_signed, prefixed, require, u64
 
 NOTHING = bytes(32)
@@ -105,7 +105,7 @@ def commitment_text(server: bytes, plan: str, roster_hash: bytes, epoch: int, co
 
 
 def run_of(statement: bytes) -> bytes:
-    return sha256(b"baffle/statement/2" + statement).digest()
+    return sha256(b"baffle/statement/3" + statement).digest()
 
 
 def ready_text(run: bytes) -> bytes:
@@ -204,7 +204,8 @@ class Member:
         slot = self.marks.of(run)["slot"]
         require(asked.answered <= max(statement.first, slot + 1), "marks that were lost")
         require(run.hex() not in self.marks.left, "a run that this client has left")
-        nonce = self.marks.open(own, run, limited=True)
+        excluded = [self.directory[one.client] for one in statement.unopened]
+        nonce = self.marks.open(own, run, limited=True, excluded=excluded)
         self._begun = asked, statement, plan, run
         known = self.replica is not None and self._run in (run, *(one.run for one in asked.past))
         held = self.replica.round if known and self.replica else 0
@@ -212,7 +213,7 @@ class Member:
 
     def _checked(self, begin: Any, statement: Any, plan: Plan) -> bytes:
         """This client's own commitment in a statement that it may enter."""
-        require(encode(statement) == begin.statement and statement.protocol == 2, "a statement in another form")
+        require(encode(statement) == begin.statement and statement.protocol == 3, "a statement in another form")
         require((statement.roster, statement.roster_hash) == (self.roster["number"], self.roster_hash), "the roster")
         clients, past, may_lie = plan["federation.clients"], begin.past, plan["secure.mode"] == "malicious-server"
         require(plan["ring.n_max"] and len(statement.tiers) == clients, "a plan that is not resolved, or its tiers")
@@ -224,23 +225,28 @@ class Member:
         firsts = [*(one.first for one in past), statement.first]
         require(firsts[0] == 0 and firsts == sorted(firsts), "epochs that do not follow each other")
         salters = [one.client for one in statement.commitments]
-        least = (2 * clients // 3 if may_lie else clients // 3) + 1
+        least = quorum(clients, plan["secure.liars"]) if may_lie else clients // 3 + 1
         require(salters == sorted(set(salters)) and len(salters) >= least, "too few commitments")
-        for one in statement.commitments if may_lie else ():
+        against = [one.client for one in statement.unopened]
+        require(
+            against == sorted(set(against)) and not {*against} & {*salters}, "evidence against a client of the epoch"
+        )
+        for one in (*(statement.commitments if may_lie else ()), *statement.unopened):
             text = commitment_text(self.server, statement.plan, self.roster_hash, statement.epoch, one.commitment)
             require(one.client in self.directory, "an unknown client")
             require(is_signed(self.directory[one.client], one.signature, text), "an unsigned commitment")
         if begin.certificate:
-            self._check_certificate(begin.certificate, statement, learning.clients_of_round(plan))
+            least = quorum(learning.clients_of_round(plan), plan["secure.liars"])
+            self._check_certificate(begin.certificate, statement, least)
         own = [one.commitment for one in statement.commitments if one.client == self.number]
         require(own, "a statement without this client; it waits for the next epoch")
         return bytes(own[0])
 
-    def _check_certificate(self, certificate: Any, statement: Any, m: int) -> None:
+    def _check_certificate(self, certificate: Any, statement: Any, least: int) -> None:
         about = certificate.run, certificate.round, certificate.chain
         require(about == (statement.previous, statement.first, statement.chain), "a certificate about another state")
         signatures = cut(certificate.signatures, 64, len(certificate.signers))
-        require(len(set(certificate.signers)) == len(signatures) >= 2 * m // 3 + 1, "too few signatures")
+        require(len(set(certificate.signers)) == len(signatures) >= least, "too few signatures")
         for signer, signature in zip(certificate.signers, signatures, strict=True):
             known = self.directory.get(signer, b"")
             require(is_signed(known, signature, state_text(*about)), "a certificate that is not signed")
@@ -260,7 +266,8 @@ class Member:
             self._snapshots = not may_lie or begin.certificate is not None
             self._run, self._roster_of_run, self._k = run, self.roster["number"], statement.tiers[self.number]
             groups = partial(learning.groups_of_round, plan, salt)
-            terms = Terms(plan["secure.floor"], plan["secure.threshold"], may_lie, salt, statement.tiers, groups)
+            told = plan["secure.floor"], plan["secure.threshold"], may_lie, plan["secure.liars"]
+            terms = Terms(*told, salt, statement.tiers, groups)
             self._session = Session(self.number, self.identity, self.directory, run, terms, self.marks)
         return Message("salted", salt)
 

@@ -4,7 +4,8 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class Marks:
         self.nonces: dict[str, str] = {}  # commitment → nonce
         self.opened: dict[str, str] = {}  # commitment → run
         self.fruitless: dict[str, float] = {}  # run without a released round → when a nonce was opened for it
+        self.excluded: dict[str, float] = {}  # identity → when it last allowed one statement more
         self.left: set[str] = set()
         self.run, self.places = "", 0
         *lines, rest = path.read_bytes().split(b"\n")
@@ -59,14 +61,22 @@ class Marks:
             return commitment
         return bytes.fromhex(known)
 
-    def open(self, commitment: bytes, run: bytes, *, limited: bool) -> bytes:
-        """The nonce of a commitment, which serves one run ever."""
+    def _of_today(self, moments: Iterable[float]) -> int:
+        return sum(abs(self._now() - moment) < DAY for moment in moments)
+
+    def open(self, commitment: bytes, run: bytes, *, limited: bool, excluded: Iterable[bytes] = ()) -> bytes:
+        """The nonce of a commitment, which serves one run ever. Each excluded identity allows one more run a day."""
         name = commitment.hex()
         require(name in self.nonces, "a commitment that this client has not made")
         require(self.opened.get(name, run.hex()) == run.hex(), "a nonce that was opened for another run")
         if name not in self.opened:
-            recent = [moment for moment in self.fruitless.values() if abs(self._now() - moment) < DAY]
-            require(not limited or len(recent) < MOST_FRUITLESS, "too many statements without a round")
+            for identity in excluded if limited else ():
+                if not self._of_today([self.excluded.get(identity.hex(), -inf)]):
+                    self._add({"is": "excluded", "identity": identity.hex(), "moment": self._now()})
+            most = MOST_FRUITLESS + self._of_today(self.excluded.values())
+            require(
+                not limited or self._of_today(self.fruitless.values()) < most, "too many statements without a round"
+            )
             self._add({"is": "opened", "commitment": name, "run": run.hex(), "moment": self._now()})
         return bytes.fromhex(self.nonces[name])
 
@@ -99,6 +109,8 @@ class Marks:
                 self.opened[line["commitment"]] = run
                 if self.rounds.get(run, NONE).get("round", -1) < 0:
                     self.fruitless.setdefault(run, line["moment"])
+            case "excluded":
+                self.excluded[line["identity"]] = line["moment"]
             case "entered":
                 self.left |= {self.run} - {""}
                 self.run, self.places = run, line.get("places", 0)

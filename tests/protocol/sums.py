@@ -112,8 +112,12 @@ def neighbours(members: Sequence[int], client: int, salt: bytes, slot: int, *, c
     return sorted({circle[(here + step) % n] for step in range(-(k // 2), k // 2 + 1)} - {client})
 
 
-def least_threshold(company: int, k: int, *, may_lie: bool) -> int:
-    return 2 * company // 3 + 1 if may_lie else (k + 1) // 2 + 1
+def quorum(clients: int, liars: int) -> int:
+    return (clients + min(liars, -(-clients // 3) - 1)) // 2 + 1 if liars else 2 * clients // 3 + 1
+
+
+def least_threshold(company: int, k: int, liars: int, *, may_lie: bool) -> int:
+    return quorum(company, liars) if may_lie else (k + 1) // 2 + 1
 
 
 def advertisement_text(run: bytes, unsigned: Sequence[Any]) -> bytes:
@@ -152,6 +156,7 @@ class Terms:
     floor: int
     threshold: int
     may_lie: bool
+    liars: int
     salt: bytes
     tiers: Sequence[int]
     groups: Callable[[int], list[list[int]]]
@@ -199,7 +204,7 @@ class Session:
         members = opening.members
         require(self.number in members and members == sorted(set(members)) and set(members) <= set(company), "members")
         near = neighbours(members, self.number, terms.salt, number, complete=terms.may_lie)
-        least = least_threshold(len(company), len(near), may_lie=terms.may_lie)
+        least = least_threshold(len(company), len(near), terms.liars, may_lie=terms.may_lie)
         require(max(least, terms.threshold) <= opening.threshold <= len(near) + 1, "a threshold that is not safe")
         require(terms.floor <= opening.floor <= len(members), "a floor that is not safe")
         self._take_keys(opening, near)

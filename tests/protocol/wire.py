@@ -22,7 +22,7 @@ SCHEMA = {
     "roster-taken": "",
     "begin": "statement:bytes past:[past-epoch certificate:certificate? answered:number",
     "statement": "protocol:number plan:text initial:hash roster:number roster_hash:hash tiers:[number epoch:number "
-    "previous:hash first:number chain:hash commitments:[commitment",
+    "previous:hash first:number chain:hash commitments:[commitment unopened:[commitment",
     "commitment": "client:number commitment:hash signature:signature",
     "past-epoch": "first:number run:hash salt:hash",
     "certificate": "run:hash round:number chain:hash signers:[number signatures:bytes",

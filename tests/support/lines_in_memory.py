@@ -66,7 +66,7 @@ class LinesInMemory:
     def present(self) -> Mapping[int, object]:
         return dict(self.clients)
 
-    def carry(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, bytes]:
+    def carry(self, requests: Mapping[int, bytes], run: bytes, *, patient: bool = False) -> Mapping[int, bytes]:  # noqa: ARG002
         self.exchanges += 1
         self.runs.append(run)
         self.clock.sleep(self.seconds)

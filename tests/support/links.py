@@ -199,12 +199,14 @@ class Linked:
     def address(self) -> str:
         return f"{HOST}:{self.link.port}"
 
-    def ask(self, *clients: int, number: int = 0, size: int = 0) -> dict[int, bytes]:
-        return dict(self.link.carry(dict.fromkeys(clients, question(number, size)), RUN))
+    def ask(self, *clients: int, number: int = 0, size: int = 0, patient: bool = False) -> dict[int, bytes]:
+        return dict(self.link.carry(dict.fromkeys(clients, question(number, size)), RUN, patient=patient))
 
-    def asking(self, *clients: int, number: int = 0, size: int = 0) -> "Future[dict[int, bytes]]":
+    def asking(
+        self, *clients: int, number: int = 0, size: int = 0, patient: bool = False
+    ) -> "Future[dict[int, bytes]]":
         """Ask on another thread."""
-        return self.pool.submit(self.ask, *clients, number=number, size=size)
+        return self.pool.submit(self.ask, *clients, number=number, size=size, patient=patient)
 
     def client(self, number: int, answer: Callable[[bytes], bytes] = answer_to) -> Client:
         """A client that has not connected yet."""

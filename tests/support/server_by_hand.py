@@ -13,6 +13,7 @@ from baffle.network.settling import N_MAX, tiers_for, with_places
 from baffle.plan import Plan
 from baffle.statement import (
     NOTHING,
+    PROTOCOL,
     Commitment,
     PastEpoch,
     Statement,
@@ -56,7 +57,9 @@ class ServerByHand:
         others = (self.commitment(number, asked) for number in range(len(self.keys)))
         commitments = tuple(own if one.client == client else one for one in others)
         roster, tiers = (asked.roster, asked.roster_hash), tiers_for(self.plan, {})
-        first = Statement(2, asked.plan, self.state.digest(), *roster, tiers, 0, NOTHING, 0, self.chain, commitments)
+        first = Statement(
+            PROTOCOL, asked.plan, self.state.digest(), *roster, tiers, 0, NOTHING, 0, self.chain, commitments, ()
+        )
         return msgspec.structs.replace(first, **changes)
 
     def openings(self, client: int, statement: Statement, nonce: bytes) -> Openings:

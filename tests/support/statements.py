@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -15,6 +16,7 @@ from baffle.lineage import Lineage
 from baffle.plan import Plan
 from baffle.statement import (
     NOTHING,
+    PROTOCOL,
     ROSTER_TAG,
     Certificate,
     Commitment,
@@ -34,10 +36,20 @@ N = 5  # weights of the model whose run is journalled
 INITIAL = np.linspace(-1, 1, N, dtype=np.float32)
 
 
+def written(statement: Statement) -> bytes:
+    """A statement as bytes, in the version that it names. In version 2 it ended before the evidence."""
+    data = encode(statement)
+    if statement.protocol == PROTOCOL:
+        return data
+    assert (statement.protocol, data[:1], data[-1:]) == (2, b"\x9d", b"\x90")  # 13 items, of which the last is empty
+    return b"\x9c" + data[1:-1]
+
+
 class Signers:
     """The clients of a federation and its server, with their keys and nonces."""
 
-    def __init__(self, clients: int) -> None:
+    def __init__(self, clients: int, protocol: Literal[2, 3] = PROTOCOL) -> None:
+        self.protocol = protocol
         self.server = b"server's identity".ljust(32)
         self.identities = [Ed25519PrivateKey.generate() for _ in range(clients)]
         keys = [identity.public_key().public_bytes_raw() for identity in self.identities]
@@ -65,7 +77,9 @@ class Signers:
         tiers = (plan.probe.k,) * plan.federation.clients
         clients = range(len(self.identities)) if salters is None else salters
         commitments = tuple(self.commitment(text, client, epoch) for client in clients)
-        return Statement(2, text, initial, 7, self.roster_hash, tiers, epoch, previous, first, chain, commitments)
+        return Statement(
+            self.protocol, text, initial, 7, self.roster_hash, tiers, epoch, previous, first, chain, commitments, ()
+        )
 
     def commitment(self, plan: str, client: int, epoch: int) -> Commitment:
         hidden = commitment_to(self.nonce(client, epoch))
@@ -74,7 +88,7 @@ class Signers:
 
     def record(self, statement: Statement) -> EpochRecord:
         """An epoch that all clients of its statement have signed and opened their nonces for."""
-        data = encode(statement)
+        data = written(statement)
         run = EpochRecord(data, b"").run
         nonces = b"".join(self.nonce(client, statement.epoch) for client in statement.salters)
         signatures = b"".join(self.identities[client].sign(ready_text(run)) for client in statement.salters)
@@ -89,8 +103,8 @@ class Signers:
 class NetworkedRun:
     """The folder of a networked run whose epochs, rounds and certificates a test adds by hand."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
-        self.signers, self.folder = Signers(plan.federation.clients), folder
+    def __init__(self, plan: Plan, folder: Path, protocol: Literal[2, 3] = PROTOCOL) -> None:
+        self.signers, self.folder = Signers(plan.federation.clients, protocol), folder
         trajectory = trajectory_of(plan, N)
         self.initial = trajectory.rule.start(INITIAL)
         self.lineage = Lineage(trajectory)

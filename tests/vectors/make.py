@@ -42,7 +42,16 @@ from baffle.network.link.envelope import ask, reply
 from baffle.network.link.handshake import ClientSide, ServerSide
 from baffle.plan import parse
 from baffle.schedule import choose_groups
-from baffle.statement import Commitment, Statement, commitment_text, commitment_to, ready_text, run_of, salt_of
+from baffle.statement import (
+    PROTOCOL,
+    Commitment,
+    Statement,
+    commitment_text,
+    commitment_to,
+    ready_text,
+    run_of,
+    salt_of,
+)
 from baffle.trajectory import Epoch, Trajectory, trajectory_of
 from tests.protocol.directions import written
 
@@ -304,9 +313,22 @@ def statement() -> Vectors:
         Commitment(client, one, identity(f"client {client}").sign(text))
         for client, one, text in zip((0, 2, 3), commitments, texts, strict=True)
     )
-    made = Statement(2, plan, of("initial"), 1, roster_hash, (32, 32, 16, 32), 0, bytes(32), 0, of("chain"), signed)
+    made = Statement(
+        PROTOCOL,
+        plan,
+        of("initial"),
+        1,
+        roster_hash,
+        (32, 32, 16, 32),
+        0,
+        bytes(32),
+        0,
+        of("chain"),
+        signed[1:],
+        signed[:1],
+    )
     run = run_of(encode(made))
-    known = {"server": server, "statement": encode(made), "run": run, "nonces": b"".join(nonces)}
+    known = {"server": server, "statement": encode(made), "run": run, "nonces": b"".join(nonces[1:])}
     salt = salt_of(run, made, known["nonces"])
     return {"statements": [known | {"salt": salt}]}
 
@@ -402,11 +424,14 @@ def shares() -> Vectors:
 
 def graph() -> Vectors:
     rows = []
-    for n, may_lie in ((3, False), (200, False), (201, False), (1000, False), (300, True)):
-        members, policy = tuple(range(7, 7 + 2 * n, 2)), ClientPolicy(agreement=may_lie, salt=of("salt"))
+    honest = ((n, False, 0) for n in (3, 200, 201, 1000))
+    for n, may_lie, liars in (*honest, (300, True, 0), (5, True, 1), (9, True, 2)):
+        members = tuple(range(7, 7 + 2 * n, 2))
+        policy = ClientPolicy(agreement=may_lie, salt=of("salt"), liars=liars)
         drawn = policy.graph(members, 3)
         near = drawn.neighbours[9]
         known = {"members": n, "first": 7, "step": 2, "salt": of("salt"), "slot": 3, "may lie": may_lie, "client": 9}
+        known["liars"] = liars
         threshold, shown = policy.least_threshold(drawn, n), [] if len(near) == n - 1 else near
         rows.append({**known, "k": drawn.k, "threshold": threshold, "neighbours": shown})
     return {"graphs": rows}
@@ -430,6 +455,8 @@ def marks() -> Vectors:
         memory.remember(other, Marks(sealed=1, slot=1, round=1), of("weights"))
         memory.leave()
         memory.commit(commitment_to(of("nonce 2")), of("nonce 2"))
+        memory.open(commitment_to(of("nonce 2")), of("a third run"), excluded=[of("an identity")])
+        memory.commit(commitment_to(of("nonce 3")), of("nonce 3"))
         lines = path.read_text().splitlines()
     kept = {one: msgspec.to_builtins(memory.marks(one)) for one in (run, other)}
     found = {"lines": lines, "marks": kept, "released": {of("weights"): memory.released(of("weights"))}}

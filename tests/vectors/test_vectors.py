@@ -113,7 +113,8 @@ def test_statements() -> None:
         statement, run = wire.decode(data, "statement"), client.run_of(data)
         assert wire.encode(statement) == data
         assert (run.hex(), client.salt_of(run, statement, nonces).hex()) == (row["run"], row["salt"])
-        for one in statement.commitments:
+        assert statement.unopened
+        for one in (*statement.commitments, *statement.unopened):
             text = client.commitment_text(server, statement.plan, statement.roster_hash, 0, one.commitment)
             assert wire.is_signed(_identity_of(one.client), one.signature, text)
 
@@ -242,7 +243,7 @@ def test_graphs() -> None:
         near = sums.neighbours(members, row["client"], unhex(row["salt"]), row["slot"], complete=may_lie)
         assert len(near) == row["k"]
         assert near == (row["neighbours"] or [member for member in members if member != row["client"]])
-        assert sums.least_threshold(n, len(near), may_lie=may_lie) == row["threshold"]
+        assert sums.least_threshold(n, len(near), row["liars"], may_lie=may_lie) == row["threshold"]
 
 
 def test_marks(tmp_path: Path) -> None:
@@ -260,7 +261,7 @@ def test_marks_that_the_independent_client_writes_are_the_packages(tmp_path: Pat
     (row,) = rows("marks", "files")
     (tmp_path / "marks").touch()
     own = marks.Marks(tmp_path / "marks", now=lambda: 1_750_000_000.5)
-    lines = [json.loads(line) for line in row["lines"]]
+    lines, excluded = [json.loads(line) for line in row["lines"]], list[bytes]()
     for line in lines:
         run = unhex(line.get("run", ""))
         match line["is"]:
@@ -268,7 +269,9 @@ def test_marks_that_the_independent_client_writes_are_the_packages(tmp_path: Pat
                 pair = unhex(line["commitment"]), unhex(line["nonce"])
                 own.commit(lambda pair=pair: pair)  # type: ignore[misc]
             case "opened":
-                own.open(unhex(line["commitment"]), run, limited=True)
+                own.open(unhex(line["commitment"]), run, limited=True, excluded=excluded)
+            case "excluded":  # written with the opening that follows
+                excluded = [unhex(line["identity"])]
             case "entered":
                 own.enter(run, line["places"])
             case "left":

@@ -73,13 +73,28 @@ def degree(n: int, dropout: float) -> int:
     return next((k for k in range(2, n - 1, 2) if n * too_few(k) <= FAILURE), (n - 1) // 2 * 2)
 
 
+def liars_among(clients: int, most: int = 0) -> int:
+    """How many of so many clients may work with a server that lies: at most `most`, and always fewer than a third,
+    since a sum could not succeed without the others otherwise; with 0, just fewer than a third."""
+    third = max(-(-clients // 3) - 1, 0)
+    return min(most, third) if most else third
+
+
+def quorum(clients: int, liars: int = 0) -> int:
+    """How many of so many clients it takes to do what a lying server must not get done twice: to release shares, to
+    enter a statement, to sign a state. An honest client does it once and a liar as often as it likes, so twice a quorum
+    must be more than all clients and the liars together. With 0 liars stated, it is more than two thirds."""
+    return (clients + liars_among(clients, liars)) // 2 + 1 if liars else 2 * clients // 3 + 1
+
+
 Groups = Sequence[Sequence[int]]  # the clients of a round, divided into groups that are summed separately
 
 
 @dataclass(frozen=True)
 class ClientPolicy:
     """`floor`: the least number of clients in a sum. `agreement`: clients agree on the survivors before they release a
-    share, so that even a lying server learns one sum at most. `groups_of`: slot → the groups that are summed, none
+    share, so that even a lying server learns one sum at most. `liars`: how many clients may work with it; 0: just fewer
+    than a third. `groups_of`: slot → the groups that are summed, none
     after the end of the run; without it, any clients may be summed. `tiers`: how many directions each client evaluates;
     without it, all evaluate the same number. `salt`: seeds the graphs of large rounds, so that nobody can choose
     them."""
@@ -90,14 +105,15 @@ class ClientPolicy:
     groups_of: Callable[[int], Groups] | None = None
     tiers: Mapping[int, int] = field(default_factory=dict)
     salt: bytes = b""
+    liars: int = 0
 
     def graph(self, members: tuple[int, ...], slot: int) -> Graph:
         seed = sha256(b"baffle/graph/2" + self.salt + slot.to_bytes(8, "big")).digest()
         return graph(members, seed, complete=self.agreement)
 
     def least_threshold(self, drawn: Graph, company: int) -> int:
-        """More than half of the holders; if the server may lie, more than two thirds of all that may take part."""
-        return 2 * company // 3 + 1 if self.agreement else drawn.least_threshold
+        """More than half of the holders; if the server may lie, a quorum of all that may take part."""
+        return quorum(company, self.liars) if self.agreement else drawn.least_threshold
 
     def company_of(self, client: int, slot: int, members: tuple[int, ...]) -> Sequence[int]:
         """All clients that a client may be summed with, itself included."""

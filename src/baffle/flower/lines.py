@@ -79,7 +79,7 @@ class FlowerLines:
             self._identify(unknown)
         return dict(self._nodes)
 
-    def carry(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, bytes]:  # noqa: ARG002
+    def carry(self, requests: Mapping[int, bytes], run: bytes, *, patient: bool = False) -> Mapping[int, bytes]:  # noqa: ARG002
         nodes = {client: self._nodes[client] for client in requests if client in self._nodes}
         replies = self._exchange({node: requests[client] for client, node in nodes.items()})
         return {client: replies[node] for client, node in nodes.items() if node in replies}

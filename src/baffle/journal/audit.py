@@ -23,10 +23,12 @@ from baffle.journal.store import Journal
 from baffle.lineage import Lineage
 from baffle.plan import load, parse
 from baffle.statement import (
+    least_signers,
     read_roster_text,
     read_statement,
     require_certified,
     require_enough_salt,
+    require_evidence,
     require_signed_by_all,
     require_signed_commitments,
 )
@@ -146,13 +148,14 @@ class Evidence:
                 plan = parse(statement.plan)
                 server, directory = read_roster_text(roster, statement.roster_hash)
                 require_signed_commitments(statement, server, directory)
+                require_evidence(statement, server, directory)
                 require_enough_salt(statement, plan)
                 require_signed_by_all(record, statement, directory)
             except BaffleError as fault:
                 raise JournalError(f"the statement of epoch {number} does not hold: {fault}") from None
             if statement.initial != initial.digest():
                 raise ChainError(f"the statement of epoch {number} begins with other weights than the journal", 0)
-            self._clients[record.run] = directory, plan.per_round
+            self._clients[record.run] = directory, least_signers(plan)
             self._planned.append((statement.first, plan.rounds))
 
     def check(self, number: int, chain: bytes) -> None:

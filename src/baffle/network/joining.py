@@ -137,8 +137,9 @@ class Lines(Protocol):
     def present(self) -> Mapping[int, object]:
         """The clients that are connected, each with a name for its process: a client that was restarted has another."""
 
-    def carry(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, bytes]:
-        """Send each client its request and return the replies. A client that does not answer in time is missing."""
+    def carry(self, requests: Mapping[int, bytes], run: bytes, *, patient: bool = False) -> Mapping[int, bytes]:
+        """Send each client its request and return the replies. A client that does not answer in time is missing. With
+        `patient`, one that is away is asked when it comes back, also as another process, until the time is over."""
 
     def post(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, Reply]:
         """Send each client its request without waiting for it: each reply, or None, comes in a future of its own."""

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from baffle.aggregation.client_policy import liars_among
 from baffle.core.directions import grouped
 from baffle.errors import PlanError, one_line
 from baffle.plan import Plan
@@ -102,7 +103,7 @@ def require_sound_terms(plan: Plan) -> None:
             f'secure.mode = "malicious-server" promises to hold while fewer than a third of a sum\'s clients lie. With '
             f"{plan.group_sizes[0]} of {plan.federation.clients} clients in a sum and {plan.rounds} rounds, chance "
             f"alone gathers more of them in one with probability {risk:.2g}, expected at most 2^-20; use fewer "
-            "secure.groups, or federation.participation = 1"
+            "secure.groups, or federation.participation = 1, or say with secure.liars that fewer clients lie"
         )
 
 
@@ -148,15 +149,16 @@ def require_fewer_directions_than_weights(trajectory: Trajectory) -> None:
 
 
 def _risk(plan: Plan) -> float:
-    """The probability that in some sum of the run a third of the clients or more lie, if just fewer than a third of the
-    roster do: a bound over all rounds and groups of a hypergeometric tail."""
-    clients, liars = plan.federation.clients, -(-plan.federation.clients // 3) - 1
-    size = plan.group_sizes[0]
-    if size == clients:
-        return 0.0
-    too_many = -(-size // 3)
-    tail = sum(comb(liars, bad) * comb(clients - liars, size - bad) for bad in range(too_many, min(liars, size) + 1))
-    return min(1.0, plan.rounds * plan.secure.groups * (tail / comb(clients, size)))
+    """The probability that in some sum of the run more clients lie than the sum stands, if as many of the roster do as
+    the plan allows: a bound over all rounds and groups of a hypergeometric tail."""
+    clients, most = plan.federation.clients, plan.secure.liars
+    liars = liars_among(clients, most)
+
+    def tail(size: int) -> float:
+        too_many = range(liars_among(size, most) + 1, min(liars, size) + 1)
+        return sum(comb(liars, bad) * comb(clients - liars, size - bad) for bad in too_many) / comb(clients, size)
+
+    return min(1.0, plan.rounds * plan.secure.groups * max(map(tail, plan.group_sizes)))
 
 
 # A plan as a user gave it, and the settled plan of a run

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from baffle.aggregation.client_policy import ClientPolicy
+from baffle.aggregation.client_policy import ClientPolicy, liars_among
 from baffle.core.directions import OUTER, distribution_names
 from baffle.core.update import OPTIMIZERS
 from baffle.errors import PlanError
@@ -187,9 +187,20 @@ def _check_secure(plan: Plan) -> None:
             'use fewer secure.groups or more federation.participation, or set secure.mode = "off" and show each '
             "client's values to the server"
         )
+    liars, may_lie = plan.secure.liars, plan.secure.mode == "malicious-server"
+    if liars and not may_lie:
+        raise PlanError(
+            f'secure.liars: only secure.mode = "malicious-server" holds against clients that work with the server, got '
+            f'"{plan.secure.mode}"; leave one of them out'
+        )
+    if liars > (third := liars_among(plan.federation.clients)):
+        raise PlanError(
+            f"secure.liars: expected at most {third}, fewer than a third of {plan.federation.clients} clients, got "
+            f"{liars}"
+        )
     if plan.secure.mode == "off" or not plan.secure.threshold:
         return
-    policy = ClientPolicy(agreement=plan.secure.mode == "malicious-server")
+    policy = ClientPolicy(agreement=may_lie, liars=liars)
     many = policy.graph(tuple(range(largest)), 0)
     few = many if smallest == largest else policy.graph(tuple(range(smallest)), 0)
     least, most = policy.least_threshold(many, largest), few.k + 1

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
+from baffle.aggregation.client_policy import liars_among, quorum
 from baffle.errors import PlanError
 from baffle.plan.plan import Plan
 from baffle.privacy.accounting import noise_for, spent
@@ -25,22 +26,22 @@ USUAL_FINENESS = 1 << 20  # an estimate of the bound on a vector's length in ste
 
 
 def least_survivors(plan: Plan) -> int:
-    """u: the fewest clients over which a sum is unmasked. In "malicious-server" mode, a sum needs two thirds of its
+    """u: the fewest clients over which a sum is unmasked. In "malicious-server" mode, a sum needs a quorum of its
     possible clients. Otherwise the threshold falls with the clients that are present, but not below the plan's."""
     secure = plan.secure
     if secure.mode != "malicious-server":
         return max(secure.floor, secure.threshold)
-    return max(secure.floor, secure.threshold, 2 * plan.group_sizes[0] // 3 + 1)
+    return max(secure.floor, secure.threshold, quorum(plan.group_sizes[0], secure.liars))
 
 
 def certain_sharers(plan: Plan) -> int:
     """u − f: the number of clients of a sum that are certain to add noise, at least one. In "malicious-server" mode,
-    fewer than a third of a sum's possible clients are liars, as for the sum itself."""
+    as many of a sum's possible clients are liars as the sum itself stands."""
     secure = plan.secure
     if secure.mode != "malicious-server":
         return least_survivors(plan)
-    sizes = {max(size, 1) for size in plan.group_sizes}
-    return min(max(secure.floor, secure.threshold, 2 * m // 3 + 1) - (-(-m // 3) - 1) for m in sizes)
+    sizes, liars = {max(size, 1) for size in plan.group_sizes}, secure.liars
+    return min(max(secure.floor, secure.threshold, quorum(m, liars)) - liars_among(m, liars) for m in sizes)
 
 
 def check_privacy(plan: Plan) -> None:

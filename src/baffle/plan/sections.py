@@ -336,6 +336,9 @@ class SecureSettings(Section, frozen=True):
     """the smallest number of clients in a sum"""
     threshold: OptionalCount = 0
     """the number of shares that recover a secret; `0`: the lowest safe number"""
+    liars: OptionalCount = 0
+    """in `"malicious-server"`: how many of all clients may work with the server, below a third of them; `0`: just fewer
+    than a third. The fewer, the [smaller groups can be](security.md#how-many-clients-may-lie)"""
     groups: Count = 1
     """the number of secure sums into which the clients of a round are divided, anew in every round; a client is hidden
     among its group"""

@@ -20,6 +20,7 @@ from baffle.aggregation.client.marks import (
     Charged,
     Committed,
     Entered,
+    Excluded,
     Left,
     Line,
     Marked,
@@ -41,6 +42,7 @@ LINES: list[Line] = [
     Committed("c0" * 32, "aa" * 32),
     Opened("c0" * 32, RUN.hex(), 1000.5),
     Entered(RUN.hex()),
+    Excluded("1d" * 32, 1000.5),
     Charged(1000, 4472, 2.5e7),
     Marked(RUN.hex(), Marks(sealed=0)),
     Marked(RUN.hex(), Marks(sealed=0, slot=0)),
@@ -113,6 +115,7 @@ def test_every_line_is_durable_before_it_counts(path: Path, monkeypatch: pytest.
         lambda: memory.commit(b"\xc0" * 32, b"\xaa" * 32),
         lambda: memory.open(b"\xc0" * 32, RUN),
         lambda: memory.enter(RUN),
+        lambda: memory._add(LINES[3]),
         lambda: memory.charge(Charge(Release(1000, 4472, 2.5e7))),
         lambda: memory.remember(RUN, Marks(sealed=0)),
         lambda: memory.remember(RUN, Marks(sealed=0, slot=0)),
@@ -126,7 +129,7 @@ def test_every_line_is_durable_before_it_counts(path: Path, monkeypatch: pytest.
         assert path.read_bytes() == synced[-1]
         assert [msgspec.json.decode(line, type=Line) for line in synced[-1].splitlines()] == LINES[:count]
         assert holds(memory) == holds(MarksFile(path)) == after(LINES[:count])
-        if count in (2, 3, 9):  # opened, entered, left: the same again changes nothing, and is not written
+        if count in (2, 3, 10):  # opened, entered, left: the same again changes nothing, and is not written
             step()
             assert len(synced) == count
 
@@ -293,6 +296,34 @@ def test_only_so_many_statements_a_day_may_lead_to_no_round(path: Path, restarts
         memory.open(new_nonce(memory), OTHER)
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_each_excluded_client_allows_one_statement_more_a_day(path: Path, restarts: bool) -> None:
+    clock = FakeClock(1e9)
+    memory = MarksFile(path, clock)
+
+    def opened(number: int, *excluded: bytes) -> None:
+        nonlocal memory
+        memory = MarksFile(path, clock) if restarts else memory
+        memory.open(memory.unopened() or new_nonce(memory), number.to_bytes(32, "big"), excluded=excluded)
+
+    for number in range(MOST_FRUITLESS):
+        opened(number)
+    opened(100, b"a" * 32)
+    for again in ((), (b"a" * 32,)):
+        with pytest.raises(RefusalError, match=f"{MOST_FRUITLESS + 1} statements of the last day"):
+            opened(101, *again)
+    clock.sleep(DAY - 60)
+    opened(101, b"b" * 32, b"a" * 32)  # it is not a day yet, and only one of them is new
+    with pytest.raises(RefusalError, match="last day"):
+        opened(102, b"a" * 32)
+    clock.sleep(61)
+    for number in range(MOST_FRUITLESS):  # of the last day there is one statement, and one that was shown not to open
+        opened(200 + number)
+    opened(300, b"a" * 32)
+    with pytest.raises(RefusalError, match="last day"):
+        opened(301, b"a" * 32, b"b" * 32)
+
+
 def test_a_statement_that_leads_to_a_sum_does_not_count(path: Path) -> None:
     clock = FakeClock(1e9)
     memory = MarksFile(path, clock)
@@ -354,7 +385,7 @@ names = st.sampled_from(NAMES)
 marks = st.builds(Marks, *[st.integers(-1, 3)] * 5)
 deeds = st.one_of(
     st.tuples(st.just("commit"), names),
-    st.tuples(st.just("open"), names, names),
+    st.tuples(st.just("open"), names, names, st.lists(names, max_size=2)),
     st.tuples(st.just("enter"), names),
     st.tuples(st.just("leave")),
     st.tuples(st.just("remember"), names, marks, st.just(b"") | names),
@@ -377,11 +408,12 @@ class Life:
             return None
         if name == "commit":
             arguments.append(b"nonce of " + arguments[0])
+        excluded = {"excluded": arguments.pop()} if name == "open" else {}
         if name == "remember":  # marks only ever grow
             known = msgspec.structs.astuple(self.memory.marks(arguments[0]))
             arguments[1] = Marks(*map(max, known, msgspec.structs.astuple(arguments[1])))
         try:
-            return getattr(self.memory, name)(*arguments)
+            return getattr(self.memory, name)(*arguments, **excluded)
         except RefusalError as fault:
             return str(fault)
 

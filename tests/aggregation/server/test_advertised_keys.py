@@ -78,7 +78,7 @@ def test_a_copy_from_before_a_restart_of_the_server_bars_nobody(monkeypatch: pyt
     rounds.sum = rounds.new_server()
     collected = rounds.play_groups(2)
     assert {client for client, _ in collected.refusals} == {VICTIM}
-    assert not rounds.sum._keys.barred
+    assert not rounds.sum.faults.barred
     copying.copy = None
     events = {number: rounds.play(number)[1] for number in range(3, 7)}
     assert events[6][VICTIM] == "contributed", events

@@ -15,7 +15,7 @@ from baffle.errors import MessageError
 from baffle.network.joining import MOST_EPOCHS, Begin, Introduce
 from baffle.network.link import envelope
 from baffle.network.link.envelope import PHASES, Request, answered_id, ask, most_bytes, read_reply, read_request, reply
-from baffle.statement import MOST_PLAN, Commitment, PastEpoch, Statement
+from baffle.statement import MOST_PLAN, PROTOCOL, Commitment, PastEpoch, Statement
 
 SERVER, CLIENT, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2, 3))
 
@@ -164,7 +164,20 @@ def test_limits_follow_from_the_run() -> None:
 def test_the_largest_statement_fits_before_a_client_is_in_a_run(clients: int) -> None:
     commitments = tuple(Commitment(client, bytes(32), bytes(64)) for client in range(clients))
     hashes, plan, tiers = bytes(32), "x" * MOST_PLAN, (2**40,) * clients
-    statement = Statement(2, plan, hashes, 2**53, hashes, tiers, MOST_EPOCHS, hashes, 2**40, hashes, commitments)
+    statement = Statement(
+        PROTOCOL,
+        plan,
+        hashes,
+        2**53,
+        hashes,
+        tiers,
+        MOST_EPOCHS,
+        hashes,
+        2**40,
+        hashes,
+        commitments[1:],
+        commitments[:1],
+    )
     past = (PastEpoch(2**40, bytes(32), bytes(32)),) * MOST_EPOCHS
     assert len(encode(Begin(encode(statement), past, answered=2**40))) <= envelope.most_joining_bytes(clients)
 

@@ -72,6 +72,28 @@ def test_a_client_whose_line_breaks_has_some_seconds_to_come_back_after_each_bre
     assert not at.link.present()
 
 
+def test_a_patient_exchange_waits_for_a_client_until_the_deadline(at: Linked) -> None:
+    """A nonce that is not opened costs everybody a statement, and a line may break for longer than some seconds."""
+    with at.peer(0) as peer:
+        asking = at.asking(0, patient=True)
+        peer.request()
+        peer.connection.close_socket()
+    at.until_broken(0)
+    at.turn(2 * GRACE)
+    assert not at.link.present()
+    assert not asking.done()
+    with at.peer(0, process=b"another process.") as peer:
+        peer.answer(b"here")
+        assert asking.result(PATIENCE) == {0: b"here"}
+        peer.connection.close(GOODBYE)
+    until(lambda: not at.link.present())
+    asking = at.asking(0, 1, patient=True)  # away when it begins
+    with at.peer(1) as other:
+        other.answer(b"late")
+        at.turn(DEADLINE)
+        assert asking.result(PATIENCE) == {1: b"late"}
+
+
 def test_a_client_that_comes_back_during_an_exchange_is_asked_although_its_line_was_broken_before(at: Linked) -> None:
     with at.peer(0) as peer:
         peer.connection.close_socket()

@@ -16,6 +16,7 @@ from baffle.statement import PastEpoch, Statement, commitment_to, run_of
 from baffle.trajectory import Epoch
 from tests.support.lines_in_memory import new_keys
 from tests.support.server_by_hand import ServerByHand
+from tests.support.statements import written
 
 HASH, RUN, SALT = bytes(range(32)), bytes([7] * 32), bytes([8] * 32)
 OWN = 1
@@ -79,6 +80,14 @@ def test_a_statement_that_fits_is_entered(server: ServerByHand) -> None:
 def test_a_field_that_does_not_fit_is_refused(server: ServerByHand, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(RefusalError, match=says):
         enter(server, msgspec.structs.replace(statement_of(server), **changes))
+
+
+def test_a_server_of_another_version_is_refused_in_words(server: ServerByHand) -> None:
+    older = written(msgspec.structs.replace(statement_of(server), protocol=2))
+    with pytest.raises(
+        RefusalError, match="speaks version 2 of the protocol, this client version 3; both need the same"
+    ):
+        checked_epoch(Begin(older, ()), server.plan, server.keys[OWN])
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,10 @@ def test_the_usual_plans_are_within_the_defaults() -> None:
         (['task.model={name="custom", factory="os:getcwd"}'], "task.model comes from a function outside BAFFLE"),
         (['task.loss="os:getcwd"'], "task.loss comes from a function outside BAFFLE"),
         (['task.metrics=["top5", "os:getcwd"]'], "task.metrics comes from a function outside BAFFLE"),
+        (
+            ['secure.mode="malicious-server"', "secure.liars=1"],
+            "secure.liars is 1 in the server's plan, least_liars asks for at least 3 of 10 clients",
+        ),
         (['secure.mode="malicious-server"'], 'no [privacy], secure.mode = "malicious-server" asks for it'),
     ],
 )

@@ -72,6 +72,40 @@ def test_a_client_that_breaks_its_word_is_left_out(
     federation.require_sound((0, 1, 3))
 
 
+def test_a_client_that_was_caught_before_opens_first(federation: Federation) -> None:
+    """If it does not open again, nobody else has opened a nonce in vain, and the same commitments serve again."""
+    lines = federation.lines(4)
+    opened: dict[int, list[bytes]] = {client: [] for client in range(4)}
+    refuses = True
+
+    def watching(client: int, answer: Answer) -> Answer:
+        def watched(data: bytes) -> bytes | None:
+            if isinstance(asked := decode_asked(data), Begin):
+                opened[client].append(asked.statement)
+                if client == 2 and refuses:
+                    return None
+            return answer(data)
+
+        return watched
+
+    def mend(_exchange: int) -> None:
+        nonlocal refuses
+        refuses = len(opened[2]) < 3
+
+    lines.clients = {client: watching(client, answer) for client, answer in lines.clients.items()}
+    lines.before = mend
+    lines.at[20] = kill  # it has been caught once, and the journal says so
+    federation.plan = change(federation.plan, ["rounds=20"])
+    with pytest.raises(StoppedError):
+        federation.serve(lines, least=3)
+    federation.serve(lines, least=3)
+    statements = federation.statements()
+    assert [one.salters for one in statements[-2:]] == [(0, 1, 3), (0, 1, 2, 3)]
+    assert len(set(opened[0])) == len(statements) + 1  # the first statement alone came to nothing for the others
+    assert len(set(opened[2])) == 4
+    federation.require_sound(range(4))
+
+
 def test_a_late_client_enters_with_the_next_epoch_and_holds_the_same_weights(federation: Federation) -> None:
     lines = federation.lines(3)
     lines.at[12] = lambda: federation.come(lines, 3)

@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 import msgspec
 import pytest
 
+from baffle.aggregation.server.faults import SHORTEST, Faults
 from baffle.core.messages import Abstention, CatchUp, Message, RoundRequest, encode, tag_of
 from baffle.network import joining
 from baffle.network.joining import (
@@ -22,9 +23,9 @@ from baffle.network.joining import (
     Salted,
     decode_asked,
 )
-from baffle.network.server.connected import AGAIN, LEFT_OUT, ConnectedClients
+from baffle.network.server.connected import AGAIN, ConnectedClients
 from baffle.network.server.epochs import Epochs
-from baffle.statement import NOTHING, Commitment, EpochRecord, Statement
+from baffle.statement import NOTHING, PROTOCOL, Commitment, EpochRecord, Statement
 from tests.support.lines_in_memory import LinesInMemory
 
 HASH, SIGNATURE, SALT = bytes(range(32)), bytes(64), bytes([5] * 32)
@@ -34,7 +35,7 @@ INTRODUCE = Introduce("", 1, HASH, 0)
 def epoch(*clients: int) -> joining.EpochTerms:
     """An epoch of these clients."""
     commitments = tuple(Commitment(client, HASH, SIGNATURE) for client in clients)
-    statement = Statement(2, "", HASH, 1, HASH, (4, 4, 4), 0, NOTHING, 0, HASH, commitments)
+    statement = Statement(PROTOCOL, "", HASH, 1, HASH, (4, 4, 4), 0, NOTHING, 0, HASH, commitments, ())
     return joining.EpochTerms(EpochRecord(encode(statement), b""), statement, SALT, ())
 
 
@@ -92,7 +93,12 @@ class Setting(NamedTuple):
 def setting() -> Setting:
     """An epoch of all three clients."""
     lines, told, offer = LinesInMemory(), list[str](), Offered(epoch(0, 1, 2))
-    return Setting(ConnectedClients(lines, cast(Epochs, offer), told.append, lines.clock), lines, told, offer)
+    return Setting(
+        ConnectedClients(lines, cast(Epochs, offer), told.append, lines.clock, Faults(lines.clock.now)),
+        lines,
+        told,
+        offer,
+    )
 
 
 def meet(clients: ConnectedClients) -> dict[int, Ready]:
@@ -331,9 +337,9 @@ def test_a_client_that_spoils_statements_is_left_out_twice_as_long_each_time(set
     lines.seconds = 0.0
     for times in range(3):
         lines.clients[0] = client()  # also if it comes as another process
-        clients.leave_out(0)
+        clients.faults.charge(0, "it has spoilt a statement")
         asked = lines.exchanges
-        lines.clock.sleep(LEFT_OUT * 2**times - 1)
+        lines.clock.sleep(SHORTEST * 2**times - 1)
         assert meet(clients) == {}
         assert lines.exchanges == asked
         lines.clock.sleep(1)

@@ -4,9 +4,10 @@ The marks belong to the client's identity. They lie beside its private key, are 
 so that no server can ask the same thing twice under another name.
 """
 
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -71,6 +72,13 @@ class Opened(_Line, frozen=True, tag="opened"):
     moment: float
 
 
+class Excluded(_Line, frozen=True, tag="excluded"):
+    """A statement was shown to come to nothing because of the client with this identity, at this moment."""
+
+    identity: Hex
+    moment: float
+
+
 class Charged(_Line, frozen=True, tag="charged"):
     """It is about to send `count` vectors of a private run, with this sensitivity and noise."""
 
@@ -80,18 +88,20 @@ class Charged(_Line, frozen=True, tag="charged"):
     count: Annotated[int, Meta(ge=1, le=2**62)] = 1
 
 
-Line = Charged | Marked | Entered | Left | Committed | Opened
+Line = Charged | Marked | Entered | Left | Committed | Opened | Excluded
 
 
 MOST_BYTES = 1 << 30
 """The largest file of marks that is read. Lines are added only if they change something: about half a kilobyte in a
-round, at most as many rounds as a run has, and at most eight statements a day that lead to no round. Whenever the file
+round, at most as many rounds as a run has, and at most eight statements a day that lead to no round, and one for each
+client of the roster. Whenever the file
 has doubled, it is written anew without what later lines have replaced; then it grows by about 150 bytes for each sum
 that this client has helped to unmask, and 400 for each statement that it has agreed to, in all its life."""
 LEAST_FOLDED = 1 << 20  # a smaller file is not written anew
 MOST_FRUITLESS, DAY = 8, 24 * 3600.0
 """How many statements without a round a client opens its nonces for in one day. A server that could try more could
-choose the salt."""
+choose the salt. It is one more for each other client that was shown not to have opened its nonce that day: otherwise
+one such client could stop a federation."""
 
 
 class Memory:
@@ -104,6 +114,7 @@ class Memory:
         self._nonces: dict[bytes, bytes] = {}  # commitment → nonce
         self._opened: dict[bytes, bytes] = {}  # commitment → the run that it was opened for
         self._fruitless: dict[bytes, float] = {}  # run without a round → when a nonce was opened for it
+        self._excluded: dict[bytes, float] = {}  # identity → when it last allowed one statement more
         self.run = b""  # the run that this client is in; it never goes back to an earlier one
         self.places = 0  # how many places for clients that run has
         self._left: set[bytes] = set()
@@ -155,9 +166,9 @@ class Memory:
         """A commitment that has not been opened for any run yet."""
         return next((commitment for commitment in self._nonces if commitment not in self._opened), None)
 
-    def open(self, commitment: bytes, run: bytes, *, limited: bool = True) -> bytes:
+    def open(self, commitment: bytes, run: bytes, *, limited: bool = True, excluded: Iterable[bytes] = ()) -> bytes:
         """The nonce behind a commitment, for one run only. Raises a RefusalError for another run and, if `limited`,
-        when too many statements have led to no round."""
+        when too many statements have led to no round. Each identity that is `excluded` allows one more a day."""
         if commitment not in self._nonces:
             raise RefusalError("a commitment that this client has not made")
         opened_for = self._opened.get(commitment)
@@ -165,17 +176,23 @@ class Memory:
             raise RefusalError("this client's nonce has been used for another statement")
         if opened_for is None:
             if limited:
-                self._require_fruitful()
+                self._require_fruitful(excluded)
             self._add(Opened(commitment.hex(), run.hex(), self._now()))
         return self._nonces[commitment]
 
-    def _require_fruitful(self) -> None:
-        recent = [moment for moment in self._fruitless.values() if abs(self._now() - moment) < DAY]
-        if len(recent) >= MOST_FRUITLESS:
+    def _require_fruitful(self, excluded: Iterable[bytes]) -> None:
+        for identity in excluded:
+            if not self._of_today(self._excluded.get(identity, -math.inf)):
+                self._add(Excluded(identity.hex(), self._now()))
+        recent = sum(map(self._of_today, self._fruitless.values()))
+        if recent >= MOST_FRUITLESS + sum(map(self._of_today, self._excluded.values())):
             raise RefusalError(
-                f"{len(recent)} statements of the last day have led to no round; a server that tries so many may be "
+                f"{recent} statements of the last day have led to no round; a server that tries so many may be "
                 "trying to choose the salt: this client takes part again tomorrow"
             )
+
+    def _of_today(self, moment: float) -> bool:
+        return abs(self._now() - moment) < DAY
 
     # Lines
 
@@ -209,6 +226,8 @@ class Memory:
                 self._opened[bytes.fromhex(commitment)] = bytes.fromhex(run)
                 if self.marks(bytes.fromhex(run)).round < 0:
                     self._fruitless.setdefault(bytes.fromhex(run), moment)
+            case Excluded(identity=identity, moment=moment):
+                self._excluded[bytes.fromhex(identity)] = moment
 
     def lines(self) -> list[Line]:
         """Everything that this memory holds, as lines for `take_over`."""
@@ -219,6 +238,7 @@ class Memory:
             Opened(commitment.hex(), run.hex(), self._fruitless.get(run, 0.0))
             for commitment, run in self._opened.items()
         ]
+        held += [Excluded(identity.hex(), moment) for identity, moment in self._excluded.items()]
         held += [Charged(paid.delta_2, paid.delta_1, paid.mu, paid.count) for paid in self.ledger.releases()]
         held += [Left(run.hex()) for run in self._left]
         return [*held, *([Entered(self.run.hex(), self.places)] if self.run else [])]

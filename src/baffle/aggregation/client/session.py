@@ -271,7 +271,8 @@ class ClientSession:
         return MaskKey(secret, mask_key(secret, key_context(self._run, self._session, self._number, slot)))
 
     def _require_fresh(self, request: RoundRequest) -> None:
-        require_fresh(request, self.marks, self._memory.released(request.weights_hash))
+        released = 0 if self._charge else self._memory.released(request.weights_hash)  # a charge bounds them otherwise
+        require_fresh(request, self.marks, released)
 
     def _note(self, released: bytes = b"", **marks: int) -> None:
         self._memory.remember(self._run, msgspec.structs.replace(self.marks, **marks), released)

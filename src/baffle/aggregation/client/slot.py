@@ -76,7 +76,7 @@ def thaw(frozen: FrozenSlot, policy: ClientPolicy) -> OpenSlot:
 
 MOST_QUERIES = 3
 """How often a client answers about the same weights, in all runs together, whether or not the sums succeed. With more,
-differences of sums would reveal single clients."""
+differences of sums would reveal single clients. In a private run each answer has noise of its own, and is paid for."""
 
 
 def require_unused(slot: int, marks: Marks) -> None:

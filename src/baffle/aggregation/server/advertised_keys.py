@@ -7,6 +7,7 @@ from baffle.aggregation.context import require_signed_keys
 from baffle.aggregation.masks import is_low_order
 from baffle.aggregation.messages import Advertisement, Hello
 from baffle.aggregation.plain import Traffic
+from baffle.aggregation.server.faults import Faults
 from baffle.aggregation.server.slot import ServerSlot
 from baffle.core.messages import decode_answer, encode
 from baffle.errors import MessageError, RefusalError
@@ -16,8 +17,8 @@ FIELD = 2**255 - 19  # public keys are numbers below it
 
 @dataclass
 class AdvertisedKeys:
-    """Every client's newest list of keys. `directory` holds the public identities that sign them. `barred` maps clients
-    that are no longer asked for keys, and so belong to no slot, to the reason.
+    """Every client's newest list of keys. `directory` holds the public identities that sign them. Clients that are left
+    out for their `faults` are not asked for keys, and so belong to no slot.
 
     A key belongs to the client that advertised it first. It stays that client's when the list runs out or is forgotten,
     until the client advertises another list: a client that advertises its own key again must not count as a copier.
@@ -25,7 +26,7 @@ class AdvertisedKeys:
 
     run: bytes
     directory: Mapping[int, bytes]
-    barred: dict[int, str] = field(default_factory=dict)
+    faults: Faults = field(default_factory=Faults)
     _advertised: dict[int, Advertisement] = field(default_factory=dict)
     _delivered: dict[int, dict[int, bytes]] = field(default_factory=dict)  # client → peer → signature of its list
     _encoded: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # client → signature, the whole list
@@ -38,7 +39,8 @@ class AdvertisedKeys:
             advertised = self._advertised.get(client)
             if advertised and slot >= advertised.first + len(advertised.keys):
                 del self._advertised[client]
-        lacking = [client for client in members if client not in self._advertised and client not in self.barred]
+        barred = self.faults.barred
+        lacking = [client for client in members if client not in self._advertised and client not in barred]
         for client, data in traffic.exchange({client: Hello(slot) for client in lacking}).items():
             try:
                 advertisement = self._checked(client, slot, decode_answer(data, Advertisement))
@@ -57,8 +59,8 @@ class AdvertisedKeys:
         self._advertised.pop(client, None)
 
     def bar(self, client: int, why: str) -> None:
-        """Drop a client's list, and never ask it for keys again."""
-        self.barred.setdefault(client, why)
+        """Drop a client's list, and do not ask it for keys for a while."""
+        self.faults.charge(client, why)
         self.forget(client)
 
     def undelivered(self, client: int, slot: ServerSlot) -> tuple[bytes, ...]:

@@ -17,6 +17,7 @@ from baffle.aggregation.server.crash_record import (
     record_slot,
     restore_slot,
 )
+from baffle.aggregation.server.faults import Faults
 from baffle.aggregation.server.slot import ServerSlot
 from baffle.core.messages import RoundRequest, contribution_to, decode_answer
 from baffle.core.ports import CONTRIBUTED, MISSING, Collected, Transport
@@ -88,8 +89,8 @@ class SecureSum:
     clients that can be asked now; without it, all can. Rounds are opened for reachable clients only, because the
     threshold counts every client that a round was opened for.
 
-    A client that is proved to have lied is left out for the lifetime of this object. Otherwise it could spoil every
-    round, and clients answer only a few times about the same weights.
+    A client that has lied is left out for a while, as `faults` says. Otherwise it could spoil every round, and clients
+    answer only a few times about the same weights.
     """
 
     ring: Encoding
@@ -99,11 +100,12 @@ class SecureSum:
     policy: ClientPolicy
     crash_store: CrashFile | None = None
     reachable: Callable[[], Set[int]] | None = None
+    faults: Faults = field(default_factory=Faults)
     _keys: AdvertisedKeys = field(init=False)
     _opened: list[ServerSlot] = field(default_factory=list)  # slots that the last round opened for the next
 
     def __post_init__(self) -> None:
-        self._keys = AdvertisedKeys(self.run, self.directory)
+        self._keys = AdvertisedKeys(self.run, self.directory, self.faults)
 
     def collect(self, groups: Sequence[Mapping[int, RoundRequest]], transport: Transport) -> Collected:
         traffic = Traffic(transport)
@@ -117,9 +119,10 @@ class SecureSum:
         self._unmask_and_open_next(sums, traffic)
         by_group = continue_each(sums, self._total)
         self._bar_liars(sums, traffic)
+        self._count_wasted(sums, by_group)
         events, states = dict[int, str](), dict[int, bytes]()
         for group_sum in sums:
-            events |= group_sum.events(traffic, self._keys.barred)
+            events |= group_sum.events(traffic, self.faults.barred)
             states |= group_sum.slot.states if group_sum.slot else {}
         totals = tuple(by_group.get(index) for index in range(len(sums)))
         return traffic.collected(totals, events)._replace(states=states)
@@ -153,7 +156,7 @@ class SecureSum:
         """Give each group the slot that the last round opened for it, or open a new one."""
         opened, self._opened = self._opened, []
         for slot in opened:
-            slot.leave_out(self._keys.barred)  # they were caught after it had been opened
+            slot.leave_out(self.faults.barred)  # they were caught after it had been opened
         for group_sum in sums:
             own = (slot for slot in opened if set(slot.slot.opening.members) <= set(group_sum.requests))
             group_sum.slot = next((slot for slot in own if slot.slot.number == group_sum.round), None)
@@ -235,13 +238,29 @@ class SecureSum:
 
     def _total(self, group_sum: GroupSum) -> Sum:
         slot = group_sum.open_slot()
-        return self.ring.decode(slot.total(), len(slot.alive))
+        total = slot.total()
+        try:
+            return self.ring.decode(total, len(slot.alive))
+        except MessageError:
+            self.faults.note_spoilt(slot.alive)
+            raise
 
     def _bar_liars(self, sums: list[GroupSum], traffic: Traffic) -> None:
         for group_sum in sums:
             for client, how in group_sum.slot.lies.items() if group_sum.slot else ():
                 traffic.refuse(client, RefusalError(how))
                 self._keys.bar(client, how)
+        for client, how in self.faults.cornered().items():
+            traffic.refuse(client, RefusalError(how))
+            self._keys.bar(client, how)
+
+    def _count_wasted(self, sums: list[GroupSum], by_group: Mapping[int, Sum]) -> None:
+        """Clients have released shares, and will not do so again for ever; has a sum come of it?"""
+        slots = [group_sum.slot for group_sum in sums if group_sum.slot]
+        if by_group:
+            self.faults.wasted = 0
+        elif any(len(slot.released) >= slot.slot.opening.threshold for slot in slots):
+            self.faults.wasted += 1
 
     def _open_slots(self, number: int, groups: Groups) -> list[ServerSlot | None]:
         """A slot for each group, or none for a group in which too few clients are reachable and have keys."""

@@ -2,6 +2,7 @@
 
 a client that closes its connection      is not waited for
 a client whose connection breaks         has GRACE seconds to open another, and is asked again in the same bytes
+                                         in a patient exchange it has until the deadline, also as another process
 a client that misses a deadline          is left out of this exchange
 ... and was silent meanwhile             is not asked again before it gives a sign of life
 ... or has not read the whole request    is disconnected
@@ -27,6 +28,7 @@ TELL_AGAIN = 5.0  # seconds between two log lines about the same client, so that
 @dataclass
 class Exchange:
     open: dict[int, Request]
+    patient: bool = False
     replies: dict[int, bytes] = field(default_factory=dict)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -64,9 +66,10 @@ class Exchanges:
     def present(self) -> dict[int, bytes]:
         return {client: connection.process for client, connection in (self._broken | self.connections).items()}
 
-    async def carry(self, requests: dict[int, Request]) -> dict[int, bytes]:
+    async def carry(self, requests: dict[int, Request], *, patient: bool = False) -> dict[int, bytes]:
         begun, present = _now(), self.present()
-        exchange = Exchange({one: asked for one, asked in requests.items() if one in present and not self._stalls(one)})
+        asked = {one: asked for one, asked in requests.items() if one in present and not self._stalls(one)}
+        exchange = Exchange({**requests} if patient else asked, patient)
         for client, request in exchange.open.items():
             if client in self.connections:
                 self._send(client, request)
@@ -84,7 +87,7 @@ class Exchanges:
 
     def welcome(self, connection: Connection, client: int) -> None:
         """Take in an authenticated client's connection. Its older connection, if there is one, ends. An open request is
-        sent again, unless the client's process is another one, which cannot know of it."""
+        sent again; to another process of the client, which cannot know of it, only in a patient exchange."""
         broken, older = self._broken.pop(client, None), self.connections.get(client)
         process = (older or broken or connection).process
         self.connections[client] = connection
@@ -97,7 +100,7 @@ class Exchanges:
             request = exchange.open.get(client)
             if request is None:
                 continue
-            if process == connection.process:
+            if process == connection.process or exchange.patient:
                 self._send(client, request)
             else:
                 exchange.close(client)
@@ -145,7 +148,8 @@ class Exchanges:
 
     def _close(self, client: int) -> None:
         for exchange in self._open:
-            exchange.close(client)
+            if not exchange.patient or client not in self._directory:
+                exchange.close(client)
 
     def _send(self, client: int, request: Request) -> None:
         unanswered, connection = self._unanswered[client], self.connections[client]

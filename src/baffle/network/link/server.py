@@ -91,9 +91,9 @@ class Link:
     def present(self) -> Mapping[int, bytes]:
         return self._do(self._exchanges.present)
 
-    def carry(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, bytes]:
+    def carry(self, requests: Mapping[int, bytes], run: bytes, *, patient: bool = False) -> Mapping[int, bytes]:
         signed = {client: self._signed(client, body, run) for client, body in requests.items()}
-        replies = self._call(self._exchanges.carry(signed))
+        replies = self._call(self._exchanges.carry(signed, patient=patient))
         return {client: replies[client] for client in requests if client in replies}
 
     def post(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, Reply]:

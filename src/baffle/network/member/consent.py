@@ -46,6 +46,7 @@ class AcceptedEpoch:
     plan: Plan
     run: bytes
     commitment: bytes  # this client's own, in the statement
+    excluded: tuple[bytes, ...]  # the identities of clients that have not opened their nonces for an earlier statement
     takes_snapshots: bool  # whether it may begin with the state that the epoch begins with, if need be certified
 
     def lineage(self, bare: Trajectory, salt: bytes) -> Lineage:
@@ -283,6 +284,11 @@ def checked_epoch(begin: Begin, plan: Plan, keys: ClientKeys, places: int | None
     """Refuse a statement that this client must not take part under. Whether its own weights and its own past fit, the
     replica checks. `places` is how many clients its run has; without it, as many as the roster has places."""
     statement, number = read_statement(begin.statement), keys.number
+    if statement.protocol != statements.PROTOCOL:
+        raise RefusalError(
+            f"the server speaks version {statement.protocol} of the protocol, this client version "
+            f"{statements.PROTOCOL}; both need the same version of BAFFLE"
+        )
     roster, clients = keys.roster, plan.federation.clients
     if statements.shared_plan(plan) != plan or not plan.ring.n_max:
         raise RefusalError("the statement's plan is not resolved, or holds settings of the server's own machine")
@@ -307,10 +313,12 @@ def checked_epoch(begin: Begin, plan: Plan, keys: ClientKeys, places: int | None
         raise RefusalError("directions that only some clients evaluate: their sums would hide a client among few")
     if may_lie:
         statements.require_signed_commitments(statement, roster.server_key, roster.directory())
+    statements.require_evidence(statement, roster.server_key, roster.directory())
     if certificate is not None:
         about = certificate.run, certificate.round, certificate.chain
         if about != (statement.previous, statement.first, statement.chain):
             raise RefusalError("a certificate about another state than the one that the epoch begins with")
-        statements.require_certified(certificate, roster.directory(), plan.per_round)
+        statements.require_certified(certificate, roster.directory(), statements.least_signers(plan))
     takes_snapshots = certificate is not None or not may_lie
-    return AcceptedEpoch(begin, statement, plan, statements.run_of(begin.statement), own[0], takes_snapshots)
+    excluded, run = (roster.directory()[one.client] for one in statement.unopened), statements.run_of(begin.statement)
+    return AcceptedEpoch(begin, statement, plan, run, own[0], tuple(excluded), takes_snapshots)

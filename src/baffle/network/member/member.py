@@ -3,6 +3,8 @@
 It needs no PyTorch. Its caller supplies a function that equips it for a plan.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 
@@ -51,6 +53,7 @@ class Member:
     with which it continues when it is restarted. It takes part within its `policy`; without one, within the default.
     With a `pinned` plan it takes part in no other, and without a policy beside it the plan stands for what it fixes.
     `tell` is its own log: it gets the whole reason of everything that it refuses or cannot do. The server learns none.
+    `now` gives the seconds that its marks count days by.
     """
 
     own: InitVar[ClientKeys]
@@ -60,6 +63,7 @@ class Member:
     pinned: InitVar[Plan | None] = None
     tell: Tell = lambda _words: None
     policy: InitVar[Policy | None] = None
+    now: InitVar[Callable[[], float]] = time.time
     over: bool = False  # whether its run has ended
     _agreed: AcceptedEpoch | None = field(default=None, repr=False)  # the epoch that it was last told about
     _begun: AcceptedEpoch | None = field(default=None, repr=False)  # the epoch that `_client` is in
@@ -74,11 +78,12 @@ class Member:
         affords: int,
         pinned: Plan | None,
         policy: Policy | None,
+        now: Callable[[], float],
     ) -> None:
         def tell(words: str) -> None:
             self.tell(words)
 
-        self.memory = MarksFile(own.marks)
+        self.memory = MarksFile(own.marks, now)
         self.consent = Consent(own, self.memory, equip, affords, pinned, policy, tell)
         self._tell_sparingly = RateLimitedLog(tell)
 
@@ -125,7 +130,8 @@ class Member:
         """Open this client's nonce for a statement that it agrees to."""
         epoch = self.consent.agree(asked)
         replica = self._replica(epoch, self.consent.equipment(epoch.plan))
-        nonce = self.memory.open(epoch.commitment, epoch.run, limited=epoch.plan.secure.mode != "off")
+        is_secure = epoch.plan.secure.mode != "off"
+        nonce = self.memory.open(epoch.commitment, epoch.run, limited=is_secure, excluded=epoch.excluded)
         self._agreed = epoch
         signature = self.keys.identity.sign(ready_text(epoch.run))
         return Ready(nonce, signature, replica.round, self.memory.marks(epoch.run).slot + 1)

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from baffle.aggregation.client_policy import liars_among
 from baffle.data.sources import SOURCES, least_weights
 from baffle.errors import PlanError, RefusalError, one_line
 from baffle.files import read_file
@@ -31,12 +32,13 @@ Range = tuple[Positive, Positive]
 class Policy(Section, frozen=True):
     """The bounds within which a client takes part.
 
-    `mode` and `floor` are the least `secure.mode` and `secure.floor`. With `scalars_only`, plans must be at batch level
-    with shared directions: a client then sends K scalars and no vector. Unless `exact_head` is false, the gradient of
-    the model's last layer may come with them. A round must use at least `least_batch` of the client's samples, and at
-    most `largest_batch` of all that it has: plans whose text breaks these two are refused, and a client whose own
-    samples are too few uses fewer, or none. `data` names data sets; one of the client's own is named as in a plan,
-    "package.module:function". A round's exchanges wait at most `most_seconds`.
+    `mode` and `floor` are the least `secure.mode` and `secure.floor`. Where the server may lie, at least `least_liars`
+    clients may work with it (`secure.liars`); 0: just fewer than a third of all. With `scalars_only`, plans must be at
+    batch level with shared directions: a client then sends K scalars and no vector. Unless `exact_head` is false, the
+    gradient of the model's last layer may come with them. A round must use at least `least_batch` of the client's
+    samples, and at most `largest_batch` of all that it has: plans whose text breaks these two are refused, and a client
+    whose own samples are too few uses fewer, or none. `data` names data sets; one of the client's own is named as in a
+    plan, "package.module:function". A round's exchanges wait at most `most_seconds`.
 
     `least_noise` is the least `privacy.noise`. All private runs together may cost an ε of `most_epsilon` at `delta`; a
     client with such a budget takes part in private runs only. 0 is any ε, but where the server may lie (mode
@@ -50,6 +52,7 @@ class Policy(Section, frozen=True):
 
     mode: Literal["off", "on", "malicious-server"] = "on"
     floor: Annotated[int, Meta(ge=2, le=LARGEST)] = 3
+    least_liars: OptionalCount = 0
     scalars_only: bool = True
     exact_head: bool = True
     least_batch: OptionalCount = 8
@@ -85,6 +88,7 @@ class Policy(Section, frozen=True):
             usual,
             mode="off",
             floor=2,
+            least_liars=1,
             scalars_only=False,
             least_batch=0,
             largest_batch=usual.largest_batch if exposed else 1.0,  # never the same samples in every round
@@ -144,6 +148,13 @@ class Policy(Section, frozen=True):
             yield f'secure.mode is "{secure.mode}" in the server\'s plan, mode asks for at least "{self.mode}"'
         if secure.mode != "off" and secure.floor < self.floor:
             yield f"secure.floor is {secure.floor} in the server's plan, floor asks for at least {self.floor}"
+        clients = plan.federation.clients
+        allowed, least = (liars_among(clients, most) for most in (secure.liars, self.least_liars))
+        if secure.mode == LYING and allowed < least:
+            yield (
+                f"secure.liars is {allowed} in the server's plan, least_liars asks for at least {least} of {clients} "
+                "clients"
+            )
         if self.scalars_only and plan.outcome_kind != "scalars":
             yield (
                 f'clients send vectors in the server\'s plan (estimator = "{plan.estimator}", '

@@ -1,7 +1,9 @@
 """How an epoch is formed with all clients that are here, by the messages of joining.py. The epoch before ends first.
 
 A client that committed and does not open its nonce cannot be left out afterwards, because the statement names its
-commitment. The statement is then dropped, and another one is made without that client.
+commitment. The statement is then dropped, and another one is made without that client, with its commitment as evidence:
+clients count the statements for which they opened nonces in vain, and do not charge this one to the server. A client
+that has been caught before opens first. If it does not, nobody else has opened a nonce in vain.
 """
 
 from collections.abc import Collection, Mapping, Set
@@ -34,10 +36,10 @@ class Assembly:
             if len(introductions) < self.least:
                 return {}
             offered = self.epochs.offered(self.epochs.statement(introductions))
-            opened = self._begin(offered)
-            if len(opened) == len(introductions):
+            opened, failed = self._begin(offered)
+            if not failed:
                 return self._open(offered, opened)
-            candidates = set(opened)
+            candidates = set(introductions) - failed
         return {}
 
     def take(self, roster: Roster, gone: Collection[int]) -> None:
@@ -74,20 +76,34 @@ class Assembly:
                 clients.drop(client, "its commitment is not signed")
         return introductions
 
-    def _begin(self, offered: EpochTerms) -> dict[int, Ready]:
-        """Tell clients the statement, and return those that open the nonces that it has commitments to."""
-        statement, directory = offered.statement, self.epochs.roster.directory()
-        begins = {client: offered.begin(self.epochs.answered(client)) for client in statement.salters}
-        opened = self.clients.collect(Ready, begins)
-        commitments = {one.client: one.commitment for one in statement.commitments}
+    def _begin(self, offered: EpochTerms) -> tuple[dict[int, Ready], set[int]]:
+        """Tell clients the statement. Returns those that open the nonces that it has commitments to, and those that do
+        not: because they refuse, do not answer or lie."""
+        salters, known = offered.salters, self.clients.faults.known
+        opened: dict[int, Ready] = {}
+        failed = set[int]()
+        for clients in (salters & known, salters - known):
+            if not failed:
+                now = self._opened(offered, sorted(clients))
+                opened |= now
+                failed |= clients - now.keys()
+                self.clients.forget_introductions(clients)  # a nonce serves one statement
+        for client in sorted(failed):
+            self.clients.faults.charge(client, "it has not opened the nonce that it had committed to")
+        self.epochs.note_unopened(offered.statement, failed)
+        return opened, failed
+
+    def _opened(self, offered: EpochTerms, clients: Collection[int]) -> dict[int, Ready]:
+        """The clients among these that open their nonces and sign the statement."""
+        directory = self.epochs.roster.directory()
+        commitments = {one.client: one.commitment for one in offered.statement.commitments}
+        begins = {client: offered.begin(self.epochs.answered(client)) for client in clients}
+        opened = self.clients.collect(Ready, begins, patient=True)
         for client, ready in list(opened.items()):
             is_signed = signed(directory[client], ready.signature, ready_text(offered.run))
             if commitment_to(ready.nonce) != commitments[client] or not is_signed:
                 del opened[client]
                 self.clients.drop(client, "it has opened another nonce, or signed another statement")
-        for client in set(statement.salters) - opened.keys():
-            self.clients.leave_out(client)
-        self.clients.forget_introductions()  # a nonce serves one statement
         return opened
 
     def _open(self, offered: EpochTerms, opened: Mapping[int, Ready]) -> dict[int, Ready]:

@@ -7,6 +7,7 @@ whether it takes part in the epoch or waits for the next one.
 from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from baffle.aggregation.server.faults import Faults
 from baffle.client.abstaining import Tell
 from baffle.core.messages import Message, RoundRequest, encode
 from baffle.errors import MessageError
@@ -16,9 +17,6 @@ from baffle.network.joining import NO_RUN, Done, Introduction, Lines, M, Ready, 
 from baffle.network.server.epochs import Epochs
 
 AGAIN = 5.0  # seconds until a client that was silent or turned away is asked again
-# Seconds for which a client that has spoilt a statement, by not opening its nonce, is not asked. Each time it is twice
-# as long: clients open only so many nonces a day in vain, and one client must not use that up for all.
-LEFT_OUT, MOST_DOUBLINGS = 30.0, 12
 
 # Yields what a client is asked, and is sent its answers. It returns a Ready if the client takes part from then on.
 Conversation = Generator[Message, bytes | None, Ready | None]
@@ -45,17 +43,18 @@ class _Process:
 
 @dataclass
 class ConnectedClients:
-    """Which of the connected clients take part in a run: the transport of its rounds. `offer` says what they hear."""
+    """Which of the connected clients take part in a run: the transport of its rounds. `offer` says what they hear, and
+    `faults` which of them are left out for now."""
 
     lines: Lines
     offer: Epochs
     tell: Tell
     clock: Clock = field(default_factory=Clock)
+    faults: Faults = field(default_factory=Faults)
     ready: set[int] = field(default_factory=set)  # take part, and were connected when the server last looked
     ever_ready: set[int] = field(default_factory=set)  # clients that have been ready at least once
     _processes: dict[int, _Process] = field(default_factory=dict)  # the last one of each client
     _stale: set[int] = field(default_factory=set)  # clients of the epoch that have fallen too far behind
-    _spoilt: dict[int, tuple[int, float]] = field(default_factory=dict)  # how often, and until when it is left out
     _told: dict[int, str] = field(default_factory=dict)
 
     # How one client joins
@@ -121,7 +120,7 @@ class ConnectedClients:
     def _is_to_be_asked(self, client: int, process: _Process) -> bool:
         if process.talk or process.introduction or process.entered:
             return False
-        return self.clock.now() >= max(process.ask_after, self._spoilt.get(client, (0, 0.0))[1])
+        return self.clock.now() >= process.ask_after and client not in self.faults.barred
 
     def _post(self, questions: Mapping[int, Message]) -> None:
         replies = self.lines.post(_encoded(questions), NO_RUN) if questions else {}
@@ -158,8 +157,14 @@ class ConnectedClients:
         return {client: one.introduction for client, one in self._processes.items() if one.introduction}
 
     def here(self) -> set[int]:
-        """The clients that take part, or wait for the next epoch, and are connected at this moment."""
-        return (self.ready | self.introduced.keys()) & self.lines.present().keys()
+        """The clients that take part, or wait for the next epoch, and are connected at this moment. A client that is
+        left out may be in the present epoch, and is in no later one before its time is over."""
+        return (self.ready | self.introduced.keys()) & self.lines.present().keys() - self.faults.barred.keys()
+
+    @property
+    def able(self) -> set[int]:
+        """The clients that take part and are not left out."""
+        return self.ready - self.faults.barred.keys()
 
     def reachable(self) -> set[int]:
         return self.ready & self.lines.present().keys()
@@ -176,10 +181,11 @@ class ConnectedClients:
 
     # How all of them join together: see `Assembly`
 
-    def collect(self, kind: type[M], requests: Mapping[int, Message]) -> dict[int, M]:
-        """Ask clients, wait for their answers, and return those of the right kind. The others no longer take part."""
+    def collect(self, kind: type[M], requests: Mapping[int, Message], *, patient: bool = False) -> dict[int, M]:
+        """Ask clients, wait for their answers, and return those of the right kind. The others no longer take part. With
+        `patient`, a client whose line is broken has until the deadline to come back and answer."""
         encoded = _encoded(requests)
-        replies = self.lines.carry(encoded, NO_RUN) if encoded else {}
+        replies = self.lines.carry(encoded, NO_RUN, patient=patient) if encoded else {}
         answers: dict[int, M] = {}
         for client in requests:
             try:
@@ -208,28 +214,24 @@ class ConnectedClients:
             process.entered = client in self.ready
             process.has_roster = False
 
-    def forget_introductions(self) -> None:
-        """Clients that wait for the next epoch must introduce themselves again."""
-        for process in self._processes.values():
-            process.introduction = None
+    def forget_introductions(self, clients: Collection[int]) -> None:
+        """These clients must introduce themselves again, if they wait for the next epoch."""
+        for client in clients & self._processes.keys():
+            self._processes[client].introduction = None
 
     def lose(self, clients: Iterable[int]) -> None:
         """These clients no longer belong to the federation. Another client may get the place of one of them."""
         for client in clients:
             self._forget(client, "no longer belongs to the federation")
             self.ever_ready.discard(client)
-            for known in (self._processes, self._spoilt, self._told):
+            self.faults.forget(client)
+            for known in (self._processes, self._told):
                 known.pop(client, None)
 
     def drop(self, client: int, why: str) -> None:
         """Leave a client alone for a while: it has not answered as it should."""
         self._turn_away(client, why)
         self._forget(client, "does not take part")
-
-    def leave_out(self, client: int) -> None:
-        """Do not ask a client for a while, whatever process it comes as."""
-        times = self._spoilt.get(client, (0, 0.0))[0]
-        self._spoilt[client] = times + 1, self.clock.now() + LEFT_OUT * 2 ** min(times, MOST_DOUBLINGS)
 
     # Rounds
 

@@ -3,7 +3,7 @@
 Nothing is sent from here. assembly.py forms an epoch with all clients, connected.py lets single clients into it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -19,7 +19,16 @@ from baffle.network.link.envelope import most_request_bytes
 from baffle.network.settling import tiers_for
 from baffle.plan import Plan
 from baffle.server.run import Running
-from baffle.statement import Certificate, Commitment, EpochRecord, PastEpoch, Statement, read_statement, salt_of
+from baffle.statement import (
+    PROTOCOL,
+    Certificate,
+    Commitment,
+    EpochRecord,
+    PastEpoch,
+    Statement,
+    read_statement,
+    salt_of,
+)
 
 
 class Epochs:
@@ -32,6 +41,7 @@ class Epochs:
         self.most_request_bytes = most_request_bytes(self.places, trajectory.n, contribution_bytes(trajectory))
         self._affords: dict[int, int] = {}
         self._certificate: Certificate | None = None
+        self._unopened: dict[int, Commitment] = {}  # of statements for this epoch that came to nothing
         self.epoch = self._newest()  # the present epoch; None before the first, and between two rosters
         if self.epoch:
             self._allow_snapshots(self.epoch)
@@ -59,14 +69,26 @@ class Epochs:
         return self.running.contributed.get(client, -1) + 1
 
     def statement(self, introductions: Mapping[int, Introduction]) -> Statement:
-        """The next epoch's statement, with the clients that have introduced themselves."""
+        """The next epoch's statement, with the clients that have introduced themselves, and with evidence against those
+        that have not opened their nonces for an earlier one."""
         self._affords |= {client: one.affords for client, one in introductions.items()}
         epochs, present, roster = self.running.lineage.epochs, self.running.present, self.roster
         plan, tiers = self.plan.to_toml(), tiers_for(self.plan, self._affords)
         said = plan, self.running.initial, roster.number, roster.hash(), tiers, len(epochs)
         previous = epochs[-1].run if epochs else statements.NOTHING
         commitments = tuple(Commitment(client, one.commitment, one.signature) for client, one in introductions.items())
-        return Statement(2, *said, previous, present.round, present.chain, commitments)
+        unopened = tuple(one for client, one in sorted(self._unopened.items()) if client not in introductions)
+        return Statement(PROTOCOL, *said, previous, present.round, present.chain, commitments, unopened)
+
+    def note_unopened(self, statement: Statement, clients: Collection[int]) -> None:
+        """These clients have not opened the nonces that the statement has commitments to."""
+        self._unopened |= {one.client: one for one in statement.commitments if one.client in clients}
+
+    @property
+    def accused(self) -> set[int]:
+        """The clients against which the run's statements have evidence."""
+        records = self.running.journal.statements.epochs()
+        return {one.client for record in records for one in read_statement(record.statement).unopened}
 
     def offered(self, statement: Statement) -> EpochTerms:
         """What clients are told of an epoch whose nonces are not open yet."""
@@ -113,7 +135,7 @@ class Epochs:
         signatures = b"".join(states[client] for client in signers)
         certificate = Certificate(self.epoch.run, present.round, present.chain, signers, signatures)
         try:
-            statements.require_certified(certificate, self.roster.directory(), self.plan.per_round)
+            statements.require_certified(certificate, self.roster.directory(), statements.least_signers(self.plan))
         except MessageError as fault:
             self._tell(f"the state before round {present.round} has no certificate: {fault}")
             return None
@@ -121,7 +143,7 @@ class Epochs:
         return certificate
 
     def _prepare_next(self) -> None:
-        number = len(self.running.lineage.epochs)
+        number, self._unopened = len(self.running.lineage.epochs), {}
         # What clients are asked before the next epoch
         self.question = Introduce(self.plan.to_toml(), self.roster.number, self.roster.hash(), number)
         self.new_roster = NewRoster(self.roster.encode())  # the roster, for clients that do not know it yet
@@ -147,7 +169,9 @@ class Epochs:
         for certificate in self.running.journal.statements.certificates():
             if (certificate.run, certificate.round, certificate.chain) == about:
                 with suppress(MessageError):
-                    statements.require_certified(certificate, self.roster.directory(), self.plan.per_round)
+                    statements.require_certified(
+                        certificate, self.roster.directory(), statements.least_signers(self.plan)
+                    )
                     return certificate
         return None
 

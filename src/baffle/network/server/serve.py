@@ -13,13 +13,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from baffle.aggregation.client.slot import MOST_QUERIES
 from baffle.aggregation.plain import PlainSum
 from baffle.aggregation.server.crash_record import CrashFile
+from baffle.aggregation.server.faults import Faults
 from baffle.aggregation.server.secure_sum import SecureSum
 from baffle.client.abstaining import Tell
 from baffle.client.client import contribution_bytes
 from baffle.core.ports import MISSING, Aggregation
-from baffle.errors import KeysError, RunFolderError
+from baffle.errors import AbortError, KeysError, RunFolderError
 from baffle.journal.folder import PLAN, RunFolder
 from baffle.network import settling
 from baffle.network.clock import Clock
@@ -31,6 +33,7 @@ from baffle.network.server.connected import ConnectedClients
 from baffle.network.server.epochs import Epochs
 from baffle.network.server.machine import WaitForRoom
 from baffle.network.server.resuming import Reception, plan_for, resume
+from baffle.network.status import ranges
 from baffle.plan import Plan
 from baffle.plan.tasks import headline
 from baffle.schedule import policy_of
@@ -111,7 +114,9 @@ def serve(
         if running.unevaluated:
             tell(f"{headline(plan.task)} is not measured: {running.unevaluated}")
         epochs = Epochs(running, roster, tell)
-        clients = ConnectedClients(lines, epochs, tell, clock)
+        faults = Faults(clock.now, tell, plan.secure.liars)
+        faults.remember(epochs.accused)
+        clients = ConnectedClients(lines, epochs, tell, clock, faults)
         assembly = Assembly(epochs, clients, max(_enough(plan), least_salt(plan)))
         return _Service(folder, running, clients, assembly, reread, board, least, tell, clock).play()
 
@@ -197,7 +202,7 @@ class _Service:
         clients, epoch = self.clients, self._epochs.epoch
         if epoch is None:
             return len(clients.here()) >= self._needed()
-        if len(clients.ready) < self._enough:
+        if len(clients.able) < self._enough:
             return bool(clients.introduced)
         played = self.running.present.round - epoch.statement.first
         plan = self.running.trajectory.plan
@@ -226,8 +231,8 @@ class _Service:
             return f"{len(clients.here())} clients are here, {self._needed()} are needed to begin"
         if clients.starting and not self.running.contributed:
             return "clients of the first round get ready"
-        if len(clients.ready) < self._enough:
-            return f"{len(clients.ready)} clients are here, {self._enough} are needed"
+        if len(clients.able) < self._enough:
+            return f"{len(clients.able)} clients are here, {self._enough} are needed"
         return ""
 
     def _needed(self) -> int:
@@ -245,11 +250,23 @@ class _Service:
 
     def _play_round(self) -> None:
         self.board.play(self._enough, self.clients.ready)
-        before = self.running.present
+        before, wasted = self.running.present, self.clients.faults.wasted
         played = self.running.play(self.clients, self._aggregation)
         self.board.record(played, self.clients.ready)
         if played.states and before.round % self.running.trajectory.plan.run.snapshot_every == 0:
             self._epochs.certify(before, played.states)
+        if wasted >= MOST_QUERIES and not played.outcome.groups and not self.running.trajectory.private:
+            self._give_up(wasted)
+
+    def _give_up(self, wasted: int) -> None:
+        """End a run that cannot go on. In a private one clients pay for each sum, and go on while they can."""
+        suspects = self.clients.faults.suspects
+        named = f"; one of the clients {ranges(suspects)} has spoilt them" if suspects else ""
+        raise AbortError(
+            f"{wasted} sums about the weights before round {self.running.present.round} have come to nothing, and "
+            f"clients release no more shares about these weights{named}: begin a new run with another seed, and "
+            "without the client that spoils it, or with secure.groups and secure.liars, which corner one"
+        )
 
     def _new_aggregation(self) -> Aggregation:
         trajectory, epoch = self.running.trajectory, self._epochs.epoch
@@ -257,7 +274,8 @@ class _Service:
             return PlainSum(trajectory.ring, trajectory.length)
         policy = policy_of(trajectory, dict(enumerate(epoch.statement.tiers)), epoch.salt)
         directory, reachable = self._epochs.members(), self.clients.reachable
-        return SecureSum(trajectory.ring, trajectory.length, epoch.run, directory, policy, self._crash_file, reachable)
+        ring, length, faults = trajectory.ring, trajectory.length, self.clients.faults
+        return SecureSum(ring, length, epoch.run, directory, policy, self._crash_file, reachable, faults)
 
     def _hand_out_last_weights(self) -> None:
         """Bring all clients to the last weights. Wait for each client that has taken part, at most as long as a round
