@@ -52,6 +52,7 @@ PLAN: dict[str, Change] = {
     "task.data": Change("mnist"),
     "task.pixels": Change(64),
     "task.augment": Change(True),
+    "task.validation": Change(True),
     "task.loss": Change("mse"),
     "task.metrics": Change(["top5"]),
     "task.init": Change(""),
@@ -70,6 +71,8 @@ PLAN: dict[str, Change] = {
     "federation.batch": Change(1),
     "federation.epochs": Change(2),
     "federation.steps": another(2, federation__level="epoch", **OPEN),
+    "federation.local_steps": Change(2),
+    "federation.warm_up": Change(3),
     "federation.weighting": another("samples", **OPEN),
     "federation.tiers": Change(
         [{"k": 1, "share": 0.7}], REFUSED, 'none in `"malicious-server"`', "federation.tiers do not go with"
@@ -104,6 +107,7 @@ PLAN: dict[str, Change] = {
     "ring.head_max": Change(1.0),
     "ring.n_max": Change(1000, HARMLESS, "all weights are 1; without noise, what clients send is rounded coarser"),
     "secure.mode": Change("on"),
+    "secure.liars": Change(1),
     "secure.floor": Change(2),
     "secure.threshold": Change(5),
     "secure.groups": another(2, secure__floor=2, privacy__sharers=1),
@@ -124,6 +128,7 @@ PLAN: dict[str, Change] = {
     ),
     "run.model": Change("elsewhere", REFUSED, MACHINE[0], "run.model is the folder"),
     "run.runtime": Change("torch", REFUSED, *MACHINE),
+    "run.derivatives": Change("gradient", REFUSED, *MACHINE),
     "run.downlink": Change("weights", REFUSED, "clients apply outcomes themselves", "run.downlink"),
     "run.workers": Change(1000, REFUSED, *MACHINE),
     "run.device": Change("cuda", REFUSED, *MACHINE),
@@ -152,7 +157,7 @@ OTHER_MODELS: dict[str, Change] = {
 """Settings of other models than the one of the plan that is tried."""
 
 STATEMENT: dict[str, Change] = {
-    "protocol": Change(3, REFUSED, "clients read no other version", "Invalid"),
+    "protocol": Change(2, REFUSED, "clients take part in version 3 alone", "a message of type Statement"),
     "plan": Change(None, REFUSED, "see the settings below", "another than this client's --plan"),
     "initial": Change(bytes(32), REFUSED, "clients make the first weights themselves", "begins with other weights"),
     "roster": Change(2, REFUSED, "the authority signs rosters", "behind"),
@@ -167,6 +172,9 @@ STATEMENT: dict[str, Change] = {
         REFUSED,
         "clients sign them; more than two thirds must be there",
         "committed to a nonce, expected at least 4",
+    ),
+    "unopened": Change(
+        None, REFUSED, "evidence names clients outside the epoch, and is signed by them", "opened no nonce"
     ),
 }
 

@@ -229,7 +229,11 @@ def require_no_sum_across(server: HostileServer, key: str) -> None:
 def test_a_field_of_the_statement_that_is_changed_for_all_is_refused(server: HostileServer, field: str) -> None:
     """(Changed for one client, in test_lying_statements.py.)"""
     truth, log = server.statement(server.introductions(server.everybody)), server.victims.logs[0]
-    values = {"plan": with_settings(server.plan, {"probe.sigma": 0.01}).to_toml(), "commitments": truth.commitments[:3]}
+    values = {
+        "plan": with_settings(server.plan, {"probe.sigma": 0.01}).to_toml(),
+        "commitments": truth.commitments[:3],
+        "unopened": (msgspec.structs.replace(truth.commitments[0], commitment=bytes(32)),),
+    }
     other = values.get(field, STATEMENT[field].value)
     told = msgspec.structs.replace(truth, **{field: other})
     if field == "roster":
