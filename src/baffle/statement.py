@@ -29,7 +29,7 @@ from baffle.errors import RefusalError
 from baffle.plan import Plan, RunSettings
 from baffle.trajectory import Epoch
 
-PROTOCOL = 3
+PROTOCOL: Literal[3] = 3  # the version of the protocol
 NONCE_BYTES = 32
 
 MOST_PLAN = 1 << 18

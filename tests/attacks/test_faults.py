@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from baffle.aggregation.client.marks import DAY, MOST_FRUITLESS
+from baffle.aggregation.messages import Turned
 from baffle.aggregation.server.faults import LONGEST, SHORTEST
 from baffle.client.abstaining import abstention
 from baffle.core.messages import Contribution, decode, encode, tag_of
@@ -236,6 +237,28 @@ def test_the_longest_time_that_a_client_is_left_out_is_a_day(federate: Callable[
     assert waits_for_a_day()
     assert LIAR in played.contributors()[-1]
     assert [one.salters for one in played.statements()][-1] == tuple(range(5))
+
+
+def test_a_run_waits_for_a_client_that_it_cannot_do_without(federate: Callable[..., Federation]) -> None:
+    """Without the one that is left out there are too few for a sum. Rounds would be skipped one after the other."""
+    played = federate(5, "rounds=4", "secure.mode=on", "secure.floor=5")
+    lines = played.lines(5)
+    lines.seconds = 0.1
+    honest, lies = lines.clients[LIAR], list[bytes]()
+
+    def lying_once(asked: bytes) -> bytes | None:
+        told = honest(asked)
+        turned = decode(told, Turned) if told and tag_of(told) == "turned" else None
+        if turned is None or turned.unmasked is None or lies:
+            return told
+        lies.append(bytes([turned.unmasked.own[0] ^ 1]) + turned.unmasked.own[1:])
+        return encode(msgspec.structs.replace(turned, unmasked=msgspec.structs.replace(turned.unmasked, own=lies[0])))
+
+    lines.clients[LIAR] = lying_once
+    played.serve(lines)
+    assert played.contributors() == [set(range(5))] * 4
+    assert played.said(f"client {LIAR} is left out for 30 s: in round 0 it dealt shares")
+    assert lines.clock.now() > SHORTEST
 
 
 # A server that says how few may lie

@@ -33,6 +33,7 @@ def changed(statement: Statement, field: str) -> Statement:
         "first": 1,
         "chain": secrets.token_bytes(32),
         "commitments": commitments[:-1],
+        "unopened": commitments[:1],
     }[field]
     assert other != getattr(statement, field)
     return msgspec.structs.replace(statement, **{field: other})
@@ -53,7 +54,7 @@ def test_split_views_of_any_field_give_no_sum(
     assert_no_sum_across(server, field, misled)
 
 
-@pytest.mark.parametrize("field", ["tiers", "plan", "commitments", "chain"])
+@pytest.mark.parametrize("field", ["tiers", "plan", "commitments", "chain", "unopened"])
 def test_split_views_give_no_sum(attack: Attack, field: str) -> None:
     assert_no_sum_across(attack("secure.mode=malicious-server"), field, {VICTIM})
 

@@ -322,6 +322,8 @@ def test_each_excluded_client_allows_one_statement_more_a_day(path: Path, restar
     opened(300, b"a" * 32)
     with pytest.raises(RefusalError, match="last day"):
         opened(301, b"a" * 32, b"b" * 32)
+    lines = [msgspec.json.decode(line, type=Line) for line in path.read_bytes().splitlines()]
+    assert [line.identity[:2] for line in lines if isinstance(line, Excluded)] == ["61", "62", "61"]
 
 
 def test_a_statement_that_leads_to_a_sum_does_not_count(path: Path) -> None:

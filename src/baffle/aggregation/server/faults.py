@@ -47,9 +47,9 @@ class Faults:
         return {client: bar.why for client, bar in self._bars.items() if now < bar.until}
 
     @property
-    def known(self) -> Collection[int]:
+    def known(self) -> set[int]:
         """The clients that have been left out at least once."""
-        return self._bars.keys()
+        return set(self._bars)
 
     def charge(self, client: int, why: str) -> None:
         """Leave a client out for a while, whatever process it comes as."""
