@@ -1,7 +1,7 @@
 """Several steps in a round against one, at equal forward passes: accuracy, rounds and bytes.
 
     python benchmarks/local_steps.py           # about four minutes of CPU time
-    python benchmarks/local_steps.py --json    # ... and write results/local_steps.json
+    python benchmarks/local_steps.py --json    # ... and write results/local_steps.json; rows in it are kept
 
 The digits' plan with K = 40 for 90 steps of every client, on samples that are neither trained on nor tested (a fifth of
 the digits' training samples, see default_plan.py). The first ten rounds have one step each, the others P. Clients have
@@ -65,17 +65,19 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="write results/local_steps.json")
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
+    known = json.loads(FILE.read_text())["rows"] if arguments.json and FILE.exists() else []
     rows = []
     for (partition, head), all_steps in STEPS.items():
         for steps in all_steps:
-            runs = [played(head, steps, partition, seed) for seed in SEEDS]
-            row = {"partition": partition, "head": head, "steps": steps, "rounds": rounds_of(MARKS[-1], steps)}
-            rows.append(row | {"runs": runs})
+            about = {"partition": partition, "head": head, "steps": steps, "rounds": rounds_of(MARKS[-1], steps)}
+            found = next((row for row in known if about.items() <= row.items()), None)
+            runs = found["runs"] if found else [played(head, steps, partition, seed) for seed in SEEDS]
+            rows.append(about | {"runs": runs})
             each = ", ".join(" ".join(f"{accuracy:.1%}" for accuracy in run["accuracies"]) for run in runs)
             mean = fmean(run["accuracies"][-1] for run in runs)
-            print(f"{partition:10} {head:7} P = {steps:2} {row['rounds']:4} rounds {mean:.1%} ({each})", flush=True)
-    if arguments.json:
-        FILE.write_text(json.dumps({"marks": MARKS, "warm_up": WARM_UP, "rows": rows}, indent=1) + "\n")
+            print(f"{partition:10} {head:7} P = {steps:2} {about['rounds']:4} rounds {mean:.1%} ({each})", flush=True)
+            if arguments.json:
+                FILE.write_text(json.dumps({"marks": MARKS, "warm_up": WARM_UP, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
