@@ -4,7 +4,8 @@ python benchmarks/edge.py           # the paper's LeNet on batches of 32, K = 10
 python benchmarks/edge.py --json    # for results/edge.json
 
 Every client is a separate process with an exported model and a folder with its own samples. It reports its resident
-memory, as the kernel counts it: after the imports, with model and data loaded, and at its peak.
+memory, as the kernel counts it: after the imports, with model and data loaded, and at its peak; and the CPU time of its
+rounds. All of it twice, the second time with an exact head.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from baffle.aggregation.client.session import ClientSession
-from baffle.client.client import Client
+from baffle.client.client import Client, contribution_bytes
 from baffle.client.replica import Replica
 from baffle.lineage import Lineage
 from baffle.network.member.edge import edge_equipment
@@ -78,10 +80,13 @@ def take_part(folder: Path, number: int) -> None:
     state = lineage.trajectory.rule.start(initial())
     client = Client(Replica(lineage, lineage.beginning(state)), worker, session)
     memory["loaded"] = resident_mb()
+    began = time.process_time()
     while message := receive(pipes[0]):
         send(pipes[1], client.answer(message))
+    seconds = time.process_time() - began
     memory |= {"peak": resident_mb(), "after": resident_mb("VmRSS")}
-    send(pipes[1], json.dumps({"memory_mb": memory, "foreign": [m for m in FOREIGN if m in sys.modules]}).encode())
+    foreign = [m for m in FOREIGN if m in sys.modules]
+    send(pipes[1], json.dumps({"memory_mb": memory, "foreign": foreign, "cpu_seconds": seconds}).encode())
 
 
 class Processes:
@@ -174,17 +179,20 @@ def play(folder: Path, plan: Plan, rounds: int) -> dict[str, Any]:
         "clients": plan.federation.clients,
         "rounds": rounds,
         "contributions": contributions,
+        "vector_bytes": contribution_bytes(trajectory),
+        "cpu_seconds_per_round": round(sum(report["cpu_seconds"] for report in reports) / len(reports) / rounds, 2),
         "memory_mb": {stage: round(max(report["memory_mb"][stage] for report in reports), 1) for stage in stages},
         "foreign": sorted({name for report in reports for name in report["foreign"]}),
     }
 
 
-def measure(rounds: int, k: int, samples: int) -> dict[str, Any]:
+def measure(rounds: int, k: int, samples: int, head: str) -> dict[str, Any]:
     from baffle.export import export_plan
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         settings = [f"probe.k={k}", "federation.clients=3", 'federation.level="batch"', f"rounds={rounds}"]
+        settings.append(f"probe.head={head}")
         for number in range(3):
             write_samples(folder / f"client-{number}", samples, number)
         export_plan("paper-mnist-lenet", folder / "model", settings, data=folder / "client-0")
@@ -202,11 +210,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.folder:
         return take_part(args.folder, args.client)
-    measured = measure(args.rounds, args.k, args.samples)
+    measured, exact = (measure(args.rounds, args.k, args.samples, head) for head in ("probed", "exact"))
     if args.json:
-        print(json.dumps(measured, indent=2))
+        print(json.dumps(measured | {"exact_head": exact}, indent=2))
     else:
-        print(*(f"{stage} {mb:.1f} MB" for stage, mb in measured["memory_mb"].items()), sep="  ")
+        for found in (measured, exact):
+            print(*(f"{stage} {mb:.1f} MB" for stage, mb in found["memory_mb"].items()), sep="  ")
     return None
 
 

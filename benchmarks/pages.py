@@ -412,9 +412,16 @@ def memory() -> str:
 
 
 def edge() -> str:
-    memory = read("edge")["memory_mb"]
+    found = read("edge")
+    both = (found, found["exact_head"])
     stages = {"imports": "modules imported", "loaded": "model and data loaded", "peak": "peak over whole rounds"}
-    return rows("| | resident, MB |", [f"| {name} | {memory[key]:.1f} |" for key, name in stages.items()])
+    lines = [
+        f"| resident, MB: {name} | " + " | ".join(f"{one['memory_mb'][key]:.1f}" for one in both) + " |"
+        for key, name in stages.items()
+    ]
+    lines.append("| CPU of a round | " + " | ".join(f"{one['cpu_seconds_per_round']:.2f} s" for one in both) + " |")
+    lines.append("| a client's vector, bytes | " + " | ".join(f"{one['vector_bytes']:,}" for one in both) + " |")
+    return rows("| | scalars alone | with an exact head |", lines)
 
 
 def network() -> str:

@@ -19,6 +19,7 @@ import baffle
 from baffle.core.samples import PADDING, Array, take
 from baffle.fitting.given_data import given_data
 from baffle.journal.audit import verify
+from baffle.plan import load
 
 CLIENTS = 4
 QUICK = {"probe.k": 30, "update.rate": 0.1, "update.ema": 0.8}
@@ -77,6 +78,22 @@ def test_a_module_trains_and_comes_back(trained: baffle.Run, tmp_path: Path) -> 
     model = small()
     fit(tmp_path, model, shared(*vectors(60)), None, rounds=1)
     assert all(torch.equal(mine, new) for mine, new in zip(model.parameters(), small().parameters(), strict=True))
+
+
+def test_the_last_layer_is_exact_unless_the_plan_says_otherwise(trained: baffle.Run, tmp_path: Path) -> None:
+    assert load(str(trained.path / "plan.toml")).probe.head == "exact"
+    run = fit(tmp_path, small(), shared(*vectors(60)), None, rounds=1, plan={"probe": {"head": "probed"}})
+    assert load(str(run.path / "plan.toml")).probe.head == "probed"
+
+
+def test_a_model_without_an_exact_head_is_probed_unless_the_plan_asks_for_one(tmp_path: Path) -> None:
+    softplus = nn.Sequential(small(), nn.Softplus())
+    data = shared(*vectors(60))
+    run = fit(tmp_path, softplus, data, None, rounds=1)
+    assert load(str(run.path / "plan.toml")).probe.head == "probed"
+    with pytest.raises(baffle.BaffleError, match="the outputs come from Softplus, not from"):
+        fit(tmp_path / "asked", softplus, data, None, rounds=1, plan={"probe.head": "exact"})
+    assert not (tmp_path / "asked" / "run").exists()
 
 
 def test_a_run_is_arrays_and_a_summary_with_a_page_and_a_figure(trained: baffle.Run, tmp_path: Path) -> None:

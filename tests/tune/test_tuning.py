@@ -195,13 +195,15 @@ def test_cheaper_directions_get_a_trial_that_judges_them(tiny: MakePlan, monkeyp
     plan = tiny("run.runtime=torch", "rounds=4", "federation.batch=16")
     alike, cheaper = (tuned_at(prices, plan, monkeypatch) for prices in (ALIKE, {"dense": DENSE, "stages": STAGES}))
     assert alike.prices == {"dense": 1e-3, "stages": 9e-4}
-    assert alike.advice == ()
-    (advice,) = cheaper.advice
+    (head,) = alike.advice
+    assert 'clearly lower: set probe.head = "exact", for 2,600 bytes more a client and round' in head
+    (advice, _) = cheaper.advice
     assert "along stage directions a scalar takes 0.1 ms of CPU instead of 1; held-out loss after 4 rounds" in advice
     own = advice.partition("against ")[2].partition(",")[0]
     assert f"{own} at" in cheaper.reasons[1].why
     assert advice in cheaper.to_toml()
     assert (cheaper.plan, cheaper.forwards) == (alike.plan, alike.forwards)
+    assert tuned_at(ALIKE, tiny("run.runtime=torch", "rounds=1", "probe.head=exact"), monkeypatch).advice == ()
     private = tiny("rounds=1", "privacy.noise=0.1", "privacy.clip=5.0", "federation.weighting=uniform")
     (advice,) = tuned_at({"dense": DENSE, "stages": STAGES}, private, monkeypatch).advice
     assert "no trial, because the clipping norm is for the plan's own" in advice

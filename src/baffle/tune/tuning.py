@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from baffle.client.abstaining import Tell
-from baffle.errors import PlanError
+from baffle.errors import NoHeadError, PlanError
 from baffle.measuring.costs import expected_alignment
 from baffle.measuring.precision import Window
 from baffle.plan import Plan, change
@@ -142,7 +142,12 @@ def _find(plan: Plan, ground: Ground, say: Tell) -> Tuned:
     signal = split.ground.signal(raced.winner.trial)
     say("what a scalar costs")
     prices = prices_of(split.ground.task, split.ground.task.largest)
-    advice = _judge_prices(split.ground, race_sigma, raced, prices, say) if learnt else [NOTHING_LEARNT]
+    advice = [NOTHING_LEARNT]
+    if learnt:
+        advice = [
+            *_judge_prices(split.ground, race_sigma, raced, prices, say),
+            *_judge_head(split.ground, race_sigma, raced, say),
+        ]
     return Tuned(
         plan=_changed(plan, reasons),
         reasons=reasons,
@@ -311,6 +316,27 @@ def _judge_prices(ground: Ground, sigma: float, reference: Race, prices: Prices,
     return [
         f"{cheaper.saving}; held-out loss after {reference.rounds} rounds at the same rate {losses}, "
         f"{verdict(runner, winner, cheaper.remedy)}"
+    ]
+
+
+def _judge_head(ground: Ground, sigma: float, reference: Race, say: Tell) -> list[str]:
+    """Advice on an exact last layer, if the model has one, the plan probes it, and a trial with the rate of the race's
+    winner and as many rounds is clearly better. Whether that is worth its bytes is for the user to say."""
+    plan, winner = ground.plan, reference.winner
+    if plan.probe.head == "exact" or plan.privacy.on:
+        return []
+    try:
+        other = ground.of(with_settings(plan, probe={"head": "exact", "layout": ()}), counted=False)
+    except NoHeadError:
+        return []
+    say(f"the last layer exactly, rate {winner.rate:g}")
+    runner = run_trial(other, other.begin(sigma, winner.rate), reference.rounds)
+    if not is_clearly_less(runner, winner):
+        return []
+    return [
+        f"the last layer exactly: held-out loss after {reference.rounds} rounds at the same rate {runner.loss:.4g} "
+        f'against {winner.loss:.4g}, clearly lower: set probe.head = "exact", for '
+        f"{4 * other.trajectory.plan.head_size:,} bytes more a client and round"
     ]
 
 

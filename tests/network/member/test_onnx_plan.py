@@ -22,7 +22,7 @@ from baffle.network.member.member import Member
 from baffle.network.member.policy import Policy
 from baffle.network.server.serve import serve
 from baffle.network.settling import differences
-from baffle.plan import Onnx, Plan, load
+from baffle.plan import Onnx, Plan, change, load
 from baffle.runtime.onnx.model_folder import WEIGHTS, read_exported, read_manifest, read_weights
 from baffle.simulation import repeat, resume, simulate
 from baffle.task.load import load_task
@@ -180,6 +180,19 @@ def test_an_exact_head_is_trained_by_edge_clients_and_repeated(tiny: Callable[..
     original, again = verify(federation.run), verify(tmp_path / "again")
     assert (original.weights_sha256, original.chain) == (again.weights_sha256, again.chain)
     assert load(str(federation.run / "plan.toml")).head_size == 12 * 10
+
+
+def test_no_server_chooses_which_weights_are_the_head(tiny: Callable[..., Plan], tmp_path: Path) -> None:
+    """Weights of its own choice would be measured exactly in every round."""
+    _foreign(tmp_path / "theirs.onnx")
+    model = tmp_path / "model"
+    export_onnx(tmp_path / "theirs.onnx", model, head=True)
+    simulate(tiny(ONNX, f'run.model="{model}"', "rounds=1", "probe.head=exact"), tmp_path / "run")
+    plan, approved = load(str(tmp_path / "run" / "plan.toml")), [read_exported(model).sha256]
+    assert edge_equipment(plan, model, 0, part=True, approved=approved).worker.trajectory.plan.head_size == 120
+    for place, words in (((0, 120, 0, 0), "probe.head_at is"), ((0, 0, 0, 0), "is not a part of the model")):
+        with pytest.raises(PlanError, match=words):
+            edge_equipment(change(plan, [f"probe.head_at={list(place)}"]), model, 0, part=True, approved=approved)
 
 
 def test_a_folder_without_its_head_is_refused_for_an_exact_one(plan: Callable[..., Plan]) -> None:
