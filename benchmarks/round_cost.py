@@ -34,7 +34,7 @@ def measured(mode: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         settings = [f"rounds={ROUNDS}", f'secure.mode="{mode}"', *MODES[mode]]
-        policy = {"without_privacy": True} if hasattr(Policy, "without_privacy") else {}
+        policy: dict[str, Any] = {"without_privacy": True} if hasattr(Policy, "without_privacy") else {}
         plan = load("digits", settings)
         federation = Federation(new_keys(folder, CLIENTS), folder, plan, policy=Policy(**policy))
         lines = federation.lines(CLIENTS)

@@ -4,7 +4,6 @@ the plan. Every field is here; test_every_field.py tries each, and compares the 
 python -m tests.attacks.fields            # write the tables in docs/fields.md
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -206,9 +205,8 @@ def tables() -> dict[str, str]:
 def page(text: str) -> str:
     """The page with these tables."""
     for name, rows in tables().items():
-        text = re.sub(
-            rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", lambda m, r=rows: f"{m[1]}{r}{m[2]}", text, flags=re.S
-        )
+        head, rest = text.split(f"<!-- {name} -->\n")
+        text = f"{head}<!-- {name} -->\n{rows}\n{rest[rest.index('<!-- end -->') :]}"
     return text
 
 

@@ -228,7 +228,7 @@ def test_whatever_becomes_of_a_nodes_memory_no_vector_is_sent_under_two_noises(
     """A server can start another Flower run, in which a node remembers nothing, or have a message delivered again to
     what the node remembered before. What was paid, and which slots were used, is beside the key."""
     settings = "rounds=3 secure.mode=on federation.weighting=uniform privacy.noise=3 privacy.clip=1.0"
-    others = {7 + i: {"partition-id": i} for i in range(3)}
+    others: dict[int, Config] = {7 + i: {"partition-id": i} for i in range(3)}
     told = dict[tuple[int, bytes], set[bytes]]()
     real, states = app.answer, dict[int, list[bytes]]()
 
