@@ -213,9 +213,8 @@ def tables() -> dict[str, str]:
 def page(text: str) -> str:
     """The page with these tables."""
     for name, rows in tables().items():
-        begin, end = f"<!-- {name} -->\n", "\n<!-- end -->"
-        before, _, after = text.partition(begin)
-        text = before + begin + rows + end + after.partition(end)[2]
+        head, rest = text.split(f"<!-- {name} -->\n")
+        text = f"{head}<!-- {name} -->\n{rows}\n{rest[rest.index('<!-- end -->') :]}"
     return text
 
 

@@ -93,8 +93,8 @@ def test_a_plan_that_shows_a_clients_values_needs_its_consent(federation: Federa
     begin = shown.begin(willing)
     for message in (shown.introduce(), begin):
         assert 'secure.mode is "off" in the server\'s plan' in refusal(federation.member(0), message)
-    shown.enter(federation.member(0, policy=Policy(mode="off")))
     assert isinstance(reply(willing, begin, Ready), Ready)
+    shown.enter(federation.member(0, policy=Policy(mode="off")))
 
 
 @pytest.mark.parametrize("setting", ["probe.sigma=0.01", "ring.n_max=10", OFF])
