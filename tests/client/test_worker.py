@@ -254,7 +254,7 @@ def test_every_step_of_every_client_and_round_is_augmented_in_its_own_way(
 
 
 def test_what_is_random_in_training_belongs_to_round_and_client(tiny: Callable[..., Plan]) -> None:
-    def seeds(number: int) -> list[int]:
+    def seeds(number: int) -> list[int | None]:
         runtime = Bowl(5)
         setting = Setting(plan_for(tiny, *BACKPROP), runtime, number=number)
         for round_number in (0, 1):

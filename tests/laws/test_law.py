@@ -162,7 +162,7 @@ class Attention(nn.Module):
 
 
 def _lenet(activation: str) -> nn.Module:
-    return lenet((1, 8, 8), 10, channels=(2, 4), head="flatten", activation=activation)  # type: ignore[arg-type]
+    return lenet((1, 8, 8), 10, channels=(2, 4), head="flatten", activation=activation)
 
 
 def _attention(activation: str) -> nn.Module:
@@ -189,7 +189,7 @@ def compare(net: str, activation: str, steps: int, scheme: str, keys: int) -> No
     real, ours = np.empty((keys, n)), np.empty((keys, n))
     for number in range(keys):
         directions = directions_of(number, "real")
-        probed = SCHEMES[scheme](loss, weights, directions, dense(n, K), 1e-3)  # type: ignore[arg-type]
+        probed = SCHEMES[scheme](loss, weights, directions, dense(n, K), 1e-3)
         real[number] = rebuilt(probed.scalars, directions, dense(n, K), n)
         ours[number] = drawn(gradient, number, dense(n, K))
     require_same_law(real, ours, gradient)

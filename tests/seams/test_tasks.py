@@ -128,7 +128,7 @@ def test_a_baseline_without_a_derivative_is_refused_before_the_run(cli: Cli, tin
     settings = (data("blobs"), own("share_of_errors"), "probe.sigma=0.3")
     options = [word for setting in settings for word in ("--set", setting)]
     done = cli("run", tiny_toml, *options, "--out", tmp_path / "run", "--baseline")
-    assert done.stderr.startswith('error: task.loss: it has no derivative, which estimator = "backprop" needs;')
+    assert done.stderr.startswith("error: task.loss: it has no derivative, which backpropagation needs;")
     assert not (tmp_path / "run").exists()
 
 

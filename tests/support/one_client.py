@@ -39,7 +39,7 @@ class Bowl:
     when: int | None = None
     forwards: int = 0
     batches: list[list[int]] = field(default_factory=list)
-    seeds: list[int] = field(default_factory=list)
+    seeds: list[int | None] = field(default_factory=list)
 
     def on(self, batch: Batch) -> Loss:
         self.batches.append(batch.y.tolist())
@@ -56,7 +56,7 @@ class Bowl:
     def outputs(self, weights: F32, batch: Batch) -> F32:
         return np.zeros((len(batch.y), 1), np.float32) + weights[:1]
 
-    def gradient_on(self, batch: Batch, seed: int = 0) -> Callable[[F32], tuple[float, F32]]:
+    def gradient_on(self, batch: Batch, seed: int | None = 0) -> Callable[[F32], tuple[float, F32]]:
         self.seeds.append(seed)
         loss = self.on(batch)
         centre = np.float32(np.mean(batch.y) / SAMPLES)

@@ -193,7 +193,7 @@ def _asked(target: str, plans: Mapping[str, Plan], estimator: Estimator) -> list
     asked = [name for name, plan in plans.items() if plan.scalars != left_out]
     if estimator == "law" and not any(plan.scalars == "drawn" for plan in plans.values()):
         raise PlanError(
-            f"{target} has no row of Gaussian directions whose scalars could be drawn; leave --estimator out"
+            f"{target} has no row of Gaussian directions at this scale, so none can be drawn; leave --estimator out"
         )
     return asked
 
