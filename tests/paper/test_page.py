@@ -157,6 +157,25 @@ def test_a_row_that_fails_is_named_after_the_page_of_the_others_is_written(
     assert not (tmp_path / "other").exists()
 
 
+def test_a_seed_that_fails_leaves_the_others_under_their_own_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def play(player: Player, job: Job, tell: Tell) -> Failure | None:
+        return Failure("it broke") if job.plan.seed == 0 else real(player, job, tell)
+
+    real = Player.play
+    with monkeypatch.context() as patch:
+        patch.setattr(Player, "play", play)
+        with pytest.raises(GridError, match="here: it broke"):
+            _build(THREE, tmp_path, ["here"], seeds=2)
+    path = tmp_path / "out" / "some-smoke.json"
+    first = json.loads(path.read_text())
+    assert list(first["runs"]) == ["here, seed 1"]
+    content = _page(THREE, tmp_path, ["here"])
+    assert list(content["runs"]) == ["here", "here, seed 1"]
+    assert content["weights"]["here, seed 1"] == first["weights"]["here, seed 1"]
+
+
 def _column(content: dict[str, Any], name: str) -> list[Any]:
     return [row[content["columns"].index(name)] for row in content["rows"]]
 
