@@ -209,6 +209,7 @@ def test_rows_of_several_seeds_have_mean_and_range_and_the_page_names_all_runs(t
     assert _column(fewer, "seeds") == [3, 3, 3]  # what is on the page stays
 
 
+@pytest.mark.slow
 def test_rates_are_chosen_on_held_out_training_samples_and_the_trials_are_on_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
