@@ -3,12 +3,11 @@ and a figure. The JSON keeps the runs behind the rows, so that rows can be added
 
 import json
 import subprocess
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +65,8 @@ class Request:
         return f"{' --estimator law' if self.estimator == 'law' else ''}{seeds}{trials}"
 
 
+MOST_SEEDS = 100  # of a row
+
 NOTE_ON_DRAWN = (
     "Rows whose scalars are drawn probed nothing: each estimate was drawn from the law of K Gaussian directions around "
     "a gradient by backpropagation, so σ, central differences and kinks count for nothing beyond K, and passes and "
@@ -106,19 +107,18 @@ def build_page(
     def folder(plan: Plan) -> Path:
         return runs / f"{target.name}-{scale}-{plan.digest().hex()[:12]}"
 
-    searches = {row: search for row, search in before.searches.items() if row in plans and row not in chosen}
-    failures = dict[str, Failure]()
+    searches, failures = dict[str, Search](), dict[str, Failure]()
     if request.trials:
-        found, failures = search_rates(
-            {row: plans[row] for row in chosen}, partial(target.judged_by, scale), request.trials, folder, play
-        )
-        searches |= found
+        asked = {row: plans[row] for row in chosen}
+        searches, failures = search_rates(asked, partial(target.judged_by, scale), request.trials, folder, play)
+    stay = plans.keys() - (set(chosen) - failures.keys())
+    searches |= {row: search for row, search in before.searches.items() if row in stay}
     planned = {row: _at_rate(plan, searches.get(row)) for row, plan in plans.items()}
     jobs = {
         (row, seed): Job(_label(row, seed), plan, folder(plan))
         for row in chosen
         if row not in failures
-        for seed, plan in enumerate(seeded(planned[row], range(request.seeds)))
+        for seed, plan in with_seeds(planned[row], range(request.seeds)).items()
     }
     failures |= play([*{job.folder: job for job in jobs.values()}.values()])
     shown = dict[str, list[Finished]]()
@@ -127,10 +127,9 @@ def build_page(
         by_seed |= {seed: _read(job, origin) for (of, seed), job in jobs.items() if of == row and job.is_done}
         if by_seed:
             shown[row] = [by_seed[seed] for seed in sorted(by_seed)]
-    if failures and not shown:
-        first = next(iter(failures.values()))
-        if first.no_data:
-            raise DataError(first.words)
+    if not shown and (lacking := [failure for failure in failures.values() if failure.no_data]):
+        raise DataError(lacking[0].words)
+    if not shown:
         require_success(failures, len(jobs))
     rest = len(rows.keys() - {row_of(row) for row in (*shown, *chosen)})
     with onlooker.telling(target.name) as tell:
@@ -258,15 +257,11 @@ def read_page(path: Path) -> Page:
 def kept_runs(page: Page, row: str, plan: Plan) -> dict[int, Finished]:
     """The runs that a page keeps of a row, by seed, if the row's plan has not changed."""
     kept = dict[int, Finished]()
-    for seed in takewhile(lambda seed: _label(row, seed) in page.runs, count()):
-        run, (asked,) = page.runs[_label(row, seed)], seeded(plan, [seed])
-        if run.asked == asked.digest().hex():
+    for seed in range(MOST_SEEDS):
+        run = page.runs.get(_label(row, seed))
+        if run and run.asked == (asked := change(plan, [f"seed={seed}"])).digest().hex():
             kept[seed] = Finished(asked, run.summary, run.metrics, run.asked, run.origin)
     return kept
-
-
-def seeded(plan: Plan, seeds: Iterable[int]) -> list[Plan]:
-    return [*with_seeds(plan, seeds).values()]
 
 
 def write(
@@ -284,7 +279,7 @@ def write(
     """Write NAME-SCALE.md, .html, .json and .png. `options` brings each row onto the page; `whole` says whether these
     are all rows of the target."""
     stem = f"{target.name}-{scale}"
-    runs = {_label(row, seed): run for row, of_row in rows.items() for seed, run in enumerate(of_row)}
+    runs = {_label(row, run.plan.seed): run for row, of_row in rows.items() for run in of_row}
     content: dict[str, Any] = {
         **{"target": target.name, "about": target.about, "scale": scale, "only": [] if whole else list(rows)},
         **{**asdict(origin), "version": __version__, "options": dict(options)},
