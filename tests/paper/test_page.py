@@ -1,6 +1,7 @@
 """Building pages: which rows a target runs and shows, rows without data, and rows that are added later."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ import pytest
 
 from baffle.errors import DataError, PageError, PlanError
 from baffle.paper import gradients, page
-from baffle.paper.page import Onlooker, build_page, made_by, table
+from baffle.paper.page import Onlooker, about_page, build_page, made_by, table
+from baffle.paper.registry import TARGETS, target
 from baffle.paper.target import Origin, Target
 from baffle.paper.training_runs import Row, TrainingRuns
 
@@ -157,3 +159,20 @@ def test_numbers_are_rounded_and_grouped_and_a_command_names_the_chosen_rows_as_
     assert made_by(about) == "`baffle paper table1 --scale full`, 2001-02-03, commit abc"
     chosen = made_by(about | {"only": ["K = 20", "back"]})
     assert chosen.startswith("`baffle paper table1 --scale full --only 'K = 20' --only back`, ")
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_page_names_the_data_that_it_ran_on(name: str) -> None:
+    known = "MNIST|CIFAR|PACS|OfficeHome"
+    assert not re.search(known, about_page(target(name), "smoke"))
+    needs = set(re.findall(known, f"{', '.join(target(name).data('full'))}"))
+    assert set(re.findall(known, about_page(target(name), "full"))) == needs
+
+
+def test_a_page_looks_like_a_report_by_day_and_by_night(tmp_path: Path) -> None:
+    html = _build(THREE, tmp_path).with_suffix(".html").read_text()
+    assert "a smoke test: its figures mean nothing" in html
+    assert re.findall("<h2>(.*?)</h2>", html) == ["Result", "Figure", "Origin"]
+    dark, light = re.findall(r"data:image/png;base64,([^\"]+)", html)
+    assert dark != light
+    assert html.index(dark) < html.index('prefers-color-scheme: dark)"') < html.index(light)

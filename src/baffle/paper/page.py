@@ -17,7 +17,7 @@ import msgspec
 
 from baffle import files
 from baffle.errors import DataError, PageError, PlanError
-from baffle.paper.target import Cell, Finished, Origin, Result, Scale, Target, Tell
+from baffle.paper.target import SCALES, Cell, Finished, Origin, Result, Scale, Target, Tell
 from baffle.plan import Plan, load
 from baffle.report.page import document
 from baffle.report.sections import Content, element
@@ -156,10 +156,11 @@ def write(
         "data": result.data,
         "runs": {name: _kept(run) for name, run in runs.items()},
     }
-    figure = {"png": _png(result.draw)} if result.draw else {}
+    figures = [_png(result.draw, dark=dark) for dark in (False, True)] if result.draw else []
+    figure = {"png": figures[0]} if figures else {}
     texts = {
         "json": json.dumps(content, indent=1) + "\n",
-        "html": _html(target, result, about, runs, figure.get("png")),
+        "html": _html(target, result, about, runs, figures),
         "md": _markdown(target, result, about, runs, f"{stem}.png" if result.draw else ""),
     }
     try:
@@ -187,7 +188,7 @@ def made_by(about: Mapping[str, Any]) -> str:
 
 
 def _markdown(target: Target, result: Result, about: Mapping[str, Any], runs: Runs, figure: str) -> str:
-    lines = [f"# {target.name}: {target.about}", "", table(result.columns, result.rows)]
+    lines = [f"# {target.name}: {about_page(target, about['scale'])}", "", table(result.columns, result.rows)]
     lines += ["", *(f"{note}\n" for note in result.notes)]
     lines += [f"![{target.about}]({figure})", ""] if figure else []
     lines += [f"{made_by(about)}.", ""]
@@ -198,28 +199,41 @@ def _markdown(target: Target, result: Result, about: Mapping[str, Any], runs: Ru
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _html(target: Target, result: Result, about: Mapping[str, Any], runs: Runs, figure: bytes | None) -> str:
-    """The page in the style of a run's report. It fetches nothing from the network."""
+def _html(target: Target, result: Result, about: Mapping[str, Any], runs: Runs, figures: Sequence[bytes]) -> str:
+    """The page in the style of a run's report. It fetches nothing from the network. `figures` are drawn on a light and
+    on a dark ground."""
     columns = range(1, len(result.columns))
     numeric = [place for place in columns if not any(isinstance(row[place], str) for row in result.rows)]
     cells = [[_cell(cell) for cell in row] for row in result.rows]
+    pill = element("span", SCALES[about["scale"]], class_="pill")
     body: list[Content] = [
         element("h1", target.name),
-        element("p", target.about, class_="lead"),
-        element("section", html_table(result.columns, cells, target.about, numbers=numeric)),
-        *(element("p", note) for note in result.notes),
+        element("p", pill, about_page(target, about["scale"]), class_="lead"),
+        element("h2", "Result"),
+        html_table(result.columns, cells, target.about, numbers=numeric),
+        *(element("p", note, class_="about") for note in result.notes),
     ]
-    if figure:
-        source = f"data:image/png;base64,{base64.b64encode(figure).decode()}"
-        body.append(element("figure", element("img", src=source, alt=target.about, class_="picture"), class_="wide"))
-    body += [element("h2", "Origin"), element("p", made_by(about).replace("`", ""))]
+    if figures:
+        light, dark = (f"data:image/png;base64,{base64.b64encode(figure).decode()}" for figure in figures)
+        at_night = element("source", srcset=dark, media="(prefers-color-scheme: dark)")
+        picture = element("picture", at_night, element("img", src=light, alt=target.about, class_="picture"))
+        body += [element("h2", "Figure"), element("figure", picture, class_="wide")]
+    body.append(element("h2", "Origin"))
     if runs:
         plans = [
             [name, element("code", str(run.summary["plan_digest"])[:16]), run.origin.date, run.origin.commit]
             for name, run in runs.items()
         ]
-        body.append(html_table(["run", "plan", "date", "commit"], plans, "The runs behind the table"))
+        body.append(html_table(["run", "plan", "date", "commit"], plans, "The runs behind the table", numbers=(2,)))
+    made = f"Made by BAFFLE {about['version']}: {made_by(about).replace('`', '')}."
+    body.append(element("footer", element("p", made)))
     return document(f"{target.name} · BAFFLE", body, "default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+
+
+def about_page(target: Target, scale: Scale) -> str:
+    """What a page shows, and on which data."""
+    data = ", ".join(target.data(scale))
+    return f"{target.about}; on {data}" if data else target.about
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
@@ -234,13 +248,31 @@ def _cell(cell: Cell) -> str:
     return "–" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell
 
 
-def _png(draw: Callable[[Any], None]) -> bytes:
+INK = {False: ("#1a1d21", "#565e67", "#dfe3e6", "#ffffff"), True: ("#e8eaec", "#a3acb5", "#30363d", "#121518")}
+LINES = {
+    False: ("#0a6aa8", "#c04e00", "#007a58", "#a2417f", "#7d6300", "#4d4d8f", "#4b535b", "#8a939c"),
+    True: ("#62b8ee", "#ff9a56", "#3ccb9d", "#e79bc9", "#e8c547", "#b0b0f0", "#b9c1c9", "#747d87"),
+}
+"""The colours of a report (report/look.css), by whether its ground is dark: text, muted text, rules, ground; lines."""
+
+
+def _png(draw: Callable[[Any], None], *, dark: bool = False) -> bytes:
+    import matplotlib as mpl
+    from cycler import cycler
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure)
-    data = io.BytesIO()
-    figure.savefig(data, dpi=120, metadata={"Software": None})
+    text, muted, rule, ground = INK[dark]
+    style: dict[str, Any] = {
+        **{"text.color": text, "axes.labelcolor": muted, "axes.titlecolor": text, "axes.edgecolor": rule},
+        **{"xtick.color": muted, "ytick.color": muted, "grid.color": rule, "axes.grid": True, "axes.axisbelow": True},
+        **{"axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": ground, "axes.facecolor": ground},
+        **{"axes.prop_cycle": cycler(color=LINES[dark]), "font.size": 9, "savefig.facecolor": ground},
+    }
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        data = io.BytesIO()
+        figure.savefig(data, dpi=120, metadata={"Software": None})
     return data.getvalue()

@@ -31,6 +31,9 @@ Content = str | Html | Iterable["Content"]
 Cells = Sequence[Content]
 
 
+VOID = ("img", "input", "meta", "source")  # elements without content
+
+
 def element(tag: str, /, *content: Content, **attributes: str | bool | None) -> Html:
     """An element. `class_` stands for the attribute `class`, and `aria_label` for `aria-label`. True gives an attribute
     without a value; False and None leave it out."""
@@ -38,7 +41,7 @@ def element(tag: str, /, *content: Content, **attributes: str | bool | None) -> 
     for key, value in attributes.items():
         name = key.rstrip("_").replace("_", "-")
         told += f" {name}" if value is True else f' {name}="{html.escape(value)}"' if isinstance(value, str) else ""
-    return Html(f"<{tag}{told}>" if tag in ("img", "input", "meta") else f"<{tag}{told}>{joined(content)}</{tag}>")
+    return Html(f"<{tag}{told}>" if tag in VOID else f"<{tag}{told}>{joined(content)}</{tag}>")
 
 
 def joined(content: Content) -> Html:
