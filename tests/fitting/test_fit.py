@@ -5,6 +5,7 @@ import doctest
 import re
 import subprocess
 import sys
+from collections import UserDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import baffle
 from baffle.core.samples import PADDING, Array, take
@@ -261,6 +262,82 @@ def test_every_form_of_the_same_data_is_the_same() -> None:
     lists = [(part.astype(np.float64).tolist(), labels.tolist()) for part, labels in shared(x, y)]
     sets = [TensorDataset(*pair) for pair in tensors]
     assert len({given_data(clients).fingerprint() for clients in (shared(x, y), tensors, lists, sets)}) == 1
+
+
+class Items:
+    """A data set as Hugging Face's are: a length, and items that are dicts."""
+
+    def __init__(self, label: str, columns: Mapping[str, Any]) -> None:
+        self.label, self.columns = label, columns
+
+    def __len__(self) -> int:
+        return len(self.columns[self.label])
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {name: values[number] for name, values in self.columns.items()}
+
+
+def test_loaders_named_clients_and_items_with_labels_are_the_same_data_too() -> None:
+    x, y = vectors(60)
+    sets = [TensorDataset(torch.from_numpy(part), torch.from_numpy(labels)) for part, labels in shared(x, y)]
+    loaders = {f"clinic {number}": DataLoader(data, batch_size=7, shuffle=True) for number, data in enumerate(sets)}
+    items = [Items("label", {"x": part, "label": labels}) for part, labels in shared(x, y)]
+    assert len({given_data(clients).fingerprint() for clients in (sets, loaders, items)}) == 1
+    with pytest.raises(baffle.BaffleError, match=r"clients\['b'\] has 3 samples, but 2 labels"):
+        given_data({"a": (x, y), "b": (x[:3], y[:2])})
+    own = DataLoader(sets[0], collate_fn=lambda batch: batch)
+    with pytest.raises(baffle.BaffleError, match="a DataLoader with a collate_fn of its own gives batches"):
+        given_data([own])
+
+
+class Encoding(UserDict[str, Array]):
+    """What tokenizers of Hugging Face give."""
+
+
+class Answer:
+    """What models of Hugging Face give."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+class Wrapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Tokens(each=False)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Answer:
+        return Answer(self.inner(ids, mask))
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*", "ignore:.*dropout.*")
+def test_encodings_and_outputs_with_logits_train_as_tensors_do(tmp_path: Path) -> None:
+    x, y, _ = sentences(80)
+    encoded = [(Encoding(part), labels) for part, labels in shared(x, y)]
+    items = [Items("labels", {**part, "labels": labels}) for part, labels in shared(x, y)]
+    runs = [
+        fit(tmp_path / str(place), Wrapped(), clients, (x, y), rounds=2)
+        for place, clients in enumerate((shared(x, y), encoded, items))
+    ]
+    assert len({run["weights_sha256"] for run in runs}) == 1
+    require_accuracy(runs[1], Encoding(x), y)
+
+
+def test_a_run_is_overwritten_if_asked_and_only_when_the_new_one_begins(tmp_path: Path) -> None:
+    data, test = shared(*vectors(60)), vectors(20, 1)
+    first = fit(tmp_path, small(), data, test, rounds=1)
+    with pytest.raises(baffle.BaffleError, match=r"holds a run; .* replace it with overwrite=True"):
+        fit(tmp_path, small(), data, test, rounds=2)
+    with pytest.raises(baffle.BaffleError, match="mat1 and mat2"):
+        fit(tmp_path, nn.Linear(7, 3), data, test, rounds=2, overwrite=True)
+    assert baffle.open(first.path)["weights_sha256"] == first["weights_sha256"]
+    second = fit(tmp_path, small(), data, test, rounds=2, overwrite=True)
+    assert second["rounds"] == verify(first.path).rounds == 2
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(baffle.BaffleError, match="not empty"):
+        baffle.fit(small(), data, out=tmp_path / "other", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run"]
 
 
 def test_one_set_is_shared_out_as_the_plan_says(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
 """`baffle.fit`: train a model of your own on data of your own, with forward passes alone, in one call."""
 
+import shutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import prod
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from baffle.fitting.choice import LAST, choose_weights
 from baffle.fitting.given_data import GivenData, given_data
 from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_metrics, with_names
 from baffle.fitting.run import Run
-from baffle.journal.folder import RunFolder, new_folder
+from baffle.journal.folder import PLAN, RunFolder, new_folder
 from baffle.journal.replay import initial_weights
 from baffle.plan import Custom, Plan, Settings, build, check, lay_over, load
 from baffle.plan.functions import GIVEN, require_own_code
@@ -74,18 +76,20 @@ def fit(
     out: str | Path | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     progress: bool = True,
+    overwrite: bool = False,
 ) -> Run:
     """Train a model on the data of simulated clients, which only run it forward.
 
-    `model` is any `nn.Module`, or the path of an ONNX file. `clients` is a list with the data of each client, or one
-    data set that is shared out as the plan says (among ten clients, at random). Data are pairs (x, y) of arrays or
-    tensors, or map-style data sets of such pairs; x may be a tuple or a dict, which the model takes as its arguments.
-    `loss` is "cross_entropy", "mse", "mae", "bce" or any function of outputs and targets, with or without a derivative;
-    `metrics` are names such as "accuracy" and "r2", or functions of outputs and targets as NumPy arrays. `train`
-    chooses what is trained: "all", the "last" layer, or names of parameters by pattern. `plan` holds settings
-    (docs/plans.md): a dict such as {"rounds": 300, "probe.k": 50}, a preset, a file or a `baffle.Plan`. The run is kept
-    in the folder `out`, by default a new one under runs/. The model that was given is not changed. Unlike elsewhere,
-    sums are plain unless the plan sets "secure.mode" to "on", since this process has all data.
+    `model` is any `nn.Module`, or the path of an ONNX file. `clients` is a list with the data of each client, a dict of
+    them by name, or one data set that is shared out as the plan says (among ten clients, at random). Data are pairs (x,
+    y) of arrays or tensors, map-style data sets of such pairs, or DataLoaders; x may be a tuple or a dict, which the
+    model takes as its arguments. `loss` is "cross_entropy", "mse", "mae", "bce" or any function of outputs and targets,
+    with or without a derivative; `metrics` are names such as "accuracy" and "r2", or functions of outputs and targets
+    as NumPy arrays. `train` chooses what is trained: "all", the "last" layer, or names of parameters by pattern. `plan`
+    holds settings (docs/plans.md): a dict such as {"rounds": 300, "probe.k": 50}, a preset, a file or a `baffle.Plan`.
+    The run is kept in the folder `out`, by default a new one under runs/. With `overwrite` a run that is already there
+    is removed once the new one has begun. The model that was given is not changed. Unlike elsewhere, sums are plain
+    unless the plan sets "secure.mode" to "on", since this process has all data.
 
     The run hands back averaged weights, or the last ones if these are clearly better: on the pair `validation`, or
     without it on training samples. `run["returned"]` says which, and `test_…` are their metrics. In a private run
@@ -103,7 +107,10 @@ def fit(
         if data.test is not None or "is not measured" not in words:  # without test data, nobody expects measurements
             warnings.warn(words, stacklevel=_calls_inside())
 
-    with nullcontext(Path(out)) if out else new_folder(wanted.name) as path:
+    with ExitStack() as stack:
+        path = Path(out) if out else stack.enter_context(new_folder(wanted.name))
+        if overwrite:
+            stack.enter_context(_moved_aside(path))
         folder = _new_folder(path)
         given = _given(model, train, loss, data, folder.path, head=wanted.probe.head == "exact")
         objects = _Objects(given, data, _metrics(metrics))
@@ -324,7 +331,7 @@ def _given(
         return GivenModule.of(model, train, loss)
     from baffle.fitting.given_onnx import GivenOnnx
 
-    return GivenOnnx.of(Path(model), train, loss, out.with_name(f"{out.name}-model"), data.few(), head=head)
+    return GivenOnnx.of(Path(model), train, loss, model_folder(out), data.few(), head=head)
 
 
 def _given_again(model: Any, loss: str | Function, plan: Plan, run: Path) -> GivenModel:
@@ -346,8 +353,37 @@ def _new_folder(path: Path) -> RunFolder:
         if not (path / "plan.toml").exists():
             raise
         raise RunFolderError(
-            f'out: {path} holds a run; go on with it by baffle.resume("{path}", …), or give another folder'
+            f'out: {path} holds a run; go on with it by baffle.resume("{path}", …), replace it with overwrite=True, or '
+            "give another folder"
         ) from None
+
+
+@contextmanager
+def _moved_aside(path: Path) -> Iterator[None]:
+    """Make room for a run where there is one already. The old one comes back if the new one does not begin."""
+    if not (path / PLAN).is_file():
+        yield
+        return
+    with RunFolder.existing(path):  # no other process uses it
+        moved = {at: at.with_name(f".{at.name}-{token_hex(4)}") for at in (path, model_folder(path)) if at.is_dir()}
+        for at, aside in moved.items():
+            at.rename(aside)
+        try:
+            yield
+        finally:
+            begun = (path / PLAN).is_file()
+            for at, aside in moved.items():
+                if not begun:
+                    with suppress(OSError):  # an empty folder
+                        at.rmdir()
+                    aside.rename(at)
+                elif not aside.is_symlink():
+                    shutil.rmtree(aside)
+
+
+def model_folder(run: Path) -> Path:
+    """Where an ONNX file that a run trains is kept as a graph."""
+    return run.with_name(f"{run.name}-model")
 
 
 def _stop(given: Callback | Sequence[Callback]) -> Stop:
