@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from baffle.core.pixels import PixelScale
     from baffle.core.probe import estimate
     from baffle.data.sources import Dataset, Source
+    from baffle.fitting.advice import costs, tuned
     from baffle.fitting.fit import fit, resume
     from baffle.fitting.run import Run
     from baffle.fitting.run import open_run as open
@@ -27,12 +28,14 @@ __all__ = [
     "Source",
     "Verified",
     "__version__",
+    "costs",
     "estimate",
     "fit",
     "load_plan",
     "open",
     "resume",
     "simulate",
+    "tuned",
     "verify",
 ]
 
@@ -43,12 +46,14 @@ _HOMES = {
     "Run": ("baffle.fitting.run", "Run"),
     "Source": ("baffle.data.sources", "Source"),
     "Verified": ("baffle.journal.audit", "Verified"),
+    "costs": ("baffle.fitting.advice", "costs"),
     "estimate": ("baffle.core.probe", "estimate"),
     "fit": ("baffle.fitting.fit", "fit"),
     "load_plan": ("baffle.plan", "load"),
     "open": ("baffle.fitting.run", "open_run"),
     "resume": ("baffle.fitting.fit", "resume"),
     "simulate": ("baffle.simulation", "simulate"),
+    "tuned": ("baffle.fitting.advice", "tuned"),
     "verify": ("baffle.journal.audit", "verify"),
 }
 """Where each public name is defined, and its name there.

@@ -16,7 +16,7 @@ from baffle.simulation import simulate
 from baffle.task.prices import Price, Prices
 from baffle.tune import tuning
 from baffle.tune.race import Runner
-from baffle.tune.trial import Ground, Spent, shared_variance, split_off
+from baffle.tune.trial import Ground, Spent, from_folder, shared_variance, split_off
 from baffle.tune.tuning import SIGMAS_TO_TRY, Tuned, splits_of, tune, verdict
 from tests.conftest import TINY
 
@@ -224,4 +224,4 @@ def test_the_verdict_is_on_the_losses(loss: float, said: str) -> None:
     ],
 )
 def test_splits_keep_the_rows(tiny: MakePlan, settings: list[str], splits: list[tuple[int, int]]) -> None:
-    assert splits_of(Ground(tiny(*settings), None, Spent()).task) == splits
+    assert splits_of(Ground(tiny(*settings), from_folder(), Spent()).task) == splits

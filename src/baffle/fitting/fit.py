@@ -12,6 +12,7 @@ from itertools import count
 from math import prod
 from pathlib import Path
 from secrets import token_hex
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,7 +114,7 @@ def fit(
             stack.enter_context(_moved_aside(path))
         folder = _new_folder(path)
         given = _given(model, train, loss, data, folder.path, head=wanted.probe.head == "exact")
-        objects = _Objects(given, data, _metrics(metrics))
+        objects = Objects(given, data, _metrics(metrics))
         try:
             task = objects.task(objects.settled(wanted))
             begin(folder, task, _progress() if progress else lambda _now: None, warn, stop)
@@ -159,7 +160,7 @@ def resume(
         return Run(path)
     if model is None or clients is None:
         raise PlanError(f"{path} was begun by baffle.fit; give its objects again: model=…, clients=…")
-    objects = _Objects(
+    objects = Objects(
         _given_again(model, loss, plan, Path(path)), given_data(clients, test, validation), _metrics(metrics)
     )
     objects.require_known(plan)
@@ -167,8 +168,21 @@ def resume(
     return objects.handed_back(path, say=False)
 
 
+@contextmanager
+def objects_of(
+    model: Any, clients: Any, loss: str | Function, train: str | Sequence[str], plan: GivenPlan
+) -> "Iterator[tuple[Objects, Plan]]":
+    """The objects of a fit that is only tried."""
+    wanted, data = _plan_of(plan), given_data(clients)
+    if data.shares is not None:
+        _require_as_many(len(data.shares), wanted, plan)
+    with TemporaryDirectory() as scratch:
+        given = _given(model, train, loss, data, Path(scratch) / "run", head=wanted.probe.head == "exact")
+        yield Objects(given, data, ()), wanted
+
+
 @dataclass(frozen=True)
-class _Objects:
+class Objects:
     """The objects that were given to a fit."""
 
     model: GivenModel
@@ -190,6 +204,11 @@ class _Objects:
         source = self._source(plan)
         task = load_task(plan, share=self._share, source=source, model=self.model.on(plan))
         return replace(task, metrics=metrics_of(plan, source, given_metrics(self.metrics)))
+
+    def trials(self, plan: Plan, keep: Callable[[list[I64]], list[I64]]) -> Task:
+        """The task of trials that train on a part of each client's samples."""
+        share, source = self._share, self._source(plan)
+        return load_task(plan, share=lambda of, its: keep(share(of, its)), source=source, model=self.model.on(plan))
 
     def handed_back(self, path: str | Path, *, say: bool) -> Run:
         """The finished run, whose summary says whether it hands back the averaged weights or the last ones, and what
