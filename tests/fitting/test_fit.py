@@ -340,6 +340,23 @@ def test_a_run_is_overwritten_if_asked_and_only_when_the_new_one_begins(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run"]
 
 
+def test_several_seeds_are_several_runs_with_mean_and_range(tmp_path: Path) -> None:
+    data, test = shared(*vectors(60)), vectors(100, 1)
+    run = fit(tmp_path, small(), data, test, rounds=2, plan={"seed": 5}, seeds=3)
+    assert [one.plan.seed for one in run.seeds] == [5, 6, 7]
+    assert [one.path.name for one in run.seeds] == ["run", "run-seed-6", "run-seed-7"]
+    assert len({one["weights_sha256"] for one in run.seeds}) == 3
+    values = [one["test_accuracy"] for one in run.seeds]
+    assert run.spread("test_accuracy") == (pytest.approx(sum(values) / 3), min(values), max(values))
+    text = run.report().read_text()
+    assert "Over seeds" in text
+    assert f"{min(values):.2%} to {max(values):.2%}" in text
+    alone = fit(tmp_path / "alone", small(), data, test, rounds=2, plan={"seed": 6})
+    assert alone["weights_sha256"] == run.seeds[1]["weights_sha256"]
+    with pytest.raises(baffle.BaffleError, match="seeds: expected how many runs to make, at least 1, got 0"):
+        fit(tmp_path / "none", small(), data, test, seeds=0)
+
+
 def test_one_set_is_shared_out_as_the_plan_says(tmp_path: Path) -> None:
     settings = {"federation": {"clients": 5, "partition": "dirichlet"}}
     run = fit(tmp_path, small(), vectors(200), None, rounds=2, plan=settings)

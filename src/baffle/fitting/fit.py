@@ -78,6 +78,7 @@ def fit(
     callbacks: Callback | Sequence[Callback] = (),
     progress: bool = True,
     overwrite: bool = False,
+    seeds: int = 1,
 ) -> Run:
     """Train a model on the data of simulated clients, which only run it forward.
 
@@ -96,6 +97,10 @@ def fit(
     without it on training samples. `run["returned"]` says which, and `test_…` are their metrics. In a private run
     without `validation` they are the averaged ones.
 
+    With `seeds`, so many runs are made, with seeds that follow that of the plan; the model begins with its own weights
+    in each. You get the first, whose `seeds` are all of them; `run.spread("test_accuracy")` gives mean and range, and
+    its report shows them side by side.
+
     >>> run = baffle.fit(model, clients=[(x0, y0), (x1, y1), (x2, y2)], test=(x, y), plan={"rounds": 300})
     >>> run["test_accuracy"], run.metrics["loss"], run.model, run.predict(x)
     """
@@ -103,6 +108,10 @@ def fit(
     if data.shares is not None:
         _require_as_many(len(data.shares), wanted, plan)
     stop = _stop(callbacks)
+    if seeds != 1:
+        same: dict[str, Any] = {"validation": validation, "loss": loss, "metrics": metrics, "train": train}
+        same |= {"callbacks": callbacks, "progress": progress, "overwrite": overwrite}
+        return _over_seeds(seeds, wanted, out, partial(fit, model, clients, test, **same))
 
     def warn(words: str) -> None:
         if data.test is not None or "is not measured" not in words:  # without test data, nobody expects measurements
@@ -123,6 +132,16 @@ def fit(
                 objects.model.forget()
             raise
         return objects.handed_back(folder.path, say=progress)
+
+
+def _over_seeds(seeds: int, plan: Plan, out: str | Path | None, fit_one: Callable[..., Run]) -> Run:
+    if seeds < 1:
+        raise PlanError(f"seeds: expected how many runs to make, at least 1, got {seeds}")
+    first = fit_one(plan=plan, out=out)
+    for seed in range(plan.seed + 1, plan.seed + seeds):
+        folder = first.path.with_name(f"{first.path.name}-seed-{seed}")
+        first.seeds += (fit_one(plan=changed(plan, seed=seed), out=folder),)
+    return first
 
 
 def resume(

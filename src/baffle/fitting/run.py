@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -35,6 +36,8 @@ class Run(Mapping[str, Any]):
         self._folder = RunFolder.existing(Path(path))
         self._given = given
         self.path = self._folder.path
+        self.seeds: tuple[Run, ...] = (self,)
+        """This run, and those that `baffle.fit(…, seeds=…)` made with other seeds."""
         self.plan: Plan = load(str(self._folder.plan))
 
     @cached_property
@@ -102,10 +105,16 @@ class Run(Mapping[str, Any]):
 
     def report(self, out: str | Path | None = None, *, standalone: bool = False) -> Path:
         """Write a report: `report.html` in the run's folder, or the file `out`. A standalone report includes the script
-        that draws its charts."""
+        that draws its charts. The report of a fit with several seeds shows them side by side, in `comparison.html`
+        beside the folders."""
         from baffle.report.page import write_report
 
-        return write_report([self.path], Path(out) if out else None, standalone=standalone)
+        return write_report([run.path for run in self.seeds], Path(out) if out else None, standalone=standalone)
+
+    def spread(self, name: str) -> tuple[float, float, float]:
+        """Mean, least and most of a number of the summary over the seeds, as of "test_accuracy"."""
+        values = [float(run[name]) for run in self.seeds]
+        return fmean(values), min(values), max(values)
 
     def plot(self) -> Any:
         """A figure of plotly for notebooks: the loss (ε of a private run) and the first metric against rounds."""
