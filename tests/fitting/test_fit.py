@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import baffle
 from baffle.core.samples import PADDING, Array, take
+from baffle.fitting.fit import progress_lines
 from baffle.fitting.given_data import given_data
 from baffle.journal.audit import verify
+from baffle.server.recorder import Progress
 
 CLIENTS = 4
 QUICK = {"probe.k": 30, "update.rate": 0.1, "update.ema": 0.8}
@@ -376,6 +379,20 @@ def test_callbacks_see_every_round_and_may_stop_the_run(tmp_path: Path) -> None:
     whole = baffle.resume(run.path, {"rounds": np.int64(4)}, model=small(), clients=shared(*vectors(60)))
     undisturbed = fit(tmp_path / "again", small(), shared(*vectors(60)), None, rounds=4)
     assert whole["weights_sha256"] == undisturbed["weights_sha256"]
+
+
+def test_progress_tells_evaluations_and_every_ten_seconds_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = [0.0]
+    watch = progress_lines(lambda: seconds[-1])
+    now = Progress(0.0, 50, loss=1.5, seconds_left=75.0)
+    for at, done in {5: 0.3, 12: 0.6, 15: 1, 16: 20, 17: 21, 40: 25.5}.items():
+        seconds.append(at)
+        watch(replace(now, rounds_done=float(done), value=None if done < 20 else 0.5))
+    assert capsys.readouterr().out.splitlines() == [
+        "round  0.6/50  loss 1.5  1 min 15 s left",
+        "round   20/50  loss 1.5  test accuracy 50.0%  1 min 15 s left",
+        "round 25.5/50  loss 1.5  test accuracy 50.0%  1 min 15 s left",
+    ]
 
 
 def test_it_runs_where_nothing_can_be_imported_by_name(tmp_path: Path) -> None:

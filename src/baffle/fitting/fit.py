@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -32,7 +33,7 @@ from baffle.journal.replay import initial_weights
 from baffle.plan import Custom, Plan, Settings, build, check, lay_over, load
 from baffle.plan.functions import GIVEN, require_own_code
 from baffle.plan.tasks import LOSSES, is_of_numbers
-from baffle.report.words import is_share
+from baffle.report.words import duration, is_share
 from baffle.runtime.model import FLOAT32
 from baffle.server.recorder import Progress, Watch
 from baffle.server.round import Played
@@ -43,6 +44,8 @@ from baffle.task.metrics import OF_CLASSES, evaluate, metrics_of
 
 if TYPE_CHECKING:
     from torch import nn
+
+LATEST = 10.0  # the most seconds between two lines of progress
 
 DEFAULTS: Mapping[str, Any] = {
     "name": "fit",
@@ -126,7 +129,7 @@ def fit(
         objects = Objects(given, data, _metrics(metrics))
         try:
             task = objects.task(objects.settled(wanted))
-            begin(folder, task, _progress() if progress else lambda _now: None, warn, stop)
+            begin(folder, task, progress_lines() if progress else lambda _now: None, warn, stop)
         except BaseException:
             if not folder.plan.exists():  # the run has not begun, so leave no trace of this attempt
                 objects.model.forget()
@@ -247,8 +250,8 @@ class Objects:
         with RunFolder.existing(run.path) as folder:
             folder.write_summary(folder.read_summary() | measured | {"returned": chosen, "returned_because": why})
         if say:
-            print(f"{chosen} weights are handed back; {why}")  # noqa: T201
-        return Run(path, self.model)
+            print(f"{chosen} weights are handed back; {why}\nthe run is in {run.path}")  # noqa: T201
+        return run
 
     def _measured(self, plan: Plan, runtime: Runtime, weights: F32) -> dict[str, Any]:
         source = self._source(plan)
@@ -438,21 +441,24 @@ def _stop(given: Callback | Sequence[Callback]) -> Stop:
     return stop
 
 
-def _progress() -> Watch:
-    """Writes a line whenever the model has been evaluated."""
-    last = ""
+def progress_lines(clock: Callable[[], float] = time.monotonic) -> Watch:
+    """Writes a line whenever the model has been evaluated to another value, and at least every few seconds."""
+    last, said = "", clock()
 
     def watch(now: Progress) -> None:
-        nonlocal last
-        if now.value is None or now.rounds_done != int(now.rounds_done):
+        nonlocal last, said
+        whole = now.rounds_done == int(now.rounds_done)
+        value = "" if now.value is None else f"{now.value:.1%}" if is_share(now.metric) else f"{now.value:.4g}"
+        is_news = whole and value and (value != last or now.rounds_done == now.rounds)
+        if not is_news and clock() - said < LATEST:
             return
-        value = f"{now.value:.1%}" if is_share(now.metric) else f"{now.value:.4g}"
-        if value == last and now.rounds_done != now.rounds:
-            return
-        last = value
+        last, said = value, clock()
         loss = "loss –" if now.loss is None else f"loss {now.loss:.4g}"
         course = loss if now.epsilon is None else f"ε {now.epsilon:.3g}"
-        sys.stdout.write(f"round {int(now.rounds_done):4}/{now.rounds}  {course}  test {now.metric} {value}\n")
+        done = f"{now.rounds_done:4.0f}" if whole else f"{now.rounds_done:4.1f}"
+        measured = f"  test {now.metric} {value}" if value else ""
+        left = f"  {duration(now.seconds_left)} left" if now.seconds_left else ""
+        sys.stdout.write(f"round {done}/{now.rounds}  {course}{measured}{left}\n")
         sys.stdout.flush()
 
     return watch

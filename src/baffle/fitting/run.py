@@ -11,7 +11,7 @@ import numpy as np
 from baffle.core.arrays import F32, F64
 from baffle.core.samples import Array
 from baffle.errors import ModelError
-from baffle.fitting.choice import LAST
+from baffle.fitting.choice import AVERAGED, LAST
 from baffle.fitting.given_data import given_samples
 from baffle.fitting.given_model import GivenModel, GivenModule
 from baffle.journal.folder import RunFolder
@@ -67,12 +67,16 @@ class Run(Mapping[str, Any]):
     def weights(self, *, last: bool | None = None) -> F32:
         """The trained weights as one vector: averaged as the plan says, or the last ones. Left open, those that the
         summary's metrics measure: the averaged ones, unless a fit found the last ones better."""
+        if last is None:
+            last = self._folder.summary.is_file() and self.summary.get("returned") == LAST
+        return self._weights[LAST if last else AVERAGED]
+
+    @cached_property
+    def _weights(self) -> dict[str, F32]:
         with Journal.open(self._folder.journal) as journal:
             lineage = lineage_of(journal, self.plan)
             state = catch_up(journal, lineage).state
-        if last is None:
-            last = self._folder.summary.is_file() and self.summary.get("returned") == LAST
-        return state.weights if last else lineage.trajectory.rule.smooth_weights(state)
+        return {AVERAGED: lineage.trajectory.rule.smooth_weights(state), LAST: state.weights}
 
     @cached_property
     def model(self) -> Any:
