@@ -194,7 +194,7 @@ def test_cheaper_directions_get_a_trial_that_judges_them(tiny: MakePlan, monkeyp
     assert advice in cheaper.to_toml()
     assert (cheaper.plan, cheaper.forwards) == (alike.plan, alike.forwards)
     private = tiny("rounds=1", "privacy.noise=0.1", "privacy.clip=5.0", "federation.weighting=uniform")
-    (advice,) = tuned_at({"dense": DENSE, "stages": STAGES}, private, monkeypatch).advice
+    *_, advice = tuned_at({"dense": DENSE, "stages": STAGES}, private, monkeypatch).advice
     assert "no trial, because the clipping norm is for the plan's own" in advice
 
 

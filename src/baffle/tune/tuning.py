@@ -147,7 +147,8 @@ def _find(plan: Plan, ground: Ground, say: Tell) -> Tuned:
     signal = split.ground.signal(raced.winner.trial)
     say("what a scalar costs")
     prices = prices_of(split.ground.task, split.ground.task.largest)
-    advice = _judge_prices(split.ground, race_sigma, raced, prices, say) if learnt else [NOTHING_LEARNT]
+    advice = [] if learnt else [NOTHING_LEARNT]
+    advice += _judge_prices(split.ground, race_sigma, raced, prices, say)
     return Tuned(
         plan=_changed(plan, reasons),
         reasons=reasons,
