@@ -22,7 +22,7 @@ from typing import Any
 from baffle.plan import Plan, load
 from baffle.simulation import simulate
 from baffle.tune.race import Leg, best_rate
-from baffle.tune.trial import Ground, Spent
+from baffle.tune.trial import Ground, Spent, from_folder
 from baffle.tune.tuning import tune
 
 RESULTS = Path(__file__).parents[1] / "results" / "tuning.json"
@@ -79,7 +79,7 @@ def by_hand(name: str) -> dict[str, float]:
 def curves(name: str, rates: tuple[float, ...], parts: tuple[float, ...]) -> dict[str, Any]:
     """The loss on held-out training samples after parts of a run, for each rate, and which rate is best after each."""
     plan = plan_of(name, 0)
-    ground = Ground(plan, None, Spent())
+    ground = Ground(plan, from_folder(), Spent())
     marks = [round(part * plan.rounds) for part in parts]
     losses: dict[str, list[float]] = {}
     with ground.task.model.one_thread_each():

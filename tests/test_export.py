@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
 
 from baffle import export
 from baffle.core.ports import Batch
+from baffle.data.sources import load as load_source
 from baffle.errors import ModelError
 from baffle.export import export_onnx, export_plan, export_run, graph_from_folder
 from baffle.plan import Plan
@@ -22,6 +24,7 @@ from baffle.runtime.onnx.tensor_file import read_tensors
 from baffle.runtime.torch.loss import TorchLoss, weights_of
 from baffle.simulation import simulate
 from tests.support import tokens
+from tests.support.command_line import Cli, refused
 from tests.support.modules import Made
 from tests.support.onnx_nets import Net, export_module
 
@@ -266,3 +269,20 @@ def test_a_graph_for_one_batch_size_is_refused_in_plain_words(tmp_path: Path) ->
     with pytest.raises(ModelError, match=r"refuses a forward pass: Reshape: The input tensor cannot be reshaped .*3,6"):
         export_onnx(path, tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("model", ['{name="softmax"}', '{name="lenet", channels=[2, 4], head="flatten"}'])
+def test_a_plain_export_gives_the_reported_accuracy_in_onnx_runtime_alone(
+    tiny: Callable[..., Plan], tmp_path: Path, cli: Cli, model: str
+) -> None:
+    summary = simulate(tiny(f"task.model={model}", "update.ema=0.5", "rounds=4"), tmp_path / "run")
+    done = cli("export", tmp_path / "run", "--plain", "--out", tmp_path / "trained.onnx")
+    assert done.returncode == 0
+    session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
+    test = load_source("digits").test
+    batch = test.batch(np.arange(len(test)))
+    (logits,) = session.run(None, {"x": batch.x})
+    assert np.mean(np.asarray(logits).argmax(1) == batch.y) == pytest.approx(summary["test_accuracy"], abs=1e-6)
+    again = cli("export", tmp_path / "run", "--plain", "--out", tmp_path / "trained.onnx")
+    refused(again, "trained.onnx exists; give another --out")
+    refused(cli("export", "digits", "--plain", "--out", tmp_path / "a.onnx"), "--plain exports a trained model")

@@ -12,7 +12,7 @@ import baffle
 
 def test_the_public_names_are_these_and_exist() -> None:
     classes = {"BaffleError", "Dataset", "PixelScale", "Plan", "Run", "Source", "Verified"}
-    functions = {"estimate", "fit", "load_plan", "open", "resume", "simulate", "sweep", "verify"}
+    functions = {"costs", "estimate", "fit", "load_plan", "open", "resume", "simulate", "sweep", "tuned", "verify"}
     assert set(baffle.__all__) == classes | functions | {"__version__"}
     for name in baffle.__all__:
         assert getattr(baffle, name) is not None

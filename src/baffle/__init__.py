@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from baffle.core.pixels import PixelScale
     from baffle.core.probe import estimate
     from baffle.data.sources import Dataset, Source
+    from baffle.fitting.advice import costs, tuned
     from baffle.fitting.fit import fit, resume
     from baffle.fitting.run import Run
     from baffle.fitting.run import open_run as open
@@ -28,6 +29,7 @@ __all__ = [
     "Source",
     "Verified",
     "__version__",
+    "costs",
     "estimate",
     "fit",
     "load_plan",
@@ -35,6 +37,7 @@ __all__ = [
     "resume",
     "simulate",
     "sweep",
+    "tuned",
     "verify",
 ]
 
@@ -45,6 +48,7 @@ _HOMES = {
     "Run": ("baffle.fitting.run", "Run"),
     "Source": ("baffle.data.sources", "Source"),
     "Verified": ("baffle.journal.audit", "Verified"),
+    "costs": ("baffle.fitting.advice", "costs"),
     "estimate": ("baffle.core.probe", "estimate"),
     "fit": ("baffle.fitting.fit", "fit"),
     "load_plan": ("baffle.plan", "load"),
@@ -52,6 +56,7 @@ _HOMES = {
     "resume": ("baffle.fitting.fit", "resume"),
     "simulate": ("baffle.simulation", "simulate"),
     "sweep": ("baffle.grid.sweep", "sweep"),
+    "tuned": ("baffle.fitting.advice", "tuned"),
     "verify": ("baffle.journal.audit", "verify"),
 }
 """Where each public name is defined, and its name there.

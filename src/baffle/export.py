@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 import numpy as np
@@ -14,6 +15,7 @@ from baffle.core.samples import Shape
 from baffle.data.sources import data_folder
 from baffle.data.sources import load as load_data
 from baffle.errors import ModelError
+from baffle.files import replace
 from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
@@ -52,6 +54,30 @@ def export_run(run: Path, out: Path, *, data: Path | None = None, own_code: bool
         present = catch_up(journal, lineage_of(journal, plan))
     average = present.state.average[0] if present.state.average else None
     return write_export(out, _graph(plan, data), present.state.weights, plan, rounds=present.round, average=average)
+
+
+def export_plain(run: Path, out: Path, *, data: Path | None = None, own_code: bool = False) -> None:
+    """Write the trained model of a run as one ONNX file that any runtime takes: from samples, `x` or `x/NAME` each, to
+    `logits`. Its weights are those that the run hands back: averaged if the run keeps an average."""
+    if out.exists():
+        raise ModelError(f"{out} exists; give another --out")
+    try:
+        from baffle.runtime.onnx.foreign import graph_with_weights
+    except ModuleNotFoundError as fault:
+        raise ModelError("a plain ONNX file needs the package onnx: pip install 'baffle[onnx]'") from fault
+    folder = RunFolder.existing(run)
+    last = folder.summary.is_file() and folder.read_summary().get("returned") == "last"
+    with TemporaryDirectory() as scratch:
+        exported = Path(scratch) / "model"
+        export_run(run, exported, data=data, own_code=own_code)
+        with Journal.open(folder.journal) as journal:
+            lineage = lineage_of(journal, load(str(folder.plan)))
+            state = catch_up(journal, lineage).state
+        model = graph_with_weights(exported, state.weights if last else lineage.trajectory.rule.smooth_weights(state))
+    try:
+        replace(out, model.SerializeToString(deterministic=True))
+    except OSError as fault:
+        raise ModelError(f"{out} cannot be written: {fault.strerror or fault}; give another --out") from None
 
 
 def export_onnx(

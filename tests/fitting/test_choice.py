@@ -17,6 +17,9 @@ from baffle.core.ports import Batch
 from baffle.core.samples import Array
 from baffle.data.sources import Dataset
 from baffle.fitting.choice import AVERAGED, LAST, choose_weights
+from baffle.report.record import read_run
+from baffle.report.sections import key_figures
+from baffle.report.words import measured
 from tests.fitting.test_fit import QUICK, fit, outputs, shared, small, vectors
 
 
@@ -69,6 +72,9 @@ def test_an_average_that_is_behind_is_not_handed_back(tmp_path: Path) -> None:
     assert run["test_r2"] > run.metrics["test_r2"][-1]
     assert np.abs(run.predict(x)[:, 0] - y).mean() == pytest.approx(run["test_mae"], rel=1e-4)
     np.testing.assert_array_equal(baffle.open(run.path).weights(), run.weights(last=True))
+    tile = {name: (value, note) for name, value, note in key_figures(read_run(run.path))}["test mae"]
+    assert tile[0] == measured("mae", run["test_mae"])
+    assert tile[1] == f"averaged {measured('mae', run.metrics['test_mae'][-1])}"
 
 
 def test_validation_data_decide_and_test_data_never(tmp_path: Path) -> None:

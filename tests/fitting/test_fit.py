@@ -5,7 +5,9 @@ import doctest
 import re
 import subprocess
 import sys
+from collections import UserDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import baffle
 from baffle.core.samples import PADDING, Array, take
+from baffle.fitting.fit import progress_lines
 from baffle.fitting.given_data import given_data
 from baffle.journal.audit import verify
 from baffle.plan import load
+from baffle.server.recorder import Progress
 
 CLIENTS = 4
 QUICK = {"probe.k": 30, "update.rate": 0.1, "update.ema": 0.8}
@@ -280,6 +284,99 @@ def test_every_form_of_the_same_data_is_the_same() -> None:
     assert len({given_data(clients).fingerprint() for clients in (shared(x, y), tensors, lists, sets)}) == 1
 
 
+class Items:
+    """A data set as Hugging Face's are: a length, and items that are dicts."""
+
+    def __init__(self, label: str, columns: Mapping[str, Any]) -> None:
+        self.label, self.columns = label, columns
+
+    def __len__(self) -> int:
+        return len(self.columns[self.label])
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {name: values[number] for name, values in self.columns.items()}
+
+
+def test_loaders_named_clients_and_items_with_labels_are_the_same_data_too() -> None:
+    x, y = vectors(60)
+    sets = [TensorDataset(torch.from_numpy(part), torch.from_numpy(labels)) for part, labels in shared(x, y)]
+    loaders = {f"clinic {number}": DataLoader(data, batch_size=7, shuffle=True) for number, data in enumerate(sets)}
+    items = [Items("label", {"x": part, "label": labels}) for part, labels in shared(x, y)]
+    assert len({given_data(clients).fingerprint() for clients in (sets, loaders, items)}) == 1
+    with pytest.raises(baffle.BaffleError, match=r"clients\['b'\] has 3 samples, but 2 labels"):
+        given_data({"a": (x, y), "b": (x[:3], y[:2])})
+    own = DataLoader(sets[0], collate_fn=lambda batch: batch)
+    with pytest.raises(baffle.BaffleError, match="a DataLoader with a collate_fn of its own gives batches"):
+        given_data([own])
+
+
+class Encoding(UserDict[str, Array]):
+    """What tokenizers of Hugging Face give."""
+
+
+class Answer:
+    """What models of Hugging Face give."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+class Wrapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Tokens(each=False)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Answer:
+        return Answer(self.inner(ids, mask))
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*", "ignore:.*dropout.*")
+def test_encodings_and_outputs_with_logits_train_as_tensors_do(tmp_path: Path) -> None:
+    x, y, _ = sentences(80)
+    encoded = [(Encoding(part), labels) for part, labels in shared(x, y)]
+    items = [Items("labels", {**part, "labels": labels}) for part, labels in shared(x, y)]
+    runs = [
+        fit(tmp_path / str(place), Wrapped(), clients, (x, y), rounds=2)
+        for place, clients in enumerate((shared(x, y), encoded, items))
+    ]
+    assert len({run["weights_sha256"] for run in runs}) == 1
+    require_accuracy(runs[1], Encoding(x), y)
+
+
+def test_a_run_is_overwritten_if_asked_and_only_when_the_new_one_begins(tmp_path: Path) -> None:
+    data, test = shared(*vectors(60)), vectors(20, 1)
+    first = fit(tmp_path, small(), data, test, rounds=1)
+    with pytest.raises(baffle.BaffleError, match=r"holds a run; .* replace it with overwrite=True"):
+        fit(tmp_path, small(), data, test, rounds=2)
+    with pytest.raises(baffle.BaffleError, match="mat1 and mat2"):
+        fit(tmp_path, nn.Linear(7, 3), data, test, rounds=2, overwrite=True)
+    assert baffle.open(first.path)["weights_sha256"] == first["weights_sha256"]
+    second = fit(tmp_path, small(), data, test, rounds=2, overwrite=True)
+    assert second["rounds"] == verify(first.path).rounds == 2
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(baffle.BaffleError, match="not empty"):
+        baffle.fit(small(), data, out=tmp_path / "other", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run"]
+
+
+def test_several_seeds_are_several_runs_with_mean_and_range(tmp_path: Path) -> None:
+    data, test = shared(*vectors(60)), vectors(100, 1)
+    run = fit(tmp_path, small(), data, test, rounds=2, plan={"seed": 5}, seeds=3)
+    assert [one.plan.seed for one in run.seeds] == [5, 6, 7]
+    assert [one.path.name for one in run.seeds] == ["run", "run-seed-6", "run-seed-7"]
+    assert len({one["weights_sha256"] for one in run.seeds}) == 3
+    values = [one["test_accuracy"] for one in run.seeds]
+    assert run.spread("test_accuracy") == (pytest.approx(sum(values) / 3), min(values), max(values))
+    text = run.report().read_text()
+    assert "Over seeds" in text
+    assert f"{min(values):.2%} to {max(values):.2%}" in text
+    alone = fit(tmp_path / "alone", small(), data, test, rounds=2, plan={"seed": 6})
+    assert alone["weights_sha256"] == run.seeds[1]["weights_sha256"]
+    with pytest.raises(baffle.BaffleError, match="seeds: expected how many runs to make, at least 1, got 0"):
+        fit(tmp_path / "none", small(), data, test, seeds=0)
+
+
 def test_one_set_is_shared_out_as_the_plan_says(tmp_path: Path) -> None:
     settings = {"federation": {"clients": 5, "partition": "dirichlet"}}
     run = fit(tmp_path, small(), vectors(200), None, rounds=2, plan=settings)
@@ -299,6 +396,20 @@ def test_callbacks_see_every_round_and_may_stop_the_run(tmp_path: Path) -> None:
     whole = baffle.resume(run.path, {"rounds": np.int64(4)}, model=small(), clients=shared(*vectors(60)))
     undisturbed = fit(tmp_path / "again", small(), shared(*vectors(60)), None, rounds=4)
     assert whole["weights_sha256"] == undisturbed["weights_sha256"]
+
+
+def test_progress_tells_evaluations_and_every_ten_seconds_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = [0.0]
+    watch = progress_lines(lambda: seconds[-1])
+    now = Progress(0.0, 50, loss=1.5, seconds_left=75.0)
+    for at, done in {5: 0.3, 12: 0.6, 15: 1, 16: 20, 17: 21, 40: 25.5}.items():
+        seconds.append(at)
+        watch(replace(now, rounds_done=float(done), value=None if done < 20 else 0.5))
+    assert capsys.readouterr().out.splitlines() == [
+        "round  0.6/50  loss 1.5  1 min 15 s left",
+        "round   20/50  loss 1.5  test accuracy 50.0%  1 min 15 s left",
+        "round 25.5/50  loss 1.5  test accuracy 50.0%  1 min 15 s left",
+    ]
 
 
 def test_it_runs_where_nothing_can_be_imported_by_name(tmp_path: Path) -> None:

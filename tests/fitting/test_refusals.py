@@ -55,7 +55,7 @@ def jitter(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 UNUSABLE: list[tuple[dict[str, Any], str]] = [
-    ({"data": []}, "clients: expected the data of at least one client, got an empty list"),
+    ({"data": []}, "clients: expected the data of at least one client, got none"),
     ({"data": (X[:0], Y[:0])}, "clients: expected samples, got none"),
     ({"data": with_one(lambda x, _: x)}, "clients[1]: expected a pair (x, y) of samples and targets, or a map-style"),
     ({"data": with_one(lambda x, y: (x, y[:-2]))}, "clients[1] has 15 samples, but 13 labels; expected a label for"),

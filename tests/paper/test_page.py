@@ -16,8 +16,9 @@ from baffle.grid.job import Failure, Job, Player, Tell
 from baffle.grid.play import runner_of
 from baffle.grid.spread import Spread
 from baffle.paper import gradients, page
-from baffle.paper.page import Onlooker, Request, build_page
+from baffle.paper.page import Onlooker, Request, about_page, build_page
 from baffle.paper.rates import FARTHEST, TRIAL_SEED
+from baffle.paper.registry import TARGETS, target
 from baffle.paper.target import Origin, Target
 from baffle.paper.text import made_by, table
 from baffle.paper.training_runs import Curve, Row, TrainingRuns
@@ -316,3 +317,20 @@ def test_a_drawn_row_stands_beside_the_probed_one_and_the_page_says_which_is_whi
         _build(THREE, tmp_path, estimator="law")
     with pytest.raises(PlanError, match="has no row of Gaussian directions"):
         _build(gradients.THEOREM2, tmp_path, estimator="law")
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_page_names_the_data_that_it_ran_on(name: str) -> None:
+    known = "MNIST|CIFAR|PACS|OfficeHome"
+    assert not re.search(known, about_page(target(name), "smoke"))
+    needs = set(re.findall(known, f"{', '.join(target(name).data('full'))}"))
+    assert set(re.findall(known, about_page(target(name), "full"))) == needs
+
+
+def test_a_page_looks_like_a_report_by_day_and_by_night(tmp_path: Path) -> None:
+    html = _build(THREE, tmp_path).with_suffix(".html").read_text()
+    assert "a smoke test: its figures mean nothing" in html
+    assert re.findall("<h2>(.*?)</h2>", html) == ["Result", "Figure", "Origin"]
+    dark, light = re.findall(r"data:image/png;base64,([^\"]+)", html)
+    assert dark != light
+    assert html.index(dark) < html.index('prefers-color-scheme: dark)"') < html.index(light)

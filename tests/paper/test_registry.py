@@ -76,7 +76,9 @@ def test_finished_runs_are_kept_and_stopped_ones_resumed(tmp_path: Path) -> None
 
 def test_every_target_is_listed_and_an_unknown_name_gets_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     commands.main(["paper", "--list"], standalone_mode=False)
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    listed = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert lines[1].split() == ["short:", "MNIST;", "full:", "MNIST,", "CIFAR-10,", "CIFAR-100"]
     assert listed == list(TARGETS) == [target.name for target in BUILT_IN]  # no two have the same name
     with pytest.raises(PlanError, match=", ".join(TARGETS)):
         target("table9")

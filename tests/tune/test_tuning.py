@@ -16,7 +16,7 @@ from baffle.simulation import simulate
 from baffle.task.prices import Price, Prices
 from baffle.tune import tuning
 from baffle.tune.race import Runner
-from baffle.tune.trial import Ground, Spent, shared_variance, split_off
+from baffle.tune.trial import Ground, Spent, from_folder, shared_variance, split_off
 from baffle.tune.tuning import SIGMAS_TO_TRY, Tuned, splits_of, tune, verdict
 from tests.conftest import TINY
 
@@ -205,7 +205,7 @@ def test_cheaper_directions_get_a_trial_that_judges_them(tiny: MakePlan, monkeyp
     assert (cheaper.plan, cheaper.forwards) == (alike.plan, alike.forwards)
     assert tuned_at(ALIKE, tiny("run.runtime=torch", "rounds=1", "probe.head=exact"), monkeypatch).advice == ()
     private = tiny("rounds=1", "privacy.noise=0.1", "privacy.clip=5.0", "federation.weighting=uniform")
-    (advice,) = tuned_at({"dense": DENSE, "stages": STAGES}, private, monkeypatch).advice
+    *_, advice = tuned_at({"dense": DENSE, "stages": STAGES}, private, monkeypatch).advice
     assert "no trial, because the clipping norm is for the plan's own" in advice
 
 
@@ -235,4 +235,4 @@ def test_the_verdict_is_on_the_losses(loss: float, said: str) -> None:
     ],
 )
 def test_splits_keep_the_rows(tiny: MakePlan, settings: list[str], splits: list[tuple[int, int]]) -> None:
-    assert splits_of(Ground(tiny(*settings), None, Spent()).task) == splits
+    assert splits_of(Ground(tiny(*settings), from_folder(), Spent()).task) == splits

@@ -15,7 +15,8 @@ several inputs."""
 
 @click.command()
 @click.argument("source", required=False)
-@click.option("--out", type=path, required=True, help="The model's folder; new or empty.")
+@click.option("--out", type=path, required=True, help="The model's folder; new or empty. With --plain, a new file.")
+@click.option("--plain", is_flag=True, help="Of a run: the trained model as an ONNX file that any runtime takes.")
 @click.option("--onnx", type=path, metavar="FILE", help="Export the model in this ONNX file.")
 @click.option(
     "--freeze", multiple=True, metavar="PATTERN", help="With --onnx: weights that are not trained; may be repeated."
@@ -31,6 +32,7 @@ several inputs."""
 def export(
     source: str | None,
     out: Path,
+    plain: bool,
     onnx: Path | None,
     freeze: tuple[str, ...],
     loss: str | None,
@@ -50,11 +52,17 @@ def export(
         raise click.UsageError(
             "--freeze, --loss, --shape, --head and --output belong to --onnx FILE, --set to a plan that has not run"
         )
+    if plain and not run:
+        raise click.UsageError("--plain exports a trained model; expected a run's folder")
     from msgspec import to_builtins
 
-    from baffle.export import export_onnx, export_plan, export_run
+    from baffle.export import export_onnx, export_plain, export_plan, export_run
     from baffle.runtime.onnx.model_folder import GRAPH_LOSSES, graph_loss, read_exported
 
+    if plain and run:
+        export_plain(run, out, data=data, own_code=own_code)
+        click.echo(json.dumps({"model": str(out)}) if as_json else f"{out}: from samples to logits, weights inside")
+        return
     if loss and loss not in (*GRAPH_LOSSES, "none"):
         raise click.UsageError(f"--loss: expected {', '.join(GRAPH_LOSSES)} or none, got {loss!r}")
     if onnx:

@@ -65,7 +65,7 @@ def main() -> None:
 
 def _as_setting(fault: click.ClickException) -> str:
     """What to say of an unknown option that is a key of the plan, as in `--rounds 3`; empty for other mistakes."""
-    if not isinstance(fault, click.NoSuchOption) or not fault.ctx:
+    if not isinstance(fault, click.NoSuchOption) or fault.ctx is None:
         return ""
     if not any(option.name == "settings" for option in fault.ctx.command.params):
         return ""

@@ -4,7 +4,7 @@ import json
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -19,6 +19,12 @@ from baffle.cli.options import (
     quiet_option,
     set_option,
 )
+from baffle.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from baffle.paper.target import Target
 
 
 @click.command()
@@ -100,9 +106,29 @@ def run(
         show.result(console, summary, folder, report)
 
 
+def _print_durations(console: "Console", target: "Target", scale: str, data: Path | None) -> None:
+    """How long each run of a target will take on this machine, by a few rounds of it."""
+    from baffle.cli import show
+    from baffle.measuring.duration import measure_duration
+    from baffle.report.words import duration
+    from baffle.task.load import load_task
+
+    total, plans = 0.0, target.plans(cast(Any, scale))
+    for row, plan in plans.items():
+        try:
+            seconds = measure_duration(load_task(plan, data)).total
+        except DataError as fault:
+            show.say(console, f"  {row}: {fault}")
+            continue
+        total += seconds
+        show.say(console, f"  {row}: about {duration(seconds)}")
+    words = f"about {duration(total)} here at scale {scale}" if plans else "a measurement: minutes, hours at full scale"
+    show.say(console, f"  in all {words}")
+
+
 @click.command()
 @click.argument("name", required=False)
-@click.option("--list", "list_targets", is_flag=True, help="List the tables and figures.")
+@click.option("--list", "list_targets", is_flag=True, help="List the tables and figures; with NAME, how long it takes.")
 @click.option("--scale", type=click.Choice(["smoke", "short", "full"]), default="short", show_default=True)
 @click.option(
     "--only",
@@ -153,12 +179,19 @@ def paper(
     from baffle.grid.play import runner_of
     from baffle.paper.page import Onlooker, Request, build_page
     from baffle.paper.registry import TARGETS, target
+    from baffle.paper.target import SCALES
 
     console, _ = show.consoles()
     console.quiet = quiet
     if list_targets or not name:
-        for listed in TARGETS.values():
+        for listed in [target(name)] if name else TARGETS.values():
             show.say(console, f"{listed.name:19}{listed.about}")
+            needs = {
+                each: ", ".join(listed.data(each)) or "no data" for each in (SCALES if name else ("short", "full"))
+            }
+            show.say(console, f"{'':19}{'; '.join(f'{each}: {data}' for each, data in needs.items())}")
+        if name:
+            _print_durations(console, target(name), scale, data)
         return
     onlooker = Onlooker(partial(show.many_runs, console), partial(show.telling, console))
     request = Request(only, cast(Any, estimator), seeds, trials or 0.0)

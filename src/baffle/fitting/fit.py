@@ -1,16 +1,20 @@
 """`baffle.fit`: train a model of your own on data of your own, with forward passes alone, in one call."""
 
+import shutil
 import sys
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from secrets import token_hex
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from msgspec.structs import replace as changed
@@ -24,12 +28,12 @@ from baffle.fitting.choice import LAST, choose_weights
 from baffle.fitting.given_data import GivenData, given_data
 from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_metrics, with_names
 from baffle.fitting.run import Run
-from baffle.journal.folder import RunFolder, new_folder
+from baffle.journal.folder import PLAN, RunFolder, new_folder
 from baffle.journal.replay import initial_weights
 from baffle.plan import Custom, Plan, Settings, build, check, lay_over, load
 from baffle.plan.functions import GIVEN, require_own_code
 from baffle.plan.tasks import LOSSES, is_of_numbers
-from baffle.report.words import is_share
+from baffle.report.words import duration, is_share
 from baffle.runtime.model import FLOAT32
 from baffle.server.recorder import Progress, Watch
 from baffle.server.round import Played
@@ -40,6 +44,10 @@ from baffle.task.metrics import OF_CLASSES, evaluate, metrics_of
 
 if TYPE_CHECKING:
     from torch import nn
+
+T = TypeVar("T")
+
+LATEST = 10.0  # the most seconds between two lines of progress
 
 DEFAULTS: Mapping[str, Any] = {
     "name": "fit",
@@ -74,22 +82,29 @@ def fit(
     out: str | Path | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     progress: bool = True,
+    overwrite: bool = False,
+    seeds: int = 1,
 ) -> Run:
     """Train a model on the data of simulated clients, which only run it forward.
 
-    `model` is any `nn.Module`, or the path of an ONNX file. `clients` is a list with the data of each client, or one
-    data set that is shared out as the plan says (among ten clients, at random). Data are pairs (x, y) of arrays or
-    tensors, or map-style data sets of such pairs; x may be a tuple or a dict, which the model takes as its arguments.
-    `loss` is "cross_entropy", "mse", "mae", "bce" or any function of outputs and targets, with or without a derivative;
-    `metrics` are names such as "accuracy" and "r2", or functions of outputs and targets as NumPy arrays. `train`
-    chooses what is trained: "all", the "last" layer, or names of parameters by pattern. `plan` holds settings
-    (docs/plans.md): a dict such as {"rounds": 300, "probe.k": 50}, a preset, a file or a `baffle.Plan`. The run is kept
-    in the folder `out`, by default a new one under runs/. The model that was given is not changed. Unlike elsewhere,
-    sums are plain unless the plan sets "secure.mode" to "on", since this process has all data.
+    `model` is any `nn.Module`, or the path of an ONNX file. `clients` is a list with the data of each client, a dict of
+    them by name, or one data set that is shared out as the plan says (among ten clients, at random). Data are pairs (x,
+    y) of arrays or tensors, map-style data sets of such pairs, or DataLoaders; x may be a tuple or a dict, which the
+    model takes as its arguments. `loss` is "cross_entropy", "mse", "mae", "bce" or any function of outputs and targets,
+    with or without a derivative; `metrics` are names such as "accuracy" and "r2", or functions of outputs and targets
+    as NumPy arrays. `train` chooses what is trained: "all", the "last" layer, or names of parameters by pattern. `plan`
+    holds settings (docs/plans.md): a dict such as {"rounds": 300, "probe.k": 50}, a preset, a file or a `baffle.Plan`.
+    The run is kept in the folder `out`, by default a new one under runs/. With `overwrite` a run that is already there
+    is removed once the new one has begun. The model that was given is not changed. Unlike elsewhere, sums are plain
+    unless the plan sets "secure.mode" to "on", since this process has all data.
 
     The run hands back averaged weights, or the last ones if these are clearly better: on the pair `validation`, or
     without it on training samples. `run["returned"]` says which, and `test_…` are their metrics. In a private run
     without `validation` they are the averaged ones.
+
+    With `seeds`, so many runs are made, with seeds that follow that of the plan; the model begins with its own weights
+    in each. You get the first, whose `seeds` are all of them; `run.spread("test_accuracy")` gives mean and range, and
+    its report shows them side by side.
 
     >>> run = baffle.fit(model, clients=[(x0, y0), (x1, y1), (x2, y2)], test=(x, y), plan={"rounds": 300})
     >>> run["test_accuracy"], run.metrics["loss"], run.model, run.predict(x)
@@ -98,11 +113,15 @@ def fit(
     if data.shares is not None:
         _require_as_many(len(data.shares), wanted, plan)
     stop = _stop(callbacks)
+    if seeds != 1:
+        same: dict[str, Any] = {"validation": validation, "loss": loss, "metrics": metrics, "train": train}
+        same |= {"callbacks": callbacks, "progress": progress, "overwrite": overwrite}
+        return _over_seeds(seeds, plan, wanted, out, partial(fit, model, clients, test, **same))
 
-    def loaded(wanted: Plan, folder: Path) -> tuple[_Objects, Task]:
+    def loaded(wanted: Plan, folder: Path) -> tuple[Objects, Task]:
         given = _given(model, train, loss, data, folder, head=wanted.probe.head == "exact")
         try:
-            objects = _Objects(given, data, _metrics(metrics))
+            objects = Objects(given, data, _metrics(metrics))
             return objects, objects.task(objects.settled(wanted))
         except BaseException:  # the run has not begun, so leave no trace of this attempt
             given.forget()
@@ -112,21 +131,45 @@ def fit(
         if data.test is not None or "is not measured" not in words:  # without test data, nobody expects measurements
             warnings.warn(words, stacklevel=_calls_inside())
 
-    with nullcontext(Path(out)) if out else new_folder(wanted.name) as path:
+    with ExitStack() as stack:
+        path = Path(out) if out else stack.enter_context(new_folder(wanted.name))
+        if overwrite:
+            stack.enter_context(_moved_aside(path))
         folder = _new_folder(path)
+        objects, task = _with_a_head_or_without(lambda wanted: loaded(wanted, folder.path), wanted, plan)
         try:
-            objects, task = loaded(wanted, folder.path)
-        except NoHeadError:
-            if isinstance(plan, (str, Plan)) or "head" in _settings_in(plan).get("probe", {}):
-                raise
-            objects, task = loaded(changed(wanted, probe=changed(wanted.probe, head="probed")), folder.path)
-        try:
-            begin(folder, task, _progress() if progress else lambda _now: None, warn, stop)
+            begin(folder, task, progress_lines() if progress else lambda _now: None, warn, stop)
         except BaseException:
             if not folder.plan.exists():  # the run has not begun, so leave no trace of this attempt
                 objects.model.forget()
             raise
         return objects.handed_back(folder.path, say=progress)
+
+
+def _with_a_head_or_without(load: Callable[[Plan], T], wanted: Plan, given: GivenPlan) -> T:
+    """What is loaded for a plan. The last layer of a model without a known one is probed, unless the given plan says
+    itself how it is trained."""
+    try:
+        return load(wanted)
+    except NoHeadError:
+        if isinstance(given, (str, Plan)) or "head" in _settings_in(given).get("probe", {}):
+            raise
+        return load(_with_head(wanted, "probed"))
+
+
+def _with_head(plan: Plan, head: Literal["probed", "exact"]) -> Plan:
+    return changed(plan, probe=changed(plan.probe, head=head))
+
+
+def _over_seeds(seeds: int, given: GivenPlan, wanted: Plan, out: str | Path | None, fit_one: Callable[..., Run]) -> Run:
+    if seeds < 1:
+        raise PlanError(f"seeds: expected how many runs to make, at least 1, got {seeds}")
+    first = fit_one(plan=given, out=out)
+    plan = _with_head(wanted, first.plan.probe.head)
+    for seed in range(plan.seed + 1, plan.seed + seeds):
+        folder = first.path.with_name(f"{first.path.name}-seed-{seed}")
+        first.seeds += (fit_one(plan=changed(plan, seed=seed), out=folder),)
+    return first
 
 
 def resume(
@@ -164,7 +207,7 @@ def resume(
         return Run(path)
     if model is None or clients is None:
         raise PlanError(f"{path} was begun by baffle.fit; give its objects again: model=…, clients=…")
-    objects = _Objects(
+    objects = Objects(
         _given_again(model, loss, plan, Path(path)), given_data(clients, test, validation), _metrics(metrics)
     )
     objects.require_known(plan)
@@ -172,8 +215,27 @@ def resume(
     return objects.handed_back(path, say=False)
 
 
+@contextmanager
+def objects_of(
+    model: Any, clients: Any, loss: str | Function, train: str | Sequence[str], plan: GivenPlan
+) -> "Iterator[tuple[Objects, Plan, Task]]":
+    """The objects of a fit that is only tried, its plan and its task."""
+    data = given_data(clients)
+
+    def loaded(wanted: Plan) -> tuple[Objects, Plan, Task]:
+        given = _given(model, train, loss, data, Path(scratch) / "run", head=wanted.probe.head == "exact")
+        objects = Objects(given, data, ())
+        return objects, wanted, objects.task(objects.settled(wanted))
+
+    wanted = _plan_of(plan)
+    if data.shares is not None:
+        _require_as_many(len(data.shares), wanted, plan)
+    with TemporaryDirectory() as scratch:
+        yield _with_a_head_or_without(loaded, wanted, plan)
+
+
 @dataclass(frozen=True)
-class _Objects:
+class Objects:
     """The objects that were given to a fit."""
 
     model: GivenModel
@@ -201,6 +263,11 @@ class _Objects:
         task = load_task(plan, share=self._share, source=source, model=self.model.on(plan))
         return replace(task, metrics=metrics_of(plan, source, given_metrics(self.metrics)))
 
+    def trials(self, plan: Plan, keep: Callable[[list[I64]], list[I64]]) -> Task:
+        """The task of trials that train on a part of each client's samples."""
+        share, source = self._share, self._source(plan)
+        return load_task(plan, share=lambda of, its: keep(share(of, its)), source=source, model=self.model.on(plan))
+
     def handed_back(self, path: str | Path, *, say: bool) -> Run:
         """The finished run, whose summary says whether it hands back the averaged weights or the last ones, and what
         these score on the test set."""
@@ -219,8 +286,8 @@ class _Objects:
         with RunFolder.existing(run.path) as folder:
             folder.write_summary(folder.read_summary() | measured | {"returned": chosen, "returned_because": why})
         if say:
-            print(f"{chosen} weights are handed back; {why}")  # noqa: T201
-        return Run(path, self.model)
+            print(f"{chosen} weights are handed back; {why}\nthe run is in {run.path}")  # noqa: T201
+        return run
 
     def _measured(self, plan: Plan, runtime: Runtime, weights: F32) -> dict[str, Any]:
         source = self._source(plan)
@@ -343,7 +410,7 @@ def _given(
         return GivenModule.of(model, train, loss)
     from baffle.fitting.given_onnx import GivenOnnx
 
-    return GivenOnnx.of(Path(model), train, loss, out.with_name(f"{out.name}-model"), data.few(), head=head)
+    return GivenOnnx.of(Path(model), train, loss, model_folder(out), data.few(), head=head)
 
 
 def _given_again(model: Any, loss: str | Function, plan: Plan, run: Path) -> GivenModel:
@@ -365,8 +432,37 @@ def _new_folder(path: Path) -> RunFolder:
         if not (path / "plan.toml").exists():
             raise
         raise RunFolderError(
-            f'out: {path} holds a run; go on with it by baffle.resume("{path}", …), or give another folder'
+            f'out: {path} holds a run; go on with it by baffle.resume("{path}", …), replace it with overwrite=True, or '
+            "give another folder"
         ) from None
+
+
+@contextmanager
+def _moved_aside(path: Path) -> Iterator[None]:
+    """Make room for a run where there is one already. The old one comes back if the new one does not begin."""
+    if not (path / PLAN).is_file():
+        yield
+        return
+    with RunFolder.existing(path):  # no other process uses it
+        moved = {at: at.with_name(f".{at.name}-{token_hex(4)}") for at in (path, model_folder(path)) if at.is_dir()}
+        for at, aside in moved.items():
+            at.rename(aside)
+        try:
+            yield
+        finally:
+            begun = (path / PLAN).is_file()
+            for at, aside in moved.items():
+                if not begun:
+                    with suppress(OSError):  # an empty folder
+                        at.rmdir()
+                    aside.rename(at)
+                elif not aside.is_symlink():
+                    shutil.rmtree(aside)
+
+
+def model_folder(run: Path) -> Path:
+    """Where an ONNX file that a run trains is kept as a graph."""
+    return run.with_name(f"{run.name}-model")
 
 
 def _stop(given: Callback | Sequence[Callback]) -> Stop:
@@ -383,21 +479,24 @@ def _stop(given: Callback | Sequence[Callback]) -> Stop:
     return stop
 
 
-def _progress() -> Watch:
-    """Writes a line whenever the model has been evaluated."""
-    last = ""
+def progress_lines(clock: Callable[[], float] = time.monotonic) -> Watch:
+    """Writes a line whenever the model has been evaluated to another value, and at least every few seconds."""
+    last, said = "", clock()
 
     def watch(now: Progress) -> None:
-        nonlocal last
-        if now.value is None or now.rounds_done != int(now.rounds_done):
+        nonlocal last, said
+        whole = now.rounds_done == int(now.rounds_done)
+        value = "" if now.value is None else f"{now.value:.1%}" if is_share(now.metric) else f"{now.value:.4g}"
+        is_news = whole and value and (value != last or now.rounds_done == now.rounds)
+        if not is_news and clock() - said < LATEST:
             return
-        value = f"{now.value:.1%}" if is_share(now.metric) else f"{now.value:.4g}"
-        if value == last and now.rounds_done != now.rounds:
-            return
-        last = value
+        last, said = value, clock()
         loss = "loss –" if now.loss is None else f"loss {now.loss:.4g}"
         course = loss if now.epsilon is None else f"ε {now.epsilon:.3g}"
-        sys.stdout.write(f"round {int(now.rounds_done):4}/{now.rounds}  {course}  test {now.metric} {value}\n")
+        done = f"{now.rounds_done:4.0f}" if whole else f"{now.rounds_done:4.1f}"
+        measured = f"  test {now.metric} {value}" if value else ""
+        left = f"  {duration(now.seconds_left)} left" if now.seconds_left else ""
+        sys.stdout.write(f"round {done}/{now.rounds}  {course}{measured}{left}\n")
         sys.stdout.flush()
 
     return watch

@@ -1,10 +1,13 @@
 """Data as users have them: arrays, tensors, lists, map-style data sets, and tuples or dicts of them as a model's
 inputs.
 
-All of them become arrays in memory. A client's data are a pair of samples and targets, or a map-style data set
-(anything with a length and items by number) whose items are such pairs. A list holds the data of several clients.
+All of them become arrays in memory. A client's data are a pair of samples and targets, a map-style data set (anything
+with a length and items by number) whose items are such pairs, or a DataLoader of one. Items may also be dicts with a
+`label` or `labels`, as data sets of Hugging Face have them. A list, or a dict by name, holds the data of several
+clients.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -48,10 +51,12 @@ def given_data(clients: Any, test: Any = None, validation: Any = None) -> GivenD
     """Convert data that were given to `baffle.fit`: a list with the data of each client, or one set for all of them."""
     given = {"test": test, "validation": validation}
     held_out = {whose: Dataset(*_pair(data, whose)) for whose, data in given.items() if data is not None}
-    if isinstance(clients, list):
+    several = isinstance(clients, (list, Mapping))
+    if several:
         if not clients:
-            raise UnusableDataError("clients: expected the data of at least one client, got an empty list")
-        pairs = {f"clients[{number}]": _pair(data, f"clients[{number}]") for number, data in enumerate(clients)}
+            raise UnusableDataError("clients: expected the data of at least one client, got none")
+        named = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
+        pairs = {f"clients[{name!r}]": _pair(data, f"clients[{name!r}]") for name, data in named}
     else:
         pairs = {"clients": _pair(clients, "clients")}
     (first, (x, _)), *_ = pairs.items()
@@ -72,13 +77,12 @@ def given_data(clients: Any, test: Any = None, validation: Any = None) -> GivenD
     ends = np.cumsum([len(y) for _, y in pairs.values()])
     shares = [np.arange(end - len(y), end) for end, (_, y) in zip(ends, pairs.values(), strict=True)]
     data = Dataset(joined([x for x, _ in pairs.values()]), labels)
-    several = isinstance(clients, list)
     return GivenData(data, held_out.get("test"), shares if several else None, held_out.get("validation"))
 
 
 def given_samples(x: Any, whose: str = "x") -> Samples:
     """Samples alone: an array, a tensor, a list, or a tuple or dict of them."""
-    if isinstance(x, dict):
+    if isinstance(x, Mapping):
         return {str(name): _array(values, f"{whose}[{name!r}]") for name, values in x.items()}
     if isinstance(x, tuple):
         return tuple(_array(values, f"{whose}[{number}]") for number, values in enumerate(x))
@@ -86,9 +90,10 @@ def given_samples(x: Any, whose: str = "x") -> Samples:
 
 
 def _pair(data: Any, whose: str) -> tuple[Samples, Labels]:
+    data = _loaded(data, whose)
     if isinstance(data, (tuple, list)) and len(data) == 2:
         x, y = data
-    elif not isinstance(data, (tuple, list, dict, str, bytes, np.ndarray)) and hasattr(data, "__getitem__"):
+    elif not isinstance(data, (tuple, list, Mapping, str, bytes, np.ndarray)) and hasattr(data, "__getitem__"):
         x, y = _columns(data, whose)
     else:
         raise UnusableDataError(
@@ -98,13 +103,37 @@ def _pair(data: Any, whose: str) -> tuple[Samples, Labels]:
     return given_samples(x, f"{whose}: x"), _array(y, f"{whose}: y")
 
 
+def _loaded(data: Any, whose: str) -> Any:
+    """The data set behind a DataLoader, whose batches and order the plan decides. Loaders are known by their parts:
+    PyTorch may be missing."""
+    if not hasattr(data, "dataset") or not hasattr(data, "collate_fn"):
+        return data
+    if getattr(data.collate_fn, "__name__", "") != "default_collate":
+        raise UnusableDataError(
+            f"{whose}: a DataLoader with a collate_fn of its own gives batches, not samples; give its data as (x, y)"
+        )
+    return data.dataset
+
+
+def _item(item: Any) -> Any:
+    """An item of a data set as a pair, if it is a dict with a label. A single other entry is the sample."""
+    label = next((name for name in ("labels", "label") if isinstance(item, Mapping) and name in item), None)
+    if label is None:
+        return item
+    x = {name: value for name, value in item.items() if name != label}
+    return (next(iter(x.values())) if len(x) == 1 else x), item[label]
+
+
 def _columns(data: Any, whose: str) -> tuple[Any, Any]:
     """The samples and the targets of a map-style data set."""
     if not hasattr(data, "__len__"):
         raise UnusableDataError(f"{whose}: a data set needs a length to be divided into samples; make it map-style")
-    items = [data[number] for number in range(len(data))]
+    items = [_item(data[number]) for number in range(len(data))]
     if not all(isinstance(item, (tuple, list)) and len(item) == 2 for item in items):
-        raise UnusableDataError(f"{whose}: expected items of a data set that are pairs (x, y), got others")
+        raise UnusableDataError(
+            f"{whose}: expected items of a data set that are pairs (x, y), or dicts with a label, got "
+            f"{type(items[0]).__name__}"
+        )
     xs, ys = [x for x, _ in items], [y for _, y in items]
     if xs and isinstance(xs[0], dict):
         return {name: [x[name] for x in xs] for name in xs[0]}, ys

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from baffle.core.arrays import F32, F64
 from baffle.core.samples import Array
 from baffle.errors import ModelError
-from baffle.fitting.choice import LAST
+from baffle.fitting.choice import AVERAGED, LAST
 from baffle.fitting.given_data import given_samples
 from baffle.fitting.given_model import GivenModel, GivenModule
 from baffle.journal.folder import RunFolder
@@ -35,6 +36,8 @@ class Run(Mapping[str, Any]):
         self._folder = RunFolder.existing(Path(path))
         self._given = given
         self.path = self._folder.path
+        self.seeds: tuple[Run, ...] = (self,)
+        """This run, and those that `baffle.fit(…, seeds=…)` made with other seeds."""
         self.plan: Plan = load(str(self._folder.plan))
 
     @cached_property
@@ -64,12 +67,16 @@ class Run(Mapping[str, Any]):
     def weights(self, *, last: bool | None = None) -> F32:
         """The trained weights as one vector: averaged as the plan says, or the last ones. Left open, those that the
         summary's metrics measure: the averaged ones, unless a fit found the last ones better."""
+        if last is None:
+            last = self._folder.summary.is_file() and self.summary.get("returned") == LAST
+        return self._weights[LAST if last else AVERAGED]
+
+    @cached_property
+    def _weights(self) -> dict[str, F32]:
         with Journal.open(self._folder.journal) as journal:
             lineage = lineage_of(journal, self.plan)
             state = catch_up(journal, lineage).state
-        if last is None:
-            last = self._folder.summary.is_file() and self.summary.get("returned") == LAST
-        return state.weights if last else lineage.trajectory.rule.smooth_weights(state)
+        return {AVERAGED: lineage.trajectory.rule.smooth_weights(state), LAST: state.weights}
 
     @cached_property
     def model(self) -> Any:
@@ -102,10 +109,16 @@ class Run(Mapping[str, Any]):
 
     def report(self, out: str | Path | None = None, *, standalone: bool = False) -> Path:
         """Write a report: `report.html` in the run's folder, or the file `out`. A standalone report includes the script
-        that draws its charts."""
+        that draws its charts. The report of a fit with several seeds shows them side by side, in `comparison.html`
+        beside the folders."""
         from baffle.report.page import write_report
 
-        return write_report([self.path], Path(out) if out else None, standalone=standalone)
+        return write_report([run.path for run in self.seeds], Path(out) if out else None, standalone=standalone)
+
+    def spread(self, name: str) -> tuple[float, float, float]:
+        """Mean, least and most of a number of the summary over the seeds, as of "test_accuracy"."""
+        values = [float(run[name]) for run in self.seeds]
+        return fmean(values), min(values), max(values)
 
     def plot(self) -> Any:
         """A figure of plotly for notebooks: the loss (ε of a private run) and the first metric against rounds."""

@@ -116,7 +116,7 @@ _SMOKE_LENET = 'task.model={name="lenet", channels=[4, 8], head="flatten"}'
 
 TARGET = Methods(
     "fedzo",
-    "training without backpropagation on MNIST: FedZO, DLZO, and BAFFLE with shared and with own directions",
+    "training without backpropagation: FedZO, DLZO, and BAFFLE with shared and with own directions",
     {
         "smoke": {
             **_others(*_SMOKE, "rounds=3"),

@@ -281,7 +281,12 @@ def write(
     stem = f"{target.name}-{scale}"
     runs = {_label(row, run.plan.seed): run for row, of_row in rows.items() for run in of_row}
     content: dict[str, Any] = {
-        **{"target": target.name, "about": target.about, "scale": scale, "only": [] if whole else list(rows)},
+        **{
+            "target": target.name,
+            "about": about_page(target, scale),
+            "scale": scale,
+            "only": [] if whole else list(rows),
+        },
         **{**asdict(origin), "version": __version__, "options": dict(options)},
         "plans": {name: run.summary["plan_digest"] for name, run in runs.items()},
         "weights": {name: run.summary["weights_sha256"] for name, run in runs.items()},
@@ -292,10 +297,11 @@ def write(
         "runs": {name: _kept(run) for name, run in runs.items()},
         "searches": {row: msgspec.to_builtins(search) for row, search in searches.items() if row in rows},
     }
-    figure = {"png": png_of(result.draw)} if result.draw else {}
+    figures = [png_of(result.draw, dark=dark) for dark in (False, True)] if result.draw else []
+    figure = {"png": figures[0]} if figures else {}
     texts = {
         "json": json.dumps(content, indent=1) + "\n",
-        "html": html_of(content, figure.get("png")),
+        "html": html_of(content, figures),
         "md": markdown_of(content, f"{stem}.png" if figure else ""),
     }
     try:
@@ -313,3 +319,9 @@ def write(
 def _kept(run: Finished) -> dict[str, Any]:
     evaluated = [line for line in run.metrics if "test_accuracy" in line]
     return {"asked": run.asked, "origin": asdict(run.origin), "summary": run.summary, "metrics": evaluated}
+
+
+def about_page(target: Target, scale: Scale) -> str:
+    """What a page shows, and on which data."""
+    data = ", ".join(target.data(scale))
+    return f"{target.about}; on {data}" if data else target.about

@@ -218,5 +218,8 @@ def draw(curves: Curves, figure: Any) -> None:
 
 
 TARGET = Measurement(
-    "sigma", "which σ works in float32, bfloat16 and float16, against what rounding and curvature predict", measure
+    "sigma",
+    "which σ works in float32, bfloat16 and float16, against what rounding and curvature predict",
+    measure,
+    "mnist",
 )

@@ -148,14 +148,14 @@ def _draw(accuracies: Mapping[str, Mapping[str, Pair]], figure: Any) -> None:
 
 TARGET = Domains(
     "table3",
-    "clients of one domain each, on PACS: a frozen MobileNetV2, 40 clients, one local epoch a round",
+    "clients of one domain each: a frozen MobileNetV2, 40 clients, one local epoch a round",
     settings=("task.data=pacs",),
     compared=("average",),
 )
 
 TARGET_OFFICEHOME = Domains(
     "table3-officehome",
-    "the same as table3 on the paper's own data, OfficeHome",
+    "the same as table3, on the paper's own data where it is not a smoke test",
     settings=("task.data=officehome", "task.pixels=224"),
     compared=_DOMAINS,
 )

@@ -15,6 +15,15 @@ from baffle.report.words import SCALARS
 Scale = Literal["smoke", "short", "full"]
 """smoke: seconds, on the digits, to see that it works. short: minutes, on real data. full: as long as in the paper."""
 
+SCALES: Mapping[Scale, str] = {
+    **{"smoke": "a smoke test: its figures mean nothing", "short": "shorter than in the paper"},
+    "full": "as long as in the paper",
+}
+
+DATA = {  # the names of data sets, as people write them
+    **{"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "pacs": "PACS", "officehome": "OfficeHome"},
+}
+
 Cell = str | float | int | None
 Tell = Callable[[str], None]  # reports what is being measured, in a few words
 
@@ -130,6 +139,11 @@ class Target(ABC):
         """The accuracy by which rates are chosen for a row: the one that its table shows."""
         return "test_accuracy"
 
+    def data(self, scale: Scale) -> list[str]:
+        """The names of the data sets that its runs need at a scale."""
+        names = dict.fromkeys(plan.task.data for plan in self.plans(scale).values())
+        return [DATA.get(name, "digits" if ":" in name else name) for name in names]
+
     @abstractmethod
     def result(self, rows: Rows, scale: Scale, data: Path | None, tell: Tell) -> Result: ...
 
@@ -139,6 +153,11 @@ class Measurement(Target):
     """A target that runs no plans. `measure` takes the scale, the folder of data sets, and a place to report to."""
 
     measure: Callable[[Scale, Path | None, Tell], Result]
+    on: str = ""
+    """The data set that it needs, but for smoke tests, which take the digits."""
+
+    def data(self, scale: Scale) -> list[str]:
+        return [] if not self.on else ["digits"] if scale == "smoke" else [DATA[self.on]]
 
     def result(self, _rows: Rows, scale: Scale, data: Path | None, tell: Tell) -> Result:
         return self.measure(scale, data, tell)

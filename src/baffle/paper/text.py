@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from baffle.paper.rates import COLUMNS, Search
-from baffle.paper.target import Cell, row_of
+from baffle.paper.target import SCALES, Cell, row_of
 from baffle.report.page import document
 from baffle.report.sections import Content, element
 from baffle.report.sections import table as html_table
@@ -82,28 +82,34 @@ def markdown_of(content: Mapping[str, Any], figure: str) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def html_of(content: Mapping[str, Any], figure: bytes | None) -> str:
-    """The same in the style of a run's report. It fetches nothing from the network."""
+def html_of(content: Mapping[str, Any], figures: Sequence[bytes]) -> str:
+    """The same in the style of a run's report. It fetches nothing from the network. `figures` are drawn on a light and
+    on a dark ground."""
     name, about, columns, rows = (content[key] for key in ("target", "about", "columns", "rows"))
     numeric = [place for place in range(1, len(columns)) if not any(isinstance(row[place], str) for row in rows)]
     body: list[Content] = [
         element("h1", name),
-        element("p", about, class_="lead"),
-        element("section", html_table(columns, [[*map(_cell, row)] for row in rows], about, numbers=numeric)),
-        *(element("p", note) for note in content["notes"]),
+        element("p", element("span", SCALES[content["scale"]], class_="pill"), about, class_="lead"),
+        element("h2", "Result"),
+        html_table(columns, [[*map(_cell, row)] for row in rows], about, numbers=numeric),
+        *(element("p", note, class_="about") for note in content["notes"]),
     ]
-    if figure:
-        source = f"data:image/png;base64,{base64.b64encode(figure).decode()}"
-        body.append(element("figure", element("img", src=source, alt=about, class_="picture"), class_="wide"))
+    if figures:
+        light, dark = (f"data:image/png;base64,{base64.b64encode(figure).decode()}" for figure in figures)
+        at_night = element("source", srcset=dark, media="(prefers-color-scheme: dark)")
+        picture = element("picture", at_night, element("img", src=light, alt=about, class_="picture"))
+        body += [element("h2", "Figure"), element("figure", picture, class_="wide")]
     if trials := _trials(content):
         body += [
             element("h2", "Trials"),
             html_table(COLUMNS, [[*map(_cell, row)] for row in trials], "Trials of rates"),
         ]
-    body += [element("h2", "Origin"), element("p", made_by(content).replace("`", "")), element("p", time_of(content))]
+    body.append(element("h2", "Origin"))
     if origins := _origins(content):
         head = ("run", "scalars", "plan", "date", "commit")
         body.append(html_table(head, origins, "The runs behind the table"))
+    made = f"Made by BAFFLE {content['version']}: {made_by(content).replace('`', '')}. {time_of(content)}"
+    body.append(element("footer", element("p", made)))
     return document(f"{name} · BAFFLE", body, "default-src 'none'; style-src 'unsafe-inline'; img-src data:")
 
 
@@ -119,13 +125,31 @@ def _cell(cell: Cell) -> str:
     return "–" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell
 
 
-def png_of(draw: Callable[[Any], None]) -> bytes:
+INK = {False: ("#1a1d21", "#565e67", "#dfe3e6", "#ffffff"), True: ("#e8eaec", "#a3acb5", "#30363d", "#121518")}
+LINES = {
+    False: ("#0a6aa8", "#c04e00", "#007a58", "#a2417f", "#7d6300", "#4d4d8f", "#4b535b", "#8a939c"),
+    True: ("#62b8ee", "#ff9a56", "#3ccb9d", "#e79bc9", "#e8c547", "#b0b0f0", "#b9c1c9", "#747d87"),
+}
+"""The colours of a report (report/look.css), by whether its ground is dark: text, muted text, rules, ground; lines."""
+
+
+def png_of(draw: Callable[[Any], None], *, dark: bool = False) -> bytes:
+    import matplotlib as mpl
+    from cycler import cycler
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure)
-    data = io.BytesIO()
-    figure.savefig(data, dpi=120, metadata={"Software": None})
+    text, muted, rule, ground = INK[dark]
+    style: dict[str, Any] = {
+        **{"text.color": text, "axes.labelcolor": muted, "axes.titlecolor": text, "axes.edgecolor": rule},
+        **{"xtick.color": muted, "ytick.color": muted, "grid.color": rule, "axes.grid": True, "axes.axisbelow": True},
+        **{"axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": ground, "axes.facecolor": ground},
+        **{"axes.prop_cycle": cycler(color=LINES[dark]), "font.size": 9, "savefig.facecolor": ground},
+    }
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        data = io.BytesIO()
+        figure.savefig(data, dpi=120, metadata={"Software": None})
     return data.getvalue()

@@ -236,7 +236,7 @@ def _lenet_on_mnist(sweep: Mapping[str, Settings]) -> dict[str, Row]:
 
 TABLE1 = TrainingRuns(
     "table1",
-    "iid, ten clients, epoch level: LeNet on MNIST; at full scale also WRN-10-2, CIFAR-10 and CIFAR-100",
+    "iid, ten clients, epoch level: LeNet; at full scale also WRN-10-2",
     rows={
         "smoke": _lenet_on_mnist(_sweep((100, 200, 500))),
         "short": _lenet_on_mnist(_sweep((400, 800, 1600))),
@@ -313,7 +313,7 @@ def _without_figures(runs: Mapping[str, Settings]) -> dict[str, Row]:
 
 FIG_K = TrainingRuns(
     "fig-k",
-    "LeNet on MNIST, iid, ten clients, batch level: accuracy against rounds for several K",
+    "LeNet, iid, ten clients, batch level: accuracy against rounds for several K",
     rows={
         "smoke": _without_figures({**_at(20, 100), **_BACKPROPAGATION}),
         "short": _without_figures(
@@ -339,7 +339,7 @@ def _ablation(k: int) -> dict[str, Row]:
 
 FIG_ABLATION = TrainingRuns(
     "fig-ablation",
-    "the guidelines one by one, at equal forward passes: LeNet on MNIST, batch level",
+    "the guidelines one by one, at equal forward passes: LeNet, batch level",
     rows={"smoke": _ablation(20), "short": _ablation(400), "full": _ablation(100)},
     shared={
         "smoke": ("task.model.norm=none", *_FEW_DIGITS),

@@ -31,6 +31,9 @@ Content = str | Html | Iterable["Content"]
 Cells = Sequence[Content]
 
 
+VOID = ("img", "input", "meta", "source")  # elements without content
+
+
 def element(tag: str, /, *content: Content, **attributes: str | bool | None) -> Html:
     """An element. `class_` stands for the attribute `class`, and `aria_label` for `aria-label`. True gives an attribute
     without a value; False and None leave it out."""
@@ -38,7 +41,7 @@ def element(tag: str, /, *content: Content, **attributes: str | bool | None) -> 
     for key, value in attributes.items():
         name = key.rstrip("_").replace("_", "-")
         told += f" {name}" if value is True else f' {name}="{html.escape(value)}"' if isinstance(value, str) else ""
-    return Html(f"<{tag}{told}>" if tag in ("img", "input", "meta") else f"<{tag}{told}>{joined(content)}</{tag}>")
+    return Html(f"<{tag}{told}>" if tag in VOID else f"<{tag}{told}>{joined(content)}</{tag}>")
 
 
 def joined(content: Content) -> Html:
@@ -123,11 +126,14 @@ def _results(run: RunRecord) -> Iterator[tuple[str, str, str]]:
     for metric in run.test_metrics[:1]:
         notes = []
         last, baseline = run.last(f"{metric}_last"), run.baseline.last(metric) if run.baseline else None
-        if last is not None and last != run.last(metric):
-            notes.append(f"without averaging {measured(metric, last)}")
+        shown = run.last(metric)
+        if last is not None and last != shown:
+            hands_back_last = run.summary.get("returned") == "last"
+            shown, other = (last, shown) if hands_back_last else (shown, last)
+            notes.append(f"{'averaged' if hands_back_last else 'without averaging'} {measured(metric, other)}")
         if baseline is not None:
             notes.append(f"backpropagation {measured(metric, baseline)}")
-        yield (metric_name(metric), measured(metric, run.last(metric)), "; ".join(notes))
+        yield (metric_name(metric), measured(metric, shown), "; ".join(notes))
     if not run.test_metrics:
         yield ("test metrics", "–", "not measured: no test set, or not yet due")
     if losses := [metrics.loss for metrics in run.rounds if number(metrics.loss) is not None]:

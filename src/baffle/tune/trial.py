@@ -5,7 +5,7 @@ their keys, whatever their σ and rate are: the same batches and the same direct
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from baffle.core.ring import RingVector, Sum, add
 from baffle.core.seeds import permutation
 from baffle.core.state import Present, apply
 from baffle.data.partition import share_out
-from baffle.data.sources import Source
 from baffle.errors import MessageError
 from baffle.federation import workers_of
 from baffle.measuring.precision import STEPS, Window, few_directions, find_window
@@ -63,19 +62,29 @@ class Spent:
     rounds: int = 0
 
 
+Loader = Callable[[Plan, Callable[[list[I64]], list[I64]]], Task]
+"""Loads a plan's task. Each client's samples pass through a function, which returns those that trials train on."""
+
+
+def from_folder(data: str | Path | None = None) -> Loader:
+    """Loads what a plan names. Tasks share the features of a frozen backbone."""
+    backbones = Backbones()
+    return lambda plan, keep: load_task(plan, data, backbones, lambda of, source: keep(share_out(of, source)))
+
+
 class Ground:
     """A plan's model and its clients, without the samples that are held out. `asked` is the plan as it was given."""
 
-    def __init__(self, plan: Plan, data: str | Path | None, spent: Spent, backbones: Backbones | None = None) -> None:
-        self.asked, self.spent, self._data, self._backbones = plan, spent, data, backbones
+    def __init__(self, plan: Plan, load: Loader, spent: Spent) -> None:
+        self.asked, self.spent, self._load = plan, spent, load
         held_out: list[I64] = []
 
-        def share(plan: Plan, source: Source) -> list[I64]:
-            kept, out = split_off(share_out(plan, source), plan.seed)
+        def keep(shares: list[I64]) -> list[I64]:
+            kept, out = split_off(shares, plan.seed)
             held_out.append(out)
             return kept
 
-        task = load_task(_with_step(_warmed_up_soon(plan), REFERENCE_SIGMA, REFERENCE_RATE), data, backbones, share)
+        task = load(_with_step(_warmed_up_soon(plan), REFERENCE_SIGMA, REFERENCE_RATE), keep)
         self.task: Task
         self.task, self.why_clip = with_clip(task)
         self.plan, self.initial = self.task.plan, self.task.initial_weights()
@@ -86,7 +95,7 @@ class Ground:
 
     def of(self, plan: Plan, *, counted: bool = True) -> "Ground":
         """The ground of another plan with the same data. What its trials cost may be left uncounted."""
-        return Ground(plan, self._data, self.spent if counted else Spent(), self._backbones)
+        return Ground(plan, self._load, self.spent if counted else Spent())
 
     @property
     def forwards_a_round(self) -> int:

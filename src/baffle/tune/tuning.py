@@ -18,13 +18,12 @@ from baffle.measuring.costs import expected_alignment
 from baffle.measuring.precision import Window
 from baffle.plan import Plan, change
 from baffle.runtime.registry import runtime_of
-from baffle.task.features import Backbones
 from baffle.task.load import Task
 from baffle.task.prices import OPEN, Prices, cheaper_kind, in_words, kind_of, seconds_of
 from baffle.task.server_task import with_settings
 from baffle.task.settle import prices_of
 from baffle.tune.race import Leg, Race, Runner, best_rate, extended, legs_of, nearest, race, run_trial, series
-from baffle.tune.trial import Ground, Spent
+from baffle.tune.trial import Ground, Loader, Spent, from_folder
 
 TellProgress = Callable[[str, int, int], None]
 """Takes a step in words, the rounds of trials so far, and about how many there will be."""
@@ -99,8 +98,15 @@ class Tuned:
         ]
 
 
-def tune(plan: Plan, *, data: str | Path | None = None, tell: TellProgress = lambda _words, _done, _of: None) -> Tuned:
-    """Choose σ, rate, K and batch for a plan by short trials on its training samples.
+def tune(
+    plan: Plan,
+    *,
+    data: str | Path | None = None,
+    tell: TellProgress = lambda _words, _done, _of: None,
+    load: Loader | None = None,
+) -> Tuned:
+    """Choose σ, rate, K and batch for a plan by short trials on its training samples. `load` loads a task that no plan
+    can name.
 
     The choice depends on the plan's seed, data, model and rounds, and on K times batch, but not on its σ and rate.
     Test samples are never used.
@@ -109,7 +115,7 @@ def tune(plan: Plan, *, data: str | Path | None = None, tell: TellProgress = lam
         raise PlanError(f'estimator: "{plan.estimator}" has no σ and no scalars to probe; expected "probe"')
     began = time.perf_counter()
     asked = change(plan, [f'run.runtime = "{runtime_of(plan)}"'])
-    ground = Ground(asked, data, Spent(), Backbones())
+    ground = Ground(asked, load or from_folder(data), Spent())
     with ground.task.model.one_thread_each():
         tuned = _find(plan, ground, lambda words: tell(words, ground.spent.rounds, round(1.5 * plan.rounds)))
     return replace(tuned, seconds=time.perf_counter() - began)
@@ -142,12 +148,10 @@ def _find(plan: Plan, ground: Ground, say: Tell) -> Tuned:
     signal = split.ground.signal(raced.winner.trial)
     say("what a scalar costs")
     prices = prices_of(split.ground.task, split.ground.task.largest)
-    advice = [NOTHING_LEARNT]
+    advice = [] if learnt else [NOTHING_LEARNT]
+    advice += _judge_prices(split.ground, race_sigma, raced, prices, say)
     if learnt:
-        advice = [
-            *_judge_prices(split.ground, race_sigma, raced, prices, say),
-            *_judge_head(split.ground, race_sigma, raced, say),
-        ]
+        advice += _judge_head(split.ground, race_sigma, raced, say)
     return Tuned(
         plan=_changed(plan, reasons),
         reasons=reasons,

@@ -282,5 +282,5 @@ def _lines(axes: Any, scores: Sequence[Score], across: str, name: Callable[[Scor
 
 
 TARGET = Measurement(
-    "fig-attack", "what scalars tell about a client: figure 5, and the attacks that it leaves out", measure
+    "fig-attack", "what scalars tell about a client: figure 5, and the attacks that it leaves out", measure, "mnist"
 )

@@ -38,7 +38,8 @@ def call(module: nn.Module, x: Inputs) -> Tensor:
 
 
 def only_tensor(output: object) -> Tensor:
-    """A module's output, which must be one tensor."""
+    """A module's output: one tensor, or an object whose `logits` are one, as models of Hugging Face give."""
+    output = getattr(output, "logits", output)
     if not isinstance(output, Tensor):
         raise ModelError(
             f"task.model: the model gives a {type(output).__name__}, expected one tensor; return the outputs alone"
