@@ -15,7 +15,9 @@ NAMES = {"lenet": "LeNet", "mlp": "MLP", "mnist": "MNIST", "usps": "USPS", "auth
 COLOURS = {
     "outer": "#3f88c5",
     "units": "#0b6e4f",
+    "units, exact head": "#6fcf97",
     "dense": "#d1495b",
+    "dense, exact head": "#f2a7b5",
     "authors": "#e09f3e",
     "backpropagation": "#555555",
 }

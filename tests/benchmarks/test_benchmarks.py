@@ -114,7 +114,7 @@ def test_nets_are_trained_in_every_way() -> None:
     short = ["--set", "rounds=2", "--set", "run.evaluate_every=1", "--set", "probe.k=8"]
     found = run("any_net", "--net", "SqueezeNet-like", *short)
     ways = {key.split(" | ")[1] for key in found["test"]}
-    assert ways == {"dense", "layers", "layers, a moment each", "stages", "backpropagation"}
+    assert ways == {"dense", "layers", "layers, a moment each", "layers, exact head", "stages", "backpropagation"}
     assert all(len(curve) == 2 for curve in found["test"].values())
     assert found["contrast"]["SqueezeNet-like"]["layers"] == 8
 
