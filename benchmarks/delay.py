@@ -1,7 +1,7 @@
 """Seconds to 90 % over a network with a delay of 50 ms each way, with rounds of one step and of ten.
 
-    python benchmarks/delay.py            # about five minutes
-    python benchmarks/delay.py --json     # ... and write results/delay.json
+    python benchmarks/delay.py            # about eight minutes
+    python benchmarks/delay.py --json     # ... and write results/delay.json; rows in it are kept
 
 The real commands on one machine: `baffle serve` and ten times `baffle join`, over TLS and with secure sums. A proxy
 between them holds everything back for 50 ms, in both directions. A client has a tenth of the digits' training samples.
@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ WARM_UP = 3  # rounds of one step
 PLAN = (
     "digits",
     "federation.batch=8",
-    "probe.k=20",
     f"federation.warm_up={WARM_UP}",
     "run.workers=1",
 )
@@ -74,11 +74,11 @@ class DelayingProxy(Proxy):
         sending.join()
 
 
-def played(steps: int, *changes: str) -> dict[str, Any]:
+def played(steps: int, k: int, *changes: str) -> dict[str, Any]:
     """A run up to the round in which it reaches the target, or to its end."""
     rounds = WARM_UP + (STEPS - WARM_UP) // steps
     evaluated = f"run.evaluate_every={max(1, 10 // steps)}"
-    settings = [*PLAN[1:], f"federation.local_steps={steps}", f"rounds={rounds}", evaluated, *changes]
+    settings = [*PLAN[1:], f"federation.local_steps={steps}", f"probe.k={k}", f"rounds={rounds}", evaluated, *changes]
     plan = [PLAN[0], *(word for setting in settings for word in ("--set", setting))]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -98,6 +98,7 @@ def played(steps: int, *changes: str) -> dict[str, Any]:
                 reached = next((record for record in records if record.get("test_accuracy", 0) >= TARGET), None)
     last = reached or records[-1]
     return {
+        "k": k,
         "steps_a_round": steps,
         "rounds": last["round"] + 1,
         "steps": WARM_UP + (last["round"] + 1 - WARM_UP) * steps,
@@ -112,17 +113,21 @@ def played(steps: int, *changes: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, nargs="*", default=[1, 10])
+    parser.add_argument("--k", type=int, nargs="*", default=[10, 20])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="write results/delay.json")
     arguments = parser.parse_args()
-    load, rows = os.getloadavg()[0], []
-    for seed in range(arguments.seeds):
-        for steps in arguments.steps:
-            rows.append({"seed": seed, **played(steps, f"seed={seed}")})
-            print(rows[-1], flush=True)
-    if arguments.json:
-        measured = {"delay": DELAY, "target": TARGET, "clients": CLIENTS, "cores": os.cpu_count()}
-        FILE.write_text(json.dumps(measured | {"load_before": round(load, 1), "rows": rows}, indent=1) + "\n")
+    rows = json.loads(FILE.read_text())["rows"] if arguments.json and FILE.exists() else []
+    for k, seed, steps in product(arguments.k, range(arguments.seeds), arguments.steps):
+        about = {"k": k, "seed": seed, "steps_a_round": steps}
+        if any(about.items() <= row.items() for row in rows):
+            continue
+        load = round(os.getloadavg()[0], 1)
+        rows.append(about | played(steps, k, f"seed={seed}") | {"load_before": load})
+        print(rows[-1], flush=True)
+        if arguments.json:
+            measured = {"delay": DELAY, "target": TARGET, "clients": CLIENTS, "cores": os.cpu_count()}
+            FILE.write_text(json.dumps(measured | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -115,12 +115,13 @@ def local_steps() -> str:
 
 
 def delay() -> str:
+    found = sorted(read("delay")["rows"], key=lambda row: (row["k"], row["seed"], row["steps_a_round"]))
     lines = [
-        f"| {row['steps_a_round']} | {row['seed']} | {row['rounds']} | {row['steps']} | {row['seconds']:.1f} s | "
-        f"{row['accuracy']:.1%} | {row['up_bytes'] / 1e3:,.0f} kB |"
-        for row in read("delay")["rows"]
+        f"| {row['k']} | {row['seed']} | {row['steps_a_round']} | {row['rounds']} | {row['steps']} | "
+        f"{row['seconds']:.1f} s | {row['accuracy']:.1%} | {row['up_bytes'] / 1e3:,.0f} kB |"
+        for row in found
     ]
-    return rows("| P | seed | rounds | steps | seconds | accuracy | up |", lines)
+    return rows("| K | seed | P | rounds | steps | seconds | accuracy | up |", lines)
 
 
 def digits_crowd() -> str:
