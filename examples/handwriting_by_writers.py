@@ -24,9 +24,8 @@ plan = baffle.load_plan(
         "run.evaluate_every=20",
     ],
 )
-folder = new_folder(plan.name)
-summary = baffle.simulate(plan, folder, data=sys.argv[1])
-print(
-    f"accuracy {summary['test_accuracy']:.1%}; {summary['uplink_bytes_per_client_round']:,} bytes up a client and round"
-)
+with new_folder(plan.name) as folder:
+    summary = baffle.simulate(plan, folder, data=sys.argv[1])
+up = f"{summary['uplink_bytes_per_client_round']:,} bytes up a client and round"
+print(f"accuracy {summary['test_accuracy']:.1%}; {up}")
 print(f"verified: {baffle.verify(folder).rounds} rounds")

@@ -350,7 +350,7 @@ def test_several_seeds_are_several_runs_with_mean_and_range(tmp_path: Path) -> N
     assert [one.path.name for one in run.seeds] == ["run", "run-seed-6", "run-seed-7"]
     assert len({one["weights_sha256"] for one in run.seeds}) == 3
     values = [one["test_accuracy"] for one in run.seeds]
-    assert run.spread("test_accuracy") == (pytest.approx(sum(values) / 3), min(values), max(values))
+    assert run.spread("test_accuracy") == pytest.approx((sum(values) / 3, min(values), max(values)))
     text = run.report().read_text()
     assert "Over seeds" in text
     assert f"{min(values):.2%} to {max(values):.2%}" in text

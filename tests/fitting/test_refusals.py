@@ -45,7 +45,8 @@ class Odd(nn.Module):
         self.calls += 1
         if self.fault == "input":
             x *= 2
-        noise = {"random": torch.randn(len(x), 3), "state": torch.full((1,), float(self.calls)), "input": 0}
+        nothing, state = torch.zeros(1), torch.full((1,), float(self.calls))
+        noise = {"random": torch.randn(len(x), 3), "state": state, "input": nothing}
         return self.layer(x) + noise[self.fault] * torch.arange(3)  # type: ignore[no-any-return]
 
 
@@ -132,7 +133,8 @@ def test_unusable_objects_and_settings(tmp_path: Path, objects: dict[str, Any], 
 
 
 def test_a_plan_may_say_how_many_clients_have_data(tmp_path: Path) -> None:
-    for number, plan in enumerate(({"federation.clients": 4}, baffle.Plan(), ["rounds=1"])):
+    plans: list[Any] = [{"federation.clients": 4}, baffle.Plan(), ["rounds=1"]]
+    for number, plan in enumerate(plans):
         run = baffle.fit(small(), shared(X, Y), plan=plan, out=tmp_path / str(number), progress=False, callbacks=stop)
         assert run.plan.federation.clients == 4
     with pytest.raises(baffle.BaffleError, match="the plan says 7, but clients is a list with the data of 4"):

@@ -263,7 +263,7 @@ def _png(draw: Callable[[Any], None], *, dark: bool = False) -> bytes:
     from matplotlib.figure import Figure
 
     text, muted, rule, ground = INK[dark]
-    style: dict[str, Any] = {
+    style: Any = {
         **{"text.color": text, "axes.labelcolor": muted, "axes.titlecolor": text, "axes.edgecolor": rule},
         **{"xtick.color": muted, "ytick.color": muted, "grid.color": rule, "axes.grid": True, "axes.axisbelow": True},
         **{"axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": ground, "axes.facecolor": ground},
