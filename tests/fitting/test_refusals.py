@@ -45,8 +45,8 @@ class Odd(nn.Module):
         self.calls += 1
         if self.fault == "input":
             x *= 2
-        random, state = torch.randn(len(x), 3), torch.full((1,), float(self.calls))
-        noise: dict[str, Any] = {"random": random, "state": state, "input": 0}
+        nothing, state = torch.zeros(1), torch.full((1,), float(self.calls))
+        noise = {"random": torch.randn(len(x), 3), "state": state, "input": nothing}
         return self.layer(x) + noise[self.fault] * torch.arange(3)  # type: ignore[no-any-return]
 
 

@@ -216,7 +216,7 @@ class Recorder:
 
     def finish(self, present: Present) -> Summary:
         """The summary of a run that has reached its last round, also written to its folder. An error if the run ended
-        with losses that are not finite, or if all its rounds were skipped."""
+        with losses or weights that are not finite."""
         plan, records = self._trajectory.plan, self._records
         self._journal.commit()
 
@@ -256,7 +256,7 @@ class Recorder:
         }
         self._folder.write_summary(summary)
         skipped = len(self._skipped_because)
-        if skipped and (skipped == present.round or NOT_FINITE in self._skipped_because[0]):
+        if skipped and NOT_FINITE in self._skipped_because[0]:
             raise self._stuck(
                 f"The last {skipped} rounds were skipped" if skipped > 1 else "The last round was skipped"
             )
