@@ -57,9 +57,10 @@ DEFAULTS: Mapping[str, Any] = {
     "update": {"rate": 0.01, "ema": 0.99},
     "secure": {"mode": "off"},
 }
-"""At this rate, directions of one layer each did as well as dense ones at the end, and better on some nets; an exact
-head did better still (docs/performance.md, "One layer at a time"). The last layer of a model without one is probed. The
-sums are plain, because in one process there is no one to hide values from; secure sums give the same bits."""
+"""At this rate, directions of one layer each did as well as dense ones at the end, and better on some nets
+(docs/performance.md, "One layer at a time"), and an exact head did better still ("The last layer exactly"). A model
+without one is probed in all layers. The sums are plain, because in one process there is no one to hide values from;
+secure sums give the same bits."""
 
 GivenPlan = str | Plan | Settings | None
 """A preset's name or a TOML file, a plan, or settings such as {"rounds": 300, "probe.k": 50}."""
