@@ -203,6 +203,17 @@ def test_a_certificate_with_letters_beyond_ascii_is_refused(keys: Path) -> None:
         ClientKeys.load(path.parent)
 
 
+def test_a_certificate_of_no_known_version_is_refused(keys: Path) -> None:
+    """Its reader raises another error for this than for everything else."""
+    path = keys / "client-0" / "ca.pem"
+    der = ssl.PEM_cert_to_DER_cert(path.read_text())
+    third, unknown = b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x22"
+    assert third in der
+    path.write_text(ssl.DER_cert_to_PEM_cert(der.replace(third, unknown)))
+    with pytest.raises(KeysError, match=r"ca\.pem is not a certificate: 34 is not a valid"):
+        load_certificate(path)
+
+
 @pytest.mark.parametrize("name", ["ca.pem", "server.pem"])
 def test_a_certificate_with_a_key_on_an_unknown_curve_is_refused(keys: Path, name: str) -> None:
     path, curve = keys / "server" / name, bytes.fromhex("06082a8648ce3d030107")

@@ -50,7 +50,7 @@ def new_certificate(
 def load_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(read(path))
-    except ValueError as fault:
+    except (ValueError, x509.InvalidVersion) as fault:
         raise KeysError(f"{path} is not a certificate: {first_line(fault)}") from None
 
 
