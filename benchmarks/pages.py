@@ -21,6 +21,7 @@ from matplotlib import pyplot as plt
 from tuning import PLANS as TUNED_PLANS
 from tuning import summary as tuning_summary
 
+from baffle.paper.page import about_page
 from baffle.paper.registry import TARGETS
 from baffle.paper.text import made_by, markdown_of, table
 from baffle.plan import load as load_plan
@@ -584,7 +585,7 @@ def pages_of_paper() -> dict[Path, str]:
     for path in sorted(PAPER.glob("*.json")):
         page, figure = read(f"paper/{path.stem}"), path.with_suffix(".png")
         if path.with_suffix(".md").exists():
-            page = {"about": TARGETS[page["target"]].about} | page
+            page = {"about": about_page(TARGETS[page["target"]], page["scale"])} | page
             found[path.with_suffix(".md")] = markdown_of(page, figure.name if figure.exists() else "")
     return found
 
