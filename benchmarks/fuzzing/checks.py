@@ -78,10 +78,12 @@ def within(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def tried(where: str, data: bytes, act: Callable[[], bool], seconds: float) -> Tried:
+def tried(
+    where: str, data: bytes, act: Callable[[], bool], seconds: float, clock: Callable[[], float] = time.process_time
+) -> Tried:
     """Do something with a message. `act` returns whether it was refused; a BaffleError is a refusal, too. Anything else
     that is raised, or more CPU time than this for a refusal, is a violation."""
-    began = time.process_time()
+    began = clock()
     try:
         with within(60 * seconds):
             refused = act()
@@ -89,7 +91,7 @@ def tried(where: str, data: bytes, act: Callable[[], bool], seconds: float) -> T
         refused = True
     except (Exception, TooSlowError) as fault:
         return Tried(where, fault_at(where, fault), data)
-    if refused and time.process_time() - began > seconds:
+    if refused and clock() - began > seconds:
         return Tried(where, violation(where, f"a refusal took more than {seconds:g} s"), data)
     return Tried(where, REFUSED if refused else ACCEPTED, data)
 
