@@ -51,6 +51,15 @@ def digits() -> str:
     return f"{table}\n\nMedian {runs['median_accuracy']:.2%}, least {runs['least_accuracy']:.2%}."
 
 
+def law_of_runs() -> str:
+    lines = []
+    for row in read("law-short")["rows"]:
+        (probed, drawn), (low, high) = row["test_accuracy"]["means"], row["test_accuracy"]["interval"]
+        gap = f"{100 * (drawn - probed):+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+        lines.append(f"| {row['row']} | {probed:.1%} | {drawn:.1%} | {gap} | {row['test_accuracy']['p']:.2f} |")
+    return rows("| row | probed | drawn | difference, points (95 % interval) | p |", lines)
+
+
 def runtimes() -> str:
     lines = [
         f"| {row['model']} | {row['batch']} | {row['onnx_ms']:.0f} ms | {row['torch_ms']:.0f} ms | "
@@ -595,6 +604,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"figure {page.stem}": partial(figure_of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
     "table 3, scaled once and twice": scaled_once_and_twice,
     "digits": digits,
+    "law of runs": law_of_runs,
     "runtimes": runtimes,
     "fit head": fit_head,
     "class counts": class_counts,
