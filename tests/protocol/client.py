@@ -40,6 +40,7 @@ NOTHING = bytes(32)
 CAN_DO = {
     "estimator": ("probe",),
     "task.augment": (False,),
+    "task.validation": (False,),
     "task.loss": ("cross_entropy", "cross-entropy"),
     "task.init": ("numpy",),
     "task.model": ({"name": "softmax"},),
