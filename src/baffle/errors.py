@@ -50,6 +50,7 @@ class NoHeadError(PlanError):
         super().__init__(
             f'probe.head: {found}; expected a last linear layer whose weights are trained, or probe.head = "probed"'
         )
+        self.found = found
 
 
 class OwnFunctionError(PlanError):

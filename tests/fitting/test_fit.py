@@ -90,11 +90,14 @@ def test_the_last_layer_is_exact_unless_the_plan_says_otherwise(trained: baffle.
     assert load(str(run.path / "plan.toml")).probe.head == "probed"
 
 
-def test_a_model_without_an_exact_head_is_probed_unless_the_plan_asks_for_one(tmp_path: Path) -> None:
+def test_a_model_without_an_exact_head_is_probed_unless_the_plan_asks_for_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     softplus = nn.Sequential(small(), nn.Softplus())
     data = shared(*vectors(60))
-    run = fit(tmp_path, softplus, data, None, rounds=1)
+    run = baffle.fit(softplus, data, plan={"rounds": 1, "probe.k": 8}, out=tmp_path / "run")
     assert load(str(run.path / "plan.toml")).probe.head == "probed"
+    assert "the last layer is probed like the others: the outputs come from Softplus" in capsys.readouterr().out
     with pytest.raises(baffle.BaffleError, match="the outputs come from Softplus, not from"):
         fit(tmp_path / "asked", softplus, data, None, rounds=1, plan={"probe.head": "exact"})
     assert not (tmp_path / "asked" / "run").exists()

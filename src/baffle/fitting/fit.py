@@ -137,7 +137,7 @@ def fit(
         if overwrite:
             stack.enter_context(_moved_aside(path))
         folder = _new_folder(path)
-        objects, task = _with_a_head_or_without(lambda wanted: loaded(wanted, folder.path), wanted, plan)
+        objects, task = _with_a_head_or_without(lambda wanted: loaded(wanted, folder.path), wanted, plan, say=progress)
         try:
             begin(folder, task, progress_lines() if progress else lambda _now: None, warn, stop)
         except BaseException:
@@ -147,14 +147,16 @@ def fit(
         return objects.handed_back(folder.path, say=progress)
 
 
-def _with_a_head_or_without(load: Callable[[Plan], T], wanted: Plan, given: GivenPlan) -> T:
+def _with_a_head_or_without(load: Callable[[Plan], T], wanted: Plan, given: GivenPlan, *, say: bool = False) -> T:
     """What is loaded for a plan. The last layer of a model without a known one is probed, unless the given plan says
     itself how it is trained."""
     try:
         return load(wanted)
-    except NoHeadError:
+    except NoHeadError as fault:
         if isinstance(given, (str, Plan)) or "head" in _settings_in(given).get("probe", {}):
             raise
+        if say:
+            print(f"the last layer is probed like the others: {fault.found}")  # noqa: T201
         return load(_with_head(wanted, "probed"))
 
 
