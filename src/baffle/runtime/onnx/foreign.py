@@ -84,7 +84,7 @@ def _close_sizes(graph: GraphProto, shape: Shape) -> None:
             given, found = ",".join(map(str, sizes)), helper.printable_type(value.type)
             raise ModelError(
                 f"--shape {given}: the input {value.name} has {found}; expected the sizes of one sample, without the "
-                "batch (in Python those of the data)"
+                "batch"
             )
         for dim, size in zip(dims[1:], sizes, strict=True):
             dim.dim_value = size
