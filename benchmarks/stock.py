@@ -106,7 +106,7 @@ def play(folder: Path, clients: int, k: int, rounds: int) -> dict[str, Any]:
         for number in range(clients):
             flwr(env, "supernode", "register", f"{keys}/server/nodes/client-{number}.pub", "here")
         for number in range(clients):
-            own = f'keys="{keys}/client-{number}" state="{folder}/state-{number}"'
+            own = f'keys="{keys}/client-{number}" state="{folder}/state-{number}" part=true'
             own += f' model="{folder}/model"' if number == clients - 1 else ""
             where = ["--superlink", f"127.0.0.1:{link}", "--host", "127.0.0.1", "--port", str(free_port())]
             known = [f"--root-certificates={keys}/client-{number}/ca.pem"]

@@ -156,7 +156,7 @@ def test_plan_summary_report_and_terminal_say_that_scalars_were_drawn(
     assert 'estimator = "law": the scalars of this run are drawn, not probed' in done.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["scalars"] == "drawn"
     page = write_report([tmp_path / "run"]).read_text()
-    assert "digits (scalars drawn)" in page
+    assert "digits-head (scalars drawn)" in page
     assert "drawn, not probed" in page
     assert read_run(tmp_path / "run").alignment.missing == "the scalars were drawn, not probed"
     planned = cli("plan", *settings)

@@ -67,7 +67,8 @@ class Network:
         played = self.rounds()
         self.until(lambda: self.rounds() > played + 1)
         self.stop_server()
-        rounds = self.rounds()
+        with Journal.open(self.run / "journal.sqlite") as journal:
+            rounds = journal.length()
         self.serve("--set", f"rounds={rounds}")
         self.require_end()
         return rounds
