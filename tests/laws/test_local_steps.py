@@ -13,6 +13,7 @@ from baffle.core import update
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import Support
 from baffle.core.messages import Group, Outcome
+from baffle.core.probe import moves
 from baffle.core.ring import EXTRAS, RingVector, add
 from baffle.core.state import ServerState, apply
 from baffle.core.update import FLOOR, State, adam, adam_by_layers
@@ -162,7 +163,8 @@ def plan_for(tiny: Callable[..., Plan]) -> Callable[..., Plan]:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_client_probes_where_its_own_vector_leads(plan_for: Callable[..., Plan], optimizer: str) -> None:
-    """Its weights at each step are those that the rule gives if the client's vector is the whole sum."""
+    """Its weights at each step are those that the rule gives if the client's vector is the whole sum. From there it
+    moves along that step's directions."""
     runtime = Watched(N)
     setting = Setting(plan_for(*OPTIMIZERS[optimizer]), runtime)
     trajectory, rule, k = setting.trajectory, setting.trajectory.rule, setting.worker.k
@@ -177,7 +179,11 @@ def test_a_client_probes_where_its_own_vector_leads(plan_for: Callable[..., Plan
     for step in range(3):
         so_far = replace(rule, optimizer=frozen, steps=lambda _round, step=step: step)  # type: ignore[misc]
         expected = apply(so_far, state, alone(trajectory, 2, 0, vector)).weights
-        assert np.array_equal(runtime.seen[step * (k + 1)], expected)
+        here, *moved = runtime.seen[step * (k + 1) : (step + 1) * (k + 1)]
+        assert np.array_equal(here, expected)
+        scratch, sigma = here.copy(), trajectory.plan.probe.sigma
+        along = moves(scratch, here, trajectory.directions(2, step), trajectory.supports, sigma)
+        assert np.array_equal(moved, [scratch.copy() for _ in along])
     assert not np.array_equal(runtime.seen[0], runtime.seen[k + 1])
 
 
