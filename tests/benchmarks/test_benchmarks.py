@@ -1,6 +1,7 @@
 """Every benchmark, shortened: people read and run them, so they must keep working."""
 
 import json
+import os
 import subprocess
 import sys
 from itertools import product
@@ -14,12 +15,13 @@ from layer_shares import WAYS, estimate, lay_out
 from baffle.core.directions import Support
 
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # where cores are busy, threads wait for each other for minutes
 
 
 def printed(name: str, *args: str | Path) -> str:
     """What a benchmark prints."""
     command = [sys.executable, BENCHMARKS / f"{name}.py", *args]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600).stdout
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=1800, env=ONE_THREAD).stdout
 
 
 def run(name: str, *args: str) -> Any:
@@ -110,11 +112,11 @@ def test_tuning_gives_every_start_the_same_advice(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nets_are_trained_in_every_way() -> None:
+def test_nets_are_trained_in_different_ways() -> None:
+    ways = ("layers, a moment each", "layers, exact head", "backpropagation")
     short = ["--set", "rounds=2", "--set", "run.evaluate_every=1", "--set", "probe.k=8"]
-    found = run("any_net", "--net", "SqueezeNet-like", *short)
-    ways = {key.split(" | ")[1] for key in found["test"]}
-    assert ways == {"dense", "layers", "layers, a moment each", "layers, exact head", "stages", "backpropagation"}
+    found = run("any_net", "--net", "SqueezeNet-like", *(f"--way={way}" for way in ways), *short)
+    assert {key.split(" | ")[1] for key in found["test"]} == set(ways)
     assert all(len(curve) == 2 for curve in found["test"].values())
     assert found["contrast"]["SqueezeNet-like"]["layers"] == 8
 
