@@ -5,8 +5,7 @@ from fractions import Fraction
 from math import comb
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from baffle.aggregation.client_policy import (
     COMPLETE_UP_TO,

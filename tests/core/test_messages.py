@@ -6,8 +6,7 @@ import sys
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.core.messages import (
     Abstention,

@@ -5,8 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.core.arrays import F32, I32
 from baffle.core.ring import GUARD, LOSS_MAX, Combine, Ring, RingVector, Totals, add, combine_gradients, combine_totals

@@ -8,8 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from baffle.core.seeds import BLOCK, SALTED, Purpose, Seeds, batch_indices, keystream, permutation
 

@@ -14,8 +14,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from baffle.core.arrays import F32, I32
 from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, NUMBERS_AT_ONCE, Directions, Distribution, Support, dense

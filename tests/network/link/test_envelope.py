@@ -6,8 +6,7 @@ from hashlib import sha256
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from baffle.aggregation.messages import MOST_KEYS, Advertisement
 from baffle.core.messages import Abstention, Contribution, encode
