@@ -63,13 +63,6 @@ def test_a_large_graph_is_connected_and_follows_from_its_seed() -> None:
     assert any(other.neighbours[member] != drawn.neighbours[member] for member in members)
 
 
-@pytest.mark.parametrize(("n", "k", "t"), [(1000, 172, 87), (10_000, 232, 117)])
-def test_degrees_of_reference(n: int, k: int, t: int) -> None:
-    assert degree(n, 0.3) == k
-    assert graph(tuple(range(n)), SEED).k == k
-    assert graph(tuple(range(n)), SEED).least_threshold == t
-
-
 def failure(n: int, k: int) -> Fraction:
     """A bound on the probability that some client keeps at most k/2 neighbours, in exact arithmetic."""
     stay = n - round(DROPOUT * n)

@@ -63,11 +63,6 @@ def test_a_message_tells_its_type_is_refused_as_any_other_and_cannot_be_changed(
         setattr(message, message.__struct_fields__[0], 0)
 
 
-def test_any_msgpack_reader_reads_them() -> None:
-    read = msgspec.msgpack.decode(encode(Outcome(9, "scalars", (GROUP,))))
-    assert read == ["outcome", 9, "scalars", [["group", 5, GROUP.totals, 40]]]
-
-
 def test_a_reply_is_a_contribution_or_an_abstention() -> None:
     for reply in (Contribution(1, b"\0\0\0\0"), Abstention(1)):
         assert decode_reply(encode(reply)) == reply

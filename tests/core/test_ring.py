@@ -25,14 +25,6 @@ def changed(vector: RingVector, position: int, value: int) -> RingVector:
     return vector
 
 
-def test_a_contribution_holds_values_weight_one_clipped_and_loss() -> None:
-    vector = RING.encode(np.array([0.5, -1.0, 4.0]), 3, weight=7, loss=2.0)
-    s = 2**17
-    loss = 7 * 2 * 2**13  # the loss's own scale: ⌊log₂((2²⁹ − 10) / (64 · 10 · 100))⌋ = 13
-    assert vector.dtype == np.uint32
-    assert signed(vector) == [7 * s // 2, -7 * s, 28 * s, 7, 1, 0, loss]
-
-
 def test_the_losss_scale_does_not_depend_on_what_bounds_the_values() -> None:
     for ring in (Ring(10, 100, 4.0), Ring(10, 100, 1000.0), Ring(10, 100, 4.0, Fraction(16))):
         assert signed(ring.encode(np.zeros(2), 2, weight=3, loss=-1.0))[-1] == -3 * 2**13
