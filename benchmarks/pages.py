@@ -18,8 +18,7 @@ import accuracy_page
 import matplotlib as mpl
 import privacy_page
 from matplotlib import pyplot as plt
-from tuning import PLANS as TUNED_PLANS
-from tuning import summary as tuning_summary
+from tuning import PLANS as TUNED_PLANS, summary as tuning_summary
 
 from baffle.paper.page import about_page
 from baffle.paper.registry import TARGETS

@@ -41,8 +41,7 @@ from typing import Any
 import numpy as np
 from training import training
 
-from baffle.data.sources import Source, data_folder
-from baffle.data.sources import load as load_source
+from baffle.data.sources import Source, data_folder, load as load_source
 from baffle.plan import Plan, load
 from baffle.runtime.torch.loss import one_thread_each
 from baffle.task.load import load_task

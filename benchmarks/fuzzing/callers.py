@@ -15,8 +15,7 @@ from random import Random
 from typing import cast
 
 from websockets.frames import Frame, Opcode
-from websockets.http11 import Request as Opening
-from websockets.http11 import Response
+from websockets.http11 import Request as Opening, Response
 from websockets.server import ServerProtocol
 
 from baffle.core.messages import CatchUp, Message, RoundRequest, encode

@@ -12,12 +12,10 @@ if TYPE_CHECKING:
     from baffle.data.sources import Dataset, Source
     from baffle.fitting.advice import costs, tuned
     from baffle.fitting.fit import fit, resume
-    from baffle.fitting.run import Run
-    from baffle.fitting.run import open_run as open
+    from baffle.fitting.run import Run, open_run as open
     from baffle.grid.sweep import sweep
     from baffle.journal.audit import Verified, verify
-    from baffle.plan import Plan
-    from baffle.plan import load as load_plan
+    from baffle.plan import Plan, load as load_plan
     from baffle.simulation import simulate
 
 __all__ = [

@@ -12,8 +12,7 @@ import numpy as np
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch
 from baffle.core.samples import Shape
-from baffle.data.sources import data_folder
-from baffle.data.sources import load as load_data
+from baffle.data.sources import data_folder, load as load_data
 from baffle.errors import ModelError
 from baffle.files import replace
 from baffle.journal.folder import RunFolder

@@ -1,13 +1,11 @@
 """Masks, keys and boxes are bound to their context: a client that is shown something else gives noise."""
 
 from collections.abc import Callable
-from hashlib import sha256
 from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from baffle.aggregation.context import (
@@ -86,11 +84,3 @@ def test_masks_are_bound_to_keys_opening_request_and_participants() -> None:
 def test_other_fields_give_another_length_prefixed_text(some: list[bytes], others: list[bytes]) -> None:
     assert (length_prefixed(*some) == length_prefixed(*others)) == (some == others)
     assert length_prefixed(b"ab", b"") == bytes(7) + b"\x02ab" + bytes(8)
-
-
-def test_a_client_commits_to_the_seed_that_it_uses() -> None:
-    federation = new_federation(3)
-    sealed = federation.sessions[1].seal(federation.opening(0, 1))
-    seed = federation.sessions[1]._open[0].seed
-    text = length_prefixed(federation.run, bytes(8), (1).to_bytes(8, "big"), seed)
-    assert sealed.commitment == sha256(b"baffle/seed/2" + text).digest()

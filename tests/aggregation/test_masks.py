@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from hypothesis import given
 from hypothesis.strategies import binary, text
 
-from baffle.aggregation.masks import agree, derive, expand, is_low_order, mask_key, pair_mask, self_mask, stream
+from baffle.aggregation.masks import agree, derive, expand, is_low_order, pair_mask, self_mask, stream
 from baffle.core.ring import add
 from baffle.errors import RefusalError
 
@@ -36,21 +36,6 @@ def test_keys_are_those_of_hkdf(secret: bytes, context: bytes, purpose: str) -> 
     info = f"baffle/{purpose}/1".encode()
     assert derive(secret, context, purpose) == HKDF(SHA256(), length=32, salt=context, info=info).derive(secret)
     assert expand(secret, context, purpose) == HKDFExpand(SHA256(), length=32, info=info + context).derive(secret)
-
-
-def test_both_sides_agree_and_a_third_does_not() -> None:
-    one, other, third = (X25519PrivateKey.generate() for _ in range(3))
-    assert agree(one, public(other)) == agree(other, public(one))
-    assert agree(one, public(other)) != agree(third, public(other))
-
-
-def test_a_mask_key_follows_from_one_secret_in_one_context() -> None:
-    secret, other = secrets.token_bytes(16), secrets.token_bytes(16)
-    key = mask_key(secret, b"here")
-    hkdf = HKDF(SHA256(), length=32, salt=b"here", info=b"baffle/mask-key/1")
-    assert key.private_bytes_raw() == hkdf.derive(secret)
-    others = [mask_key(secret, b"there"), mask_key(other, b"here"), mask_key(other, b"there")]
-    assert len({public(each) for each in (key, *others)}) == 4
 
 
 @pytest.mark.parametrize("highest_bit", [0, 2**255])

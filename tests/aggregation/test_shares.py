@@ -7,11 +7,9 @@ from itertools import combinations
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from baffle.aggregation.shares import PRIME, SHARE_BYTES, combine, correct, new_secret, weights
-from baffle.aggregation.shares import split as split_both
+from baffle.aggregation.shares import PRIME, SHARE_BYTES, combine, correct, new_secret, split as split_both, weights
 
 SECRETS = st.one_of(st.sampled_from([0, 1, 2**127, PRIME - 1]), st.integers(0, PRIME - 1))
 POINTS = st.lists(st.integers(1, 2**21 - 1), min_size=1, max_size=7, unique=True)

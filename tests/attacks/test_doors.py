@@ -26,8 +26,7 @@ from baffle.plan.sections import LARGEST
 from baffle.server.round import MOST_REFUSALS
 from tests.attacks.hostile_server import HostileServer, refused
 from tests.support.lines_in_memory import Answer, Federation, new_keys
-from tests.support.links import dial, linked
-from tests.support.links import new_keys as new_links_keys
+from tests.support.links import dial, linked, new_keys as new_links_keys
 from tests.support.memory import at_most
 from tests.support.server_by_hand import ServerByHand
 

@@ -12,8 +12,7 @@ from subprocess import PIPE
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.cli import log as log_module
 from baffle.cli.log import MOST_CHARACTERS, Log, Style, older

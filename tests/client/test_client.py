@@ -7,8 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.aggregation.messages import Hello, MaskedRequest, Turn, Unmask
 from baffle.client.abstaining import MOST_CHARACTERS, MOST_REASONS, RateLimitedLog, abstention

@@ -6,8 +6,7 @@ import sys
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.core.messages import (
     Abstention,
@@ -62,11 +61,6 @@ def test_a_message_tells_its_type_is_refused_as_any_other_and_cannot_be_changed(
             decode(data, kind)
     with pytest.raises(AttributeError, match="immutable"):
         setattr(message, message.__struct_fields__[0], 0)
-
-
-def test_any_msgpack_reader_reads_them() -> None:
-    read = msgspec.msgpack.decode(encode(Outcome(9, "scalars", (GROUP,))))
-    assert read == ["outcome", 9, "scalars", [["group", 5, GROUP.totals, 40]]]
 
 
 def test_a_reply_is_a_contribution_or_an_abstention() -> None:

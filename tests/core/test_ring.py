@@ -5,8 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.core.arrays import F32, I32
 from baffle.core.ring import GUARD, LOSS_MAX, Combine, Ring, RingVector, Totals, add, combine_gradients, combine_totals
@@ -24,14 +23,6 @@ def changed(vector: RingVector, position: int, value: int) -> RingVector:
     vector = vector.copy()
     vector[position] = value % 2**32
     return vector
-
-
-def test_a_contribution_holds_values_weight_one_clipped_and_loss() -> None:
-    vector = RING.encode(np.array([0.5, -1.0, 4.0]), 3, weight=7, loss=2.0)
-    s = 2**17
-    loss = 7 * 2 * 2**13  # the loss's own scale: ⌊log₂((2²⁹ − 10) / (64 · 10 · 100))⌋ = 13
-    assert vector.dtype == np.uint32
-    assert signed(vector) == [7 * s // 2, -7 * s, 28 * s, 7, 1, 0, loss]
 
 
 def test_the_losss_scale_does_not_depend_on_what_bounds_the_values() -> None:

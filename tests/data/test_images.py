@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from baffle.data import images as module
-from baffle.data import sources
+from baffle.data import images as module, sources
 from baffle.data.images import OFFICEHOME, PACS, Collection
 from baffle.errors import DataError, PlanError
 from tests.data.test_files import zipped_file

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.core.arrays import I64
 from baffle.data.partition import by_domain, by_writer, class_counts, dirichlet, iid, share_out

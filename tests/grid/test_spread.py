@@ -1,7 +1,6 @@
 """What several seeds come to: which rows are equal, and the letters that say so."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.grid.spread import Spread, letters_of
 

@@ -20,8 +20,7 @@ from baffle.errors import BaffleError, JournalError, PlanError
 from baffle.journal.audit import Verified, verify
 from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
-from baffle.plan import Plan, load, parse
-from baffle.plan import change as change_plan
+from baffle.plan import Plan, change as change_plan, load, parse
 from baffle.simulation import resume
 from baffle.trajectory import trajectory_of
 from tests.support.journals import Written, change, database, refused

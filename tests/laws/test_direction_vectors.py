@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from baffle.core.directions import DISTRIBUTIONS, OUTER, SPHERE, Directions, distribution_of, gaussian_table
 from baffle.core.seeds import OF_THE_TRAJECTORY, SALTED, Purpose, Seeds, keystream

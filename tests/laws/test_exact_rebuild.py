@@ -1,6 +1,5 @@
 """The weights are a fold over the journal: the same bits for any chunk, thread, order, library setting or language."""
 
-import math
 import os
 import struct
 import subprocess
@@ -14,8 +13,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from baffle.core.arrays import F32, I32
 from baffle.core.directions import DISTRIBUTIONS, GAUSSIAN, NUMBERS_AT_ONCE, Directions, Distribution, Support, dense
@@ -262,37 +260,6 @@ def folded(outcomes: list[Outcome]) -> ServerState:
     for outcome in outcomes:
         state = apply(RULE, state, outcome)
     return state
-
-
-def test_a_reader_in_plain_python_folds_the_journal_to_the_same_bits() -> None:
-    clip_, decay, rate, b1, b2, eps, ema = map(single, (CLIP, DECAY, -RATE, BETA1, BETA2, EPSILON, EMA))
-    w = [float(x) for x in start()]
-    mean, square, smooth = [0.0] * N, [0.0] * N, list(w)
-    power1, power2, steps = 1.0, 1.0, 0.0
-    for outcome in journal():
-        for group in outcome.groups:
-            totals = np.array(struct.unpack(f"<{K}i", group.totals), np.int32)
-            directions = Directions(SEEDS.key("directions", group.key), GAUSSIAN)
-            exact = rebuild_in_python(totals, directions, dense(N, K), N)
-            g = [single(x / (K * group.weight * 2.0 ** (RING.exponent + 12))) for x in exact]
-            largest = max(map(abs, g))
-            if largest > clip_:
-                g = [single(x * single(clip_ / largest)) for x in g]
-            g = [single(x + single(decay * y)) for x, y in zip(g, w, strict=True)]
-            power1, power2 = single(b1 * power1), single(b2 * power2)
-            d = min(ema, single(single(1 + steps) / single(10 + steps)))
-            for i, x in enumerate(g):
-                mean[i] = single(single(b1 * mean[i]) + single(single(1 - b1) * x))
-                square[i] = single(single(b2 * square[i]) + single(single(1 - b2) * single(x * x)))
-                root = single(math.sqrt(single(square[i] / single(1 - power2))))
-                step = single(single(mean[i] / single(1 - power1)) / single(root + eps))
-                w[i] = single(w[i] + single(rate * step))
-                smooth[i] = single(single(d * smooth[i]) + single(single(1 - d) * w[i]))
-            steps += 1
-    state = folded(journal())
-    assert state.weights.tolist() == w
-    assert [part.tolist() for part in state.optimizer] == [mean, square, [power1], [power2]]
-    assert [part.tolist() for part in state.average] == [smooth, [steps]]
 
 
 @settings(deadline=None, max_examples=10)

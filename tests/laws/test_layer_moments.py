@@ -1,20 +1,20 @@
-"""One second moment a layer: the same bits as an implementation number by number, in pieces of any size, and, where
-every weight is a layer, as Adam itself."""
+"""One second moment a layer: the same bits as an independent implementation, in pieces of any size, and, where every
+weight is a layer, as Adam itself."""
 
-from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 
 from baffle.core.arrays import F32
-from baffle.core.directions import Support
+from baffle.core.directions import Support, row_of
 from baffle.core.update import adam, adam_by_layers, sum_of_squares
+from tests.protocol.learning import initial_state, step as independent_step, tree_sum
+from tests.protocol.plans import read_plan
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 gradients = st.integers(1, 70).flatmap(
@@ -40,57 +40,26 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(tuple(layers), steps)
 
 
-def sum_by_hand(squares: Sequence[float]) -> float:
-    """The tree from its root: a branch of 2^h leaves is the sum of its two halves; leaves that are missing are zero."""
-
-    def branch(start: int, leaves: int) -> float:
-        if start >= len(squares):
-            return 0.0
-        return squares[start] if leaves == 1 else branch(start, leaves // 2) + branch(start + leaves // 2, leaves // 2)
-
-    return branch(0, 1 << (len(squares) - 1).bit_length())
-
-
-def steps_by_hand(case: Case, rate: float, beta1: float, beta2: float) -> list[list[np.float32]]:
-    """Number by number, one weight after the other, with Python's floats for the sums."""
-    b1, b2, one, eps = np.float32(beta1), np.float32(beta2), np.float32(1), np.float32(1e-8)
-    n = len(case.gradients[0])
-    means, squares = [np.float32(0)] * n, [np.float32(0)] * len(case.layers)
-    power1 = power2 = one
-    steps = list[list[np.float32]]()
-    for gradient in case.gradients:
-        power1, power2 = b1 * power1, b2 * power2
-        step = [np.float32(0)] * n
-        for number, layer in enumerate(case.layers):
-            own = [*range(layer.start, layer.stop), *range(*layer.tail)]
-            square = np.float32(sum_by_hand([float(gradient[i]) * float(gradient[i]) for i in own]) / len(own))
-            squares[number] = b2 * squares[number] + (one - b2) * square
-            scale = np.sqrt(squares[number] / (one - power2)) + eps
-            for i in own:
-                means[i] = b1 * means[i] + (one - b1) * gradient[i]
-                step[i] = np.float32(-rate) * ((means[i] / (one - power1)) / scale)
-        steps.append(step)
-    return steps
-
-
 @pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
 @given(case=cases(), exponent=st.integers(0, 7))
 @settings(max_examples=300)
 @example(Case((Support(0, 2),), [np.array([3e38, 1e-45], np.float32)]), 0)
-def test_the_bits_are_those_of_an_implementation_number_by_number(case: Case, exponent: int) -> None:
+def test_the_bits_are_those_of_an_independent_implementation(case: Case, exponent: int) -> None:
     transform = adam_by_layers(case.layers, 0.01, 0.9, 0.99, at_once=1 << exponent)
+    plan = read_plan('update = {moments = "layers", rate = 0.01, betas = [0.9, 0.99], ema = 0}')
+    plan["update.layers"] = [row_of(layer) for layer in case.layers]
     weights = np.zeros(len(case.gradients[0]), np.float32)
-    state = transform.init(weights)
-    for gradient, expected in zip(case.gradients, steps_by_hand(case, 0.01, 0.9, 0.99), strict=True):
+    state, theirs = transform.init(weights), initial_state(plan, weights)
+    for gradient in case.gradients:
         state, step = transform.update(state, gradient, weights)
-        assert step.tobytes() == np.array(expected, np.float32).tobytes()
-    assert [len(part) for part in state] == [len(weights), len(case.layers), 1, 1]
+        theirs = independent_step(plan, [weights, *theirs[1:]], gradient)
+        assert [part.tobytes() for part in theirs] == [part.tobytes() for part in (weights + step, *state)]
 
 
 @given(values=arrays(np.float32, st.integers(1, 300), elements=floats), exponent=st.integers(0, 10))
 def test_a_sum_is_added_as_a_tree_and_nearly_exact(values: F32, exponent: int) -> None:
     found = sum_of_squares(values, Support(0, len(values)), 1 << exponent)
-    assert found == sum_by_hand([float(value) * float(value) for value in values])
+    assert found == tree_sum(values.astype(np.float64) ** 2)
     exact = sum(Fraction(float(value)) ** 2 for value in values)
     assert abs(Fraction(found) - exact) <= exact * Fraction(9, 2**53)
 

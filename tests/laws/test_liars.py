@@ -2,8 +2,7 @@
 goes on without those that are."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from baffle.aggregation.messages import BOX_BYTES
 from baffle.core.ports import Collected

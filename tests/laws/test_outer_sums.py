@@ -8,8 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from baffle.core.arrays import F64, I32, I64
 from baffle.core.directions import NUMBERS_AT_ONCE, OUTER, Directions, Support, coverage, dense, distribution_of

@@ -4,8 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from baffle.core.arrays import F64
 from baffle.core.ring import EXTRAS, GUARD, Ring, RingVector, add

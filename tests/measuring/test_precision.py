@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from exact_contrast import exact_contrast
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from baffle.core.arrays import F32

@@ -4,8 +4,7 @@ from hashlib import sha256
 from math import sqrt
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.models.drawing import draw_weights
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from baffle.data.sources import SOURCES, least_weights
-from baffle.data.sources import load as load_data
+from baffle.data.sources import SOURCES, least_weights, load as load_data
 from baffle.errors import PlanError
 from baffle.models.build import BUILDERS, build
 from baffle.models.inputs import Inputs

@@ -9,8 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from baffle.errors import AwayError, KeysError, TransportError
 from baffle.network.console import MOST_BYTES, SECONDS, fetch_status

@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.aggregation.messages import Agree, Hello, MaskedRequest, Opening, Turn, Unmask
 from baffle.core.messages import Abstention, CatchUp, Message, RoundRequest, encode, first_number, tag_of

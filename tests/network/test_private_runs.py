@@ -13,7 +13,7 @@ from baffle.network.server.board import Board
 from baffle.network.status import LinkCounts
 from baffle.plan import change, load
 from baffle.simulation import repeat
-from tests.support.lines_in_memory import Federation, LinesInMemory, StoppedError, kill
+from tests.support.lines_in_memory import Federation, LinesInMemory
 from tests.support.watched_runs import records_of
 
 PRIVATE = ("federation.weighting=uniform", "secure.floor=3", "privacy.clip=1.0", "privacy.epsilon=20")
@@ -72,8 +72,6 @@ def test_a_spent_budget_ends_the_run_with_a_sentence_and_outlives_it(federation:
     log = list[str]()
     federation.run = federation.folder / "again"
     lines = LinesInMemory({number: federation.member(number, tell=log.append).answer for number in range(4)})
-    lines.at[13] = kill
-    with pytest.raises(StoppedError):
-        federation.serve(lines)
+    federation.serve_until_killed(lines, before=13)
     assert any("this client's budget is spent" in words for words in log)
     assert [sum(spent(federation, number)) for number in range(4)] == paid

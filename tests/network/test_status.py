@@ -8,8 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.network.status import MOST_CHARACTERS, MOST_RANGES, SERIES, Status, as_metrics, ranges, series_name
 from tests.support.prometheus import parse

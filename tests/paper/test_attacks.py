@@ -3,8 +3,7 @@ chance where they say nothing; and how far two sets of numbers can be told apart
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.core.arrays import F32, F64
 from baffle.core.probe import forward_difference

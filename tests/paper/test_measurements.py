@@ -6,8 +6,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.core.directions import GAUSSIAN, RADEMACHER, Directions, Distribution, dense
 from baffle.core.probe import SCHEMES

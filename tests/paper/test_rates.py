@@ -7,8 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.grid.job import Failure, Job
 from baffle.paper.rates import FARTHEST, TRIAL_SEED, Search, search_rates

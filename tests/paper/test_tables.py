@@ -3,8 +3,7 @@
 import pytest
 
 from baffle.paper.looks import LOOKS, digits_in_four_looks
-from baffle.paper.table3 import BACKPROPAGATION, KS, OFFICEHOME, TARGET_OFFICEHOME, pairs
-from baffle.paper.table3 import TARGET as TABLE3
+from baffle.paper.table3 import BACKPROPAGATION, KS, OFFICEHOME, TARGET as TABLE3, TARGET_OFFICEHOME, pairs
 from baffle.paper.target import Finished, Origin, Scale
 from baffle.paper.training_runs import TABLE1, TABLE2, TrainingRuns
 from baffle.plan import WRN

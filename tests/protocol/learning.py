@@ -242,7 +242,7 @@ def gradient(plan: Plan, groups: Sequence[Any], drawn: Callable[[int], Direction
 
 def divisor(state: State) -> F32:
     """What adam divides by in all steps of a round that has several."""
-    square, least = state[2], np.float32(2.0**-10 * (_tree_sum(state[2].astype(np.float64)) / len(state[2])))
+    square, least = state[2], np.float32(2.0**-10 * (tree_sum(state[2].astype(np.float64)) / len(state[2])))
     if least == 0:
         return np.full(len(square), np.inf, np.float32)
     frozen: F32 = np.sqrt(np.maximum(square, least) / (np.float32(1) - state[4])) + np.float32(1e-8)
@@ -288,10 +288,10 @@ def step(plan: Plan, state: State, g: F32, frozen: F32 | None = None) -> State:
 
 
 def _mean_square(g: F32) -> float:
-    return _tree_sum(g.astype(np.float64) ** 2) / len(g)
+    return tree_sum(g.astype(np.float64) ** 2) / len(g)
 
 
-def _tree_sum(numbers: NDArray[np.float64]) -> float:
+def tree_sum(numbers: NDArray[np.float64]) -> float:
     """A binary tree: neighbours first."""
     while len(numbers) > 1:
         numbers = np.append(numbers, np.zeros(len(numbers) % 2)).reshape(-1, 2).sum(axis=1)

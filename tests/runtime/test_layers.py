@@ -8,8 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 from baffle.core.arrays import F32
@@ -19,11 +18,9 @@ from baffle.plan import Plan, load
 from baffle.runtime.model import layer_of, layers_of
 from baffle.runtime.onnx.foreign import layers_by_nodes
 from baffle.runtime.onnx.loss import OnnxLoss
-from baffle.runtime.onnx.model import load as load_onnx
-from baffle.runtime.onnx.model import model_in
+from baffle.runtime.onnx.model import load as load_onnx, model_in
 from baffle.runtime.onnx.model_folder import read_exported
-from baffle.runtime.torch.model import TorchModel
-from baffle.runtime.torch.model import load as load_torch
+from baffle.runtime.torch.model import TorchModel, load as load_torch
 from tests.support.modules import Made
 from tests.support.numpy_runtime import NumpyModel, NumpySoftmax
 from tests.support.onnx_nets import export_module

@@ -9,8 +9,7 @@ from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from baffle.core.arrays import F32
 from baffle.errors import PlanError, RefusalError

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from baffle.client.abstaining import Tell
 from baffle.client.replica import read_saved
 from baffle.core.state import unpack
@@ -140,6 +142,13 @@ class Federation:
         """Serve the plan. What the server says is in `told`, if it has no other log."""
         settings: dict[str, Any] = {"least": least, "reread": reread, "board": board, "clock": lines.clock}
         return serve(self.plan, self.run, lines, roster or self.roster, tell=tell or self.told.append, **settings)
+
+    def serve_until_killed(self, lines: LinesInMemory, before: int = 0, **settings: Any) -> None:
+        """Serve until the server is killed: before the exchange of this number, or when the test does it."""
+        if before:
+            lines.at[before] = kill
+        with pytest.raises(StoppedError):
+            self.serve(lines, **settings)
 
     def said(self, words: str) -> bool:
         """Whether the server has reported this."""

@@ -1,7 +1,7 @@
 """One client on a made-up runtime, which remembers what it was asked."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ from baffle.client.replica import Replica
 from baffle.client.worker import Worker
 from baffle.core.arrays import F32, F64
 from baffle.core.messages import CatchUp, Contribution, Reply, RoundRequest, decode_reply, encode
-from baffle.core.ports import Batch, GradientRuntime
+from baffle.core.ports import Batch
 from baffle.core.probe import Loss
 from baffle.core.ring import Sum
 from baffle.core.state import FLOAT, ServerState
@@ -72,14 +72,11 @@ class Setting:
         self.trajectory: Trajectory = trajectory_of(plan, runtime.n)
         self.state: ServerState = self.trajectory.rule.start(np.linspace(-1, 1, runtime.n, dtype=np.float32))
         data = Dataset(np.arange(SAMPLES), np.arange(SAMPLES), lambda x: x.astype(np.float32)[:, None])
-
-        @contextmanager
-        def borrow() -> Iterator[GradientRuntime]:
-            yield runtime
-
         lineage = Lineage(self.trajectory)
         replica = Replica(lineage, lineage.beginning(self.state))
-        self.worker = Worker(number, k or plan.probe.k, self.trajectory, data, np.arange(held), borrow)
+        self.worker = Worker(
+            number, k or plan.probe.k, self.trajectory, data, np.arange(held), lambda: nullcontext(runtime)
+        )
         self.client = Client(replica, self.worker)
 
     def request(self, number: int = 0) -> bytes:

@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from baffle.core.arrays import F32, I64
-from baffle.data.sources import Dataset, Source
-from baffle.data.sources import load as load_data
+from baffle.data.sources import Dataset, Source, load as load_data
 from baffle.errors import DataError
 from baffle.journal.audit import verify
 from baffle.plan import change, load

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
 from baffle.core.arrays import F32

@@ -3,8 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.tune.race import Leg, _climb, _settle, best_rate, extended, legs_of, nearest, series
 

@@ -16,8 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
+from rich.progress import BarColumn, Progress as Bar, TextColumn
 from rich.table import Table
 
 from baffle.errors import BaffleError
@@ -26,8 +25,7 @@ from baffle.report.words import duration, is_share, metric_name, round_number, s
 if TYPE_CHECKING:
     from baffle.data.partition import Holding
     from baffle.grid.job import Event
-    from baffle.grid.play import Standing
-    from baffle.grid.play import Watch as WatchGrid
+    from baffle.grid.play import Standing, Watch as WatchGrid
     from baffle.measuring.costs import Costs
     from baffle.server.recorder import Progress, Summary, Watch
 

@@ -37,8 +37,7 @@ from baffle.report.words import duration, is_share
 from baffle.runtime.model import FLOAT32
 from baffle.server.recorder import Progress, Watch
 from baffle.server.round import Played
-from baffle.simulation import Stop, begin
-from baffle.simulation import resume as resume_simulation
+from baffle.simulation import Stop, begin, resume as resume_simulation
 from baffle.task.load import Task, load_task
 from baffle.task.metrics import OF_CLASSES, evaluate, metrics_of
 

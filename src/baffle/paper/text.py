@@ -11,8 +11,7 @@ import msgspec
 from baffle.paper.rates import COLUMNS, Search
 from baffle.paper.target import SCALES, Cell, row_of
 from baffle.report.page import document
-from baffle.report.sections import Content, element
-from baffle.report.sections import table as html_table
+from baffle.report.sections import Content, element, table as html_table
 from baffle.report.words import SCALARS, duration
 
 

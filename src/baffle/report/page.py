@@ -17,8 +17,7 @@ from typing import Any
 
 from baffle.errors import PageError, one_line
 from baffle.files import make_folder, replace
-from baffle.report import charts as drawn
-from baffle.report import sections
+from baffle.report import charts as drawn, sections
 from baffle.report.charts import AXES, Partition, partition_of
 from baffle.report.record import RunRecord, read_run, read_runs
 from baffle.report.sections import Content, Html, data_block, element, joined

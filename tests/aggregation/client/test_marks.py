@@ -11,8 +11,7 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from baffle.aggregation.client.marks import (
     DAY,

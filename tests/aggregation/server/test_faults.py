@@ -2,8 +2,7 @@
 
 from itertools import combinations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.aggregation.server.faults import LONGEST, MOST_CORNERED, SHORTEST, Faults
 from tests.support.clocks import FakeClock

@@ -2,7 +2,6 @@
 taken stays."""
 
 import errno
-import json
 import os
 import shutil
 import stat
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from baffle.errors import KeysError
@@ -45,22 +43,6 @@ def sign(federation: Path) -> Sign:
 
 def participant() -> Participant:
     return Participant(Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex(), "")
-
-
-def test_an_empty_place_is_signed_as_two_empty_fields(known: Roster) -> None:
-    """Every place shows in the signed text, so that none can be moved, and a roster without empty places has the text
-    that it always had."""
-
-    def field(data: bytes) -> bytes:
-        return len(data).to_bytes(8, "big") + data
-
-    first = known.participants()[0]
-    alone = replace(known, clients=(None, first, None))
-    head = field(b"5") + field(known.expires.encode()) + field(known.server_key)
-    client = field(bytes.fromhex(first.identity)) + field(first.node.encode())
-    assert alone.signed_text() == b"baffle/roster/2" + head + field(b"") * 2 + client + field(b"") * 2
-    assert replace(known, clients=(first,)).signed_text() == b"baffle/roster/2" + head + client
-    assert json.loads(alone.encode())["clients"] == [None, {"identity": first.identity, "node": first.node}, None]
 
 
 PLACES = st.lists(st.booleans(), min_size=1, max_size=6)

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.network.link.door import FAILURES, FORGIVEN, KEPT, KNOWN_FOR, MOST_ADDRESSES, UNDISTURBED, Door, origin
 

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from hashlib import sha256
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from baffle.aggregation.messages import MOST_KEYS, Advertisement
 from baffle.core.messages import Abstention, Contribution, encode
@@ -110,24 +108,6 @@ def test_neither_direction_passes_for_the_other(request: Request, body: bytes) -
         read_reply(public(SERVER), public(CLIENT), request, echoed)
 
 
-def test_the_bytes_of_messages_are_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client of another version, or in another language, must agree on every byte. Signatures of Ed25519 follow from
-    the text that is signed, so this text is written out here."""
-    monkeypatch.setattr("secrets.token_bytes", lambda size: bytes(range(size)))
-    run = bytes(range(100, 132))
-    request = ask(SERVER, public(CLIENT), run, 7, "turn", b"the body")
-    request_id = bytes(range(16))
-    about = [run, b"\x00\x00\x00\x07", b"\x06", request_id]
-    parts = [b"message/2", b"to client", public(SERVER), public(CLIENT), *about, b"", sha256(b"the body").digest()]
-    header = run + request_id + b"\x00\x00\x00\x07\x06"
-    assert request.frame == header + SERVER.sign(_prefixed(parts)) + b"the body"
-
-    answer = reply(CLIENT, public(SERVER), request, b"an answer")
-    hashes = [sha256(request.frame).digest(), sha256(b"an answer").digest()]
-    parts = [b"message/2", b"to server", public(CLIENT), public(SERVER), *about, *hashes]
-    assert answer == request_id[:4] + CLIENT.sign(_prefixed(parts)) + b"an answer"
-
-
 def test_a_kind_that_is_not_known_is_refused_even_if_signed() -> None:
     """A later server may sign kinds of requests that this client does not know."""
     header = envelope._HEADER.pack(bytes(32), bytes(16), 0, len(PHASES))
@@ -180,10 +160,6 @@ def test_the_largest_statement_fits_before_a_client_is_in_a_run(clients: int) ->
     )
     past = (PastEpoch(2**40, bytes(32), bytes(32)),) * MOST_EPOCHS
     assert len(encode(Begin(encode(statement), past, answered=2**40))) <= envelope.most_joining_bytes(clients)
-
-
-def _prefixed(parts: list[bytes]) -> bytes:
-    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
 def _with_one_bit_flipped(frame: bytes) -> Iterator[bytes]:

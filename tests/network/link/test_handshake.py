@@ -6,8 +6,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from websockets.exceptions import ConnectionClosed
 
 from baffle.core.messages import decode, encode

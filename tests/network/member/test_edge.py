@@ -4,27 +4,23 @@ the same rounds as clients that have it."""
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
 import numpy as np
 import pytest
 
-from baffle.client.client import Client
-from baffle.client.replica import Replica
 from baffle.client.worker import Worker
 from baffle.core.messages import Group, Outcome
-from baffle.core.ports import Runtime
 from baffle.core.state import apply
 from baffle.errors import ModelError, PlanError, RefusalError
 from baffle.export import export_plan, export_run
-from baffle.federation import sums_of
 from baffle.journal.audit import verify
 from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
-from baffle.lineage import Lineage
 from baffle.network.member.edge import edge_equipment
 from baffle.network.member.equipment import with_onnx
 from baffle.plan import Plan, change, load
@@ -39,11 +35,9 @@ from baffle.runtime.onnx.model_folder import (
     read_manifest,
     read_weights,
 )
-from baffle.server.downlink import Downlink
-from baffle.server.round import play_round
-from baffle.task.load import load_task
-from baffle.trajectory import trajectory_of
+from baffle.task.load import Task, load_task
 from tests.support import tokens
+from tests.support.rounds_by_hand import RoundsByHand
 
 
 @pytest.fixture(scope="module")
@@ -107,38 +101,18 @@ def test_a_folder_that_claims_few_weights_hides_no_large_model(
 
 
 def test_torch_and_onnx_clients_sum_securely_in_one_round(exported: Path, plan: Plan, tmp_path: Path) -> None:
-    task = load_task(plan)
-    trajectory = trajectory_of(task.plan, len(task.initial_weights()))
-    sums, sessions = sums_of(trajectory, task)
-    torch_runtime, used = task.runtime(), set[type]()
-
-    @contextmanager
-    def borrow() -> Iterator[Runtime]:
-        used.add(type(torch_runtime))
-        yield torch_runtime
-
-    workers = [edge_equipment(plan, exported, number, part=True).worker for number in range(2)]
-    workers.append(Worker(2, 4, trajectory, task.source.train, task.shares[2], borrow))
-    lineage = Lineage(trajectory)
-    beginning = lineage.beginning(trajectory.rule.start(task.initial_weights()))
-    clients = [Client(Replica(lineage, beginning), worker, sessions[worker.number]) for worker in workers]
-
-    class Direct:
-        def exchange(self, requests: dict[int, bytes]) -> dict[int, bytes]:
-            return {number: clients[number].answer(request) for number, request in requests.items()}
-
-    start = trajectory.rule.start(task.initial_weights())
-    with Journal.create(tmp_path / "journal.sqlite", plan, start, {}) as journal:
-        present, downlink = catch_up(journal, lineage), Downlink("scalars", journal, lineage)
-        losses = list[float]()
-        for _ in range(5):
-            played = play_round(trajectory, present, Direct(), sums, journal, downlink)  # type: ignore[arg-type]
-            present = played.present
-            assert set(played.participation.values()) == {"contributed"}
-            losses.append(played.metrics["loss"])
-        assert catch_up(journal, lineage).state.weights_hash() == present.state.weights_hash()
-    assert used
-    assert len(set(losses)) == 5
+    rounds = RoundsByHand(change(plan, ["run.runtime=torch"]), tmp_path / "run")
+    for number in range(2):
+        edge = edge_equipment(plan, exported, number, part=True).worker
+        rounds.clients[number] = replace(rounds.clients[number], worker=edge)
+    losses = set[float]()
+    for _ in range(5):
+        played = rounds.play()
+        assert set(played.participation.values()) == {"contributed"}
+        losses.add(played.metrics["loss"])
+    rounds.journal.close()
+    assert verify(tmp_path / "run").weights_sha256 == rounds.present.state.weights_hash().hex()
+    assert len(losses) == 5
 
 
 def test_an_edge_client_has_the_samples_and_the_loss_of_its_torch_twin(exported: Path, plan: Plan) -> None:
@@ -154,6 +128,12 @@ def test_an_edge_client_has_the_samples_and_the_loss_of_its_torch_twin(exported:
     assert len(edge_equipment(plan, exported, 1).worker.indices) == len(task.source.train)
 
 
+def twin_of(edge: Worker, task: Task) -> Worker:
+    """The same client on the plan's own model."""
+    runtime = task.runtime()
+    return replace(edge, data=task.source.train, indices=task.shares[edge.number], borrow=lambda: nullcontext(runtime))
+
+
 @pytest.mark.parametrize(("runtime", "distribution"), [("torch", "outer"), ("onnx", "gaussian"), ("onnx", "outer")])
 def test_an_edge_client_moves_single_layers_like_its_twin(tmp_path: Path, runtime: str, distribution: str) -> None:
     """Their scalars agree up to rounding."""
@@ -164,14 +144,8 @@ def test_an_edge_client_moves_single_layers_like_its_twin(tmp_path: Path, runtim
     assert len(plan.probe.layout) == 3
     assert plan.probe.together == (0 if distribution == "gaussian" else 9 if runtime == "torch" else 1)
     task = load_task(plan)
-    twin = task.runtime()
-
-    @contextmanager
-    def borrow() -> Iterator[Runtime]:
-        yield twin
-
     edge = edge_equipment(plan, tmp_path / "model", 1, part=True).worker
-    whole = Worker(1, plan.probe.k, edge.trajectory, task.source.train, task.shares[1], borrow)
+    whole = twin_of(edge, task)
     weights = task.initial_weights()
     scale = edge.trajectory.ring.scale * edge.trajectory.weight_of(len(edge.indices))
     scalars, same = (worker.vector(0, weights)[:9].view(np.int32) / scale for worker in (edge, whole))
@@ -184,15 +158,9 @@ def test_an_edge_client_takes_several_steps_like_its_twin(tmp_path: Path) -> Non
     export_plan("digits", tmp_path / "model", [*settings, "federation.local_steps=3"])
     plan = load(str(tmp_path / "model" / PLAN))
     task = load_task(plan)
-    twin = task.runtime()
-
-    @contextmanager
-    def borrow() -> Iterator[Runtime]:
-        yield twin
-
     edge = edge_equipment(plan, tmp_path / "model", 1, part=True).worker
     trajectory = edge.trajectory
-    whole = Worker(1, plan.probe.k, trajectory, task.source.train, task.shares[1], borrow)
+    whole = twin_of(edge, task)
     state = trajectory.rule.start(task.initial_weights())
     first = trajectory.ring.decode(whole.vector(0, state.weights), 1)
     group = Group(0, first.totals.astype("<i4").tobytes(), first.weight)

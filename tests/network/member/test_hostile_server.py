@@ -9,8 +9,7 @@ from typing import NoReturn
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from baffle.aggregation.messages import Hello
 from baffle.client.abstaining import MOST_CHARACTERS, abstention

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from baffle.errors import PlanError, RefusalError
 from baffle.network.member.policy import POLICY_BYTES, Policy, load_policy

@@ -13,7 +13,7 @@ from baffle.network.joining import Begin, Introduce, Introduction, Openings, Rea
 from baffle.network.member.policy import Policy
 from baffle.plan import Plan, change, parse
 from baffle.statement import NOTHING
-from tests.support.lines_in_memory import Answer, Federation, StoppedError, kill, new_keys
+from tests.support.lines_in_memory import Answer, Federation, kill, new_keys
 
 
 @pytest.fixture
@@ -96,8 +96,7 @@ def test_a_client_that_was_caught_before_opens_first(federation: Federation) -> 
     lines.before = mend
     lines.at[20] = kill  # it has been caught once, and the journal says so
     federation.plan = change(federation.plan, ["rounds=20"])
-    with pytest.raises(StoppedError):
-        federation.serve(lines, least=3)
+    federation.serve_until_killed(lines, least=3)
     federation.serve(lines, least=3)
     statements = federation.statements()
     assert [one.salters for one in statements[-2:]] == [(0, 1, 3), (0, 1, 2, 3)]
@@ -168,9 +167,7 @@ def test_a_server_killed_while_an_epoch_is_made_goes_on(federation: Federation, 
     """The exchanges are: introductions, the statement, the nonces, the first round. Before the nonces go out, the
     statement is on disk; if it is not, it is forgotten, and its nonces serve no other."""
     lines = federation.lines(4)
-    lines.at[stop] = kill
-    with pytest.raises(StoppedError):
-        federation.serve(lines)
+    federation.serve_until_killed(lines, before=stop)
     begun = len(federation.statements())
     assert begun == (stop > 2)
     summary = federation.serve(lines if clients == "stay" else federation.lines(4))
@@ -187,8 +184,7 @@ def test_a_server_killed_in_a_later_assembly_goes_on(federation: Federation, cli
         at = Federation(new_keys(folder, 4), folder, plan, policy=federation.policy)
         lines = at.lines(3)
         lines.at = {11: partial(at.come, lines, 3), stop: kill}
-        with pytest.raises(StoppedError):
-            at.serve(lines, least=3)
+        at.serve_until_killed(lines, least=3)
         summary = at.serve(lines if clients == "stay" else at.lines(4))
         assert summary["rounds"] == 8
         assert summary["skipped_rounds"] <= 2

@@ -14,7 +14,7 @@ from baffle.network.server.board import MOST_NAME, Board
 from baffle.network.status import LinkCounts, Status, as_metrics
 from baffle.plan import Plan, change
 from baffle.server.recorder import Summary
-from tests.support.lines_in_memory import Federation, LinesInMemory, StoppedError, kill
+from tests.support.lines_in_memory import Federation, LinesInMemory, kill
 from tests.support.own_tasks import HERE
 from tests.support.prometheus import parse
 
@@ -74,8 +74,7 @@ def test_a_restarted_server_counts_on_from_its_journal(federation: Federation) -
     lines = federation.lines(4)
     lines.at[12] = kill
     first, second = Board(), Board()
-    with pytest.raises(StoppedError):
-        federation.serve(lines, board=first)
+    federation.serve_until_killed(lines, board=first)
     before = first.status(SILENT_LINK)
     assert 0 < before.rounds_done < 6
     summary = federation.serve(lines, board=second)

@@ -21,7 +21,7 @@ from baffle.network.server.serve import SAY_AGAIN, WaitingLog, serve
 from baffle.plan import change, load, parse
 from baffle.simulation import repeat
 from tests.support.clocks import FakeClock
-from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, StoppedError, kill, new_keys
+from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, StoppedError, new_keys
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,7 @@ def test_the_server_is_killed_at_every_exchange_and_goes_on(federation: Federati
     for stop in range(1, undisturbed.exchanges + 1):
         stopped = Federation(new_keys(tmp_path / str(stop), 4), tmp_path / str(stop), federation.plan)
         lines = stopped.lines(4)
-        lines.at[stop] = kill
-        with pytest.raises(StoppedError):
-            stopped.serve(lines)
+        stopped.serve_until_killed(lines, before=stop)
         summary = stopped.serve(lines)
         assert summary["rounds"] == 6
         assert summary["skipped_rounds"] <= 2, stop
@@ -139,9 +137,7 @@ def test_the_server_is_killed_at_every_exchange_and_goes_on(federation: Federati
 @pytest.mark.parametrize("stop", [6, 12])
 def test_everybody_is_killed_at_once_and_goes_on(federation: Federation, stop: int) -> None:
     lines = federation.lines(4)
-    lines.at[stop] = kill
-    with pytest.raises(StoppedError):
-        federation.serve(lines)
+    federation.serve_until_killed(lines, before=stop)
     summary = federation.serve(federation.lines(4))
     assert summary["rounds"] == 6
     assert summary["skipped_rounds"] <= 2
@@ -150,9 +146,7 @@ def test_everybody_is_killed_at_once_and_goes_on(federation: Federation, stop: i
 
 def test_a_restarted_server_waits_at_the_end_for_clients_that_took_part_before(federation: Federation) -> None:
     lines = federation.lines(4)
-    lines.at[13] = kill
-    with pytest.raises(StoppedError):
-        federation.serve(lines)
+    federation.serve_until_killed(lines, before=13)
     del lines.clients[3]
 
     class LateClient(Board):
@@ -222,9 +216,7 @@ def test_a_run_is_extended_while_it_goes_or_later(
     """Clients that stay connected know when the run was to end, and must learn that it goes on."""
     lines = federation.lines(4)
     if stop:
-        lines.at[stop] = kill
-        with pytest.raises(StoppedError):
-            federation.serve(lines)
+        federation.serve_until_killed(lines, before=stop)
     else:
         assert federation.serve(lines)["rounds"] == 6
     federation.plan = change(federation.plan, ["rounds=9", "run.evaluate_every=2", "federation.clients=4"])
@@ -245,9 +237,7 @@ def test_a_run_is_extended_while_it_goes_or_later(
 
 def test_a_run_may_end_earlier_than_planned_but_not_before_the_present(federation: Federation) -> None:
     lines = federation.lines(4)
-    lines.at[13] = kill
-    with pytest.raises(StoppedError):
-        federation.serve(lines)
+    federation.serve_until_killed(lines, before=13)
     played = verify(federation.run).rounds
     assert 1 < played < 5
     stored = (federation.run / "plan.toml").read_bytes()
@@ -307,5 +297,4 @@ def test_a_server_on_an_older_copy_of_a_run_that_is_over_says_that_clients_refus
         if words.startswith("4 clients are connected, and 4 of them refuse to take part"):
             raise StoppedError
 
-    with pytest.raises(StoppedError):
-        federation.serve(federation.lines(4), tell=tell)
+    federation.serve_until_killed(federation.lines(4), tell=tell)

@@ -19,7 +19,7 @@ from baffle.network.member.policy import Policy
 from baffle.network.server.board import Board
 from baffle.network.status import LinkCounts
 from baffle.plan import change, load
-from tests.support.lines_in_memory import Answer, Federation, LinesInMemory, StoppedError, kill
+from tests.support.lines_in_memory import Answer, Federation, LinesInMemory
 from tests.support.served import Authority
 
 
@@ -139,9 +139,7 @@ def test_a_client_killed_with_a_new_roster_comes_back(federation: Federation, au
 def test_a_server_killed_with_a_new_roster_goes_on(federation: Federation, authority: Authority, stop: int) -> None:
     lines = federation.lines(5)
     lines.at[10] = lambda: authority.revoke(3)
-    lines.at[stop] = kill
-    with pytest.raises(StoppedError):
-        federation.serve(lines, reread=authority.reread())
+    federation.serve_until_killed(lines, before=stop, reread=authority.reread())
     federation.keys[0] = ClientKeys.load(federation.keys[0].folder)
     lines.clients.pop(3, None)
     summary = federation.serve(lines, reread=authority.reread(), roster=authority.roster)
@@ -264,9 +262,7 @@ def test_a_run_begins_and_ends_with_those_who_have_a_place(federation: Federatio
 def test_more_places_are_for_the_next_run(federation: Federation) -> None:
     """The run that has begun goes on with those who have been in it."""
     first = federation.lines(5)
-    first.at[9] = kill
-    with pytest.raises(StoppedError):
-        federation.serve(first)
+    federation.serve_until_killed(first, before=9)
     add_clients(federation.folder / "keys")
     known = take_newest_roster(federation)
     newcomer = list[str]()
@@ -283,9 +279,7 @@ def test_more_places_are_for_the_next_run(federation: Federation) -> None:
 
 def test_a_run_in_which_nobody_has_taken_part_is_not_begun_with_more_places(federation: Federation) -> None:
     first = federation.lines(5)
-    first.at[1] = kill
-    with pytest.raises(StoppedError):
-        federation.serve(first)
+    federation.serve_until_killed(first, before=1)
     add_clients(federation.folder / "keys")
     known = take_newest_roster(federation)
     with pytest.raises(RunFolderError, match="roster 2 has 6 places, but this run 5; nobody has taken part in it yet"):

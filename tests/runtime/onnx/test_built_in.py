@@ -9,8 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from baffle.core.arrays import F32
 from baffle.core.ports import Batch

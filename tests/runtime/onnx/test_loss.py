@@ -12,8 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from baffle.errors import ModelError
 from baffle.runtime.onnx.model_folder import MANIFEST, MODEL, read_manifest

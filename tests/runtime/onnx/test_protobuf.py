@@ -5,8 +5,7 @@ from contextlib import suppress
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from baffle.errors import ModelError

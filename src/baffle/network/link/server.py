@@ -19,8 +19,7 @@ from errno import ECONNABORTED
 from threading import Thread
 from typing import Any, TypeVar
 
-from websockets.http11 import Request as PageRequest
-from websockets.http11 import Response
+from websockets.http11 import Request as PageRequest, Response
 
 from baffle.core.messages import first_number, tag_of
 from baffle.errors import TransportError, first_line

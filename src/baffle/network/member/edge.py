@@ -1,7 +1,7 @@
 """A worker for devices without PyTorch: it runs an exported model on the client's own data."""
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,6 @@ import numpy as np
 from baffle.client.worker import Worker
 from baffle.core.arrays import F32
 from baffle.core.freed_memory import give_back_freed_memory
-from baffle.core.ports import Runtime
 from baffle.data.partition import share_out
 from baffle.data.sources import Source, load, weights_for
 from baffle.errors import ModelError, PlanError
@@ -82,12 +81,7 @@ def edge_equipment(
     # Each thread would need memory. The number of threads changes no bit of a run.
     one_thread = msgspec.structs.replace(plan, run=msgspec.structs.replace(plan.run, workers=1))
     trajectory = trajectory_of(one_thread, manifest.n_weights, NUMBERS_AT_ONCE)
-
-    @contextmanager
-    def borrow() -> Iterator[Runtime]:
-        yield runtime
-
-    worker = Worker(number, plan.probe.k, trajectory, samples, np.arange(len(samples)), borrow)
+    worker = Worker(number, plan.probe.k, trajectory, samples, np.arange(len(samples)), lambda: nullcontext(runtime))
     return Equipment(worker, initial)
 
 
