@@ -32,13 +32,15 @@ UNIFORM = 'federation.weighting="uniform"'
 LYING = ('secure.mode="malicious-server"', UNIFORM)
 PRIVATE = (UNIFORM, "privacy.noise=1.0", "privacy.clip=2.0")
 HEAD = 'probe.head="exact"'
+STEPS = ("federation.local_steps=2", "federation.warm_up=1")
 MODES = {
     "off": ('secure.mode="off"',),
     "on": ('secure.mode="on"',),
     "exact head": ('secure.mode="on"', HEAD),
-    "malicious-server": LYING,
+    "several steps": ('secure.mode="on"', *STEPS),
+    "malicious-server": (*LYING, *STEPS),
     "private": ('secure.mode="on"', *PRIVATE),
-    "private, malicious-server": (*LYING, *PRIVATE, HEAD, "privacy.noise=30.0"),
+    "private, malicious-server": (*LYING, *PRIVATE, HEAD, "privacy.noise=30.0", "secure.liars=1"),
 }
 MISTAKE = "a mistake in BAFFLE"
 
@@ -90,7 +92,7 @@ class Recorded:
         self.requests: list[bytes] = []
         self._seen: dict[str, int] = {}
         plan: Plan = parse(PLAN, MODES[mode])
-        policy = Policy(mode="off" if mode == "off" else "on", floor=2, without_privacy=True)
+        policy = Policy(mode="off" if mode == "off" else "on", floor=2, least_liars=1, without_privacy=True)
         federation = Federation(new_keys(folder, CLIENTS), folder, plan, policy=policy)
         lines = federation.lines(CLIENTS - 1)
         member = federation.member(VICTIM, tell=self.log.append)
@@ -103,14 +105,24 @@ class Recorded:
 
     @staticmethod
     def _come(federation: Federation, lines: LinesInMemory, exchange: int) -> None:
-        if exchange == LATE:
-            lines.clients[CLIENTS - 1] = federation.member(CLIENTS - 1).answer
+        """The last client comes late, and does not open its first nonce: the next statement holds evidence of that."""
+        if exchange != LATE:
+            return
+        member, lies = federation.member(CLIENTS - 1), list[bytes]()
+
+        def answer(data: bytes) -> bytes | None:
+            if tag_of(data) == "begin" and not lies:
+                lies.append(data)
+                return None
+            return member.answer(data)
+
+        lines.clients[CLIENTS - 1] = answer
 
     def _answer(self, member: Member, data: bytes) -> bytes:
         """Remember the victim before the first message of a kind, and before one that comes late in the run."""
         kind = tag_of(data)
         self._seen[kind] = self._seen.get(kind, 0) + 1
-        if self._seen[kind] in (1, 4):
+        if self._seen[kind] in (1, 3):  # the third statement holds evidence
             name = kind if self._seen[kind] == 1 else f"a later {kind}"
             self.before[name] = clone(member), data
         self.requests.append(data)

@@ -28,7 +28,9 @@ CLIENTS, VICTIM = 4, 2
 
 POLICY = """mode = "on"
 floor = 3
+least_liars = 1
 scalars_only = true
+exact_head = false
 least_batch = 8
 largest_batch = 0.5
 most_k = 100
@@ -55,7 +57,10 @@ SETTLED = (
         "probe.shapes=[[10],[10,64]]",
     ),
 )
-LYING = (*PRIVATE, *SETTLED, "secure.mode=malicious-server", "privacy.head_factor=2.0", "privacy.sharers=2")
+LYING = (
+    *(*PRIVATE, *SETTLED, "secure.mode=malicious-server", "secure.liars=1", "privacy.head_factor=2.0"),
+    *("privacy.sharers=2", "federation.local_steps=3", "federation.warm_up=2"),
+)
 
 Reader = Callable[[str], bool]
 """A text → whether it was refused."""

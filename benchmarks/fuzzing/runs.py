@@ -35,7 +35,7 @@ def runs(count: int, seed: int) -> Iterator[Tried]:
             folder.mkdir()
             mode = draw.choice(list(MODES))
             settings = [f"federation.clients={CLIENTS}", "run.deadline_seconds=0.2", *MODES[mode]]
-            policy = Policy(mode="off" if mode == "off" else "on", floor=2, without_privacy=True)
+            policy = Policy(mode="off" if mode == "off" else "on", floor=2, least_liars=1, without_privacy=True)
             keys = new_keys(folder, CLIENTS)  # clients remember how many statements led to nothing
             federation = Federation(keys, folder, parse(PLAN, settings), policy=policy)
             lies: list[tuple[str, bytes]] = []

@@ -42,6 +42,7 @@ OPEN = {f"privacy__{name}": 0.0 for name in ("noise", "epsilon", "clip", "head_f
 
 
 MACHINE = "it is a setting of the server's own machine", "holds settings of the server's own machine"
+STUDY = "it is for simulations"
 UNLIKE = "clients find it in their own model"
 
 PLAN: dict[str, Change] = {
@@ -52,7 +53,7 @@ PLAN: dict[str, Change] = {
     "task.data": Change("mnist"),
     "task.pixels": Change(64),
     "task.augment": Change(True),
-    "task.validation": Change(True),
+    "task.validation": Change(True, REFUSED, STUDY, "task.validation: a server holds no"),
     "task.loss": Change("mse"),
     "task.metrics": Change(["top5"]),
     "task.init": Change(""),
@@ -82,7 +83,11 @@ PLAN: dict[str, Change] = {
     "probe.sigma": Change(1e-2),
     "probe.scheme": Change("central"),
     "probe.distribution": another("gaussian", probe__shapes=[], probe__together=0),
-    "probe.micro_batch": Change(3, HARMLESS, "clients send the same, up to the rounding of a mean"),
+    "probe.micro_batch": Change(
+        3,
+        HARMLESS,
+        'clients send the same, up to the rounding of a mean; with `norm = "batch"`, that of smaller batches',
+    ),
     "probe.precision": Change("float16"),
     "probe.memory_mb": Change(100),
     "probe.supports": another("dense", probe__layout=[]),
@@ -91,7 +96,7 @@ PLAN: dict[str, Change] = {
     "probe.together": Change(8, HARMLESS, "clients send the same, up to rounding, in at most 1 GB"),
     "probe.head": another("probed", probe__head_at=[0, 0, 0, 0]),
     "probe.head_at": Change([0, 2, 0, 0], REFUSED, UNLIKE, "probe.head_at is"),
-    "probe.stacked": Change(True),
+    "probe.stacked": Change(True, REFUSED, STUDY, "probe.stacked: each client of a network"),
     "update.optimizer": another("sgd", update__moments="weights", update__layers=[]),
     "update.moments": another("weights", update__layers=[]),
     "update.layers": Change([[0, 484, 0, 0]], REFUSED, UNLIKE, "update.layers are not those"),
@@ -128,7 +133,7 @@ PLAN: dict[str, Change] = {
     ),
     "run.model": Change("elsewhere", REFUSED, MACHINE[0], "run.model is the folder"),
     "run.runtime": Change("torch", REFUSED, *MACHINE),
-    "run.derivatives": Change("gradient", REFUSED, *MACHINE),
+    "run.derivatives": Change("gradient", REFUSED, STUDY, "run.derivatives: each client of a network"),
     "run.downlink": Change("weights", REFUSED, "clients apply outcomes themselves", "run.downlink"),
     "run.workers": Change(1000, REFUSED, *MACHINE),
     "run.device": Change("cuda", REFUSED, *MACHINE),

@@ -105,6 +105,18 @@ def test_an_edge_client_knows_the_supports_of_its_model_too(tmp_path: Path) -> N
         edge_equipment(some, tmp_path / "model", 0, part=True)
 
 
+def test_an_edge_client_knows_the_layers_and_the_head_of_its_model_too(tmp_path: Path) -> None:
+    export_plan("digits", tmp_path / "model", ["update.moments=layers", "probe.head=exact"])
+    plan = load(str(tmp_path / "model" / "plan.toml"))
+    edge_equipment(plan, tmp_path / "model", 0, part=True)
+    for setting, words in (
+        ("update.layers=[[0, 5994, 0, 0]]", "update.layers are not those of task.model"),
+        ("probe.head_at=[0, 208, 0, 0]", "probe.head_at is"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            edge_equipment(change(plan, [setting]), tmp_path / "model", 0, part=True)
+
+
 @pytest.mark.parametrize("is_pinned", [True, False])
 def test_no_client_is_alone_with_liars_beyond_some_direction(
     tmp_path: Path, tiny: Callable[..., Plan], is_pinned: bool

@@ -106,6 +106,15 @@ def test_what_the_text_does_not_say_is_bounded_before_it_is_loaded(
         with_plan(0, None, part=False)(plan, 10**8)
 
 
+@pytest.mark.parametrize("setting", ["task.validation=true", "probe.stacked=true"])
+def test_what_only_simulations_have_is_refused_by_its_text(server: ServerByHand, setting: str) -> None:
+    """A split of a few samples can fail, and a client that fails says how few it has."""
+    victim = Watched(server.keys[0])
+    assert victim.ask(offer(server, setting)) == "abstention"
+    assert "each client of a network" in victim.log[0] or "a server holds no training samples" in victim.log[0]
+    assert not victim.equipped
+
+
 # N5: refusals that depend on the number of samples
 
 

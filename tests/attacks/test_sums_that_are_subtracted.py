@@ -18,7 +18,7 @@ import pytest
 
 from baffle.client.worker import Worker
 from baffle.core.arrays import F32, F64
-from baffle.core.messages import CatchUp, Outcome, encode
+from baffle.core.messages import CatchUp, Group, Outcome, encode
 from baffle.core.ports import Batch
 from baffle.errors import PlanError
 from baffle.export import export_plan
@@ -26,7 +26,7 @@ from baffle.network.member.consent import EXPOSED
 from baffle.network.member.equipment import Equip, Equipment, with_onnx
 from baffle.network.member.policy import Policy
 from baffle.network.settling import require_fewer_directions_than_weights, require_sound_terms
-from baffle.plan import Plan
+from baffle.plan import Plan, change
 from baffle.plan.privacy import with_noise
 from baffle.plan.sections import LARGEST
 from baffle.runtime.onnx.model_folder import MANIFEST
@@ -35,7 +35,7 @@ from tests.attacks.hostile_server import PLANS_OWN, HostileServer, Victims, View
 from tests.attacks.test_lying_models import PIXELS, brighter_than, hand_out
 
 CLIENTS, VICTIM, WEIGHTS = 5, 2, 650
-FEW, ENOUGH = 100, 1000  # directions: for the 64 weights that a hostile model uses, and for all
+FEW, MANY, ENOUGH = 100, 200, 1000  # directions: for the 64 weights that a hostile model uses, and for all
 SETTINGS = (
     *(f"federation.clients={CLIENTS}", "federation.weighting=uniform", "ring.n_max=1", "federation.batch=64"),
     *("probe.distribution=gaussian", "probe.scheme=central", "secure.mode=malicious-server", "secure.floor=3"),
@@ -151,6 +151,48 @@ def test_the_same_samples_in_every_round_are_refused_where_the_server_may_lie(at
         server.begin()
     with pytest.raises(PlanError, match="batch = 0 does not go with"):
         require_sound_terms(server.plan)
+
+
+def over_rounds(server: HostileServer, view: View, clients: list[int], rounds: int, told: list[bytes]) -> F64:
+    """The gradient that several rounds measure together, at weights that hardly move."""
+    drawn, totals, scale = list[F64](), list[F64](), server.bare.ring.scale
+    for _ in range(rounds):
+        number = view.present.round
+        total = server.play(view, clients, server.request(view, CatchUp("outcomes", 0, tuple(told))))
+        directions = view.trajectory.directions(number)
+        drawn.append(directions.draw(range(MANY), 0, WEIGHTS).astype(np.float64) * directions.distribution.unit)
+        totals.append(server.decoded(total, len(clients)).totals / scale)
+        told.append(encode(Outcome(number, "scalars", (Group(number, b"\0\0\x10\0" * MANY, len(clients)),))))
+        view.present = view.lineage.advance(view.present, told[-1])
+    found: F64 = np.linalg.lstsq(np.concatenate(drawn), np.concatenate(totals), rcond=None)[0]
+    return found
+
+
+@pytest.mark.parametrize("mode", ["on", "malicious-server"])
+def test_rounds_of_a_batch_that_is_larger_than_any_client_do_not_measure_all_its_samples(
+    attack: Attack, mode: str
+) -> None:
+    """Such a batch is another name for batch = 0. The owner's policy allows all samples, and no noise."""
+    slow = ("update.optimizer=sgd", "update.rate=1e-5", "update.ema=0", "rounds=12")
+    policy = Policy(without_privacy=True, largest_batch=1.0)
+    server = attack(f"probe.k={MANY}", "federation.batch=5000", f"secure.mode={mode}", *slow, policy=policy)
+    view = server.begin()
+    worker = workers(server, view)[VICTIM]
+    own = gradient(view.present.state.weights, worker.data.batch(worker.indices))
+    everybody, others = list(server.everybody), [client for client in server.everybody if client != VICTIM]
+    told = list[bytes]()
+    found = over_rounds(server, view, everybody, 4, told) - over_rounds(server, view, others, 4, told)
+    assert (cosine(found, own) > 0.999) == (mode == "on")
+
+
+def test_what_was_loaded_in_another_mode_is_judged_anew(attack: Attack) -> None:
+    """The same plan in mode "on" first, so that its samples and its model are loaded."""
+    server = attack(f"probe.k={ENOUGH}", "secure.mode=on", policy=Policy(without_privacy=True))
+    server.begin()
+    server.plan = change(server.plan, ["secure.mode=malicious-server"])
+    server.bare = trajectory_of(server.plan, WEIGHTS)
+    with refused(server, 0, "so a sum measures these exactly"):
+        server.begin()
 
 
 def test_two_sums_with_enough_directions_are_the_victims_gradient_where_nothing_forbids_it(attack: Attack) -> None:

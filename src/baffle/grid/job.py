@@ -93,6 +93,8 @@ class Player:
         return None
 
     def _play(self, job: Job, watch: Callable[[Progress], None]) -> None:
+        if job.folder.is_symlink():  # the folder of a sweep may come from a stranger
+            raise RunFolderError(f"{job.folder} is a link, and nothing is written through links; remove it")
         if not (job.folder / "plan.toml").exists():
             run = replace(job.plan.run, workers=job.plan.run.workers or self.threads)
             plan = replace(job.plan, run=run)

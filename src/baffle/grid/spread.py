@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from string import ascii_lowercase
 
-EQUAL = "Rows that share a letter are equal: their means differ by no more than the seeds of one of them do."
+MOST_ROWS, MOST_LETTERS = 500, 1000
+"""More rows are not compared, and more sets of rows are not told: they can be too many to count, which is what a
+stranger's sweep would be made for."""
+UNTOLD = "?"
+EQUAL = (
+    "Rows that share a letter are equal: their means differ by no more than the seeds of one of them do. (?: too many.)"
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,10 @@ class Spread:
 
 
 def letters_of(spreads: Sequence[Spread]) -> list[str]:
-    """A letter for each largest set of rows that all equal each other. A row that equals no other has none."""
+    """A letter for each largest set of rows that all equal each other. A row that equals no other has none. If they are
+    too many, nothing is told of any row."""
+    if len(spreads) > MOST_ROWS:
+        return [UNTOLD] * len(spreads)
     places = range(len(spreads))
     equal = {
         place: {other for other in places if other != place and spreads[place].equals(spreads[other])}
@@ -44,7 +53,9 @@ def letters_of(spreads: Sequence[Spread]) -> list[str]:
     cliques = list[set[int]]()
 
     def grow(clique: set[int], candidates: set[int], left_out: set[int]) -> None:
-        """Bron and Kerbosch: all largest sets of mutual neighbours."""
+        """Bron and Kerbosch: all largest sets of mutual neighbours, or one more than are told."""
+        if len(cliques) > MOST_LETTERS:
+            return
         if not candidates and not left_out and len(clique) > 1:
             cliques.append(clique)
         pivot = max(candidates | left_out, key=lambda place: len(candidates & equal[place]), default=-1)
@@ -54,6 +65,8 @@ def letters_of(spreads: Sequence[Spread]) -> list[str]:
             left_out = left_out | {place}
 
     grow(set(), set(places), set())
+    if len(cliques) > MOST_LETTERS:
+        return [UNTOLD] * len(spreads)
     ordered = sorted(cliques, key=sorted)
     return ["".join(_letter(number) for number, clique in enumerate(ordered) if place in clique) for place in places]
 

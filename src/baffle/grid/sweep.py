@@ -10,7 +10,7 @@ import msgspec
 from baffle.errors import GridError, RunFolderError, unwritable
 from baffle.files import make_folder, read_file, replace
 from baffle.grid.job import Failure, Job
-from baffle.grid.plans import folder_of, grid_of, name_of
+from baffle.grid.plans import MOST_RUNS, folder_of, grid_of, name_of
 from baffle.grid.play import Watch, play_grid, runner_of
 from baffle.journal.folder import RunFolder
 from baffle.plan import Plan
@@ -31,7 +31,7 @@ class Listed(msgspec.Struct, frozen=True):
 
 class _File(msgspec.Struct, frozen=True):
     command: str
-    runs: list[Listed]
+    runs: Annotated[list[Listed], msgspec.Meta(max_length=MOST_RUNS)]
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,8 @@ def read_sweep(folder: Path) -> Sweep:
     """The sweep in a folder, which may come from a stranger."""
     try:
         file = msgspec.json.decode(read_file(folder / SWEEP, SWEEP_BYTES), type=_File)
+        if len({run.folder for run in file.runs}) < len(file.runs):
+            raise ValueError("it names a folder twice")
     except (OSError, ValueError, RecursionError) as fault:
         raise RunFolderError(f"{folder / SWEEP} cannot be read: {fault}") from None
     return Sweep(folder, file.command, tuple(file.runs))

@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -95,7 +96,7 @@ def test_a_client_uses_few_enough_samples_or_none(
 ) -> None:
     """No plan is refused because of them. At batch level `steps` is 0."""
     federation = FederationSettings(batch=batch, steps=steps, level="epoch" if steps else "batch")
-    used = Policy(least_batch=least, largest_batch=share).batch(federation, samples)
+    used = Policy(least_batch=least, largest_batch=share).batch(Plan(federation=federation), samples)
     most = int(share * samples)
     assert used <= min(batch, samples)
     assert min((steps or 1) * used, samples) <= most
@@ -106,14 +107,18 @@ def test_a_client_uses_few_enough_samples_or_none(
         assert (used > 0) == (min(batch, most) >= max(least, 1))
 
 
+def plan_of(**federation: Any) -> Plan:
+    return Plan(federation=FederationSettings(**federation))
+
+
 def test_who_has_enough_samples_uses_as_many_as_the_plan_says() -> None:
-    assert Policy().batch(FederationSettings(batch=32), 1000) == 32
-    assert Policy().batch(FederationSettings(batch=32), 40) == 20
-    assert Policy().batch(FederationSettings(batch=8), 16) == 8
-    assert Policy().batch(FederationSettings(batch=8), 15) == 0
+    assert Policy().batch(plan_of(batch=32), 1000) == 32
+    assert Policy().batch(plan_of(batch=32), 40) == 20
+    assert Policy().batch(plan_of(batch=8), 16) == 8
+    assert Policy().batch(plan_of(batch=8), 15) == 0
     whole = Policy(largest_batch=1.0)
-    assert whole.batch(FederationSettings(batch=0), 40) == 40
-    assert whole.batch(FederationSettings(batch=4, level="epoch"), 40) == 4
+    assert whole.batch(plan_of(batch=0), 40) == 40
+    assert whole.batch(plan_of(batch=4, level="epoch"), 40) == 4
 
 
 def test_at_epoch_level_a_round_uses_all_samples_or_those_of_its_steps() -> None:
@@ -151,8 +156,8 @@ def test_where_the_server_may_lie_the_budget_is_eight_unless_the_policy_says_oth
 def test_beside_a_plan_without_privacy_batches_stay_below_all_samples_where_the_server_may_lie() -> None:
     lying = changed('secure.mode="malicious-server"')
     assert Policy.beside(lying).refusals(lying, named=True) == []
-    assert Policy.beside(lying).batch(lying.federation, 8) == 4
-    assert Policy.beside(USUAL).batch(USUAL.federation, 8) == 8
+    assert Policy.beside(lying).batch(lying, 8) == Policy(least_batch=0, largest_batch=1.0).batch(lying, 8) == 4
+    assert Policy.beside(USUAL).batch(USUAL, 8) == 8
 
 
 def test_modes_are_ordered() -> None:

@@ -19,6 +19,7 @@ from baffle.network.member.equipment import Equip, Equipment, require_most_weigh
 from baffle.network.member.policy import Policy
 from baffle.network.settling import (
     differences,
+    require_clients_of_their_own,
     require_fewer_directions_than_weights,
     require_sound_terms,
     with_places,
@@ -164,7 +165,7 @@ class Consent:
         except BaffleError:
             self._beyond_it = epoch.statement.plan
             raise
-        self._tell_of_batch(worker)
+        self._tell_of_batch(worker, self._rules.largest_share(plan))
         if plan.secure.mode == LYING and not plan.privacy.on:
             self.tell(EXPOSED)
         return epoch
@@ -175,31 +176,34 @@ class Consent:
         return checked_epoch(begin, plan, self.keys, self._places(plan))
 
     def equipment(self, plan: Plan) -> Equipment:
-        """What this client computes with, loaded once for all epochs of a run."""
+        """What this client computes with, loaded once for all epochs of a run. What follows from settings that do not
+        determine the weights, such as secure.mode, follows from this plan and not from the one that it was loaded for.
+        """
         digest, rules = plan.trajectory_digest(), self._rules
         if self._equipped is None or self._equipped[0] != digest:
-            worker, initial = self.equip(plan, rules.most_weights)
-            require_most_weights(worker.trajectory.n, rules.most_weights)
-            batch = rules.batch(plan.federation, len(worker.indices))
-            self._equipped = digest, Equipment(replace(worker, batch=batch, most_step=self._rules.most_step), initial)
-        return self._equipped[1]
+            equipped = self.equip(plan, rules.most_weights)
+            require_most_weights(equipped.worker.trajectory.n, rules.most_weights)
+            self._equipped = digest, equipped
+        worker, initial = self._equipped[1]
+        batch, trajectory = rules.batch(plan, len(worker.indices)), replace(worker.trajectory, plan=plan)
+        return Equipment(replace(worker, trajectory=trajectory, batch=batch, most_step=rules.most_step), initial)
 
     def reach(self, plan: Plan) -> Reach:
         """How far outcomes may move this client's weights in a run."""
         return Reach(self._rules.most_step, self._rules.most_distance, lambda: self.equipment(plan).initial())
 
-    def _tell_of_batch(self, worker: Worker) -> None:
+    def _tell_of_batch(self, worker: Worker, share: float) -> None:
         """Say if this client uses fewer samples than the plan says: only its own log may know how many it has."""
         federation, samples, rules = worker.trajectory.plan.federation, len(worker.indices), self._rules
         if worker.batch == 0:
             self.tell(
                 f"has {samples} samples, too few for the policy: least_batch asks for at least {rules.least_batch} in "
-                f"a round, largest_batch allows {rules.largest_batch:g} of all; so it sends zeros"
+                f"a round, largest_batch allows {share:g} of all; so it sends zeros"
             )
         elif worker.batch and worker.batch < min(federation.batch, samples):
             self.tell(
                 f"uses {worker.batch} of its {samples} samples at once instead of {federation.batch}: largest_batch "
-                f"allows {rules.largest_batch:g} of all in a round"
+                f"allows {share:g} of all in a round"
             )
 
     def charge(self, trajectory: Trajectory) -> Charge | None:
@@ -266,6 +270,7 @@ class Consent:
                 waits = ": a client that has not been in that run waits for the next one" if clients < expected else ""
                 raise RefusalError(f"a run of {clients} clients, but the roster has {expected}{waits}")
             check(plan)
+            require_clients_of_their_own(plan)
         except PlanError as fault:
             raise RefusalError(f"the server's plan is not valid: {fault}") from None
         return plan

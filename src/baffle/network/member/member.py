@@ -154,7 +154,7 @@ class Member:
 
     def _replica(self, epoch: AcceptedEpoch, equipment: Equipment, salt: bytes = b"") -> Replica:
         """This client's copy of the weights in the run that it enters: the one that it has, if it is of that run."""
-        bare = replace(equipment.worker.trajectory, plan=epoch.plan)
+        bare = equipment.worker.trajectory
         lineage = epoch.lineage(bare, salt)
         if self._client and self._run in [one.run for one in lineage.epochs]:
             return self._client.replica.in_epoch(lineage, snapshots=epoch.takes_snapshots)
@@ -184,7 +184,7 @@ class Member:
         salt = salt_of(epoch.run, epoch.statement, nonces)
         if known:
             bare = equipment.worker.trajectory if equipment else trajectory_of(epoch.plan, known.weights)
-            lineage = epoch.lineage(replace(bare, plan=epoch.plan), salt)
+            lineage = epoch.lineage(bare, salt)
             file, reach = self._replica_file(), self.consent.reach(epoch.plan)
             replica = Replica.thawed(lineage, known.replica, file, snapshots=epoch.takes_snapshots, reach=reach)
         else:

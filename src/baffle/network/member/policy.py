@@ -26,6 +26,7 @@ from baffle.privacy.accounting import Budget
 POLICY_BYTES = 64 << 10  # the most bytes of a policy file
 MOST_NAME = 80  # longer names of data sets are cut
 MODES = ("off", "on", LYING)  # from the least protection to the most
+MOST_EXPOSED = 0.5  # the largest share of its samples that a client uses at once where only masks protect it
 Range = tuple[Positive, Positive]
 
 
@@ -91,7 +92,7 @@ class Policy(Section, frozen=True):
             least_liars=1,
             scalars_only=False,
             least_batch=0,
-            largest_batch=usual.largest_batch if exposed else 1.0,  # never the same samples in every round
+            largest_batch=MOST_EXPOSED if exposed else 1.0,  # never the same samples in every round
             without_privacy=True,
             most_weights=LARGEST,
             most_k=LARGEST,
@@ -116,10 +117,17 @@ class Policy(Section, frozen=True):
         if refusals := self.refusals(plan, named=named):
             raise RefusalError(f"this client's policy: {'; '.join(refusals)}")
 
-    def batch(self, federation: FederationSettings, samples: int) -> int:
+    def largest_share(self, plan: Plan) -> float:
+        """The largest share of its samples that a client uses at once. Where a server may lie and there is no noise, it
+        is never all: a batch that is larger than any client would be another name for all samples in every round."""
+        exposed = plan.secure.mode == LYING and not plan.privacy.on
+        return min(self.largest_batch, MOST_EXPOSED) if exposed else self.largest_batch
+
+    def batch(self, plan: Plan, samples: int) -> int:
         """How many samples at once a client with so many uses in a plan that is not refused: as many as the plan says,
         or fewer; 0 if no batch suits the rules. To refuse instead would tell the server how many it has."""
-        used, most, steps = _used(federation, samples), int(self.largest_batch * samples), federation.steps or 1
+        federation, most = plan.federation, int(self.largest_share(plan) * samples)
+        used, steps = _used(federation, samples), federation.steps or 1
         batch = min(federation.batch or samples, samples)
         if used > most:
             batch = most // steps
