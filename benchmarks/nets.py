@@ -73,25 +73,51 @@ def eight_layers(classes: int) -> nn.Module:
     return plain(8, classes)
 
 
+class Attending(nn.Module):
+    """A layer of a transformer, its norms first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.before(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        output: Tensor = x + self.narrow(torch.relu(self.wide(self.after(x))))
+        return output
+
+
 class Transformer(nn.Module):
     """One layer of attention over embedded tokens and their places."""
 
     def __init__(self, classes: int, width: int = 16) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, width)
-        self.places = nn.Embedding(LENGTH, width)
-        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
-        self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.last = nn.Linear(width, classes)
+        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
+        self.inner, self.last = Attending(width), nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.tokens(x) + self.places.weight
-        y = self.before(x)
-        x = x + self.attention(y, y, y, need_weights=False)[0]
-        x = x + self.narrow(torch.relu(self.wide(self.after(x))))
-        output: Tensor = self.last(x.mean(1))
+        output: Tensor = self.last(self.inner(self.tokens(x) + self.places.weight).mean(1))
         return output
+
+
+class Seeing(nn.Module):
+    """Two layers of attention over an image of 32 × 32 as eight tokens of four rows each."""
+
+    def __init__(self, classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Linear(128, width), nn.Embedding(8, width)
+        self.inner, self.last = nn.Sequential(Attending(width), Attending(width)), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.tokens(x.reshape(-1, 8, 128))
+        output: Tensor = self.last(self.inner(tokens + self.places.weight).mean(1))
+        return output
+
+
+def seeing(classes: int) -> nn.Module:
+    return Seeing(classes)
 
 
 def transformer(classes: int) -> nn.Module:

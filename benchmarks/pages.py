@@ -574,6 +574,7 @@ def scaled_once_and_twice() -> str:
     lines = [
         f"| {name} | {average:.2f} | {twice[name]:.2f} | {average - twice[name]:+.2f} |"
         for name, average in once.items()
+        if name in twice
     ]
     return rows("| average top-1, % | scaled once | scaled twice | points gained |", lines)
 

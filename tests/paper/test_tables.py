@@ -3,8 +3,8 @@
 import pytest
 
 from baffle.paper.looks import LOOKS, digits_in_four_looks
-from baffle.paper.table3 import BACKPROPAGATION, KS, OFFICEHOME, TARGET as TABLE3, TARGET_OFFICEHOME, pairs
-from baffle.paper.target import Finished, Origin, Scale
+from baffle.paper.table3 import BACKPROPAGATION, EXACT, KS, OFFICEHOME, TARGET as TABLE3, TARGET_OFFICEHOME, pairs
+from baffle.paper.target import DRAWN, Finished, Origin, Scale, common_cells, draws_nothing, row_of, with_drawn
 from baffle.paper.training_runs import TABLE1, TABLE2, TrainingRuns
 from baffle.plan import WRN
 
@@ -50,7 +50,7 @@ def test_table_2_shows_the_same_runs_with_and_without_skew() -> None:
 def test_table_3_differs_between_its_data_sets_in_the_data_alone(scale: Scale) -> None:
     ours, theirs = TABLE3.plans(scale), TARGET_OFFICEHOME.plans(scale)
     assert ours.keys() == theirs.keys() > OFFICEHOME.keys()
-    assert tuple(plan.probe.k for plan in ours.values() if plan.estimator == "probe") == KS
+    assert tuple(plan.probe.k for plan in ours.values() if plan.estimator == "probe" and not draws_nothing(plan)) == KS
     for name, plan in ours.items():
         other = theirs[name]
         assert (plan.task.data, other.task.data) == ("pacs", "officehome")
@@ -68,17 +68,32 @@ def test_every_domain_counts_the_same_in_an_average_as_in_the_papers() -> None:
 
 
 def test_points_count_from_the_better_row_of_backpropagation() -> None:
-    averages = {"K = 500": 0.7, BACKPROPAGATION: 0.6, f"{BACKPROPAGATION}, rate 0.001": 0.65}
+    averages = {"K = 500": 0.7, BACKPROPAGATION: 0.6, f"{BACKPROPAGATION}, rate 0.001": 0.65, EXACT: 0.625}
     plans = TABLE3.plans("smoke")
     losses, origin = [{"round": 0, "loss": 2.0}, {"round": 1, "loss": 1.5}], Origin("2026-11-16", "0123456789ab")
     runs = dict[str, list[Finished]]()
     for name, average in averages.items():
         summary = {"test_domains": {"a": {"accuracy": average, "top5": 1.0}}, "rounds": 2, "forwards": 16}
+        summary["uplink_bytes_per_client_round"] = 52.5
         runs[name] = [Finished(plans[name], summary, losses, plans[name].digest().hex(), origin)]
     result = TABLE3.result(runs, "smoke", None, lambda _: None)
     column = {name: [row[result.columns.index(name)] for row in result.rows] for name in result.columns}
-    assert column["points from backpropagation"] == ["+5.00", "-5.00", "+0.00"]
-    assert column["clients' loss"] == [1.5, 1.5, 1.5]
+    assert column["points from backpropagation"] == ["+5.00", "-5.00", "+0.00", "-2.50"]
+    assert column["clients' loss"] == [1.5] * 4
+    assert column["bytes up"] == [52] * 4
+
+
+def test_a_frozen_backbone_with_an_exact_head_draws_no_directions_so_it_has_no_k_and_no_drawn_twin() -> None:
+    plans = TABLE3.plans("short")
+    assert {name for name, plan in plans.items() if draws_nothing(plan)} == {EXACT, f"{EXACT}, rate 0.001"}
+    for name in (EXACT, f"{EXACT}, rate 0.001"):
+        summary = {"rounds": 40, "forwards": 10_800}
+        run = Finished(plans[name], summary, [], plans[name].digest().hex(), Origin("2026-11-16", "0123456789ab"))
+        assert (common_cells([run])["K"], common_cells([run])["scalars"]) == (None, "exact head")
+        like = plans[name.replace(EXACT, BACKPROPAGATION)]
+        assert (like.update, like.federation, like.rounds) == (run.plan.update, run.plan.federation, run.plan.rounds)
+    twins = {row_of(name) for name in with_drawn(plans) if name.endswith(DRAWN)}
+    assert twins == {f"K = {k}" for k in KS}
 
 
 def test_the_digits_in_four_looks_have_four_domains() -> None:

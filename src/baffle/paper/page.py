@@ -318,7 +318,8 @@ def write(
 
 def _kept(run: Finished) -> dict[str, Any]:
     evaluated = [line for line in run.metrics if "test_accuracy" in line]
-    return {"asked": run.asked, "origin": asdict(run.origin), "summary": run.summary, "metrics": evaluated}
+    about = {"asked": run.asked, "origin": asdict(run.origin), "scalars": run.scalars}
+    return {**about, "summary": run.summary, "metrics": evaluated}
 
 
 def about_page(target: Target, scale: Scale) -> str:

@@ -27,12 +27,15 @@ from baffle.plan import Plan, load
 
 KS = (20, 50, 100, 200, 500)
 BACKPROPAGATION = "backpropagation"
+EXACT = "exact head"
 
 # On clients of one domain each, exact gradients may need a smaller rate than estimates, so they get both rates.
 _ROWS: Mapping[str, Settings] = {
     **{f"K = {k}": (f"probe.k={k}",) for k in KS},
     BACKPROPAGATION: ("estimator=backprop",),
     f"{BACKPROPAGATION}, rate 0.001": ("estimator=backprop", "update.rate=0.001"),
+    EXACT: ("probe.head=exact",),
+    f"{EXACT}, rate 0.001": ("probe.head=exact", "update.rate=0.001"),
 }
 Pair = tuple[float, float]  # top-1 and top-5 accuracy, in percent
 
@@ -92,12 +95,14 @@ class Domains(Target):
                     for domain in self.compared
                 },
                 **common_cells(runs),
+                "bytes up": round(float(runs[0].summary["uplink_bytes_per_client_round"])),
             }
             for (name, runs), spread, equal in zip(rows.items(), averages, letters_of(averages), strict=True)
         ]
         notes = [
             "Every domain counts the same in an average. The accuracy is that of the averaged weights. Points count "
-            "from the better row of backpropagation. The clients' loss is that of the last round.",
+            "from the better row of backpropagation. The clients' loss is that of the last round. Bytes up are those of a "
+            "client in a round, its part in the secure sum included.",
             *(["On a few digits, with a random backbone, to see that it works."] if scale == "smoke" else []),
         ]
         return Result.of(cells, notes, {"accuracies": accuracies}, partial(_draw, accuracies))
@@ -131,7 +136,7 @@ def _draw(accuracies: Mapping[str, Mapping[str, Pair]], figure: Any) -> None:
     """Top-1 accuracy against K, one line for each domain. Dashed lines show backpropagation."""
     axes = figure.subplots()
     exact = _exact(accuracies)
-    estimated = [name for name in accuracies if not name.startswith(BACKPROPAGATION)]
+    estimated = [name for name in accuracies if name.startswith("K = ")]
     drawn = [name for name in estimated if name.endswith(DRAWN)]
     ks = {name: int(row_of(name).removeprefix("K = ")) for name in estimated}
     for number, domain in enumerate(next(iter(accuracies.values()))):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from baffle.errors import PlanError
 from baffle.grid.spread import Spread
-from baffle.plan import Plan, change
+from baffle.plan import MobileNet, Plan, change
 from baffle.report.words import SCALARS
 
 Scale = Literal["smoke", "short", "full"]
@@ -39,12 +39,17 @@ def row_of(name: str) -> str:
     return name.removesuffix(DRAWN)
 
 
+def draws_nothing(plan: Plan) -> bool:
+    """Whether an exact head on a frozen backbone is all that is trained, so that there are no directions."""
+    return plan.probe.head == "exact" and isinstance(plan.task.model, MobileNet) and plan.task.model.trained == "head"
+
+
 def with_drawn(plans: Mapping[str, Plan]) -> dict[str, Plan]:
     """All runs, and after each that probes the same with drawn scalars, if the law covers its plan."""
     both = dict[str, Plan]()
     for name, plan in plans.items():
         both[name] = plan
-        if plan.estimator == "probe":
+        if plan.estimator == "probe" and not draws_nothing(plan):
             with suppress(PlanError):
                 both[name + DRAWN] = change(plan, ["estimator=law", 'run.runtime=""'])
     return both
@@ -94,7 +99,7 @@ class Finished:
     @property
     def scalars(self) -> str:
         """Where the numbers come from that its steps are made of."""
-        return SCALARS[self.plan.estimator]
+        return "exact head" if draws_nothing(self.plan) else SCALARS[self.plan.estimator]
 
 
 Rows = Mapping[str, Sequence[Finished]]
@@ -115,7 +120,7 @@ def common_cells(runs: Sequence[Finished]) -> dict[str, Cell]:
     """Columns that say how a row came about, and what it took: means over its seeds."""
     first = runs[0]
     return {
-        "K": first.plan.probe.k if first.plan.scalars else None,
+        "K": first.plan.probe.k if first.plan.scalars and not draws_nothing(first.plan) else None,
         "scalars": first.scalars,
         "rate": f"{first.plan.update.rate:g}",
         "seeds": len(runs),

@@ -39,9 +39,9 @@ def time_of(content: Mapping[str, Any]) -> str:
     return f"{len(runs)} {'runs' if len(runs) > 1 else 'run'} took {duration(sum(runs))}{before}, added up."
 
 
-def _scalars(summary: Mapping[str, Any]) -> str:
-    """Where a run's scalars came from; empty for summaries of older versions, which do not tell."""
-    kind = SCALARS.get(summary.get("estimator", ""), "")
+def _scalars(run: Mapping[str, Any]) -> str:
+    """Where a run's scalars came from; empty for runs of older versions, which do not tell."""
+    kind = run.get("scalars") or SCALARS.get(run["summary"].get("estimator", ""), "")
     return f"scalars {kind}" if kind in ("probed", "drawn") else kind
 
 
@@ -54,7 +54,7 @@ def _origins(content: Mapping[str, Any]) -> list[list[str]]:
     return [
         [
             name,
-            _scalars(runs[name]["summary"]),
+            _scalars(runs[name]),
             f"plan {digest[:16]}",
             runs[name]["origin"]["date"],
             f"commit {runs[name]['origin']['commit']}",
