@@ -101,8 +101,8 @@ class Domains(Target):
         ]
         notes = [
             "Every domain counts the same in an average. The accuracy is that of the averaged weights. Points count "
-            "from the better row of backpropagation. The clients' loss is that of the last round. Bytes up are those of a "
-            "client in a round, its part in the secure sum included.",
+            "from the better row of backpropagation. The clients' loss is that of the last round. Bytes up are those "
+            "of a client in a round, its part in the secure sum included.",
             *(["On a few digits, with a random backbone, to see that it works."] if scale == "smoke" else []),
         ]
         return Result.of(cells, notes, {"accuracies": accuracies}, partial(_draw, accuracies))
