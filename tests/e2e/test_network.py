@@ -27,15 +27,16 @@ pytest.importorskip("onnxruntime")
 @pytest.mark.slow
 def test_a_mixed_federation_learns_and_turns_strangers_away(network: Network) -> None:
     """Two clients on PyTorch, one on ONNX Runtime, and three that must be refused: a client that insists on another
-    plan, one whose key is not on the roster, and one that trusts another server."""
+    plan, one whose key is not on the roster, and one that trusts another server. Directions of a networked run are
+    never the same twice. With an exact head each of them learns, whatever its directions are."""
     settings = ["rounds=20", "probe.k=12", "run.deadline_seconds=120", "run.evaluate_every=10"]
-    network.plan = ["digits", *setting(*settings)]
-    export_plan("digits", network.folder / "model")  # before the server has settled what the plan leaves open
+    network.plan = ["digits-head", *setting(*settings)]
+    export_plan("digits-head", network.folder / "model")  # before the server has settled what the plan leaves open
     network.serve("--least", "3")
     network.join(0)
     network.join(1, "--plan", *network.plan)
     network.join(2, "--model", network.folder / "model")
-    pinned = network.join(3, "--plan", "digits", "--set", "probe.sigma=0.1")
+    pinned = network.join(3, "--plan", "digits-head", "--set", "probe.sigma=0.1")
     foreign = network.folder / "foreign"
     make_keys(foreign, 4, ["127.0.0.1"])
     unknown = network.join(0, name="unknown", keys=with_trust_in(network.keys, foreign / "client-0"))
@@ -51,7 +52,7 @@ def test_a_mixed_federation_learns_and_turns_strangers_away(network: Network) ->
     network.require_end(clients=3)
     summary = json.loads((network.run / "summary.json").read_text())
     assert (summary["rounds"], summary["skipped_rounds"]) == (20, 0)
-    assert summary["test_accuracy_last"] > 0.25
+    assert summary["test_accuracy_last"] > 0.5
     losses = [json.loads(line)["loss"] for line in (network.run / "metrics.jsonl").read_text().splitlines()]
     assert sum(losses[-5:]) < sum(losses[:5]) - 0.5
     replayed = verify(network.run).weights_sha256
