@@ -95,8 +95,8 @@ class Approved(NamedTuple):
 
 def _approved(plan: Plan, folder: Path, exported: ExportedModel, source: Source, approved: Collection[str]) -> Approved:
     """The plan's model. The author of a folder may put any graph into it: a loss that is a pixel, for some clients or
-    some samples only. So a client makes the graph of a model that a plan describes by itself, and takes from the folder no
-    more than weights that do not follow from the plan. Any other graph needs its owner's approval."""
+    some samples only. So a client makes the graph of a model that a plan describes by itself, and takes from the folder
+    no more than weights that do not follow from the plan. Any other graph needs its owner's approval."""
     _require_model(plan, exported.manifest, folder)
     if plan.task.model.has_graph:
         inputs = Inputs(source.shape, source.classes, width=source.width, label_shape=source.label_shape)
