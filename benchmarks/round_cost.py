@@ -40,13 +40,13 @@ def measured(mode: str) -> dict[str, float]:
         lines = federation.lines(CLIENTS)
         carry = lines.carry
 
-        def counting(requests: Any, run: bytes, *, patient: bool = False) -> Any:
+        def counting(requests: Any, run: bytes, **patience: bool) -> Any:
             nonlocal began
             if any(tag_of(data) == "masked-request" for data in requests.values()):
                 counted["rounds"] += 1
                 if counted["rounds"] == FIRST:
                     began = time.process_time()
-            replies = carry(requests, run, patient=patient)
+            replies = carry(requests, run, **patience)
             if counted["rounds"] >= FIRST:
                 counted["down"] += sum(map(len, requests.values()))
                 counted["up"] += sum(map(len, replies.values()))

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from baffle.cli.main import commands
+from baffle.client.abstaining import Tell
 from baffle.core.arrays import F32, U8, Integers
 from baffle.core.directions import DISTRIBUTIONS, Distribution
 from baffle.core.seeds import Scratch
@@ -22,7 +23,7 @@ from baffle.journal.audit import verify
 from baffle.models.build import BUILDERS
 from baffle.models.inputs import Inputs
 from baffle.paper import registry
-from baffle.paper.target import Measurement, Result, Scale, Tell
+from baffle.paper.target import Measurement, Result, Scale
 from baffle.plan import ModelSettings, Plan, Section
 from baffle.plan.tasks import LOSSES, Loss
 from baffle.runtime.registry import RUNTIMES

@@ -17,6 +17,7 @@ from baffle.core.messages import CatchUp, Outcome, encode
 from baffle.errors import PlanError
 from baffle.export import export_plan
 from baffle.network.member.edge import edge_equipment
+from baffle.network.member.policy import Policy
 from baffle.plan import Plan, change, load
 from baffle.trajectory import trajectory_of
 from tests.attacks.conftest import hostile_server
@@ -130,9 +131,9 @@ def test_no_client_is_alone_with_liars_beyond_some_direction(
     server.bare = trajectory_of(server.plan, server.bare.n)
     if not is_pinned:
         for member in server.victims.members.values():
-            member.consent.pinned = None
+            member.consent.pinned, member.consent.policy = None, Policy(without_privacy=True)
     tiers = tuple(plan.probe.k if client in (0, 1, VICTIM) else 1 for client in server.everybody)
-    with refused(server, 0, "secure.mode"):
+    with refused(server, 0, "federation.tiers"):
         statement = msgspec.structs.replace(server.statement(server.introductions(server.everybody)), tiers=tiers)
         nonces = b"".join(server.nonce(client, statement) for client in server.everybody)
         for client in server.everybody:

@@ -102,6 +102,18 @@ def test_a_client_that_comes_back_may_take_part_again(federate: Callable[..., Fe
     played.require_agreement(range(5))
 
 
+def test_a_client_whose_line_breaks_may_open_its_nonce_until_the_deadline(federate: Callable[..., Federation]) -> None:
+    """Also as another process: a broken line is no fault, and costs nobody a statement."""
+    played = federate(5, "rounds=6", "secure.mode=on")
+    lines = played.lines(5)
+    lines.clients[LIAR] = never_opening(lines.clients[LIAR])
+    lines.returning[LIAR] = lambda: played.member(LIAR).answer
+    played.serve(lines, least=4)
+    assert [(one.salters, one.unopened) for one in played.statements()] == [(tuple(range(5)), ())]
+    assert not played.said("is left out")
+    assert LIAR in played.contributors()[-1]
+
+
 # A server that uses evidence for itself
 
 

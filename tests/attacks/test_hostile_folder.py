@@ -2,17 +2,20 @@
 file, calls nothing that the folder names, and believes no size."""
 
 import json
+import os
 import shutil
 import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import baffle
+from baffle import files
 from baffle.cli.log import Log
 from baffle.core.messages import Group, Outcome, encode
 from baffle.errors import BaffleError, PlanError
@@ -95,6 +98,27 @@ def test_no_temporary_file_is_written_through_a_link(
         (finished_run / f".{name}.new").symlink_to(thesis)
     (finished_run / f".{JOURNAL}.room").symlink_to(thesis)
     write(cli, finished_run)
+    assert thesis.read_text() == "precious"
+
+
+def test_a_temporary_file_has_a_random_name_and_is_new(
+    finished_run: Path, thesis: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N13. Even if its name was guessed, nothing that is there already is opened."""
+    names, renamed = set[str](), os.replace
+
+    def noted(name: str, *arguments: Any, **folders: Any) -> None:
+        names.add(name)
+        renamed(name, *arguments, **folders)
+
+    monkeypatch.setattr(os, "replace", noted)
+    for _ in range(20):
+        files.replace(finished_run / "summary.json", b"{}")
+    assert len(names) == 20
+    monkeypatch.setattr(files, "token_hex", lambda _: "0" * 16)
+    (finished_run / f".baffle-{'0' * 16}.new").symlink_to(thesis)
+    with pytest.raises(FileExistsError):
+        files.replace(finished_run / "summary.json", b"{}")
     assert thesis.read_text() == "precious"
 
 

@@ -16,7 +16,7 @@ from baffle.core.messages import CatchUp, Group, Outcome, encode
 from baffle.core.ring import EXTRAS
 from baffle.network.member.policy import Policy
 from baffle.plan import Plan
-from tests.attacks.hostile_server import HostileServer, Victims, View, keys_of
+from tests.attacks.hostile_server import HostileServer, Victims, View, keys_of, refused
 
 CLIENTS, LABEL, K, ROUNDS, GROWTH = 7, 3, 450, 37, 10
 STEERED = (
@@ -90,3 +90,10 @@ def test_no_sum_of_weights_names_the_holders_of_a_label(attack: Attack, is_pinne
 def test_if_a_server_may_lie_nothing_in_the_clear_depends_on_data(attack: Attack, is_pinned: bool) -> None:
     server = attack("secure.mode=malicious-server", "federation.weighting=uniform", is_pinned=is_pinned)
     assert clear_part(server, server.begin()) == [CLIENTS, CLIENTS, 0, 0]
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_no_weights_are_summed_where_the_server_may_lie(attack: Attack, is_pinned: bool) -> None:
+    server = attack("secure.mode=malicious-server", "federation.weighting=samples", is_pinned=is_pinned)
+    with refused(server, 0, 'federation.weighting = "samples" does not go with secure.mode = "malicious-server"'):
+        server.begin()

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+import msgspec
 import numpy as np
 import pytest
 
 from baffle.aggregation.messages import Hello, Opening, Turn
 from baffle.core.messages import CatchUp, Contribution, Group, Outcome, RoundRequest, decode, encode
-from baffle.core.ring import EXTRAS
+from baffle.core.ring import EXTRAS, Ring
 from baffle.core.seeds import SALTED, batch_indices
 from baffle.core.state import pack
 from baffle.errors import MessageError
@@ -187,17 +188,30 @@ def test_weights_at_which_the_loss_is_not_finite_tell_nothing(attack: Attack) ->
         server.decoded(server.unmasked(slot, server.everybody), CLIENTS)
 
 
-def test_an_outcome_beyond_what_clients_can_send_ends_the_part_of_a_client(attack: Attack) -> None:
+@pytest.mark.parametrize("name", ["weights_hash", "chain"])
+def test_weights_have_no_second_name(attack: Attack, name: str) -> None:
+    """Under another hash, or after another past, they could be asked about three times more."""
+    server = attack()
+    view = server.begin()
+    request = msgspec.structs.replace(server.request(view), **{name: secrets.token_bytes(32)})
+    with refused(server, 0, "the server's history does not match this client's replay"):
+        server.play(view, request=request)
+
+
+def test_an_outcome_beyond_what_clients_can_send_ends_the_part_of_a_client(
+    attack: Attack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights, the chain and their hashes are all as they follow from it."""
     server = attack()
     view = server.begin()
     server.play(view)
     totals = np.full(server.bare.length, 2**30, "<i4").tobytes()
-    lie = encode(Outcome(0, "scalars", (Group(0, totals, 100),)))
+    lie = encode(Outcome(0, "scalars", (Group(0, totals, CLIENTS),)))
+    with monkeypatch.context() as patch:
+        patch.setattr(Ring, "beyond", lambda *_: 0)
+        view.present = view.lineage.advance(view.present, lie)
     slot = server.opened(view, server.everybody, 1)
-    request = RoundRequest(
-        1, view.trajectory.digest, secrets.token_bytes(32), bytes(32), CatchUp("outcomes", 0, (lie,))
-    )
-    asked = slot.requests(dict.fromkeys(server.everybody, request))
+    asked = slot.requests(dict.fromkeys(server.everybody, server.request(view, CatchUp("outcomes", 0, (lie,)))))
     with refused(server, VICTIM, "takes no further part in this run"):
         server.victims.ask(VICTIM, asked[VICTIM])
     with pytest.raises(RefusedError):  # not even in an honest round

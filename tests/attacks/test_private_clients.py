@@ -159,6 +159,23 @@ def test_an_older_ledger_is_noticed_in_a_run_that_goes_on(attack: Attack, rounds
         server.victims.ask(VICTIM, Begin(view.data, (), answered=rounds + 1))
 
 
+def test_two_processes_with_one_key_do_not_spend_the_budget_twice(attack: Attack) -> None:
+    """On two machines with one disk, where the lock of a folder may hold nobody up. The one that has paid goes on."""
+    server = attack(policy=enough_for(2))
+    view, skipped, first = server.begin(), list[bytes](), server.victims.members[VICTIM]
+    second = server.victims.start(VICTIM)
+    server.victims.members[VICTIM] = first
+    play_and_skip(server, view, skipped)
+    server.victims.members[VICTIM] = second
+    with refused(server, VICTIM, "changed by another process or put back from a copy"):
+        HostileServer(server.victims).begin()
+    server.victims.members[VICTIM] = first
+    play_and_skip(server, view, skipped)
+    assert charged(server, VICTIM) == 2
+    with refused(server, 0, "this client's budget is spent"):
+        play_and_skip(server, view, skipped)
+
+
 # Once
 
 

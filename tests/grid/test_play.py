@@ -13,7 +13,7 @@ import pytest
 
 import baffle
 from baffle.errors import GridError, PlanError, RunFolderError
-from baffle.grid.job import RESTARTS, Event, Failure, Job, Player, Tell
+from baffle.grid.job import RESTARTS, Event, Failure, Job, Player, TellEvent
 from baffle.grid.play import Standing, play_grid, runner_of
 from baffle.grid.processes import Processes
 from baffle.grid.ray_cluster import RayCluster, pack, played_elsewhere, unpack
@@ -104,7 +104,7 @@ def test_the_time_left_follows_from_the_rounds_that_were_played_here(tiny: MakeP
     clock, seen = Clock(), list[tuple[int, int, float | None]]()
     jobs = [Job(name, tiny("rounds=10"), tmp_path / name) for name in ("a", "b")]
 
-    def runner(given: list[Job], tell: Tell) -> None:
+    def runner(given: list[Job], tell: TellEvent) -> None:
         assert given == jobs
         tell(Event("a", "began"))
         for done in (6, 8):  # it is resumed after its fifth round

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from baffle.errors import DataError, GridError, PageError, PlanError
-from baffle.grid.job import Failure, Job, Player, Tell
+from baffle.grid.job import Failure, Job, Player, TellEvent
 from baffle.grid.play import runner_of
 from baffle.grid.spread import Spread
 from baffle.paper import gradients, page
@@ -123,7 +123,7 @@ def test_a_row_that_stays_keeps_its_date_and_commit(tmp_path: Path, monkeypatch:
 def _without_data(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
     """The data of runs with this K are gone."""
 
-    def play(player: Player, job: Job, tell: Tell) -> Failure | None:
+    def play(player: Player, job: Job, tell: TellEvent) -> Failure | None:
         return Failure("it is gone", no_data=True) if job.plan.probe.k == k else real(player, job, tell)
 
     real = Player.play
@@ -145,7 +145,7 @@ def test_a_row_stays_without_data_but_not_if_its_plan_has_changed(
 def test_a_row_that_fails_is_named_after_the_page_of_the_others_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def play(player: Player, job: Job, tell: Tell) -> Failure | None:
+    def play(player: Player, job: Job, tell: TellEvent) -> Failure | None:
         return Failure("it broke") if job.plan.probe.k == 3 else real(player, job, tell)
 
     real = Player.play
@@ -163,7 +163,7 @@ def test_a_row_that_fails_is_named_after_the_page_of_the_others_is_written(
 def test_a_seed_that_fails_leaves_the_others_under_their_own_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def play(player: Player, job: Job, tell: Tell) -> Failure | None:
+    def play(player: Player, job: Job, tell: TellEvent) -> Failure | None:
         return Failure("it broke") if job.plan.seed == 0 else real(player, job, tell)
 
     real = Player.play
@@ -218,7 +218,7 @@ def test_rates_are_chosen_on_held_out_training_samples_and_the_trials_are_on_the
 ) -> None:
     played = list[Plan]()
 
-    def play(player: Player, job: Job, tell: Tell) -> Failure | None:
+    def play(player: Player, job: Job, tell: TellEvent) -> Failure | None:
         played.append(job.plan)
         return real(player, job, tell)
 

@@ -1,6 +1,7 @@
 """The ring of a private run: exact clipping, constant extras, room for the noise, and never too little noise."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -38,6 +39,19 @@ def test_no_values_become_a_vector_longer_than_the_bound(ring: PrivateRing, data
     assert not integers(vector)[len(values) :].any()
     if not (math.isfinite(loss) and np.isfinite(values).all()):
         assert not integers(vector).any()
+
+
+@given(rings(), st.integers(2, 5), st.data())
+def test_no_steps_of_a_round_become_a_vector_longer_than_the_bound(
+    ring: PrivateRing, steps: int, data: st.DataObject
+) -> None:
+    """Each step is within the bound by itself; what a client sends is all of them."""
+    whole = replace(ring, length=steps * ring.length, steps=steps)
+    numbers = st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=ring.length)
+    vectors = [whole.encode(np.array(data.draw(numbers)), ring.length, 1, 0.0) for _ in range(steps)]
+    joined = whole.joined(vectors, whole.length)
+    assert squared_norm(integers(joined)) <= whole.delta_2**2
+    assert joined[whole.length :].tolist() == [1, 1, 0, 0]
 
 
 @given(rings())

@@ -49,29 +49,47 @@ time.sleep(float(sys.argv[4]))
 """
 
 
-def run_at_home(tmp_path: Path, tiny_toml: Path, home: Path, *before: str, wait: int = 0) -> None:
-    """Run the program with an empty home folder, which must stay empty."""
-    export_plan(str(tiny_toml), tmp_path / "model", ["task.init=numpy"])
+def run_at_home(home: Path, *command: object) -> str:
+    """Run a command with an empty home folder, which must stay empty. Returns what it prints."""
     home.mkdir()
     hidden = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     environment |= {"HOME": str(home), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    arguments = [tiny_toml, tmp_path / "model", tmp_path, str(wait)]
-    command = [*before, sys.executable, "-c", PROGRAM, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("threads: 1\n", "")
+    done = subprocess.run([*map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
     assert list(home.rglob("*")) == []
+    return done.stdout
 
 
-def test_a_run_opens_no_socket_and_leaves_the_home_folder_empty(tmp_path: Path, tiny_toml: Path) -> None:
-    run_at_home(tmp_path, tiny_toml, tmp_path / "home")
+@pytest.fixture
+def program(tmp_path: Path, tiny_toml: Path) -> list[object]:
+    """The program, which then waits for so many seconds."""
+    export_plan(str(tiny_toml), tmp_path / "model", ["task.init=numpy"])
+    return [sys.executable, "-c", PROGRAM, tiny_toml, tmp_path / "model", tmp_path]
+
+
+@pytest.fixture
+def strace(tmp_path: Path) -> list[object]:
+    if not shutil.which("strace"):
+        pytest.skip("needs strace")
+    return ["strace", "-qqfe", "%network", "-o", tmp_path / "trace"]
+
+
+def test_a_run_opens_no_socket_and_leaves_the_home_folder_empty(tmp_path: Path, program: list[object]) -> None:
+    assert run_at_home(tmp_path / "home", *program, 0) == "threads: 1\n"
 
 
 @pytest.mark.slow
-def test_no_system_call_is_about_the_internet(tmp_path: Path, tiny_toml: Path) -> None:
+def test_no_system_call_is_about_the_internet(tmp_path: Path, program: list[object], strace: list[object]) -> None:
     """ONNX Runtime with its telemetry asks for its host's address within seconds."""
-    if not shutil.which("strace"):
-        pytest.skip("needs strace")
-    trace = tmp_path / "trace"
-    run_at_home(tmp_path, tiny_toml, tmp_path / "home", "strace", "-qqfe", "%network", "-o", str(trace), wait=10)
-    assert "AF_INET" not in trace.read_text()
+    run_at_home(tmp_path / "home", *strace, *program, 10)
+    assert "AF_INET" not in (tmp_path / "trace").read_text()
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_sweep_phone_nobody_either(tmp_path: Path, tiny_toml: Path, strace: list[object]) -> None:
+    settings = ["--set", "run.runtime=onnx", "--set", "task.init=numpy", "--set", "rounds=400"]
+    sweep = [sys.executable, "-m", "baffle.cli.main", "sweep", tiny_toml, "--seeds", "0..1", "--jobs", "2", "--quiet"]
+    run_at_home(tmp_path / "home", *strace, *sweep, *settings, "--out", tmp_path / "sweep")
+    assert len([*(tmp_path / "sweep").rglob("summary.json")]) >= 2
+    assert "AF_INET" not in (tmp_path / "trace").read_text()

@@ -1,6 +1,5 @@
-"""Runs with an exact head: every way to run them sends it, sums it and replays it."""
+"""Runs with an exact head. How each kind of run ends with the same weights is in test_runs.py."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,54 +9,19 @@ from baffle.errors import PlanError
 from baffle.journal.audit import verify
 from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
-from baffle.plan import Plan, change, load
+from baffle.plan import Plan, load
 from baffle.simulation import baseline_of, simulate
 from baffle.task.load import load_task
 from baffle.trajectory import trajectory_of
 
-MakePlan = Callable[..., Plan]
 EXACT, LENET = "probe.head=exact", 'task.model={name="lenet", channels=[2, 3], head="flatten"}'
 HEAD = 10 * 3 * 4 * 4 + 10  # weights of the small net's last layer
-GROUPS = ("secure.groups=2", "secure.floor=2")
-
 FROZEN = 'task.model={name="custom", factory="tests.task.test_features:frozen"}'
-
-WAYS: dict[str, tuple[str, ...]] = {
-    "dense": (),
-    "on PyTorch": ("run.runtime=torch",),
-    "central differences": ("probe.scheme=central",),
-    "layers and tiers": ("probe.supports=layers", "federation.tiers=[{k=4, share=0.5}]"),
-    "stages": ("probe.supports=stages",),
-    "units": ("probe.supports=units", "probe.k=40"),
-    "outer directions": ("probe.distribution=outer", "run.runtime=torch"),
-    "outer layers": ("probe.distribution=outer", "probe.supports=layers"),
-    "groups with own seeds": (*GROUPS, "secure.group_seeds=own"),
-    "a median over groups": (*GROUPS, "secure.groups=3", "secure.combine=median"),
-    "own seeds": ("federation.seeds=own",),
-    "epoch level": ("federation.level=epoch", "federation.steps=2"),
-    "stacked clients": ("probe.stacked=true",),
-    "a head alone": ('task.model={name="softmax"}',),
-    "a frozen backbone": (FROZEN, "run.runtime=torch"),
-    "a stacked head alone": ('task.model={name="softmax"}', "probe.stacked=true"),
-}
 
 
 def _plan(*settings: str) -> Plan:
     small = ("rounds=3", LENET, "federation.clients=6", "federation.batch=8", "probe.k=12", "secure.floor=2")
     return load("digits", (*small, EXACT, *settings))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_secure_sums_lead_to_the_same_weights_and_a_replay_too(way: str, tmp_path: Path) -> None:
-    found, plan = set(), _plan(*WAYS[way])
-    for mode in ("on", "off"):
-        summary = simulate(change(plan, [f'secure.mode="{mode}"']), tmp_path / mode)
-        plan = load(str(tmp_path / mode / "plan.toml"))  # stages and units are priced when a run starts
-        assert summary["skipped_rounds"] == 0
-        assert summary["forwards"] > 0
-        assert verify(tmp_path / mode).weights_sha256 == summary["weights_sha256"]
-        found.add(summary["weights_sha256"])
-    assert len(found) == 1
 
 
 def test_clients_that_drop_and_noise_are_no_obstacle(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs whose scalars are drawn from their law: every way to run them replays to the same bits, and says what it is."""
+"""Runs whose scalars are drawn from their law. How each kind of run ends with the same weights is in test_runs.py."""
 
 import json
 import subprocess
@@ -11,13 +11,11 @@ import pytest
 from baffle.core import law
 from baffle.core.messages import Group, Outcome
 from baffle.errors import PlanError
-from baffle.journal.audit import verify
 from baffle.measuring.costs import costs
 from baffle.network.settling import require_sound_terms
 from baffle.plan import Plan, change, load
 from baffle.report.page import write_report
 from baffle.report.record import read_run
-from baffle.simulation import resume, simulate
 from baffle.task.load import load_task
 from baffle.trajectory import trajectory_of
 from tests.support.one_client import Bowl, Setting, plan_for
@@ -29,41 +27,9 @@ SMALL = (
 )
 GROUPS = ("secure.groups=2", "secure.floor=2")
 
-WAYS: dict[str, tuple[str, ...]] = {
-    "dense": (),
-    "layers": ("probe.supports=layers",),
-    "units": ("probe.supports=units", "probe.k=40"),
-    "exact head": ("probe.head=exact",),
-    "exact head, units": ("probe.head=exact", "probe.supports=units", "probe.k=40"),
-    "own seeds": ("federation.seeds=own",),
-    "epoch": ("federation.level=epoch", "federation.steps=2"),
-    "groups": GROUPS,
-    "dropout": ("federation.clients=12", "federation.dropout=0.1"),
-    "a head alone": ('task.model={name="softmax"}', "probe.head=exact"),
-}
-
 
 def _plan(*settings: str) -> Plan:
     return load("digits", (*SMALL, *settings))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_secure_sums_a_replay_and_any_number_of_threads_lead_to_the_same_weights(way: str, tmp_path: Path) -> None:
-    found, plan = set(), _plan(*WAYS[way])
-    for mode, workers in (("on", 1), ("off", 3)):
-        summary = simulate(change(plan, [f'secure.mode="{mode}"', f"run.workers={workers}"]), tmp_path / mode)
-        plan = load(str(tmp_path / mode / "plan.toml"))  # units are priced when a run starts
-        assert summary["scalars"] == "drawn"
-        assert verify(tmp_path / mode).weights_sha256 == summary["weights_sha256"]
-        found.add(summary["weights_sha256"])
-    assert len(found) == 1
-
-
-@pytest.mark.parametrize("way", ["dense", "epoch"])
-def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(way: str, tmp_path: Path) -> None:
-    whole = simulate(_plan(*WAYS[way]), tmp_path / "whole")
-    simulate(_plan(*WAYS[way], "rounds=1"), tmp_path / "parts")
-    assert resume(tmp_path / "parts", ["rounds=3"])["weights_sha256"] == whole["weights_sha256"]
 
 
 def _outcome(plan: Plan, numbers: list[int]) -> Outcome:

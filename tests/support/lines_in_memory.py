@@ -53,12 +53,15 @@ class LinesInMemory:
     on, and `before` is called with the number of each exchange: they may add or remove clients, or kill the server. A
     client that is replaced counts as restarted.
 
+    Clients in `returning` that do not answer a patient exchange connect again meanwhile, each as another process.
+
     An exchange takes so many `seconds` of the clock: by default longer than an epoch must last, and than the server
     waits until it asks a client again."""
 
     clients: dict[int, Answer] = field(default_factory=dict)
     before: Callable[[int], None] = lambda _exchange: None
     at: dict[int, Callable[[], object]] = field(default_factory=dict)
+    returning: dict[int, Callable[[], Answer]] = field(default_factory=dict)
     exchanges: int = 0
     runs: list[bytes] = field(default_factory=list)
     contribution: int = 0
@@ -68,7 +71,7 @@ class LinesInMemory:
     def present(self) -> Mapping[int, object]:
         return dict(self.clients)
 
-    def carry(self, requests: Mapping[int, bytes], run: bytes, *, patient: bool = False) -> Mapping[int, bytes]:  # noqa: ARG002
+    def carry(self, requests: Mapping[int, bytes], run: bytes, *, patient: bool = False) -> Mapping[int, bytes]:
         self.exchanges += 1
         self.runs.append(run)
         self.clock.sleep(self.seconds)
@@ -76,6 +79,9 @@ class LinesInMemory:
         self.at.get(self.exchanges, lambda: None)()
         asked = [(client, self.clients[client], data) for client, data in requests.items() if client in self.clients]
         replies = {client: answer(data) for client, answer, data in asked}
+        for client in (one for one, reply in replies.items() if patient and reply is None and one in self.returning):
+            self.clients[client] = self.returning.pop(client)()
+            replies[client] = self.clients[client](requests[client])
         return {client: reply for client, reply in replies.items() if reply is not None}
 
     def post(self, requests: Mapping[int, bytes], run: bytes) -> Mapping[int, Reply]:

@@ -129,7 +129,7 @@ def _identify(delivery: Delivery) -> tuple[ClientKeys, Path | None]:
 
 def _member(delivery: Delivery, own: ClientKeys, state: Path | None) -> Member:
     alone, number = (delivery.node,), own.number
-    # Whoever starts a run writes its configuration. A node with a key of its own takes no path from there.
+    # The user who starts a run writes its configuration. A node with a key of its own takes no path from there.
     configs = alone if folder(alone, "keys") else (delivery.node, delivery.run)
     data, part = folder(configs, "data"), setting(configs, "part", False)
     model, policy = folder(alone, "model"), folder(alone, "policy")

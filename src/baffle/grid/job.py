@@ -52,9 +52,9 @@ class Event:
     failure: Failure | None = None
 
 
-Tell = Callable[[Event], None]
+TellEvent = Callable[[Event], None]
 
-Runner = Callable[[list[Job], Tell], None]
+Runner = Callable[[list[Job], TellEvent], None]
 """Plays jobs, and tells for each when it begins and whether it ended or failed."""
 
 
@@ -67,13 +67,13 @@ class Player:
     threads: int = 0
     backbones: Backbones = field(default_factory=Backbones, compare=False)
 
-    def __call__(self, jobs: list[Job], tell: Tell) -> None:
+    def __call__(self, jobs: list[Job], tell: TellEvent) -> None:
         for job in jobs:
             tell(Event(job.name, "began"))
             failure = self.play(job, tell)
             tell(Event(job.name, "failed" if failure else "ended", failure=failure))
 
-    def play(self, job: Job, tell: Tell) -> Failure | None:
+    def play(self, job: Job, tell: TellEvent) -> Failure | None:
         """Play a job to its end, and say why if it failed."""
         latest = -OFTEN
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
-from baffle.grid.job import RESTARTS, Event, Failure, Job, Player, Tell
+from baffle.grid.job import RESTARTS, Event, Failure, Job, Player, TellEvent
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Processes:
     count: int
     data: Path | None = None
 
-    def __call__(self, jobs: list[Job], tell: Tell) -> None:
+    def __call__(self, jobs: list[Job], tell: TellEvent) -> None:
         waiting, losses = deque(jobs), Counter[str]()
         workers = dict[Connection, _Worker]()
         player = Player(self.data, max(1, (os.cpu_count() or 1) // self.count))

@@ -16,7 +16,7 @@ from typing import Any
 
 from baffle.errors import TransportError
 from baffle.files import make_folder
-from baffle.grid.job import RESTARTS, Event, Failure, Job, Player, Tell
+from baffle.grid.job import RESTARTS, Event, Failure, Job, Player, TellEvent
 from baffle.plan import parse
 from baffle.version import __version__
 
@@ -31,7 +31,7 @@ class RayCluster:
     count: int = 0
     data: Path | None = None
 
-    def __call__(self, jobs: list[Job], tell: Tell) -> None:
+    def __call__(self, jobs: list[Job], tell: TellEvent) -> None:
         import ray
 
         try:
@@ -48,7 +48,7 @@ class RayCluster:
         finally:
             ray.shutdown()
 
-    def _play(self, ray: Any, jobs: list[Job], tell: Tell) -> None:
+    def _play(self, ray: Any, jobs: list[Job], tell: TellEvent) -> None:
         play = ray.remote(max_retries=RESTARTS)(played_elsewhere)
         waiting, begun = list(reversed(jobs)), dict[Any, Job]()
         while waiting or begun:

@@ -6,20 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from baffle.client.abstaining import Tell
 from baffle.grid.spread import letters_of
-from baffle.paper.target import (
-    Cell,
-    Finished,
-    Result,
-    Rows,
-    Scale,
-    Target,
-    Tell,
-    common_cells,
-    range_of,
-    row_of,
-    spread_of,
-)
+from baffle.paper.target import Cell, Finished, Result, Rows, Scale, Target, common_cells, range_of, row_of, spread_of
 from baffle.paper.training_runs import STYLES, Curve, accuracy_of, curve
 from baffle.plan import Plan, load
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from baffle.client.abstaining import Tell
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import GAUSSIAN, RADEMACHER, Directions, Distribution, Support, dense
 from baffle.core.ports import GradientRuntime
@@ -17,7 +18,7 @@ from baffle.core.ring import Ring
 from baffle.core.seeds import batch_indices
 from baffle.core.update import adam
 from baffle.errors import PlanError
-from baffle.paper.target import Cell, Measurement, Result, Scale, Tell
+from baffle.paper.target import Cell, Measurement, Result, Scale
 from baffle.paper.training_runs import PRESET
 from baffle.plan import load
 from baffle.runtime.torch.loss import accuracy

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from baffle.client.abstaining import Tell
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import GAUSSIAN, Directions, dense
 from baffle.core.probe import SCHEMES
 from baffle.paper.gradients import exact_scalars, gradient_runtime, measured_task, trained
 from baffle.paper.sigma import Remembered
-from baffle.paper.target import Cell, Measurement, Result, Scale, Tell
+from baffle.paper.target import Cell, Measurement, Result, Scale
 from baffle.runtime.torch.loss import one_thread_each
 from baffle.task.load import Task
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from baffle import files
+from baffle.client.abstaining import Tell
 from baffle.errors import DataError, PageError, PlanError
 from baffle.grid.job import Failure, Job, Player, Runner
 from baffle.grid.plans import name_of, with_seeds
@@ -22,19 +23,7 @@ from baffle.grid.spread import EQUAL
 from baffle.grid.sweep import require_success
 from baffle.journal.folder import RunFolder
 from baffle.paper.rates import Search, search_rates
-from baffle.paper.target import (
-    DRAWN,
-    Estimator,
-    Finished,
-    Origin,
-    Result,
-    Rows,
-    Scale,
-    Target,
-    Tell,
-    row_of,
-    with_drawn,
-)
+from baffle.paper.target import DRAWN, Estimator, Finished, Origin, Result, Rows, Scale, Target, row_of, with_drawn
 from baffle.paper.text import html_of, markdown_of, png_of
 from baffle.plan import Plan, change, load
 from baffle.version import __version__

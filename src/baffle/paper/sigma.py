@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
+from baffle.client.abstaining import Tell
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import GAUSSIAN, Directions, Support, dense
 from baffle.core.ports import Batch
 from baffle.core.probe import SCHEMES, Loss, losses_along
 from baffle.paper.gradients import accuracy_of, alignment, gradient_runtime, measured_task, trained
-from baffle.paper.target import Cell, Measurement, Result, Scale, Tell
+from baffle.paper.target import Cell, Measurement, Result, Scale
 from baffle.runtime.torch.loss import one_thread_each
 from baffle.runtime.torch.model import DTYPES
 from baffle.task.load import Task

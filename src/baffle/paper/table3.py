@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from baffle.client.abstaining import Tell
 from baffle.grid.spread import letters_of
 from baffle.paper.target import (
     DRAWN,
@@ -16,7 +17,6 @@ from baffle.paper.target import (
     Rows,
     Scale,
     Target,
-    Tell,
     common_cells,
     range_of,
     row_of,

@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from baffle.client.abstaining import Tell
 from baffle.core.directions import GAUSSIAN, Directions, dense
 from baffle.core.freed_memory import give_back_freed_memory
 from baffle.core.ports import Batch
 from baffle.core.probe import losses_along
 from baffle.errors import BaffleError
-from baffle.paper.target import Cell, Measurement, Result, Scale, Tell
+from baffle.paper.target import Cell, Measurement, Result, Scale
 from baffle.plan import WRN, LeNet, MobileNet, Model
 
 MEGABYTE, CLASSES, MICRO_BATCH = 1 << 20, 10, 8

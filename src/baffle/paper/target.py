@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from baffle.client.abstaining import Tell
 from baffle.errors import PlanError
 from baffle.grid.spread import Spread
 from baffle.plan import MobileNet, Plan, change
@@ -25,8 +26,6 @@ DATA = {  # the names of data sets, as people write them
 }
 
 Cell = str | float | int | None
-Tell = Callable[[str], None]  # reports what is being measured, in a few words
-
 
 Estimator = Literal["probe", "law"]
 """How rows estimate gradients: by probes, or by draws from the law of what probes would give."""

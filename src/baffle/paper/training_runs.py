@@ -14,20 +14,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+from baffle.client.abstaining import Tell
 from baffle.grid.spread import letters_of
-from baffle.paper.target import (
-    Cell,
-    Finished,
-    Result,
-    Rows,
-    Scale,
-    Target,
-    Tell,
-    common_cells,
-    range_of,
-    row_of,
-    spread_of,
-)
+from baffle.paper.target import Cell, Finished, Result, Rows, Scale, Target, common_cells, range_of, row_of, spread_of
 from baffle.plan import Plan, load
 
 Settings = tuple[str, ...]

@@ -52,7 +52,7 @@ class Faults:
         return set(self._bars)
 
     def charge(self, client: int, why: str) -> None:
-        """Leave a client out for a while, whatever process it comes as."""
+        """Leave a client out for a while, also if it comes back as another process."""
         bar, now = self._bars.get(client, Bar(0, 0.0, "")), self.now()
         if bar.times and now < bar.until:
             return
@@ -80,7 +80,7 @@ class Faults:
         return sorted(frozenset.intersection(*self._spoilt)) if self._spoilt else []
 
     def cornered(self) -> dict[int, str]:
-        """The clients without which nobody can explain all spoilt sums, and the words for it."""
+        """The clients that must have lied, since the spoilt sums have no other explanation, and the words for it."""
         if not 0 < self.liars <= MOST_CORNERED:
             return {}
         if not _explained(self._spoilt, self.liars):  # more clients lie than the plan allows

@@ -255,7 +255,7 @@ class SecureSum:
             self._keys.bar(client, how)
 
     def _count_wasted(self, sums: list[GroupSum], by_group: Mapping[int, Sum]) -> None:
-        """Clients have released shares, and will not do so again for ever; has a sum come of it?"""
+        """Count a round in which clients have released shares, which they do a few times only: has it led to a sum?"""
         slots = [group_sum.slot for group_sum in sums if group_sum.slot]
         if by_group:
             self.faults.wasted = 0

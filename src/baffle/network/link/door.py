@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 SECONDS = 5.0  # how long a connection may take to authenticate
 BYTES = 16 * 1024  # how many bytes it may send before it is authenticated: headers and two small frames
 PLACES = 64  # how many connections may be unauthenticated at the same time; a federation's size adds an eighth to it
-# Places besides, for addresses from which a client has come. Whoever shares the address of a client, or has many of its
-# own, keeps it out only with more than so many connections in the time that a visitor is undisturbed.
+# Places besides, for addresses from which a client has come. To keep a client out, an attacker at its address, or at
+# many others, needs more than so many connections within the time for which a visitor is undisturbed.
 KEPT = 512
 # Seconds for which a visitor keeps its place. When a server starts, all its clients come at once, and none would get
 # through if each newcomer took the place of one that is halfway.

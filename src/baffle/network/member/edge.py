@@ -94,9 +94,9 @@ class Approved(NamedTuple):
 
 
 def _approved(plan: Plan, folder: Path, exported: ExportedModel, source: Source, approved: Collection[str]) -> Approved:
-    """The plan's model. Whoever writes a folder may write any graph: a loss that is a pixel, for some clients or some
-    samples only. So a client makes the graph of a model that a plan describes by itself, and takes from the folder no
-    more than weights that do not follow from the plan. Any other graph needs its owner's approval."""
+    """The plan's model. The author of a folder may put any graph into it: a loss that is a pixel, for some clients or
+    some samples only. So a client makes the graph of a model that a plan describes by itself, and takes from the folder
+    no more than weights that do not follow from the plan. Any other graph needs its owner's approval."""
     _require_model(plan, exported.manifest, folder)
     if plan.task.model.has_graph:
         inputs = Inputs(source.shape, source.classes, width=source.width, label_shape=source.label_shape)
@@ -108,8 +108,8 @@ def _approved(plan: Plan, folder: Path, exported: ExportedModel, source: Source,
         return Approved(manifest, own.model, (lambda: make().flat()) if plan.task.draws_weights else stored)
     if exported.sha256 not in approved:
         raise ModelError(
-            f"the model in {folder} is none of BAFFLE's own, and this client's owner has not approved it: ask whoever "
-            f"you trust to have read it for its hash, and give it as --model-hash; here it is {exported.sha256}"
+            f"the model in {folder} is none of BAFFLE's own, and this client's owner has not approved it: ask "
+            f"somebody you trust, who has read it, for its hash, and give that as --model-hash; here: {exported.sha256}"
         )
     require_loss(plan, exported.manifest, folder)
     _require_samples(plan, exported.manifest, source)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from baffle.client.abstaining import Tell
 from baffle.core.arrays import F32, F64
 from baffle.core.directions import GAUSSIAN, Directions, dense
 from baffle.core.ports import Batch
@@ -25,7 +26,7 @@ from baffle.paper.fig_attack.attacks import (
 )
 from baffle.paper.fig_attack.inference import auc, kolmogorov_smirnov
 from baffle.paper.gradients import accuracy_of, measured_task, trained
-from baffle.paper.target import Cell, Measurement, Result, Scale, Tell
+from baffle.paper.target import Cell, Measurement, Result, Scale
 from baffle.runtime.torch.loss import one_thread_each
 from baffle.task.load import Task
 
