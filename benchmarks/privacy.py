@@ -35,7 +35,12 @@ EPSILONS = (0, 8, 2, 1, 4)
 
 SEED_OF_CHOICES = 100
 DELTA = 1e-5
-ESTIMATORS = ("probe", "backprop")
+WARM_UP, STEPS = 3, 10
+ESTIMATORS: dict[str, tuple[str, ...]] = {
+    "probe": ("estimator=probe",),
+    "probe, ten steps": ("estimator=probe", f"federation.local_steps={STEPS}", f"federation.warm_up={WARM_UP}"),
+    "backprop": ("estimator=backprop",),
+}
 EXTRA: list[str] = []
 """Settings for all plans, to shorten the benchmark."""
 
