@@ -50,16 +50,18 @@ def curve_of(head: str, seed: int, most: int) -> list[tuple[int, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="write results/head_rounds.json")
+    parser.add_argument("--out", type=Path, help="write there")
     parser.add_argument("--rounds", type=int, default=MOST, help="at most, for a first look")
     args = parser.parse_args()
-    found: dict[str, Any] = json.loads(FILE.read_text()) if args.json and FILE.exists() else {}
+    out = args.out or (FILE if args.json else None)
+    found: dict[str, Any] = json.loads(out.read_text()) if out and out.exists() else {}
     with one_thread_each():
         for seed, head in product(SEEDS, ("exact", "probed")):
             if (name := f"{head}/{seed}") not in found:
                 found[name] = curve_of(head, seed, args.rounds)
                 print(name, found[name], file=sys.stderr, flush=True)
-                if args.json:
-                    FILE.write_text(json.dumps(found) + "\n")
+                if out:
+                    out.write_text(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
