@@ -276,7 +276,7 @@ def played(name: str, way: str, rate: float, seed: int, rounds: int, *, held_out
         if len(order) < plan.federation.batch:
             order = net.random.permutation(task.shares[0])
         batch, order = samples.batch(order[: plan.federation.batch]), order[plan.federation.batch :]
-        gradient = runtime.gradient_on(batch)(net.weights)[1]
+        gradient = runtime.gradient_on(batch, None)(net.weights)[1]
         exact = gradient[: net.head].astype(np.float64)
         estimate = mine.estimate(exact, number)
         cosines.append(float(estimate @ exact / (np.linalg.norm(estimate) * np.linalg.norm(exact) + 1e-30)))
