@@ -87,6 +87,31 @@ def fit_head() -> str:
     return rows("| net | last layer | held-out accuracy, each seed |", lines)
 
 
+def trials() -> str:
+    """A line for each idea: its rate, alignment, and test accuracies in %."""
+    lines = []
+    for name, row in read("trials").items():
+        net, way = name.split(" | ")
+        runs, each = row["runs"], [100 * run["accuracy"] for run in row["runs"]]
+        middle = f"{median(100 * run['at_half'] for run in runs):.1f} | {median(each):.1f}"
+        spread = ", ".join(f"{accuracy:.1f}" for accuracy in each)
+        alignment = f"{median(run['alignment'] for run in runs):.2f}"
+        lines.append(f"| {net} | {way} | {row['rate']:g} | {alignment} | {middle} | {spread} |")
+    return rows("| net | way | rate | alignment | after 150 | 300 rounds | each seed, after 300 |", lines)
+
+
+def head_rounds() -> str:
+    """Accuracies after some rounds, and the rounds to 85 %."""
+    lines = []
+    for name, curve in read("head_rounds").items():
+        found, (end, best) = {rounds: f"{accuracy:.1%}" for rounds, accuracy in curve}, curve[-1]
+        at = " | ".join(found.get(rounds, "–") for rounds in (100, 200, 300))
+        lines.append(
+            f"| {' | '.join(name.split('/'))} | {at} | {end if best >= 0.85 else f'more than {end} ({best:.1%})'} |"
+        )
+    return rows("| last layer | seed | after 100 rounds | 200 | 300 | rounds to 85 % |", lines)
+
+
 def class_counts() -> str:
     lines = []
     for row in read("class_counts")["rows"]:
@@ -607,6 +632,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "law of runs": law_of_runs,
     "runtimes": runtimes,
     "fit head": fit_head,
+    "trials": trials,
+    "head rounds": head_rounds,
     "class counts": class_counts,
     "default plan": default_plan,
     "local steps": local_steps,

@@ -11,9 +11,9 @@ from privacy_attacks import BUDGETS, MODELS, label
 from baffle.privacy.accounting import noise_for
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-NAMES = {"probe": "forward passes", "backprop": "backpropagation"}
+NAMES = {"probe": "forward passes", "ten steps": "forward passes, ten steps a round", "backprop": "backpropagation"}
 TASKS = {"digits": "digits, 100 clients", "writers": "MNIST, 539 writers"}
-COLOURS = {"probe": "#0b6e4f", "backprop": "#555555"}
+COLOURS = {"probe": "#0b6e4f", "ten steps": "#e09f3e", "backprop": "#555555"}
 ROUNDS = (20, 50, 100, 200, 500)
 TARGETS = (8, 4, 2, 1)
 

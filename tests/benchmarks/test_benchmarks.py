@@ -6,13 +6,18 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
+from any_net import plan_of
 from layer_shares import WAYS, estimate, lay_out
+from trials import RATES, Net, Preconditioned
 
 from baffle.core.directions import Support
+from baffle.runtime.torch.loss import TorchLoss
+from baffle.task.load import load_task
 
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # where cores are busy, threads wait for each other for minutes
@@ -130,6 +135,26 @@ def test_durations_are_compared_with_runs_and_directions_shared_out_in_every_way
     assert [len(curve) for curve in found.values()] == [1] * 2 * 9
 
 
+@pytest.mark.slow
+def test_ideas_are_tried_at_the_same_rates(tmp_path: Path) -> None:
+    ways = ("dense, Adam", "span of public inputs")
+    found, _ = written("trials", tmp_path, "--net=six layers", *(f"--way={way}" for way in ways), "--rounds=2")
+    assert set(found) == {f"six layers | {way}" for way in ways}
+    for row in found.values():
+        assert len(row["held_out"]) == len(RATES)
+        assert row["rate"] == float(max(row["held_out"], key=lambda rate: fmean(row["held_out"][rate])))
+        assert len(row["runs"]) == 5
+
+
+@pytest.mark.slow
+def test_rounds_are_counted_with_both_kinds_of_heads(data_folder: Path, tmp_path: Path) -> None:
+    assert (data_folder / "mnist").is_dir()
+    found, _ = written("head_rounds", tmp_path, "--rounds=25")
+    assert {name: [rounds for rounds, _ in curve] for name, curve in found.items()} == {
+        f"{head}/{seed}": [25] for head in ("exact", "probed") for seed in (0, 1)
+    }
+
+
 def test_the_tables_in_the_docs_match_the_results() -> None:
     command = [sys.executable, str(BENCHMARKS / "pages.py"), "--check"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
@@ -208,3 +233,31 @@ def test_every_way_to_share_directions_out_estimates_the_gradient(way: str) -> N
     random = np.random.default_rng(0)
     mean = np.mean([estimate(GRADIENT, layout, random) for _ in range(3000)], axis=0)
     np.testing.assert_allclose(mean, GRADIENT, atol=0.2)
+
+
+def _net() -> Net:
+    task = load_task(plan_of("six layers", "dense", RATES[0], 0, held_out=False, settings=("run.runtime=torch",)))
+    runtime = task.runtime()
+    assert isinstance(runtime, TorchLoss)
+    return Net(task, runtime, runtime._module, np.random.default_rng(0), task.initial_weights())
+
+
+@pytest.mark.parametrize("where", ["rows", "columns", "preconditioned"])
+def test_estimates_of_an_idea_tend_to_the_gradient_or_what_a_subspace_shows_of_it(where: str) -> None:
+    net = _net()
+    exact = net.random.standard_normal(net.head)
+    expected, bases = exact.copy(), net.spans() if where == "rows" else net.subspaces()
+    way = Preconditioned(net, RATES[0])
+    way.state = (way.state[0], net.random.uniform(0.1, 10, len(net.weights)).astype(np.float32), *way.state[2:])
+    for start, basis in bases.items() if where != "preconditioned" else ():
+        m, n = net.matrices[start]
+        matrix = exact[start : start + m * n].reshape(m, n)
+        shown = matrix @ basis @ basis.T if where == "rows" else basis @ basis.T @ matrix
+        expected[start : start + m * n] = shown.reshape(-1)
+    estimates = [
+        way.estimate(exact, 0) if where == "preconditioned" else net.within(exact, bases, rows=where == "rows")
+        for _ in range(600)
+    ]
+    error = np.linalg.norm(np.mean(estimates, axis=0) - expected)
+    assert error < 0.5 * np.linalg.norm(expected)
+    assert error < 0.1 * np.linalg.norm(np.asarray(estimates) - expected, axis=1).mean()

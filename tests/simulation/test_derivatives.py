@@ -105,6 +105,7 @@ def test_a_run_says_how_its_passes_were_made_and_its_digest_does_not(tmp_path: P
         ("federation.seeds=own",),
         ("federation.level=epoch", "federation.steps=2"),
         ("probe.supports=units", "probe.k=40"),
+        ("federation.local_steps=3", "federation.warm_up=1", "probe.head=exact"),
         ("federation.tiers=[{k=4, share=0.5}]",),
         ("federation.weighting=uniform", "privacy.clip=2", "privacy.noise=0.1"),
         ('task.model={name="softmax"}', "probe.head=exact"),
