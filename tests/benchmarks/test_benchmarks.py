@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import claims_page
 import numpy as np
 import pytest
 from layer_shares import WAYS, estimate, lay_out
@@ -128,6 +129,19 @@ def test_durations_are_compared_with_runs_and_directions_shared_out_in_every_way
     assert row["predicted"] > 0 < row["taken"]
     found = run("layer_shares", "--net", "eight layers", "--seeds", "1", "--rounds", "2")
     assert [len(curve) for curve in found.values()] == [1] * 2 * 9
+
+
+def test_a_verdict_is_that_of_its_comparisons() -> None:
+    """Rows whose figures are switched turn a claim around; rows that are equal within their seeds bear out nothing."""
+    table = claims_page.Table("none")
+    table.rows = {"less": {"accuracy, %": 80.0}, "more": {"accuracy, %": 81.0}}
+    good, bad = table.rising("less", "more"), table.rising("more", "less")
+    assert [claims_page.verdict(checks) for checks in (good, bad)] == ["holds", "does not hold here"]
+    assert claims_page.verdict([*good, *bad]) == "holds in part (1 of 2)"
+    for row in table.rows.values():
+        row["equal"] = "a"
+    assert claims_page.verdict(table.rising("less", "more")) == "does not hold here"
+    assert table.rising("less", "unknown") == []
 
 
 def test_the_tables_in_the_docs_match_the_results() -> None:
