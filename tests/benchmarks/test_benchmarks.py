@@ -8,7 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import baseline
 import claims_page
+import decomfl
 import numpy as np
 import pytest
 from layer_shares import WAYS, estimate, lay_out
@@ -129,6 +131,22 @@ def test_durations_are_compared_with_runs_and_directions_shared_out_in_every_way
     assert row["predicted"] > 0 < row["taken"]
     found = run("layer_shares", "--net", "eight layers", "--seeds", "1", "--rounds", "2")
     assert [len(curve) for curve in found.values()] == [1] * 2 * 9
+
+
+@pytest.mark.slow
+def test_passes_scalars_bytes_and_hours_are_counted_on_real_runs(data_folder: Path, tmp_path: Path) -> None:
+    assert (data_folder / "mnist").is_dir()
+    found = decomfl.played(decomfl.plan_of("units, exact head", 0.002, 0), [80, 160])
+    assert [point[:2] for point in found["curve"]] == [(80, 79 + 15_690), (160, 2 * (79 + 15_690))]
+    assert found["weights"] == 28_938
+    every = baseline.VARIANTS["pixels, weight decay, GroupNorm, rate 0.1"]
+    assert baseline.played(every, 1, (1,))["curve"] != baseline.played((), 1, (1,))["curve"]
+    costs, _ = written("tradeoffs", tmp_path, "--only", "FedSGD, 8 bits")
+    assert costs["costs"]["FedSGD, 8 bits"]["bytes"] == 26_730 + 4 * 6
+    hours, _ = written("hours", tmp_path, "--only", "table1: LeNet, MNIST")
+    group = hours["groups"]["table1: LeNet, MNIST"]
+    assert group["passes"]["LeNet, MNIST: K = 500"] == 501
+    assert group["cpu_seconds"]["probed"] > group["cpu_seconds"]["drawn"] > 0
 
 
 def test_a_verdict_is_that_of_its_comparisons() -> None:
