@@ -169,3 +169,13 @@ def draw_tradeoffs() -> Any:
     panels[0].set_ylabel("test accuracy, %")
     panels[0].legend(frameon=False, fontsize=6)
     return figure
+
+
+def baseline() -> str:
+    """Backpropagation with the defaults of the authors' code, one by one and together."""
+    runs = read("baseline")["runs"]
+    places = [number for number, _ in next(iter(runs.values()))["curve"]]
+    lines = [
+        f"| {name} | {' | '.join(f'{accuracy:.1%}' for _, accuracy in run['curve'])} |" for name, run in runs.items()
+    ]
+    return rows(f"| | {' | '.join(f'{number} rounds' for number in places)} |", lines)
