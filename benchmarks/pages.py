@@ -15,6 +15,7 @@ from statistics import fmean, median
 from typing import Any
 
 import accuracy_page
+import claims_page
 import matplotlib as mpl
 import privacy_page
 from matplotlib import pyplot as plt
@@ -628,6 +629,8 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"paper {page.stem}": partial(of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
     **{f"figure {page.stem}": partial(figure_of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
     "table 3, scaled once and twice": scaled_once_and_twice,
+    "claims": claims_page.claims,
+    "not run": claims_page.not_run,
     "digits": digits,
     "law of runs": law_of_runs,
     "runtimes": runtimes,

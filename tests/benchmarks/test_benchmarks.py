@@ -9,6 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import baseline
+import claims_page
+import decomfl
 import numpy as np
 import pytest
 from any_net import plan_of
@@ -153,6 +156,36 @@ def test_rounds_are_counted_with_both_kinds_of_heads(data_folder: Path, tmp_path
     assert {name: [rounds for rounds, _ in curve] for name, curve in found.items()} == {
         f"{head}/{seed}": [25] for head in ("exact", "probed") for seed in (0, 1)
     }
+
+
+@pytest.mark.slow
+def test_passes_scalars_bytes_and_hours_are_counted_on_real_runs(data_folder: Path, tmp_path: Path) -> None:
+    assert (data_folder / "mnist").is_dir()
+    found = decomfl.played(decomfl.plan_of("units, exact head", 0.002, 0), [80, 160])
+    assert [point[:2] for point in found["curve"]] == [(80, 79 + 15_690), (160, 2 * (79 + 15_690))]
+    assert found["weights"] == 28_938
+    every = baseline.VARIANTS["pixels, weight decay, GroupNorm, rate 0.1"]
+    few = ("federation.steps=1",)
+    assert baseline.played((*every, *few), (1,))["curve"] != baseline.played(few, (1,))["curve"]
+    costs, _ = written("tradeoffs", tmp_path, "--only", "FedSGD, 8 bits")
+    assert costs["costs"]["FedSGD, 8 bits"]["bytes"] == 26_730 + 4 * 6
+    hours, _ = written("hours", tmp_path, "--only", "table1: LeNet, MNIST")
+    group = hours["groups"]["table1: LeNet, MNIST"]
+    assert group["passes"]["LeNet, MNIST: K = 500"] == 501
+    assert group["cpu_seconds"]["probed"] > group["cpu_seconds"]["drawn"] > 0
+
+
+def test_a_verdict_is_that_of_its_comparisons() -> None:
+    """Rows whose figures are switched turn a claim around; rows that are equal within their seeds bear out nothing."""
+    table = claims_page.Table("none")
+    table.rows = {"less": {"accuracy, %": 80.0}, "more": {"accuracy, %": 81.0}}
+    good, bad = table.rising("less", "more"), table.rising("more", "less")
+    assert [claims_page.verdict(checks) for checks in (good, bad)] == ["holds", "does not hold here"]
+    assert claims_page.verdict([*good, *bad]) == "holds in part (1 of 2)"
+    for row in table.rows.values():
+        row["equal"] = "a"
+    assert claims_page.verdict(table.rising("less", "more")) == "does not hold here"
+    assert table.rising("less", "unknown") == []
 
 
 def test_the_tables_in_the_docs_match_the_results() -> None:

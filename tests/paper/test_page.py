@@ -243,6 +243,10 @@ def test_rates_are_chosen_on_held_out_training_samples_and_the_trials_are_on_the
     assert f"| here | {_column(content, 'rate')[0]} | 2 | " in text
     only_back = _page(target, tmp_path, ["back"], trials=0.5, seeds=2)
     assert _without_timings(only_back)["runs"] == _without_timings(content)["runs"]
+    played.clear()
+    more = _page(target, tmp_path, ["back"], trials=0.5, seeds=3)  # the folders of all runs are gone
+    assert [(plan.seed, plan.task.validation) for plan in played] == [(2, False)]
+    assert _column(more, "seeds") == [2, 3]
     at_their_own = _page(target, tmp_path, seeds=2)  # without a search, the rows have their plans' own rate
     assert set(_column(at_their_own, "rate")) == {"0.01"}
     assert at_their_own["searches"] == {}

@@ -79,9 +79,9 @@ def build_page(
 ) -> Path:
     """Run a target and write NAME-SCALE.md, .html, .json and .png into `out`.
 
+    What is on the page stays while its plan is the same, and is not run or searched again, even if its folder is gone.
     A finished run of the same plan under `runs` is used as it is, and a stopped one is resumed. A run that fails or
-    whose data set is missing is left out, and the page says so; if nothing is left, there is no page. Rows already on
-    the page stay while their plans are the same.
+    whose data set is missing is left out, and the page says so; if nothing is left, there is no page.
     """
     request, runner, origin = request or Request(), runner or Player(data), _origin()
     rows = target.plans(scale)
@@ -98,21 +98,24 @@ def build_page(
 
     searches, failures = dict[str, Search](), dict[str, Failure]()
     if request.trials:
-        asked = {row: plans[row] for row in chosen}
-        searches, failures = search_rates(asked, partial(target.judged_by, scale), request.trials, folder, play)
+        searches = {row: search for row in chosen if (search := _known_search(before, row, plans[row], request.trials))}
+        asked = {row: plans[row] for row in chosen if row not in searches}
+        found, failures = search_rates(asked, partial(target.judged_by, scale), request.trials, folder, play)
+        searches |= found
     stay = plans.keys() - (set(chosen) - failures.keys())
     searches |= {row: search for row, search in before.searches.items() if row in stay}
     planned = {row: _at_rate(plan, searches.get(row)) for row, plan in plans.items()}
+    kept = {row: kept_runs(before, row, plan) for row, plan in planned.items()}
     jobs = {
         (row, seed): Job(_label(row, seed), plan, folder(plan))
         for row in chosen
         if row not in failures
         for seed, plan in with_seeds(planned[row], range(request.seeds)).items()
+        if seed not in kept[row]
     }
     failures |= play([*{job.folder: job for job in jobs.values()}.values()])
     shown = dict[str, list[Finished]]()
-    for row, plan in planned.items():
-        by_seed = kept_runs(before, row, plan)
+    for row, by_seed in kept.items():
         by_seed |= {seed: _read(job, origin) for (of, seed), job in jobs.items() if of == row and job.is_done}
         if by_seed:
             shown[row] = [by_seed[seed] for seed in sorted(by_seed)]
@@ -141,6 +144,12 @@ def build_page(
 def _label(row: str, seed: int) -> str:
     """The name of a run: that of its row alone for the first seed."""
     return name_of(row, seed) if seed else row
+
+
+def _known_search(page: "Page", row: str, plan: Plan, part: float) -> Search | None:
+    """The page's search of a row, if it had trials of this length and the row's plan has not changed."""
+    search = page.searches.get(row)
+    return search if search and search.part == part and kept_runs(page, row, _at_rate(plan, search)) else None
 
 
 def _at_rate(plan: Plan, search: Search | None) -> Plan:
