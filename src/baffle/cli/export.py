@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -9,6 +10,8 @@ from baffle.cli.options import data_option, json_option, own_code_option, path, 
 
 LOSS = """With --onnx: the loss in the graph, as task.loss names it (default: cross_entropy); none for a function of
 your own."""
+TRAIN = """With --onnx: what is trained: all floats (the default), head, scales, or a pattern of names; may be
+repeated."""
 SHAPE = """With --onnx: the sizes of one sample, as 1,28,28, if the file leaves them open; NAME=SIZES for each of
 several inputs."""
 
@@ -21,6 +24,7 @@ several inputs."""
 @click.option(
     "--freeze", multiple=True, metavar="PATTERN", help="With --onnx: weights that are not trained; may be repeated."
 )
+@click.option("--train", multiple=True, metavar="WHAT", help=TRAIN)
 @click.option("--loss", metavar="NAME", help=LOSS)
 @click.option("--shape", multiple=True, metavar="SIZES", help=SHAPE)
 @click.option("--head", is_flag=True, help='With --onnx: for plans with probe.head = "exact".')
@@ -35,6 +39,7 @@ def export(
     plain: bool,
     onnx: Path | None,
     freeze: tuple[str, ...],
+    train: tuple[str, ...],
     loss: str | None,
     shape: tuple[str, ...],
     head: bool,
@@ -48,9 +53,10 @@ def export(
     if (source is None) == (onnx is None):
         raise click.UsageError("expected one thing to export: a run's folder, a plan, or --onnx FILE")
     run = Path(source) if source and Path(source).is_dir() else None
-    if ((freeze or loss or shape or head or output) and not onnx) or (settings and (onnx or run)):
+    if ((freeze or train or loss or shape or head or output) and not onnx) or (settings and (onnx or run)):
         raise click.UsageError(
-            "--freeze, --loss, --shape, --head and --output belong to --onnx FILE, --set to a plan that has not run"
+            "--freeze, --train, --loss, --shape, --head and --output belong to --onnx FILE, --set to a plan that has "
+            "not run"
         )
     if plain and not run:
         raise click.UsageError("--plain exports a trained model; expected a run's folder")
@@ -67,7 +73,8 @@ def export(
         raise click.UsageError(f"--loss: expected {', '.join(GRAPH_LOSSES)} or none, got {loss!r}")
     if onnx:
         wanted = graph_loss(loss or "cross_entropy")
-        manifest = export_onnx(onnx, out, freeze, _shape(shape), wanted, head=head, output=output)
+        how: Any = {"head": head, "output": output, "train": train or ("all",)}
+        manifest = export_onnx(onnx, out, freeze, _shape(shape), wanted, **how)
     elif run:
         manifest = export_run(run, out, data=data, own_code=own_code)
     else:

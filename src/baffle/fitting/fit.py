@@ -26,7 +26,7 @@ from baffle.data.sources import Source
 from baffle.errors import NoHeadError, PlanError, RunFolderError, UnusableDataError
 from baffle.fitting.choice import LAST, choose_weights
 from baffle.fitting.given_data import GivenData, given_data
-from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_metrics, with_names
+from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_metrics, what_trains, with_names
 from baffle.fitting.run import Run
 from baffle.journal.folder import PLAN, RunFolder, new_folder
 from baffle.journal.replay import initial_weights
@@ -137,6 +137,8 @@ def fit(
             stack.enter_context(_moved_aside(path))
         folder = _new_folder(path)
         objects, task = _with_a_head_or_without(lambda wanted: loaded(wanted, folder.path), wanted, plan, say=progress)
+        if progress:
+            print(what_trains(objects.model))  # noqa: T201
         try:
             begin(folder, task, progress_lines() if progress else lambda _now: None, warn, stop)
         except BaseException:

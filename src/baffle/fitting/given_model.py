@@ -55,6 +55,12 @@ class GivenModule:
 
         return choose_trained(deepcopy(self.module), self.train)
 
+    def trained_numbers(self) -> tuple[int, int, Sequence[str]]:
+        """How many numbers are trained, of how many, and their names."""
+        named = dict(self.trained().named_parameters())
+        trains = {name: values.numel() for name, values in named.items() if values.requires_grad}
+        return sum(trains.values()), sum(values.numel() for values in named.values()), list(trains)
+
     def starting_at(self, weights: F32) -> "GivenModule":
         """The same model with these weights in its trained part."""
         from baffle.runtime.torch.model import restored
@@ -141,3 +147,10 @@ def name_of(function: object) -> str:
 
 def _named(thing: object) -> str:
     return f"{GIVEN}:{name_of(thing)}"
+
+
+def what_trains(model: GivenModel) -> str:
+    """How much of a model is trained, for people."""
+    count, of, names = model.trained_numbers()
+    some = [*names[:3], "…", names[-1]] if len(names) > 5 else names
+    return f"{count:,} of {of:,} numbers train: {', '.join(some)}"
