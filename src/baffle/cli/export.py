@@ -55,7 +55,7 @@ def export(
     run = Path(source) if source and Path(source).is_dir() else None
     if ((freeze or train or loss or shape or head or output) and not onnx) or (settings and (onnx or run)):
         raise click.UsageError(
-            "--freeze, --train, --loss, --shape, --head and --output belong to --onnx FILE, --set to a plan that has "
+            "--freeze, --loss, --shape, --head, --train and --output belong to --onnx FILE, --set to a plan that has "
             "not run"
         )
     if plain and not run:
@@ -85,6 +85,11 @@ def export(
         return
     for tensor in manifest.weights:
         click.echo(f"{tensor.name:40} {' × '.join(map(str, tensor.shape))}")
+    if onnx:
+        from baffle.runtime.onnx.foreign import numbers_of
+
+        whole = manifest.n_weights + numbers_of(read_exported(out).graph)
+        click.echo(f"{manifest.n_weights:,} of {whole:,} numbers train")
     weights = f"{manifest.n_weights:,} weights after {manifest.rounds:,} rounds"
     click.echo(f"{weights}, sha256 {manifest.weights_sha256}, in {out}")
     click.echo(f"hash of the model, with which a client approves it (--model-hash): {approval}")

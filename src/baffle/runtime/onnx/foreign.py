@@ -149,6 +149,8 @@ def _chosen(model: ModelProto, train: Sequence[str], loss: GraphLoss) -> set[str
         if wanted == "all":
             chosen.update(floats)
         elif wanted == SCALES:
+            if not factors:
+                raise PlanError("train: the model has no scales of integers; expected one that was quantised")
             chosen |= factors
         elif wanted == HEAD:
             tensors = _trainable(model, floats, loss, head=True).head
