@@ -92,11 +92,12 @@ def fit(
     y) of arrays or tensors, map-style data sets of such pairs, or DataLoaders; x may be a tuple or a dict, which the
     model takes as its arguments. `loss` is "cross_entropy", "mse", "mae", "bce" or any function of outputs and targets,
     with or without a derivative; `metrics` are names such as "accuracy" and "r2", or functions of outputs and targets
-    as NumPy arrays. `train` chooses what is trained: "all", the "last" layer, or names of parameters by pattern. `plan`
-    holds settings (docs/plans.md): a dict such as {"rounds": 300, "probe.k": 50}, a preset, a file or a `baffle.Plan`.
-    The run is kept in the folder `out`, by default a new one under runs/. With `overwrite` a run that is already there
-    is removed once the new one has begun. The model that was given is not changed. Unlike elsewhere, sums are plain
-    unless the plan sets "secure.mode" to "on", since this process has all data.
+    as NumPy arrays. `train` chooses what is trained: "all", the "last" layer, names of parameters by pattern, or of an
+    ONNX file also its "head", perhaps of integers, and the "scales" of integers. `plan` holds settings (docs/plans.md):
+    a dict such as {"rounds": 300, "probe.k": 50}, a preset, a file or a `baffle.Plan`. The run is kept in the folder
+    `out`, by default a new one under runs/. With `overwrite` a run that is already there is removed once the new one
+    has begun. The model that was given is not changed. Unlike elsewhere, sums are plain unless the plan sets
+    "secure.mode" to "on", since this process has all data.
 
     The run hands back averaged weights, or the last ones if these are clearly better: on the pair `validation`, or
     without it on training samples. `run["returned"]` says which, and `test_…` are their metrics. In a private run
