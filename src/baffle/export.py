@@ -100,6 +100,16 @@ def export_onnx(
     return write_export(out, graph, graph.flat())
 
 
+def export_beside(model: Path, folder: Path, out: Path, output: str = "") -> Manifest:
+    """Export the model in an ONNX file for a client of runs whose model is another, in an exported folder: with the
+    same trained weights, and other frozen parts."""
+    _require_free(out)
+    from baffle.runtime.onnx.foreign import graph_beside
+
+    graph = graph_beside(model, folder, output)
+    return write_export(out, graph, graph.flat())
+
+
 def _graph(plan: Plan, data: Path | None) -> OnnxGraph:
     if isinstance(plan.task.model, Onnx):
         return graph_from_folder(Path(plan.run.model))

@@ -20,7 +20,16 @@ from baffle.core.samples import Shape, is_plain
 from baffle.errors import BaffleError, ModelError, PlanError
 from baffle.runtime.onnx.finishing import few, finished, inputs_of, read_model, reading
 from baffle.runtime.onnx.graph import OnnxGraph
-from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, LOGITS, WEIGHT, GraphLoss, Manifest, read_exported
+from baffle.runtime.onnx.model_folder import (
+    CROSS_ENTROPY,
+    LOGITS,
+    WEIGHT,
+    GraphLoss,
+    Manifest,
+    initial_weights,
+    read_exported,
+    read_manifest,
+)
 from baffle.runtime.onnx.nodes import computing, copy_of, nodes_of, replace_all
 from baffle.runtime.onnx.quantised import (
     FACTOR,
@@ -219,6 +228,29 @@ def layers_by_nodes(graph: GraphProto, weights: Mapping[str, F32]) -> dict[str, 
             layers.setdefault(name, layer)
         layer_behind |= dict.fromkeys(node.output, layer)
     return {name: layers.get(name, name) for name in weights}
+
+
+def graph_beside(path: Path, folder: Path, output: str = "") -> OnnxGraph:
+    """The graph of a model in an ONNX file with the trained weights of an exported folder: in their order, with their
+    values. A client may run it in place of the folder's, with other frozen parts: those of integers."""
+    manifest, model = read_manifest(folder), read_model(path)
+    names = [tensor.name for tensor in manifest.weights]
+    with reading(path):
+        model = _prepared(model, manifest.shape, output, **_rewritten(model, names))
+        found = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+        for tensor in manifest.weights:
+            if found.get(tensor.name) != tensor.shape:
+                raise ModelError(
+                    f"--beside {folder}: its model trains {tensor.name} of shape {tensor.shape}, {path} has "
+                    f"{found.get(tensor.name, 'none of that name')}; leave the layers that are trained out of the "
+                    "quantisation (nodes_to_exclude)"
+                )
+        graph = _trainable(model, names, manifest.loss, head=manifest.head is not None)
+    if (graph.inputs, graph.label_shape, graph.head) != (manifest.arrays, manifest.label_shape, manifest.head):
+        raise ModelError(f"--beside {folder}: its model takes other samples or ends otherwise than that of {path}")
+    weights = manifest.split(initial_weights(folder, manifest))
+    layers = {tensor.name: tensor.layer for tensor in manifest.weights if tensor.layer}
+    return replace(graph, weights=weights, layers=layers, instead_of=manifest.model_sha256)
 
 
 def require_file(path: Path, manifest: Manifest) -> str:
