@@ -70,8 +70,8 @@ def small_mnist() -> Set:
     """The training set of MNIST at 8 × 8 pixels, on the scale of the digits."""
     train = load("mnist").train
     batch = train.batch(np.arange(len(train)))
-    x = batch.x.reshape(len(train), 1, 8, 4, 8, 4).mean((3, 5))
-    return (x / x.std()).astype(np.float32), batch.y
+    pixels = batch.x.reshape(len(train), 1, 8, 4, 8, 4).mean((3, 5)) * 0.3081 + 0.1307
+    return ((pixels - 0.305) / 0.376).astype(np.float32), batch.y
 
 
 def digits() -> tuple[Set, Set]:
@@ -87,7 +87,7 @@ def learn(module: nn.Module, data: Set, steps: int) -> None:
         rows = random.integers(0, len(data[1]), 64)
         loss = nn.functional.cross_entropy(module(torch.from_numpy(data[0][rows])), torch.from_numpy(data[1][rows]))
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 

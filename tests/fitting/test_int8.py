@@ -10,6 +10,8 @@ from onnx.checker import check_model
 import baffle
 from baffle.core.samples import Array
 from baffle.data.sources import load as load_data
+from baffle.fitting.fit import SIGMA_ROUNDED
+from baffle.plan import Plan
 from baffle.runtime.onnx.foreign import graph_from_file
 from baffle.runtime.onnx.quantised import with_float_head
 from tests.fitting.test_fit import fit, shared
@@ -173,3 +175,20 @@ def test_another_file_of_integers_gets_no_weights(tmp_path: Path, digits: Digits
     save(other, theirs)
     with pytest.raises(baffle.BaffleError, match="is not the run's model"):
         run.restore(theirs)
+
+
+def test_steps_below_the_rounding_of_activations_are_neither_taken_nor_advised(
+    tmp_path: Path, digits: Digits, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Between two roundings a loss looks smooth, but moves with what lies behind the last of them alone."""
+    (x, y), _ = digits
+    theirs = int8(tmp_path / "theirs.onnx", "dynamic, by channel", x)
+    run = fit(tmp_path, theirs, shared(x, y), None, 1, train=["bias1", "bias2"])
+    assert run.plan.probe.sigma == SIGMA_ROUNDED
+    assert not [warning for warning in recwarn if "use at most 0.0" in str(warning.message)]
+    for sigma in (1e-3, 1e-5):
+        with pytest.raises(baffle.BaffleError, match=r"would be rounding; .* use at least 0\.\d"):
+            fit(tmp_path / "b", theirs, shared(x, y), None, train=["bias1", "bias2"], plan={"probe.sigma": sigma})
+    whole = fit(tmp_path / "c", tmp_path / "floats.onnx", shared(x, y), None, 1)
+    assert whole.plan.probe.sigma == Plan().probe.sigma
+    assert baffle.costs(theirs, shared(x, y), train="bias2")["precision"]["noise"] < 0.5

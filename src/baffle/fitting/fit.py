@@ -61,6 +61,9 @@ DEFAULTS: Mapping[str, Any] = {
 without one is probed in all layers. The sums are plain, because in one process there is no one to hide values from;
 secure sums give the same bits."""
 
+SIGMA_ROUNDED = 0.03
+"""σ where activations are rounded to integers (docs/performance.md, "Integers in the backbone")."""
+
 GivenPlan = str | Plan | Settings | None
 """A preset's name or a TOML file, a plan, or settings such as {"rounds": 300, "probe.k": 50}."""
 
@@ -123,7 +126,7 @@ def fit(
         given = _given(model, train, loss, data, folder, head=wanted.probe.head == "exact")
         try:
             objects = Objects(given, data, _metrics(metrics))
-            return objects, objects.task(objects.settled(wanted))
+            return objects, objects.task(objects.settled(_with_step(wanted, given, plan)))
         except BaseException:  # the run has not begun, so leave no trace of this attempt
             given.forget()
             raise
@@ -160,6 +163,13 @@ def _with_a_head_or_without(load: Callable[[Plan], T], wanted: Plan, given: Give
         if say:
             print(f"the last layer is probed like the others: {fault.found}")  # noqa: T201
         return load(_with_head(wanted, "probed"))
+
+
+def _with_step(plan: Plan, model: GivenModel, given: GivenPlan) -> Plan:
+    """The plan with a σ for activations that are rounded to integers, unless the given plan has one itself."""
+    if not model.rounds or isinstance(given, (str, Plan)) or "sigma" in _settings_in(given).get("probe", {}):
+        return plan
+    return changed(plan, probe=changed(plan.probe, sigma=SIGMA_ROUNDED))
 
 
 def _with_head(plan: Plan, head: Literal["probed", "exact"]) -> Plan:
@@ -229,7 +239,7 @@ def objects_of(
 
     def loaded(wanted: Plan) -> tuple[Objects, Plan, Task]:
         given = _given(model, train, loss, data, Path(scratch) / "run", head=wanted.probe.head == "exact")
-        objects = Objects(given, data, ())
+        objects, wanted = Objects(given, data, ()), _with_step(wanted, given, plan)
         return objects, wanted, objects.task(objects.settled(wanted))
 
     wanted = _plan_of(plan)

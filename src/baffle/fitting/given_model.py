@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace as changed
@@ -41,6 +41,7 @@ class GivenModule:
     module: "nn.Module"
     train: tuple[str, ...]
     loss: str | Function
+    rounds: ClassVar = False  # its activations are not rounded to integers
 
     @classmethod
     def of(cls, module: object, train: str | Sequence[str], loss: str | Function) -> "GivenModule":

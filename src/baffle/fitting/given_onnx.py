@@ -96,6 +96,11 @@ class GivenOnnx:
             return file_with_weights(self.file, read_manifest(self.folder), weights, int8=int8)
         return graph_with_weights(self.folder, weights)
 
+    @property
+    def rounds(self) -> bool:
+        """Whether its activations are rounded to integers."""
+        return model_in(self.folder, read_exported(self.folder)).rounds
+
     def trained_numbers(self) -> tuple[int, int, Sequence[str]]:
         """How many numbers are trained, of how many, and their names."""
         exported = read_exported(self.folder)
