@@ -315,3 +315,29 @@ def test_a_loss_of_the_users_own_gets_arrays_and_a_refused_fit_leaves_nothing_in
     (tmp_path / "words.onnx").write_text("hi")
     with pytest.raises(baffle.BaffleError, match=r"words\.onnx cannot be read as an ONNX model: it has no graph"):
         fit(tmp_path / "b", tmp_path / "words.onnx", shared(x, y), None)
+
+
+def test_a_graph_of_bytes_and_booleans_trains(tmp_path: Path) -> None:
+    """Words as bytes, and a mask of booleans; numbers that a byte cannot hold are refused."""
+    theirs = saved(
+        tmp_path / "theirs.onnx",
+        f"""(uint8[batch, 6] ids, bool[batch, 6] mask) => (float[batch, {CLASSES}] out) <int64[1] axis = {{2}}> {{
+            numbers = Cast<to = 7>(ids)
+            found = Gather(table_weight, numbers)
+            kept = Cast<to = 1>(mask)
+            column = Unsqueeze(kept, axis)
+            words = Mul(found, column)
+            mean = ReduceMean<axes = [1], keepdims = 0>(words)
+            out = Gemm(mean, head_weight, head_bias)
+        }}""",
+    )
+    ids, y = sentences(80)
+    x = {"ids": ids.astype(np.uint8), "mask": ids != 0}
+    run = fit(tmp_path, theirs, shared(x, y), (x, y))
+    assert [wanted.dtype for wanted in read_manifest(Path(run.plan.run.model)).inputs] == ["uint8", "bool"]
+    require_accuracy(run, x, y)
+    np.testing.assert_allclose(answers(run.model, **x), run.predict(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(run.predict({**x, "ids": ids}), run.predict(x))
+    for wrong in ({**x, "ids": ids + 256}, {**x, "mask": ids}, {**x, "ids": ids.astype(np.float32)}):
+        with pytest.raises(baffle.BaffleError, match=r"the model takes (uint8 ids|bool mask), got"):
+            run.predict(wrong)

@@ -36,6 +36,9 @@ INPUT_TYPES: Mapping[int, model_folder.InputType] = {
     TensorProto.FLOAT16: "float32",
     TensorProto.INT64: "int64",
     TensorProto.INT32: "int32",
+    TensorProto.UINT8: "uint8",
+    TensorProto.INT8: "int8",
+    TensorProto.BOOL: "bool",
 }
 """For each input type that a model may have: the type of the samples that the finished graph takes."""
 
@@ -185,7 +188,7 @@ def _input(samples: ValueInfoProto, *, alone: bool) -> Input:
     name = samples.name.removeprefix(PREFIX)
     if tensor.elem_type not in INPUT_TYPES or not tensor.shape.dim or (alone and not sizes):
         raise ModelError(
-            f"the input {name} must be floats, int64 or int32 of shape (batch, …), got "
+            f"the input {name} must be floats, integers or booleans of shape (batch, …), got "
             f"{helper.printable_type(samples.type)}; export the model like that"
         )
     if not all(size > 0 for size in sizes):

@@ -31,7 +31,7 @@ gives."""
 
 WEIGHT = "weight/"  # prefix of a weight tensor's name as an input of the graph
 
-InputType = Literal["float32", "int64", "int32"]
+InputType = Literal["float32", "int64", "int32", "uint8", "int8", "bool"]
 GraphLoss = Literal["cross-entropy", "mse", "mae", "bce", "none"]
 CROSS_ENTROPY: GraphLoss = "cross-entropy"
 NO_LOSS: GraphLoss = "none"
