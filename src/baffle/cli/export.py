@@ -10,8 +10,8 @@ from baffle.cli.options import data_option, json_option, own_code_option, path, 
 
 LOSS = """With --onnx: the loss in the graph, as task.loss names it (default: cross_entropy); none for a function of
 your own."""
-TRAIN = """With --onnx: what is trained: all floats (the default), head, scales, or a pattern of names; may be
-repeated."""
+TRAIN = """With --onnx: what is trained: all floats (the default), head, scales, or a pattern of names;
+nonzero: and zeros stay zero. May be repeated."""
 BESIDE = """With --onnx: for a client of runs whose model is in this exported folder. FILE is the same model with other
 frozen parts, as a quantised backbone."""
 SHAPE = """With --onnx: the sizes of one sample, as 1,28,28, if the file leaves them open; NAME=SIZES for each of
@@ -96,8 +96,8 @@ def export(
     if onnx:
         from baffle.runtime.onnx.foreign import numbers_of
 
-        whole = manifest.n_weights + numbers_of(read_exported(out).graph)
-        click.echo(f"{manifest.n_weights:,} of {whole:,} numbers train")
+        others, zeros = numbers_of(read_exported(out).graph)
+        click.echo(f"{manifest.n_weights - zeros:,} of {manifest.n_weights + others:,} numbers train")
     weights = f"{manifest.n_weights:,} weights after {manifest.rounds:,} rounds"
     click.echo(f"{weights}, sha256 {manifest.weights_sha256}, in {out}")
     click.echo(f"hash of the model, with which a client approves it (--model-hash): {approval}")

@@ -104,8 +104,8 @@ class GivenOnnx:
     def trained_numbers(self) -> tuple[int, int, Sequence[str]]:
         """How many numbers are trained, of how many, and their names."""
         exported = read_exported(self.folder)
-        n = exported.manifest.n_weights
-        return n, n + numbers_of(exported.graph), [tensor.name for tensor in exported.manifest.weights]
+        n, (others, zeros) = exported.manifest.n_weights, numbers_of(exported.graph)
+        return n - zeros, n + others, [tensor.name for tensor in exported.manifest.weights]
 
     def settled(self, plan: Plan, _few: Batch) -> Plan:
         task = changed(plan.task, model=Onnx(graph=read_manifest(self.folder).model_sha256))

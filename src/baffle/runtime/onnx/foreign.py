@@ -10,7 +10,7 @@ from glob import escape
 from hashlib import sha256
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
@@ -20,6 +20,7 @@ from baffle.core.samples import Shape, is_plain
 from baffle.errors import BaffleError, ModelError, PlanError
 from baffle.runtime.onnx.finishing import few, finished, inputs_of, read_model, reading
 from baffle.runtime.onnx.graph import OnnxGraph
+from baffle.runtime.onnx.masks import MASK, NONZERO, with_masks, without_masks, zeros_of
 from baffle.runtime.onnx.model_folder import (
     CROSS_ENTROPY,
     LOGITS,
@@ -49,7 +50,7 @@ SETTINGS = {
 }
 """Positions of operator inputs that are floats but not weights: running statistics, limits, scales of a size."""
 
-HEAD, SCALES = "head", "scales"  # what may be trained, beside names
+HEAD, SCALES, KEPT = "head", "scales", "nonzero"  # what may be trained, beside names; and that zeros stay zero
 
 
 ALL = ("all",)
@@ -67,14 +68,17 @@ def graph_from_file(
 ) -> OnnxGraph:
     """The graph of a model in an ONNX file. It trains what `train` says: "all" weights that are floats, those of the
     "last" layer, those of the "head", a last linear layer, which may be of integers, a factor for each of the "scales"
-    of integers, or those whose names match patterns; and none whose names match a pattern in `freeze`. A graph that
-    leaves sizes of its samples open is made for samples of `shape`. With `head`, it shows what its last linear layer
-    takes and gives. Of several outputs it keeps `output`, or the only one that holds floats: a classifier's labels,
-    which scikit-learn's models give too, follow from its numbers."""
+    of integers, or those whose names match patterns; and none whose names match a pattern in `freeze`. Zeros stay zero
+    if "nonzero" is among them. A graph that leaves sizes of its samples open is made for samples of `shape`. With
+    `head`, it shows what its last linear layer takes and gives. Of several outputs it keeps `output`, or the only one
+    that holds floats: a classifier's labels, which scikit-learn's models give too, follow from its numbers."""
     model = read_model(path)
     with reading(path):
-        model = _prepared(model, shape, output, head=HEAD in train, scales=SCALES in train)
+        model = _prepared(model, shape, output, Rewritten(HEAD in train, SCALES in train))
         names = _chosen(model, train, loss) - _frozen(model, path, freeze)
+        if KEPT in train:
+            model = with_masks(model, names)
+            names = {name + NONZERO if name + NONZERO in _names(model) else name for name in names}
         if not names:
             _refuse_integers(model, path)
         return _trainable(model, names, loss, head=head)
@@ -119,28 +123,47 @@ def _close_sizes(graph: GraphProto, shape: Shape) -> None:
             dim.dim_value = size
 
 
-def _prepared(model: ModelProto, shape: Shape, output: str, *, head: bool, scales: bool) -> ModelProto:
-    """The model with one output and samples of this shape, and as much of it in floats as is asked for."""
+class Rewritten(NamedTuple):
+    """What of a file's model was turned into floats, and which of its weights have masks."""
+
+    head: bool = False
+    scales: bool = False
+    masks: Collection[str] = ()
+
+
+def _prepared(model: ModelProto, shape: Shape, output: str, how: Rewritten) -> ModelProto:
+    """The model with one output and samples of this shape, rewritten."""
     model = _with_one_output(model, output)
     if shape:
         _close_sizes(model.graph, shape)
-    return _in_floats(model, model.graph.output[0].name, head=head, scales=scales)
+    return _rewrite(model, model.graph.output[0].name, how)
 
 
-def _in_floats(model: ModelProto, output: str, *, head: bool, scales: bool) -> ModelProto:
-    if head:
+def _rewrite(model: ModelProto, output: str, how: Rewritten) -> ModelProto:
+    if how.head:
         model = with_float_head(model, output)
-    return with_factors(model) if scales else model
+    if how.scales:
+        model = with_factors(model)
+    return with_masks(model, how.masks) if how.masks else model
+
+
+def _names(model: ModelProto) -> set[str]:
+    return {tensor.name for tensor in model.graph.initializer}
 
 
 def _settings(model: ModelProto) -> set[str]:
-    """The values that set an operator, or scale its integers."""
-    return scales_of(model).keys() | {
-        name
-        for node in nodes_of(model.graph)
-        for position, name in enumerate(node.input)
-        if position in SETTINGS.get(node.op_type, settings_of(node))
-    }
+    """The values that set an operator, scale its integers or mask its weights."""
+    masks = {name for name in _names(model) if name.endswith(MASK)}
+    return (
+        masks
+        | scales_of(model).keys()
+        | {
+            name
+            for node in nodes_of(model.graph)
+            for position, name in enumerate(node.input)
+            if position in SETTINGS.get(node.op_type, settings_of(node))
+        }
+    )
 
 
 def _floats(model: ModelProto) -> list[str]:
@@ -151,12 +174,14 @@ def _floats(model: ModelProto) -> list[str]:
 
 def _chosen(model: ModelProto, train: Sequence[str], loss: GraphLoss) -> set[str]:
     """The names of what is trained."""
-    factors = {tensor.name for tensor in model.graph.initializer if tensor.name.endswith(FACTOR)}
+    factors = {name for name in _names(model) if name.endswith(FACTOR)}
     floats = [name for name in _floats(model) if name not in factors]
     chosen = set[str]()
-    for wanted in train:
+    for wanted in ALL if list(train) == [KEPT] else train:
         if wanted == "all":
             chosen.update(floats)
+        elif wanted == KEPT:
+            continue
         elif wanted == SCALES:
             if not factors:
                 raise PlanError("train: the model has no scales of integers; expected one that was quantised")
@@ -171,8 +196,8 @@ def _chosen(model: ModelProto, train: Sequence[str], loss: GraphLoss) -> set[str
             chosen |= fitting
         elif floats:
             raise PlanError(
-                f'train: no weight of the model fits {wanted!r}; expected "all", "last", "head", "scales" or patterns '
-                f"of names such as {floats[-1]!r}"
+                f'train: no weight of the model fits {wanted!r}; expected "all", "last", "head", "scales", "nonzero" '
+                f"or patterns of names such as {floats[-1]!r}"
             )
     return chosen
 
@@ -203,12 +228,13 @@ def _trainable(model: ModelProto, names: Collection[str], loss: GraphLoss, *, he
     return replace(finished(model, weights, loss=loss, head=head), layers=layers_by_nodes(model.graph, weights))
 
 
-def numbers_of(graph: bytes) -> int:
-    """How many numbers the weights inside a graph are, without scales and running statistics."""
+def numbers_of(graph: bytes) -> tuple[int, int]:
+    """How many numbers the weights inside a graph are, without scales and running statistics; and how many of those
+    that are trained stay zero."""
     model = ModelProto.FromString(graph)
     others, kinds = _settings(model), (*FLOATS, *INTEGERS, TensorProto.INT32)
     sizes = [each.dims for each in model.graph.initializer if each.data_type in kinds and each.name not in others]
-    return sum(prod(dims) for dims in sizes if dims)
+    return sum(prod(dims) for dims in sizes if dims), zeros_of(model)
 
 
 def layers_by_nodes(graph: GraphProto, weights: Mapping[str, F32]) -> dict[str, str]:
@@ -236,7 +262,7 @@ def graph_beside(path: Path, folder: Path, output: str = "") -> OnnxGraph:
     manifest, model = read_manifest(folder), read_model(path)
     names = [tensor.name for tensor in manifest.weights]
     with reading(path):
-        model = _prepared(model, manifest.shape, output, **_rewritten(model, names))
+        model = _prepared(model, manifest.shape, output, _rewritten(model, names))
         found = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
         for tensor in manifest.weights:
             if found.get(tensor.name) != tensor.shape:
@@ -260,7 +286,7 @@ def require_file(path: Path, manifest: Manifest) -> str:
 
     def made(output: str) -> bytes:
         with suppress(BaffleError):
-            whole = _prepared(copy_of(model), manifest.shape, output, **_rewritten(model, trained))
+            whole = _prepared(copy_of(model), manifest.shape, output, _rewritten(model, trained))
             return _trainable(whole, trained, manifest.loss, head=manifest.head is not None).model
         return b""
 
@@ -270,27 +296,30 @@ def require_file(path: Path, manifest: Manifest) -> str:
     raise ModelError(f"model: {path} is not the run's model, but another graph; give the one that the run began with")
 
 
-def _rewritten(model: ModelProto, trained: Sequence[str]) -> dict[str, bool]:
-    """What of a file was turned into floats, if these are the names of the trained weights."""
-    own = {tensor.name for tensor in model.graph.initializer}
+def _rewritten(model: ModelProto, trained: Collection[str]) -> Rewritten:
+    """How a file's model was rewritten, if these are the names of the trained weights."""
+    own = _names(model)
     factors = {name for name in trained if name.endswith(FACTOR)} - own
-    return {"head": not own.union(factors).issuperset(trained), "scales": bool(factors)}
+    masked = {name for name in trained if name.endswith(NONZERO)} - own
+    masks = {name.removesuffix(NONZERO) for name in masked}
+    return Rewritten(not own | factors | masked >= {*trained} or not own >= masks, bool(factors), masks)
 
 
 def file_with_weights(path: Path, manifest: Manifest, weights: F32, *, int8: bool = False) -> ModelProto:
     """The model in an ONNX file with these weights, and otherwise unchanged. The manifest's graph was made from it.
     With `int8`, a last linear layer that was of integers is again."""
     output, model, trained = require_file(path, manifest), read_model(path), manifest.split(weights)
-    own = {tensor.name for tensor in model.graph.initializer}
-    rewritten = _rewritten(model, list(trained))
-    model = _in_floats(model, output, **rewritten)
+    own, how = _names(model), _rewritten(model, trained)
+    model = _rewrite(model, output, how)
     for tensor in model.graph.initializer:
         if tensor.name in trained:
             kind = numpy_helper.to_array(tensor).dtype
             tensor.CopyFrom(numpy_helper.from_array(trained[tensor.name].astype(kind), tensor.name))
-    if rewritten["scales"]:
+    if how.masks:
+        model = without_masks(model)
+    if how.scales:
         model = without_factors(model)
-    return with_integers(model, trained.keys() - own) if int8 else model
+    return with_integers(model, _names(model) - own) if int8 else model
 
 
 def graph_with_weights(folder: Path, weights: F32) -> ModelProto:
