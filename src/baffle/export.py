@@ -88,13 +88,25 @@ def export_onnx(
     *,
     head: bool = False,
     output: str = "",
+    train: Sequence[str] = ("all",),
 ) -> Manifest:
     """Export the model in an ONNX file. If the file leaves sizes of its samples open, `shape` is that of one sample.
-    With `head`, plans may ask for the exact gradient of its last linear layer. `output` chooses one of several."""
+    With `head`, plans may ask for the exact gradient of its last linear layer. `output` chooses one of several, `train`
+    what of the model is trained."""
     _require_free(out)
     from baffle.runtime.onnx.foreign import graph_from_file  # needs the `onnx` package, which other exports do not
 
-    graph = graph_from_file(model, freeze, shape, loss, head=head, output=output)
+    graph = graph_from_file(model, freeze, shape, loss, head=head, output=output, train=train)
+    return write_export(out, graph, graph.flat())
+
+
+def export_beside(model: Path, folder: Path, out: Path, output: str = "") -> Manifest:
+    """Export the model in an ONNX file for a client of runs whose model is another, in an exported folder: with the
+    same trained weights, and other frozen parts."""
+    _require_free(out)
+    from baffle.runtime.onnx.foreign import graph_beside
+
+    graph = graph_beside(model, folder, output)
     return write_export(out, graph, graph.flat())
 
 

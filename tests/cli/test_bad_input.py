@@ -67,7 +67,10 @@ def test_a_bad_setting(cli: Cli, tiny_toml: Path, tmp_path: Path, text: str, wor
         ("run tiny.toml --out run --baseline --set federation.tiers=[{k=2,share=0.34}]", ["tiers"]),
         ("tune tiny.toml --set estimator=backprop", ["estimator:"]),
         ("export --out model", ["expected one thing to export"]),
-        ("export tiny.toml --out model --freeze x", ["--freeze, --loss, --shape, --head and --output belong"]),
+        (
+            "export tiny.toml --out model --freeze x",
+            ["--freeze, --loss, --shape, --head, --train, --beside and --output belong"],
+        ),
         ("export --onnx file --out model --loss hinge", ["--loss: expected cross_entropy, mse, mae, bce or none"]),
         ("export --onnx file --out model --shape one", ["--shape: expected the sizes of one sample"]),
         ("export --onnx file --out model --shape a=1 --shape 2", ["--shape: expected NAME=SIZES"]),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader, TensorDataset
 
 import baffle
@@ -477,3 +478,15 @@ def test_the_example_in_a_docstring_runs(
     assert examples
     for example in examples:
         exec(example.source, names)  # what it prints is not compared: rounds and folders differ
+
+
+def test_a_module_that_was_pruned_keeps_its_zeros(tmp_path: Path) -> None:
+    module = small()
+    prune.l1_unstructured(module[0], "weight", 0.5)  # type: ignore[no-untyped-call]
+    before = module[0].weight.detach().numpy()
+    run = fit(tmp_path, module, shared(*vectors(60)), None, 2)
+    x, _ = vectors(5)
+    outputs(run.model, x)  # a pass applies the mask
+    after = run.model[0].weight.detach().numpy()
+    np.testing.assert_array_equal(after == 0, before == 0)
+    assert not np.array_equal(before, after)

@@ -315,3 +315,58 @@ def test_a_loss_of_the_users_own_gets_arrays_and_a_refused_fit_leaves_nothing_in
     (tmp_path / "words.onnx").write_text("hi")
     with pytest.raises(baffle.BaffleError, match=r"words\.onnx cannot be read as an ONNX model: it has no graph"):
         fit(tmp_path / "b", tmp_path / "words.onnx", shared(x, y), None)
+
+
+def test_a_graph_of_bytes_and_booleans_trains(tmp_path: Path) -> None:
+    """Words as bytes, and a mask of booleans; numbers that a byte cannot hold are refused."""
+    theirs = saved(
+        tmp_path / "theirs.onnx",
+        f"""(uint8[batch, 6] ids, bool[batch, 6] mask) => (float[batch, {CLASSES}] out) <int64[1] axis = {{2}}> {{
+            numbers = Cast<to = 7>(ids)
+            found = Gather(table_weight, numbers)
+            kept = Cast<to = 1>(mask)
+            column = Unsqueeze(kept, axis)
+            words = Mul(found, column)
+            mean = ReduceMean<axes = [1], keepdims = 0>(words)
+            out = Gemm(mean, head_weight, head_bias)
+        }}""",
+    )
+    ids, y = sentences(80)
+    x = {"ids": ids.astype(np.uint8), "mask": ids != 0}
+    run = fit(tmp_path, theirs, shared(x, y), (x, y))
+    assert [wanted.dtype for wanted in read_manifest(Path(run.plan.run.model)).inputs] == ["uint8", "bool"]
+    require_accuracy(run, x, y)
+    np.testing.assert_allclose(answers(run.model, **x), run.predict(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(run.predict({**x, "ids": ids}), run.predict(x))
+    for wrong in ({**x, "ids": ids + 256}, {**x, "mask": ids}, {**x, "ids": ids.astype(np.float32)}):
+        with pytest.raises(baffle.BaffleError, match=r"the model takes (uint8 ids|bool mask), got"):
+            run.predict(wrong)
+
+
+@pytest.mark.parametrize("train", [["nonzero"], ["head", "nonzero"], ["table.*", "nonzero"]])
+def test_a_pruned_model_keeps_its_zeros(tmp_path: Path, capsys: pytest.CaptureFixture[str], train: list[str]) -> None:
+    (x, y), test = sentences(80), sentences(60, 1)
+    theirs = bag_of_words(tmp_path / "theirs.onnx")
+    model = load(theirs)
+    for tensor in model.graph.initializer:
+        values = numpy_helper.to_array(tensor).copy()
+        if values.ndim == 2:
+            values[np.indices(values.shape).sum(0) % 2 == 0] = 0
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    save(model, theirs)
+    before = _tensors(model)
+    plan = {"rounds": 4, "probe.k": 8}
+    run = baffle.fit(theirs, shared(x, y), test, train=train, plan=plan, out=tmp_path / "run")
+    trained = 24 * ("head" not in train) + (6 + 3) * ("table.*" not in train)
+    assert f"{trained} of 63 numbers train" in capsys.readouterr().out
+    assert run.plan.probe.head == ("probed" if "table.*" in train else "exact")
+    after = _tensors(run.model)
+    assert list(after) == list(before)
+    changed = {name for name, values in before.items() if not np.array_equal(values, after[name])}
+    assert changed == {"head.weight", "head.bias"} if "head" in train else {"table.weight"} <= changed
+    for name in ("table.weight", "head.weight"):
+        assert not after[name][before[name] == 0].any()
+        if name in changed:
+            assert np.all(after[name][before[name] != 0] != before[name][before[name] != 0])
+    np.testing.assert_allclose(answers(run.model, ids=test[0]), require_accuracy(run, *test), rtol=1e-5, atol=1e-6)
+    baffle.resume(run.path, ["rounds=5"], model=theirs, clients=shared(x, y), test=test)

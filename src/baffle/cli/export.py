@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -9,6 +10,10 @@ from baffle.cli.options import data_option, json_option, own_code_option, path, 
 
 LOSS = """With --onnx: the loss in the graph, as task.loss names it (default: cross_entropy); none for a function of
 your own."""
+TRAIN = """With --onnx: what is trained: all floats (the default), head, scales, or a pattern of names;
+nonzero: and zeros stay zero. May be repeated."""
+BESIDE = """With --onnx: for a client of runs whose model is in this exported folder. FILE is the same model with other
+frozen parts, as a quantised backbone."""
 SHAPE = """With --onnx: the sizes of one sample, as 1,28,28, if the file leaves them open; NAME=SIZES for each of
 several inputs."""
 
@@ -21,9 +26,11 @@ several inputs."""
 @click.option(
     "--freeze", multiple=True, metavar="PATTERN", help="With --onnx: weights that are not trained; may be repeated."
 )
+@click.option("--train", multiple=True, metavar="WHAT", help=TRAIN)
 @click.option("--loss", metavar="NAME", help=LOSS)
 @click.option("--shape", multiple=True, metavar="SIZES", help=SHAPE)
 @click.option("--head", is_flag=True, help='With --onnx: for plans with probe.head = "exact".')
+@click.option("--beside", type=path, metavar="FOLDER", help=BESIDE)
 @click.option("--output", metavar="NAME", default="", help="With --onnx: which of several outputs is trained.")
 @set_option
 @data_option
@@ -35,9 +42,11 @@ def export(
     plain: bool,
     onnx: Path | None,
     freeze: tuple[str, ...],
+    train: tuple[str, ...],
     loss: str | None,
     shape: tuple[str, ...],
     head: bool,
+    beside: Path | None,
     output: str,
     settings: tuple[str, ...],
     data: Path | None,
@@ -48,15 +57,18 @@ def export(
     if (source is None) == (onnx is None):
         raise click.UsageError("expected one thing to export: a run's folder, a plan, or --onnx FILE")
     run = Path(source) if source and Path(source).is_dir() else None
-    if ((freeze or loss or shape or head or output) and not onnx) or (settings and (onnx or run)):
+    if ((freeze or train or loss or shape or head or beside or output) and not onnx) or (settings and (onnx or run)):
         raise click.UsageError(
-            "--freeze, --loss, --shape, --head and --output belong to --onnx FILE, --set to a plan that has not run"
+            "--freeze, --loss, --shape, --head, --train, --beside and --output belong to --onnx FILE, --set to a plan "
+            "that has not run"
         )
+    if beside and (freeze or train or loss or shape or head):
+        raise click.UsageError("--beside FOLDER says itself what is trained, and how; leave out the rest but --output")
     if plain and not run:
         raise click.UsageError("--plain exports a trained model; expected a run's folder")
     from msgspec import to_builtins
 
-    from baffle.export import export_onnx, export_plain, export_plan, export_run
+    from baffle.export import export_beside, export_onnx, export_plain, export_plan, export_run
     from baffle.runtime.onnx.model_folder import GRAPH_LOSSES, graph_loss, read_exported
 
     if plain and run:
@@ -65,9 +77,12 @@ def export(
         return
     if loss and loss not in (*GRAPH_LOSSES, "none"):
         raise click.UsageError(f"--loss: expected {', '.join(GRAPH_LOSSES)} or none, got {loss!r}")
-    if onnx:
+    if onnx and beside:
+        manifest = export_beside(onnx, beside, out, output)
+    elif onnx:
         wanted = graph_loss(loss or "cross_entropy")
-        manifest = export_onnx(onnx, out, freeze, _shape(shape), wanted, head=head, output=output)
+        how: Any = {"head": head, "output": output, "train": train or ("all",)}
+        manifest = export_onnx(onnx, out, freeze, _shape(shape), wanted, **how)
     elif run:
         manifest = export_run(run, out, data=data, own_code=own_code)
     else:
@@ -78,6 +93,11 @@ def export(
         return
     for tensor in manifest.weights:
         click.echo(f"{tensor.name:40} {' × '.join(map(str, tensor.shape))}")
+    if onnx:
+        from baffle.runtime.onnx.foreign import numbers_of
+
+        others, zeros = numbers_of(read_exported(out).graph)
+        click.echo(f"{manifest.n_weights - zeros:,} of {manifest.n_weights + others:,} numbers train")
     weights = f"{manifest.n_weights:,} weights after {manifest.rounds:,} rounds"
     click.echo(f"{weights}, sha256 {manifest.weights_sha256}, in {out}")
     click.echo(f"hash of the model, with which a client approves it (--model-hash): {approval}")

@@ -26,7 +26,7 @@ from baffle.data.sources import Source
 from baffle.errors import NoHeadError, PlanError, RunFolderError, UnusableDataError
 from baffle.fitting.choice import LAST, choose_weights
 from baffle.fitting.given_data import GivenData, given_data
-from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_metrics, with_names
+from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_metrics, what_trains, with_names
 from baffle.fitting.run import Run
 from baffle.journal.folder import PLAN, RunFolder, new_folder
 from baffle.journal.replay import initial_weights
@@ -61,6 +61,9 @@ DEFAULTS: Mapping[str, Any] = {
 without one is probed in all layers. The sums are plain, because in one process there is no one to hide values from;
 secure sums give the same bits."""
 
+SIGMA_ROUNDED = 0.03
+"""σ where activations are rounded to integers (docs/performance.md, "Integers in the backbone")."""
+
 GivenPlan = str | Plan | Settings | None
 """A preset's name or a TOML file, a plan, or settings such as {"rounds": 300, "probe.k": 50}."""
 
@@ -92,11 +95,12 @@ def fit(
     y) of arrays or tensors, map-style data sets of such pairs, or DataLoaders; x may be a tuple or a dict, which the
     model takes as its arguments. `loss` is "cross_entropy", "mse", "mae", "bce" or any function of outputs and targets,
     with or without a derivative; `metrics` are names such as "accuracy" and "r2", or functions of outputs and targets
-    as NumPy arrays. `train` chooses what is trained: "all", the "last" layer, or names of parameters by pattern. `plan`
-    holds settings (docs/plans.md): a dict such as {"rounds": 300, "probe.k": 50}, a preset, a file or a `baffle.Plan`.
-    The run is kept in the folder `out`, by default a new one under runs/. With `overwrite` a run that is already there
-    is removed once the new one has begun. The model that was given is not changed. Unlike elsewhere, sums are plain
-    unless the plan sets "secure.mode" to "on", since this process has all data.
+    as NumPy arrays. `train` chooses what is trained: "all", the "last" layer, names of parameters by pattern, or of an
+    ONNX file also its "head", perhaps of integers, and the "scales" of integers. `plan` holds settings (docs/plans.md):
+    a dict such as {"rounds": 300, "probe.k": 50}, a preset, a file or a `baffle.Plan`. The run is kept in the folder
+    `out`, by default a new one under runs/. With `overwrite` a run that is already there is removed once the new one
+    has begun. The model that was given is not changed. Unlike elsewhere, sums are plain unless the plan sets
+    "secure.mode" to "on", since this process has all data.
 
     The run hands back averaged weights, or the last ones if these are clearly better: on the pair `validation`, or
     without it on training samples. `run["returned"]` says which, and `test_…` are their metrics. In a private run
@@ -122,7 +126,7 @@ def fit(
         given = _given(model, train, loss, data, folder, head=wanted.probe.head == "exact")
         try:
             objects = Objects(given, data, _metrics(metrics))
-            return objects, objects.task(objects.settled(wanted))
+            return objects, objects.task(objects.settled(_with_step(wanted, given, plan)))
         except BaseException:  # the run has not begun, so leave no trace of this attempt
             given.forget()
             raise
@@ -137,6 +141,8 @@ def fit(
             stack.enter_context(_moved_aside(path))
         folder = _new_folder(path)
         objects, task = _with_a_head_or_without(lambda wanted: loaded(wanted, folder.path), wanted, plan, say=progress)
+        if progress:
+            print(what_trains(objects.model))  # noqa: T201
         try:
             begin(folder, task, progress_lines() if progress else lambda _now: None, warn, stop)
         except BaseException:
@@ -157,6 +163,13 @@ def _with_a_head_or_without(load: Callable[[Plan], T], wanted: Plan, given: Give
         if say:
             print(f"the last layer is probed like the others: {fault.found}")  # noqa: T201
         return load(_with_head(wanted, "probed"))
+
+
+def _with_step(plan: Plan, model: GivenModel, given: GivenPlan) -> Plan:
+    """The plan with a σ for activations that are rounded to integers, unless the given plan has one itself."""
+    if not model.rounds or isinstance(given, (str, Plan)) or "sigma" in _settings_in(given).get("probe", {}):
+        return plan
+    return changed(plan, probe=changed(plan.probe, sigma=SIGMA_ROUNDED))
 
 
 def _with_head(plan: Plan, head: Literal["probed", "exact"]) -> Plan:
@@ -226,7 +239,7 @@ def objects_of(
 
     def loaded(wanted: Plan) -> tuple[Objects, Plan, Task]:
         given = _given(model, train, loss, data, Path(scratch) / "run", head=wanted.probe.head == "exact")
-        objects = Objects(given, data, ())
+        objects, wanted = Objects(given, data, ()), _with_step(wanted, given, plan)
         return objects, wanted, objects.task(objects.settled(wanted))
 
     wanted = _plan_of(plan)

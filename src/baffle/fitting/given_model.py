@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace as changed
@@ -41,6 +41,7 @@ class GivenModule:
     module: "nn.Module"
     train: tuple[str, ...]
     loss: str | Function
+    rounds: ClassVar = False  # its activations are not rounded to integers
 
     @classmethod
     def of(cls, module: object, train: str | Sequence[str], loss: str | Function) -> "GivenModule":
@@ -54,6 +55,12 @@ class GivenModule:
         from baffle.models.build import choose_trained
 
         return choose_trained(deepcopy(self.module), self.train)
+
+    def trained_numbers(self) -> tuple[int, int, Sequence[str]]:
+        """How many numbers are trained, of how many, and their names."""
+        named = dict(self.trained().named_parameters())
+        trains = {name: values.numel() for name, values in named.items() if values.requires_grad}
+        return sum(trains.values()), sum(values.numel() for values in named.values()), list(trains)
 
     def starting_at(self, weights: F32) -> "GivenModule":
         """The same model with these weights in its trained part."""
@@ -141,3 +148,10 @@ def name_of(function: object) -> str:
 
 def _named(thing: object) -> str:
     return f"{GIVEN}:{name_of(thing)}"
+
+
+def what_trains(model: GivenModel) -> str:
+    """How much of a model is trained, for people."""
+    count, of, names = model.trained_numbers()
+    some = [*names[:3], "…", names[-1]] if len(names) > 5 else names
+    return f"{count:,} of {of:,} numbers train: {', '.join(some)}"

@@ -3,10 +3,7 @@
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
-from glob import escape
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -20,7 +17,7 @@ from baffle.export import export_onnx
 from baffle.fitting.given_model import Function, name_of
 from baffle.plan import Onnx, Plan
 from baffle.runtime.model import RunnableModel
-from baffle.runtime.onnx.foreign import file_with_weights, graph_with_weights, require_file
+from baffle.runtime.onnx.foreign import file_with_weights, graph_with_weights, numbers_of, require_file
 from baffle.runtime.onnx.loss import OnnxLoss, own_criterion
 from baffle.runtime.onnx.model import model_in
 from baffle.runtime.onnx.model_folder import (
@@ -63,9 +60,7 @@ class GivenOnnx:
                 raise PlanError('train: an exported model says itself what is trained; expected "all"')
             return cls(path, loss)
         shape, holds = shape_of(few.x), NO_LOSS if callable(loss) else graph_loss(loss)
-        with TemporaryDirectory() as scratch:
-            names = [tensor.name for tensor in export_onnx(path, Path(scratch) / "all", (), shape, holds).weights]
-        export_onnx(path, folder, _frozen(names, train), shape, holds, head=head)
+        export_onnx(path, folder, (), shape, holds, head=head, train=[train] if isinstance(train, str) else train)
         return cls(folder, loss, path)
 
     @classmethod
@@ -94,11 +89,23 @@ class GivenOnnx:
         if self.file:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def with_weights(self, weights: F32) -> "ModelProto":
-        """The given file with these weights, or the graph in the folder."""
+    def with_weights(self, weights: F32, *, int8: bool = False) -> "ModelProto":
+        """The given file with these weights, or the graph in the folder. With `int8`, a last layer of integers in the
+        file is one again."""
         if self.file:
-            return file_with_weights(self.file, read_manifest(self.folder), weights)
+            return file_with_weights(self.file, read_manifest(self.folder), weights, int8=int8)
         return graph_with_weights(self.folder, weights)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether its activations are rounded to integers."""
+        return model_in(self.folder, read_exported(self.folder)).rounds
+
+    def trained_numbers(self) -> tuple[int, int, Sequence[str]]:
+        """How many numbers are trained, of how many, and their names."""
+        exported = read_exported(self.folder)
+        n, (others, zeros) = exported.manifest.n_weights, numbers_of(exported.graph)
+        return n - zeros, n + others, [tensor.name for tensor in exported.manifest.weights]
 
     def settled(self, plan: Plan, _few: Batch) -> Plan:
         task = changed(plan.task, model=Onnx(graph=read_manifest(self.folder).model_sha256))
@@ -110,19 +117,3 @@ class GivenOnnx:
             raise ModelError(
                 "model: this is not the run's model, but another graph; give the one that the run began with"
             )
-
-
-def _frozen(names: Sequence[str], train: str | Sequence[str]) -> list[str]:
-    """Patterns that match exactly the names of the weights that are not trained."""
-    patterns = [train] if isinstance(train, str) else list(train)
-    if patterns == ["all"]:
-        return []
-    if patterns == ["last"]:
-        layer = names[-1].rpartition(".")[0] or names[-1]
-        patterns = [f"{escape(layer)}.*", escape(names[-1])]
-    elif unknown := [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in names)]:
-        raise PlanError(
-            f'train: no weight of the model fits {unknown[0]!r}; expected "all", "last" or patterns of names such as '
-            f"{names[-1]!r}"
-        )
-    return [escape(name) for name in names if not any(fnmatch(name, pattern) for pattern in patterns)]

@@ -89,17 +89,20 @@ class Run(Mapping[str, Any]):
     def restore(self, model: "nn.Module", *, last: bool | None = None) -> "nn.Module": ...
 
     @overload
-    def restore(self, model: str | Path, *, last: bool | None = None) -> "ModelProto": ...
+    def restore(self, model: str | Path, *, last: bool | None = None, int8: bool = False) -> "ModelProto": ...
 
-    def restore(self, model: "nn.Module | str | Path", *, last: bool | None = None) -> "nn.Module | ModelProto":
-        """A copy of a module, or the model in an ONNX file, with the run's weights in the trained part alone."""
+    def restore(
+        self, model: "nn.Module | str | Path", *, last: bool | None = None, int8: bool = False
+    ) -> "nn.Module | ModelProto":
+        """A copy of a module, or the model in an ONNX file, with the run's weights in the trained part alone. A last
+        layer that was of integers in the file is of floats, or with `int8` of integers, a scale for each output."""
         weights = self.weights(last=last)
         if isinstance(model, (str, Path)):
             if not isinstance(self.plan.task.model, Onnx):
                 raise ModelError(f"model: the run's model is a module; expected one of its kind, got the path {model}")
             from baffle.fitting.given_onnx import GivenOnnx
 
-            return GivenOnnx.again(Path(model), self.plan.task.loss, self.plan).with_weights(weights)
+            return GivenOnnx.again(Path(model), self.plan.task.loss, self.plan).with_weights(weights, int8=int8)
         train = self.plan.task.model.train if isinstance(self.plan.task.model, Custom) else ()
         return GivenModule.of(model, train, self.plan.task.loss).with_weights(weights)
 

@@ -30,6 +30,7 @@ TOLERANCE = 0.1
 directions, so that an error of this size adds a hundredth to the variance of an estimate."""
 
 SMOOTH = 0.5  # if no two neighbouring steps agree within this share, the loss has no derivative that a step measures
+LEAST_ROUNDED = 3e-3  # the least step that can measure a derivative through activations of eight bits
 STEPS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-12, 1))
 """From 1e-6 to 1, two a decade. Smaller steps are lost when they are added to float32 weights."""
 
@@ -113,6 +114,11 @@ def _derivatives(scalars: Sequence[F64]) -> tuple[int | None, F64]:
     return best, (scalars[best] + scalars[best + 1]) / 2
 
 
+def steps_of(task: Task) -> tuple[float, ...]:
+    """The steps that may measure derivatives of a task's loss."""
+    return tuple(step for step in STEPS if step >= LEAST_ROUNDED or not task.model.rounds)
+
+
 def few_directions(trajectory: Trajectory, count: int) -> tuple[Directions, list[Support]]:
     """So many directions, spread over those of a round."""
     probe = trajectory.plan.probe
@@ -139,11 +145,11 @@ def measure(task: Task) -> Precision:
     much of a scalar is rounding and how much curvature. A loss without derivatives has neither."""
     plan, weights, batch = task.plan, task.initial_weights(), task.first_batch()
     trajectory = trajectory_of(plan, len(weights))
-    sigma, steps = plan.probe.sigma, sorted({plan.probe.sigma, *STEPS_TRIED})
+    sigma, tried = plan.probe.sigma, steps_of(task) if task.model.rounds else STEPS_TRIED
     exact = task.runtime(FLOAT64).on(batch) if FLOAT64 in task.model.precisions else None
     scheme, few = SCHEMES[plan.probe.scheme], few_directions(trajectory, DIRECTIONS)
     with task.model.one_thread_each():
-        window = find_window(task.runtime().on(batch), weights, scheme, *few, steps, exact)
+        window = find_window(task.runtime().on(batch), weights, scheme, *few, sorted({sigma, *tried}), exact)
     found = _precision(window, sigma) if window.smooth else Precision(window.sizes[sigma], 0.0, sigma, 0.0, 0.0)
     found = replace(found, typical=max(found.typical, NOTHING))
     if plan.outcome_kind != "scalars":

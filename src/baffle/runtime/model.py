@@ -111,6 +111,12 @@ class RunnableModel(ABC):
     def runtime(self, probe: ProbeSettings, precision: str) -> Runtime:
         """The model for one thread, computing in this precision."""
 
+    @property
+    def rounds(self) -> bool:
+        """Whether its activations are rounded to integers. Tiny steps then find a slope between two roundings, which is
+        not the loss's."""
+        return False
+
     def advice(self) -> list[str]:
         """Remarks for the user before this model is trained."""
         return []

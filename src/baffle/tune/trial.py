@@ -24,7 +24,7 @@ from baffle.core.state import Present, apply
 from baffle.data.partition import share_out
 from baffle.errors import MessageError
 from baffle.federation import workers_of
-from baffle.measuring.precision import STEPS, Window, few_directions, find_window
+from baffle.measuring.precision import Window, few_directions, find_window, steps_of
 from baffle.measuring.privacy import with_clip
 from baffle.plan import Plan
 from baffle.schedule import choose_groups
@@ -173,10 +173,11 @@ class Ground:
     def window(self, trial: Trial) -> Window:
         """Which σ measures derivatives at a trial's weights, on one client's batch."""
         scheme, few = SCHEMES[self.plan.probe.scheme], few_directions(trial.trajectory, DIRECTIONS)
-        self.spent.forwards += len(STEPS) * scheme.forwards(DIRECTIONS)
+        steps = steps_of(self.task)
+        self.spent.forwards += len(steps) * scheme.forwards(DIRECTIONS)
         with self._runtimes.borrow() as runtime:
             loss = runtime.on(self.task.first_batch())
-            return find_window(loss, trial.present.state.weights, scheme, *few)
+            return find_window(loss, trial.present.state.weights, scheme, *few, steps)
 
     def signal(self, trial: Trial) -> float | None:
         """The share of the variance of a round's scalars that is the gradient of all samples, not the choice of the

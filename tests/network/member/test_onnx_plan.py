@@ -10,10 +10,12 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime import InferenceSession
 
 from baffle.core.messages import first_number, tag_of
+from baffle.data.sources import load as load_data
 from baffle.errors import ModelError, PlanError
-from baffle.export import export_onnx, export_run
+from baffle.export import export_beside, export_onnx, export_plain, export_run
 from baffle.journal.audit import verify
 from baffle.measuring.costs import costs
 from baffle.network.member.edge import edge_equipment
@@ -27,6 +29,7 @@ from baffle.runtime.onnx.model_folder import WEIGHTS, read_exported, read_manife
 from baffle.simulation import repeat, resume, simulate
 from baffle.task.load import load_task
 from tests.support import tokens
+from tests.support.int8_nets import int8
 from tests.support.lines_in_memory import Federation, LinesInMemory, new_keys
 
 ONNX = 'task.model={name="onnx"}'
@@ -252,3 +255,56 @@ def test_a_folder_without_such_a_model_and_a_model_without_a_folder_are_refused(
         load_task(tiny(ONNX))
     with pytest.raises(ModelError, match="nowhere holds no exported model"):
         load_task(tiny(ONNX, "run.model=nowhere"))
+
+
+def test_a_client_with_integers_takes_part_beside_clients_with_floats(
+    tiny: Callable[..., Plan], tmp_path: Path
+) -> None:
+    """The same head behind a quantised backbone: all have the same weights, and the trained file is as often right."""
+    x = load_data("digits").train.batch(np.arange(300)).x
+    theirs = int8(tmp_path / "theirs.onnx", "QDQ", x)
+    model, integer = tmp_path / "model", tmp_path / "integer"
+    export_onnx(tmp_path / "floats.onnx", model, head=True, train=["head"])
+    export_beside(theirs, model, integer)
+    approved = {folder: read_exported(folder).sha256 for folder in (model, integer)}
+    assert len(set(approved.values())) == 2
+    settings = (f'run.model="{model}"', "secure.mode=on", "federation.clients=4", "probe.head=exact", "rounds=30")
+    federation = Federation(new_keys(tmp_path, 4), tmp_path, tiny(ONNX, *settings, "update.rate=0.1", "update.ema=0.5"))
+    folders = {number: integer if number == 2 else model for number in range(4)}
+    equipment = {
+        number: with_onnx(number, None, folder, part=True, approved=[approved[folder]])
+        for number, folder in folders.items()
+    }
+    members: dict[int, Callable[[bytes], bytes | None]] = {
+        number: Member(federation.keys[number], tmp_path / f"client-{number}", equip).answer
+        for number, equip in equipment.items()
+    }
+    summary = federation.serve(LinesInMemory(members))
+    assert (summary["dropouts"], summary["rounds"]) == (0, 30)
+    assert verify(federation.run).weights_sha256 == summary["weights_sha256"]
+    assert summary["test_accuracy"] > 0.6  # chance is a tenth
+    export_plain(federation.run, tmp_path / "trained.onnx")
+    test = load_data("digits").test.batch(np.arange(len(load_data("digits").test)))
+    session = InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
+    assert np.mean(session.run(None, {"x": test.x})[0].argmax(1) == test.y) == pytest.approx(summary["test_accuracy"])
+    plan = load(str(federation.run / "plan.toml"))
+    with pytest.raises(ModelError, match="has not approved it"):
+        edge_equipment(plan, integer, 2, part=True, approved=[approved[model]])
+    other = tmp_path / "other"
+    export_onnx(theirs, other, head=True, train=["head"])
+    with pytest.raises(ModelError, match="another than the plan's"):
+        edge_equipment(plan, other, 2, part=True, approved=[read_exported(other).sha256])
+
+
+def test_a_file_beside_a_folder_must_have_its_weights(tmp_path: Path) -> None:
+    x = load_data("digits").train.batch(np.arange(300)).x
+    dynamic = int8(tmp_path / "dynamic.onnx", "dynamic", x)  # its last matrix is transposed
+    export_onnx(tmp_path / "floats.onnx", tmp_path / "head", train=["head"])
+    with pytest.raises(ModelError, match=r"trains last of shape \(10, 16\), .* has \(16, 10\); leave the layers"):
+        export_beside(dynamic, tmp_path / "head", tmp_path / "a")
+    export_onnx(tmp_path / "floats.onnx", tmp_path / "all", train=["bias2"])
+    with pytest.raises(ModelError, match=r"trains bias2 of shape \(16,\), .* has none of that name"):
+        export_beside(int8(tmp_path / "static.onnx", "QOperator", x), tmp_path / "all", tmp_path / "a")
+    export_onnx(tmp_path / "floats.onnx", tmp_path / "mse", train=["bias2"], loss="mse")
+    assert export_beside(dynamic, tmp_path / "mse", tmp_path / "b").loss == "mse"
+    assert not (tmp_path / "a").exists()

@@ -170,7 +170,11 @@ OTHER = "expected the sizes of one sample, without the batch"
     ("sizes", "shape", "says"),
     [
         (("n", 1, "height", 5), (), f"{OPEN}nx1xheightx5; say how large one is: --shape 1,8,5, for example"),
-        (("n",), (), "must be floats, int64 or int32 of shape (batch, …), got INT64, n; export the model like that"),
+        (
+            ("n",),
+            (),
+            "must be floats, integers or booleans of shape (batch, …), got INT64, n; export the model like that",
+        ),
         (("n", "length", 5), (7, 4), f"--shape 7,4: the input ids has INT64, nxlengthx5; {OTHER}"),
         (("n", "length"), (7, 4), f"--shape 7,4: the input ids has INT64, nxlength; {OTHER}"),
     ],

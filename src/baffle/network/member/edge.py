@@ -118,7 +118,7 @@ def _approved(plan: Plan, folder: Path, exported: ExportedModel, source: Source,
 
 def _require_model(plan: Plan, manifest: Manifest, folder: Path) -> None:
     if isinstance(plan.task.model, Onnx):
-        if manifest.model_sha256 != plan.task.model.graph:
+        if plan.task.model.graph not in (manifest.model_sha256, manifest.instead_of):
             raise ModelError(f"the graph in {folder} is another than the plan's; copy the server's folder")
     elif manifest.architecture != plan.model_digest().hex():
         raise ModelError(f"the model in {folder} was exported for another plan; export it from this plan")

@@ -2,9 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -30,7 +28,7 @@ from baffle.runtime.onnx.model_folder import (
     Input,
     Y,
 )
-from baffle.runtime.onnx.nodes import nodes_of
+from baffle.runtime.onnx.nodes import copy_of, nodes_of, replace_all
 from baffle.runtime.onnx.session import open_session, translated
 
 INPUT_TYPES: Mapping[int, model_folder.InputType] = {
@@ -38,6 +36,9 @@ INPUT_TYPES: Mapping[int, model_folder.InputType] = {
     TensorProto.FLOAT16: "float32",
     TensorProto.INT64: "int64",
     TensorProto.INT32: "int32",
+    TensorProto.UINT8: "uint8",
+    TensorProto.INT8: "int8",
+    TensorProto.BOOL: "bool",
 }
 """For each input type that a model may have: the type of the samples that the finished graph takes."""
 
@@ -161,8 +162,7 @@ def finished(
 
 def _without_remarks(model: ModelProto) -> ModelProto:
     """The model without everything that has no effect on its output: comments, source locations, the tool's name."""
-    bare = ModelProto()
-    bare.CopyFrom(model)
+    bare = copy_of(model)
     for remark in ("doc_string", "metadata_props", "producer_name", "producer_version", "domain", "model_version"):
         bare.ClearField(remark)
     for remark in ("doc_string", "metadata_props", "value_info"):
@@ -188,7 +188,7 @@ def _input(samples: ValueInfoProto, *, alone: bool) -> Input:
     name = samples.name.removeprefix(PREFIX)
     if tensor.elem_type not in INPUT_TYPES or not tensor.shape.dim or (alone and not sizes):
         raise ModelError(
-            f"the input {name} must be floats, int64 or int32 of shape (batch, …), got "
+            f"the input {name} must be floats, integers or booleans of shape (batch, …), got "
             f"{helper.printable_type(samples.type)}; export the model like that"
         )
     if not all(size > 0 for size in sizes):
@@ -218,13 +218,6 @@ def _output_sizes(model: ModelProto, taken: Sequence[Input], weights: Mapping[st
 
 def _opset(model: ModelProto) -> int:
     return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
-
-
-def replace_all(repeated: Any, values: Sequence[Any]) -> None:
-    """Replace the contents of a repeated field."""
-    copies = deepcopy(list(values))
-    del repeated[:]
-    repeated.extend(copies)
 
 
 def few(names: Sequence[str]) -> str:

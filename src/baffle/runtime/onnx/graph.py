@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import UNSET
 
 from baffle.core.arrays import F32
 from baffle.core.state import FLOAT
@@ -30,7 +31,8 @@ class OnnxGraph:
     """A finished graph, its original weights, and the shapes and types of its samples and outputs. A graph made from a
     module also has the rest of the module's state dict: `frozen` holds everything that is not trained; `tied` maps the
     name of a weight in `weights` to its further names. A graph that another tool made has the layer of each weight,
-    because its names need not tell."""
+    because its names need not tell. A graph that may
+    serve plans of another with the same weights has the SHA-256 of that, `instead_of`."""
 
     model: bytes
     opset: int
@@ -43,6 +45,7 @@ class OnnxGraph:
     label_shape: tuple[int, ...] = ()
     layers: Mapping[str, str] = field(default_factory=dict)
     head: HeadTensors | None = None
+    instead_of: str = ""
 
     def flat(self) -> F32:
         """The original weights as one vector."""
@@ -71,4 +74,5 @@ class OnnxGraph:
             trajectory=plan.trajectory_digest().hex() if plan else "",
             architecture=plan.model_digest().hex() if plan else "",
             head=self.head,
+            instead_of=self.instead_of or UNSET,
         )

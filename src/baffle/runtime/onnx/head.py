@@ -10,6 +10,7 @@ from baffle.core.arrays import F32
 from baffle.errors import NoHeadError
 from baffle.runtime.model import USED_TWICE
 from baffle.runtime.onnx.graph import ShownHead
+from baffle.runtime.onnx.masks import MASK
 from baffle.runtime.onnx.model_folder import CROSS_ENTROPY, WEIGHT, GraphLoss, HeadTensors
 from baffle.runtime.onnx.nodes import nodes_of, setting
 
@@ -76,8 +77,8 @@ def _linear(node: NodeProto | None, makers: Makers) -> tuple[NodeProto | None, s
 
 
 class _Tensor(NamedTuple):
-    """A trained tensor as an operator takes it: perhaps in another precision, perhaps transposed. `path` are the names
-    that it has on its way there. A value that is not trained has no name."""
+    """A trained tensor as an operator takes it: perhaps in another precision, transposed or masked. `path` are its
+    names on its way there. A value that is not trained has no name."""
 
     name: str
     turned: bool
@@ -86,7 +87,9 @@ class _Tensor(NamedTuple):
 
 def _tensor(value: str, makers: Makers) -> _Tensor:
     path, turned = [value], False
-    while (node := makers.get(path[-1])) is not None and node.op_type in ("Cast", "Identity", "Transpose"):
+    while (node := makers.get(path[-1])) is not None and (
+        node.op_type in ("Cast", "Identity", "Transpose") or (node.op_type == "Mul" and node.input[1].endswith(MASK))
+    ):
         turned ^= node.op_type == "Transpose" and list(setting(node, "perm", (1, 0))) == [1, 0]
         path.append(node.input[0])
     name = path[-1].removeprefix(WEIGHT) if path[-1].startswith(WEIGHT) else ""

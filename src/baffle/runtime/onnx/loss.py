@@ -222,11 +222,11 @@ def _fitting_samples(manifest: Manifest, x: Samples) -> tuple[Array, ...]:
 
 def _converted(wanted: Input, x: Array) -> Array:
     """Samples in the type of the graph's input. Integers may be token ids, so a conversion must not change any.
-    Booleans, as in a mask, become 1 or 0."""
+    Booleans, as in a mask, become 1 or 0, and a graph that takes booleans takes these."""
     kind = np.dtype(wanted.dtype)
     x = x.astype(kind) if x.dtype.kind == "b" else x
-    integers = np.issubdtype(x.dtype, np.integer)
-    if integers == (kind.kind == "i"):
+    integers = x.dtype.kind in "iub"
+    if integers == (kind.kind in "iub"):
         converted: Array = np.ascontiguousarray(x, kind)
         if not integers or np.array_equal(converted, x):
             return converted

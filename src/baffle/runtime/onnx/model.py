@@ -18,6 +18,9 @@ from baffle.runtime.onnx.built_in import built_in
 from baffle.runtime.onnx.loss import NumpyCriterion, OnnxLoss, criterion_of, require_loss
 from baffle.runtime.onnx.model_folder import ExportedModel, Manifest, graph_loss, initial_weights, read_exported
 
+ROUNDING = (b"QuantizeLinear", b"DynamicQuantize", b"QLinear", b"QGemm")
+"""How the names of operators begin that round activations to integers. None is part of "DequantizeLinear"."""
+
 
 def load(plan: Plan, inputs: Inputs) -> "OnnxModel":
     settings = plan.task.model
@@ -72,6 +75,10 @@ class OnnxModel(RunnableModel):
     read: Callable[[], F32]
     criterion: NumpyCriterion | None = None
     loss: str = ""
+
+    @property
+    def rounds(self) -> bool:
+        return any(operator in self.graph for operator in ROUNDING)
 
     def initial_weights(self) -> F32:
         return self.read()

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from baffle.core.arrays import F32
 from baffle.core.directions import Support
@@ -31,7 +31,7 @@ gives."""
 
 WEIGHT = "weight/"  # prefix of a weight tensor's name as an input of the graph
 
-InputType = Literal["float32", "int64", "int32"]
+InputType = Literal["float32", "int64", "int32", "uint8", "int8", "bool"]
 GraphLoss = Literal["cross-entropy", "mse", "mae", "bce", "none"]
 CROSS_ENTROPY: GraphLoss = "cross-entropy"
 NO_LOSS: GraphLoss = "none"
@@ -91,8 +91,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     the number of its outputs (for each position, if there are several), `label_shape` the shape of one sample's label.
     `trajectory` is the digest of the plan that the weights belong to, `architecture` the digest of the plan's model.
     Without a plan both are empty. `head` is the last linear layer, if the graph has its inputs and outputs among its
-    outputs. `outer` described a second graph, `outer.onnx`, in folders of version 0.2; it is
-    ignored, and null in new manifests."""
+    outputs. `instead_of` is the digest of another graph with the same weights, for whose plans this one may serve: the
+    same model with a backbone of integers. `outer` described a second graph, `outer.onnx`, in folders of version 0.2;
+    it is ignored, and null in new manifests."""
 
     format: Format = ONE_ARRAY
     weights: tuple[Tensor, ...]
@@ -112,6 +113,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     architecture: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
     outer: dict[str, str | int] | None = None
     head: HeadTensors | None = None
+    instead_of: Digest | UnsetType = UNSET
 
     def head_place(self) -> Head:
         """Where the last linear layer lies among the weights."""
