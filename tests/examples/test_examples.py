@@ -16,6 +16,9 @@ EXPECTED = {
     "loss_without_derivative": (r"([\d.]+)% of the digits right", 80),
     "onnx_from_elsewhere": (r"^accuracy ([\d.]+)%", 85),
     "callbacks": (r"^accuracy ([\d.]+)%; 80 rounds", 90),
+    "own_optimizer": (r"^accuracy ([\d.]+)%", 85),
+    "own_schedule": (r"^accuracy ([\d.]+)%", 85),
+    "own_distribution": (r"^accuracy ([\d.]+)%", 85),
     "sentences": (r"^accuracy ([\d.]+)%", 80),
     "handwriting_by_writers": (r"^accuracy ([\d.]+)%", 70),
 }

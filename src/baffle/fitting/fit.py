@@ -201,7 +201,7 @@ def resume(
     """
     report, stop = watch or (lambda _now: None), _stop(callbacks)
     plan = load(str(RunFolder.existing(Path(path)).plan))
-    require_own_code(plan.task, Path(path), own_code=own_code)
+    require_own_code(plan, Path(path), own_code=own_code)
     if not plan.task.data.startswith(f"{GIVEN}:"):
         if model is not None or clients is not None:
             raise PlanError(f"{path} was not begun by baffle.fit, so its plan names model and data; give none")

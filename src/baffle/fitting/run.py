@@ -18,6 +18,7 @@ from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
 from baffle.plan import Custom, Onnx, Plan, load
+from baffle.plan.arithmetic import vouch_for
 from baffle.report.words import is_share, metric_name
 
 if TYPE_CHECKING:
@@ -160,10 +161,13 @@ class Run(Mapping[str, Any]):
         return f"<baffle run of {self.summary['rounds']} rounds in {self.path}>"
 
 
-def open_run(path: str | Path) -> Run:
-    """The run in a folder, to look at.
+def open_run(path: str | Path, *, own_code: bool = False) -> Run:
+    """The run in a folder, to look at. Functions that its weights follow from are called only with `own_code`.
 
     >>> run = baffle.open("runs/mine")
     >>> run.metrics["loss"]
     """
-    return Run(path)
+    run = Run(path)
+    if own_code:
+        vouch_for(run.plan)
+    return run

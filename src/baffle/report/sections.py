@@ -377,7 +377,7 @@ def _commands(run: RunRecord) -> dict[str, str]:
     """The commands to check, continue and repeat a run."""
     folder = shlex.quote(str(run.folder))
     plan = shlex.quote(str(run.folder / "plan.toml"))
-    own_code = " --own-code" if named_by(run.plan.task) else ""
+    own_code = " --own-code" if named_by(run.plan) else ""
     told = {"check every hash": f"baffle verify {folder}"}
     if run.given:  # only the program that has the objects can continue or repeat it
         return told

@@ -108,7 +108,7 @@ class Ground:
         """A trial at the initial weights."""
         plan, rule = _with_step(self.plan, sigma, rate), self.trajectory.rule
         if plan.federation.level == "batch":
-            rule = replace(rule, optimizer=optimizer(plan.update))
+            rule = replace(rule, optimizer=optimizer(plan.update), share=lambda _round: np.float32(1))
         return Trial(replace(self.trajectory, plan=plan, rule=rule), Present(0, rule.start(self.initial), b""))
 
     def advance(self, trial: Trial, rounds: int) -> Trial:
