@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, overload
@@ -156,6 +157,15 @@ class Run(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.summary)
+
+    def _repr_html_(self) -> str:
+        """The summary as a table, for notebooks."""
+        shown = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in self.summary.items()}
+        plain = {name: value for name, value in shown.items() if isinstance(value, (str, int)) and "sha256" not in name}
+        rows = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in plain.items()
+        )
+        return f"<p>A BAFFLE run in <code>{escape(str(self.path))}</code></p><table>{rows}</table>"
 
     def __repr__(self) -> str:
         return f"<baffle run of {self.summary['rounds']} rounds in {self.path}>"
