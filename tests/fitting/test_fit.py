@@ -192,9 +192,8 @@ class Encoded(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*", "ignore:.*enable_nested_tensor.*")
 def test_the_mask_of_docs_data_reaches_a_transformer_encoder(tmp_path: Path) -> None:
-    (block,) = re.findall(
-        r"^x = (\{\"ids\".*\})", (Path(__file__).parents[2] / "docs" / "data.md").read_text(), re.MULTILINE
-    )
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    (block,) = re.findall(r"^x = (\{\"ids\".*\})", page, re.MULTILINE)
     ids, y = sentences(80)[0]["ids"], sentences(80)[1]
     x = eval(block, {"ids": ids})
     require_accuracy(fit(tmp_path, Encoded(), shared(x, y), (x, y), rounds=2), x, y)

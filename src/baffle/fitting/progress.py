@@ -16,7 +16,7 @@ OFTEN = 0.5  # the least seconds between two looks of a bar
 
 
 def shown_progress() -> Watch:
-    shell = getattr(builtins, "get_ipython", lambda: None)()
+    shell: Any = getattr(builtins, "get_ipython", lambda: None)()
     return progress_bar(shell.display_pub) if hasattr(shell, "kernel") else progress_lines()
 
 
