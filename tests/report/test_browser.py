@@ -92,6 +92,14 @@ def test_it_fits_its_window(page: Page, reports: dict[str, str], name: str, widt
     assert page.eval("[...document.querySelectorAll('.plot')].every((plot) => plot.clientWidth > 250)")
 
 
+def test_the_map_of_a_partition_has_a_scale(page: Page, reports: dict[str, str]) -> None:
+    page.open(reports["one"])
+    page.open_details()
+    scales = page.eval("[...document.querySelectorAll('.colorbar')].map((bar) => bar.textContent)")
+    assert scales
+    assert all(scale.endswith("samples") for scale in scales), scales
+
+
 BROKEN = """(() => {
     const walker = document.createTreeWalker(document.querySelector('main') || document.body, NodeFilter.SHOW_TEXT);
     const found = [];
