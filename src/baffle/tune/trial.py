@@ -108,7 +108,7 @@ class Ground:
         """A trial at the initial weights."""
         plan, rule = _with_step(self.plan, sigma, rate), self.trajectory.rule
         if plan.federation.level == "batch":
-            rule = replace(rule, optimizer=optimizer(plan.update), share=lambda _round: np.float32(1))
+            rule = replace(rule, optimizer=optimizer(plan.update))
         return Trial(replace(self.trajectory, plan=plan, rule=rule), Present(0, rule.start(self.initial), b""))
 
     def advance(self, trial: Trial, rounds: int) -> Trial:
@@ -217,7 +217,9 @@ def _warmed_up_soon(plan: Plan) -> Plan:
 
 
 def _with_step(plan: Plan, sigma: float, rate: float) -> Plan:
-    return with_settings(plan, probe={"sigma": sigma}, update={"rate": rate})
+    """The plan of a trial, which is too short for a schedule of the rate."""
+    constant = {"schedule": "constant", "schedule_rounds": 0, "schedule_source": ""}
+    return with_settings(plan, probe={"sigma": sigma}, update={"rate": rate, **constant})
 
 
 def split_off(shares: list[I64], seed: int) -> tuple[list[I64], I64]:
