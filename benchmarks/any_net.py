@@ -10,6 +10,11 @@ rates on held-out training samples. The one with the best mean accuracy there is
 accuracy on test samples is reported, that of the averaged weights. Dense directions and those of one layer each are
 also run at the rate that `baffle.fit` has, whichever was chosen. On nets whose seeds differ by ten points and more,
 these two get more seeds, both for choosing and for the report.
+
+    python benchmarks/any_net.py --out results/any_net.json --fit     # other nets, by baffle.fit
+
+Nets as people bring them, by `baffle.fit` with nothing set but 150 rounds, against backpropagation in the same loop,
+with five clients. Questions are read from $BAFFLE_DATA/text; BERT needs the package transformers.
 """
 
 import argparse
@@ -17,11 +22,18 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import nets
+import numpy as np
+import torch
 from exact_contrast import exact_contrast
+from torch import nn
 
+import baffle
 from baffle.export import export_plan
 from baffle.fitting.fit import DEFAULTS
 from baffle.measuring.precision import measure_contrast
@@ -105,6 +117,44 @@ def contrast_of(net: str) -> dict[str, Any]:
     }
 
 
+FIT_ROUNDS, FIT_EVERY, FIT_CLIENTS = 150, 50, 5
+FIT_NETS: dict[str, tuple[str, Callable[[int], nn.Module], int]] = {
+    "tied MLP": ("digits", nets.Tied, 10),
+    "SqueezeNet-like": ("digits", nets.squeezenet, 10),
+    "LSTM": ("digits", nets.Recurrent, 10),
+    "transformer on TREC": ("questions", nets.Asking, nets.KINDS_OF_QUESTIONS),
+    "BERT on TREC": ("bert", nets.bert, nets.KINDS_OF_QUESTIONS),
+}
+FIT_WAYS: dict[str, dict[str, Any]] = {
+    "backpropagation": {"estimator": "backprop"},
+    "fit": {},
+    "fit, 4 steps of K = 20": {"federation.local_steps": 4, "probe.k": 20},
+}
+
+
+def samples_of(data: str, part: str) -> tuple[Any, Any]:
+    """All training or test samples, as `baffle.fit` takes them."""
+    if data == "digits":
+        source = nets.images()
+        batch = (source.train if part == "train" else source.test).batch(np.arange(len(getattr(source, part))))
+        return batch.x, batch.y
+    x, y = nets.questions(part)
+    names = ("input_ids", "attention_mask") if data == "bert" else ("x", "mask")
+    return {names[0]: x, names[1]: x != 0}, y
+
+
+def fitted(net: str, way: str, seed: int) -> list[float]:
+    """The accuracy after every so many rounds of `baffle.fit`."""
+    data, make, classes = FIT_NETS[net]
+    torch.manual_seed(seed)
+    plan = {"rounds": FIT_ROUNDS, "seed": seed, "federation.clients": FIT_CLIENTS, "run.workers": 1}
+    plan |= {"run.evaluate_every": FIT_EVERY, **FIT_WAYS[way]}
+    with tempfile.TemporaryDirectory() as folder:
+        given = (make(classes), samples_of(data, "train"), samples_of(data, "test"))
+        measured = baffle.fit(*given, plan=plan, out=f"{folder}/run", progress=False).metrics["test_accuracy"]
+        return [round(float(accuracy), 4) for accuracy in measured[~np.isnan(measured)]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--net", action="append", choices=NETS, help="only this one; may be repeated")
@@ -112,10 +162,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write rows here, and continue from those that are already there")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--fit", action="append", nargs="?", const="", metavar="NET", help="only baffle.fit, of this net"
+    )
     args = parser.parse_args()
     if args.out and args.settings:
         parser.error("rows in --out are those of the benchmark's own settings; leave --set or --out out")
-    found: dict[str, Any] = {"contrast": {}, "held_out": {}, "test": {}}
+    found: dict[str, Any] = {"contrast": {}, "held_out": {}, "test": {}, "fit": {}}
     if args.out and args.out.exists():
         found |= json.loads(args.out.read_text())
 
@@ -133,6 +186,12 @@ def main() -> None:
         accuracies: list[float] = found[part][key]
         return accuracies
 
+    if args.fit:
+        chosen = [net for net in FIT_NETS if net in args.fit or "" in args.fit]
+        for way, net, seed in product(FIT_WAYS, chosen, SEEDS):
+            if (key := f"{net} | {way} | {seed}") not in found["fit"]:
+                note("fit", key, fitted(net, way, seed))
+        return
     for net in args.net or NETS:
         for way in args.way or WAYS:
             if net in NO_PIPELINE and way == "stages":

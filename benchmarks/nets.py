@@ -1,5 +1,11 @@
 """Small nets as users bring them, and the tasks that any_net.py trains them on."""
 
+import os
+import re
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -122,6 +128,79 @@ def seeing(classes: int) -> nn.Module:
 
 def transformer(classes: int) -> nn.Module:
     return Transformer(classes)
+
+
+class Recurrent(nn.Module):
+    """An LSTM over the rows of an image of 8 × 8."""
+
+    def __init__(self, classes: int, width: int = 24) -> None:
+        super().__init__()
+        self.inner, self.last = nn.LSTM(8, width, batch_first=True), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.last(self.inner(x.reshape(-1, 8, 8))[0][:, -1])
+        return output
+
+
+class Tied(nn.Module):
+    """An MLP whose two inner layers have the same weights."""
+
+    def __init__(self, classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(64, width), nn.Linear(width, width), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x.flatten(1)))
+        output: Tensor = self.last(torch.relu(self.inner(torch.relu(self.inner(x)))))
+        return output
+
+
+WORDS, QUESTION, KINDS_OF_QUESTIONS = 2000, 16, 6
+"""Of the TREC questions: the most frequent words are known, and so many of a question are read."""
+
+
+class Asking(nn.Module):
+    """One layer of attention over the words of a question; padding is no word."""
+
+    def __init__(self, classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(QUESTION, width)
+        self.inner, self.last = (
+            nn.TransformerEncoderLayer(width, 2, 64, 0.0, batch_first=True),
+            nn.Linear(width, classes),
+        )
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        read = self.inner(self.words(x) + self.places.weight, src_key_padding_mask=~mask)
+        output: Tensor = self.last((read * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+        return output
+
+
+def bert(classes: int) -> nn.Module:
+    """Hugging Face's BERT, small, at random initial weights: pip install transformers."""
+    transformers = import_module("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.BertConfig(vocab_size=WORDS, max_position_embeddings=QUESTION, num_labels=classes, **sizes)
+    model: nn.Module = transformers.BertForSequenceClassification(config)
+    return model
+
+
+def questions(part: str) -> tuple[I64, I64]:
+    """The words of the TREC questions as numbers, 0 for padding and 1 for words that are not known, and their kinds."""
+    folder = Path(os.environ["BAFFLE_DATA"]) / "text"
+
+    def read(name: str) -> list[tuple[int, list[str]]]:
+        lines = (folder / f"trec.{name}").read_text().splitlines()
+        return [(int(kind), re.findall(r"\w+|\?", words.lower())) for kind, words in (li.split(" ", 1) for li in lines)]
+
+    counts = Counter(word for _, words in read("train") for word in words)
+    numbers = {word: number for number, (word, _) in enumerate(counts.most_common(WORDS - 2), 2)}
+    found = read(part)
+    x = np.zeros((len(found), QUESTION), np.int64)
+    for row, (_, words) in zip(x, found, strict=True):
+        known = [numbers.get(word, 1) for word in words[:QUESTION]]
+        row[: len(known)] = known
+    return x, np.array([kind for kind, _ in found])
 
 
 def sentences(count: int, seed: int) -> tuple[I64, I64]:

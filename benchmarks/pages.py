@@ -82,7 +82,7 @@ def sentences() -> str:
 
 def fit_head() -> str:
     lines = [
-        f"| {row['net']} | {row['head']} | {', '.join(f'{accuracy:.1%}' for accuracy in row['accuracies'])} |"
+        f"| {row['net']} | {row['way']} | {', '.join(f'{accuracy:.1%}' for accuracy in row['accuracies'])} |"
         for row in read("fit_head")
     ]
     return rows("| net | last layer | held-out accuracy, each seed |", lines)

@@ -15,6 +15,7 @@ from baffle.cli.main import commands
 from baffle.client.abstaining import Tell
 from baffle.core.arrays import F32, U8, Integers
 from baffle.core.directions import DISTRIBUTIONS, Distribution
+from baffle.core.rates import SCHEDULES
 from baffle.core.seeds import Scratch
 from baffle.core.update import OPTIMIZERS, State, Transform
 from baffle.data.sources import SOURCES, Dataset, Reader, Source
@@ -70,6 +71,13 @@ def test_a_new_optimizer(tiny: MakePlan, tmp_path: Path, monkeypatch: pytest.Mon
         tiny("update.optimizer=signs")
     monkeypatch.setitem(OPTIMIZERS, "signs", _sign_sgd)
     assert float(str(_run(tiny("update.optimizer=signs", *NEW_RUNS), tmp_path / "run")["test_accuracy"])) > 0.3
+
+
+def test_a_new_schedule(tiny: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PlanError, match=r"update\.schedule: expected one of 'constant', .*got 'half'"):
+        tiny("update.schedule=half")
+    monkeypatch.setitem(SCHEDULES, "half", lambda _number, _rounds, _factor: 0.5)
+    _run(tiny("update.schedule=half", *NEW_RUNS), tmp_path / "run")
 
 
 def two_blobs(_folder: Path | None) -> Source:

@@ -19,6 +19,7 @@ from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
 from baffle.plan import Onnx, Plan, load
+from baffle.plan.arithmetic import vouch_for
 from baffle.plan.functions import require_own_code
 from baffle.runtime.onnx import model_folder
 from baffle.runtime.onnx.built_in import built_in
@@ -44,7 +45,8 @@ def export_run(run: Path, out: Path, *, data: Path | None = None, own_code: bool
     folder = RunFolder.existing(run)
     with Journal.open(folder.journal) as journal, journal.one_view():
         plan = load(str(folder.plan))
-        require_own_code(plan.task, run, own_code=own_code)
+        require_own_code(plan, run, own_code=own_code)
+        vouch_for(plan)
         if unsettled := plan.task.model.unsettled():
             raise ModelError(
                 f"the run in {run} is of version 0.1, whose plans had no task.model.{unsettled[0]}: this version would "

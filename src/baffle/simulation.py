@@ -122,7 +122,7 @@ def resume(
                 "new run in another folder (--out, in Python out=…)"
             )
         check(new)
-        require_own_code(new.task, folder.path, own_code=own_code)
+        require_own_code(new, folder.path, own_code=own_code)
         task = load_again(new) if load_again else load_task(new, data)
         if task.plan != new:
             raise JournalError(f"{folder.plan} is not a resolved plan; expected the file that the run itself wrote")
@@ -177,7 +177,7 @@ def add_baseline(
     """Train a finished run's plan by backpropagation too, in its subfolder `baseline`, and add it to the summary."""
     with RunFolder.existing(Path(path)) as folder:
         plan = load(str(folder.plan))
-        require_own_code(plan.task, folder.path, own_code=own_code)
+        require_own_code(plan, folder.path, own_code=own_code)
         subfolder = Path(path) / "baseline"
         if subfolder.is_symlink():
             raise RunFolderError(f"{subfolder} is a link, and nothing is written through links; remove it")
@@ -244,7 +244,7 @@ def repeat(
         if not journal.statements.networked:
             raise JournalError(f"{path} holds no networked run with statements; a simulation is repeated by its plan")
         plan = change(journal.plan(), settings)
-        require_own_code(plan.task, original.path, own_code=own_code)
+        require_own_code(plan, original.path, own_code=own_code)
         if msgspec.structs.replace(plan, run=journal.plan().run) != journal.plan():
             raise PlanError("a repeated run may change run.* and nothing else; leave the other settings out")
         if plan.privacy.on:

@@ -11,10 +11,8 @@ from baffle.core.directions import (
     NUMBERS_AT_ONCE,
     OUTER,
     Directions,
-    Distribution,
     Support,
     dense,
-    distribution_of,
     layout_of,
     support_of,
     supports,
@@ -27,7 +25,6 @@ from baffle.core.ring import Encoding, Ring, Totals, combine_gradients, combine_
 from baffle.core.seeds import Seeds
 from baffle.core.state import Rule
 from baffle.core.update import (
-    OPTIMIZERS,
     Transform,
     adam_by_layers,
     average,
@@ -38,7 +35,8 @@ from baffle.core.update import (
     weight_decay,
 )
 from baffle.errors import MessageError, PlanError
-from baffle.plan import Plan, ProbeSettings, UpdateSettings
+from baffle.plan import Plan, UpdateSettings
+from baffle.plan.arithmetic import distribution, optimizer_of, share_of
 from baffle.plan.privacy import length_of, private_ring
 from baffle.privacy.accounting import spent
 from baffle.privacy.ring import PrivateRing
@@ -171,9 +169,10 @@ def trajectory_of(plan: Plan, n: int, block: int = NUMBERS_AT_ONCE, epochs: tupl
 
     # At epoch level the clients have already taken their steps. They send minus their weight change, and one plain
     # step of rate 1 along its mean is federated averaging.
-    step = optimizer(plan.update) if plan.federation.level == "batch" else sgd(1.0)
     smooth = average(plan.update.ema) if plan.update.ema else no_average()
-    rule = Rule(gradient, step, smooth, lambda round_number: trajectory.steps_in(round_number))
+    rule = Rule(gradient, sgd(1.0), smooth, lambda round_number: trajectory.steps_in(round_number))
+    if plan.federation.level == "batch":
+        rule = replace(rule, optimizer=optimizer(plan.update), share=share_of(plan.update))
     trajectory = Trajectory(plan, n, length, digest, epochs, touched, ring, rule, block, threads)
     return trajectory
 
@@ -249,11 +248,6 @@ def _require_shapes(plan: Plan, n: int, touched: tuple[Support, ...]) -> None:
         raise PlanError(f"probe.layout: {fault}; leave it out to have one made") from None
 
 
-def distribution(probe: ProbeSettings) -> Distribution:
-    """The distribution of a resolved plan's directions."""
-    return distribution_of(probe.distribution, probe.shapes)
-
-
 def checked_groups(outcome: Outcome, plan: Plan, length: int) -> list[tuple[int, Totals]]:
     """The groups' totals, each with the number of its key; an outcome that does not fit the plan is refused."""
     most = plan.secure.groups
@@ -279,7 +273,7 @@ def optimizer(settings: UpdateSettings) -> Transform:
     if settings.moments == "layers":
         step = adam_by_layers([support_of(row) for row in settings.layers], settings.rate, *settings.betas)
     else:
-        step = OPTIMIZERS[settings.optimizer](settings.rate, settings.betas, settings.momentum)
+        step = optimizer_of(settings)
     before = [clip(settings.clip)] if settings.clip else []
     before += [weight_decay(settings.weight_decay)] if settings.weight_decay else []
     return compose(*before, step)

@@ -43,6 +43,7 @@ OPEN = {f"privacy__{name}": 0.0 for name in ("noise", "epsilon", "clip", "head_f
 
 MACHINE = "it is a setting of the server's own machine", "holds settings of the server's own machine"
 STUDY = "it is for simulations"
+NO_FUNCTION = "the plan names no function there"
 UNLIKE = "clients find it in their own model"
 
 PLAN: dict[str, Change] = {
@@ -83,6 +84,7 @@ PLAN: dict[str, Change] = {
     "probe.sigma": Change(1e-2),
     "probe.scheme": Change("central"),
     "probe.distribution": another("gaussian", probe__shapes=[], probe__together=0),
+    "probe.distribution_source": Change(NOUGHT, REFUSED, NO_FUNCTION, "only a function of your own has one"),
     "probe.micro_batch": Change(
         3,
         HARMLESS,
@@ -98,9 +100,14 @@ PLAN: dict[str, Change] = {
     "probe.head_at": Change([0, 2, 0, 0], REFUSED, UNLIKE, "probe.head_at is"),
     "probe.stacked": Change(True, REFUSED, STUDY, "probe.stacked: each client of a network"),
     "update.optimizer": another("sgd", update__moments="weights", update__layers=[]),
+    "update.optimizer_source": Change(NOUGHT, REFUSED, NO_FUNCTION, "only a function of your own has one"),
     "update.moments": another("weights", update__layers=[]),
     "update.layers": Change([[0, 484, 0, 0]], REFUSED, UNLIKE, "update.layers are not those"),
     "update.rate": Change(0.5),
+    "update.schedule": another("steps", update__schedule_rounds=1),
+    "update.schedule_rounds": Change(1, REFUSED, "only a rate that changes has any", "a constant rate needs none"),
+    "update.schedule_factor": Change(0.5),
+    "update.schedule_source": Change(NOUGHT, REFUSED, NO_FUNCTION, "only a function of your own has one"),
     "update.betas": Change([0.5, 0.5]),
     "update.momentum": Change(0.5),
     "update.weight_decay": Change(0.5),

@@ -16,8 +16,10 @@ from baffle.journal.store import Journal
 from baffle.network.keys.authority import make_keys, sign_roster
 from baffle.network.keys.folders import load_identity
 from baffle.network.keys.rosters import load_roster
+from baffle.plan import change, load
 from baffle.runtime.onnx.model_folder import read_exported
 from baffle.simulation import repeat
+from tests.plan.test_arithmetic import MINE
 from tests.support.command_line import setting
 from tests.support.networks import Network, listening
 
@@ -209,3 +211,31 @@ def test_a_model_from_elsewhere_needs_its_owners_approval(tiny_toml: Path, netwo
     network.join(2, "--model", model, "--policy", policy)
     network.require_end(clients=3)
     assert sha256 in network.log("client-3")
+
+
+@pytest.mark.slow
+def test_functions_of_a_plan_run_where_owners_have_said_so_also_on_the_edge(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An optimizer, a schedule and a distribution, in rounds of several steps. Client 3 has the plan and has not agreed
+    to its functions, client 2 runs an exported model on ONNX Runtime."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    own = ('update={optimizer="mine:heavy", schedule="mine:falling"}', 'probe.distribution="mine:ternary"')
+    plan, model = tmp_path / "own.toml", tmp_path / "model"
+    plan.write_text(
+        'rounds = 6\ntask = {init = "numpy", model = {name = "softmax"}}\nprobe.k = 4\nfederation = {clients = 4, '
+        'batch = 8, local_steps = 2, warm_up = 1}\nsecure.mode = "on"\n'
+    )
+    plan.write_text(change(load(str(plan)), own).to_toml())
+    export_plan(str(plan), model)
+    network.begin(plan, clients=0, least=3)
+    network.join(3, "--plan", plan)
+    for number in (0, 1):
+        network.join(number, "--plan", plan, "--own-code")
+    network.join(2, "--plan", plan, "--own-code", "--model", model)
+    network.until(lambda: "give --own-code" in network.log("client-3"))
+    network.require_end(clients=3)
+    replayed = verify(network.run, own_code=True)
+    assert set(map(network.held, range(3))) == {replayed.weights_sha256}
+    assert repeat(network.run, tmp_path / "again", own_code=True)["weights_sha256"] == replayed.weights_sha256

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import baffle
 from baffle.core.samples import PADDING, Array, take
-from baffle.fitting.fit import progress_lines
 from baffle.fitting.given_data import given_data
+from baffle.fitting.progress import progress_lines
 from baffle.journal.audit import verify
 from baffle.plan import load
 from baffle.server.recorder import Progress
@@ -176,6 +176,28 @@ def test_labels_may_be_given_for_each_token(tmp_path: Path) -> None:
     run = fit(tmp_path, Tokens(each=True), shared(x, each), (test_x, test_each), plan=plan)
     require_accuracy(run, test_x, test_each)
     assert run.metrics["loss"][-1] < run.metrics["loss"][0]
+
+
+class Encoded(nn.Module):
+    """A transformer of PyTorch's own, which takes padding as booleans alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(12, 8), nn.Linear(8, 3)
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.head(self.layers(self.embedding(ids), src_key_padding_mask=~mask)[:, 0])  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*", "ignore:.*enable_nested_tensor.*")
+def test_the_mask_of_docs_data_reaches_a_transformer_encoder(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    (block,) = re.findall(r"^x = (\{\"ids\".*\})", page, re.MULTILINE)
+    ids, y = sentences(80)[0]["ids"], sentences(80)[1]
+    x = eval(block, {"ids": ids})
+    require_accuracy(fit(tmp_path, Encoded(), shared(x, y), (x, y), rounds=2), x, y)
 
 
 class Masked(nn.Module):
@@ -416,6 +438,40 @@ def test_progress_tells_evaluations_and_every_ten_seconds_the_time_left(capsys: 
     ]
 
 
+class Notebook:
+    """The part of IPython's shell in a notebook that a fit talks to."""
+
+    kernel = object()
+
+    def __init__(self) -> None:
+        self.shown = list[tuple[dict[str, str], str, bool]]()
+
+    @property
+    def display_pub(self) -> "Notebook":
+        return self
+
+    def publish(self, data: dict[str, str], *, transient: dict[str, str], update: bool) -> None:
+        self.shown.append((data, transient["display_id"], update))
+
+
+def test_a_notebook_shows_one_bar_and_a_run_as_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = Notebook()
+    monkeypatch.setattr("builtins.get_ipython", lambda: notebook, raising=False)
+    run = baffle.fit(small(), shared(*vectors(60)), vectors(30, 1), plan={"rounds": 3}, out=tmp_path / "<run>")
+    first, *others = notebook.shown
+    assert (first[2], {(place, update) for _, place, update in others}) == (False, {(first[1], True)})
+    last = others[-1][0]
+    assert 'max="3" value="3.00"' in last["text/html"]
+    assert last["text/plain"].startswith("round    3/3  loss ")
+    assert "round " not in capsys.readouterr().out
+    html = run._repr_html_()
+    assert f"<th>test_accuracy</th><td>{run['test_accuracy']:.6g}</td>" in html
+    assert "&lt;run&gt;" in html
+    assert "<run>" not in html
+
+
 def test_it_runs_where_nothing_can_be_imported_by_name(tmp_path: Path) -> None:
     """As in a cell of a notebook: the model, the loss and the data exist only there."""
     program = """
@@ -482,11 +538,55 @@ def test_the_example_in_a_docstring_runs(
 
 def test_a_module_that_was_pruned_keeps_its_zeros(tmp_path: Path) -> None:
     module = small()
-    prune.l1_unstructured(module[0], "weight", 0.5)  # type: ignore[no-untyped-call]
-    before = module[0].weight.detach().numpy()
+    first = module[0]
+    assert isinstance(first, nn.Linear)
+    prune.l1_unstructured(first, "weight", 0.5)  # type: ignore[no-untyped-call]
+    before = first.weight.detach().numpy()
     run = fit(tmp_path, module, shared(*vectors(60)), None, 2)
     x, _ = vectors(5)
     outputs(run.model, x)  # a pass applies the mask
     after = run.model[0].weight.detach().numpy()
     np.testing.assert_array_equal(after == 0, before == 0)
     assert not np.array_equal(before, after)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_each_client_is_tested_on_its_own_held_out_samples(tmp_path: Path, named: bool) -> None:
+    x, y = vectors(200)
+    parts = [(x[:40], y[:40]), (x[40:140], (y[40:140] + 1) % 3), (x[140:], y[140:])]  # the second one disagrees
+    clients: Any = dict(zip("abc", parts, strict=True)) if named else parts
+    plan = {"rounds": 40, "federation.batch": 0, "run.evaluate_every": 20}
+    run = baffle.fit(small(), clients, 0.2, plan=plan, out=tmp_path / "run", progress=False)
+    held = given_data(clients, 0.2)
+    assert held.test is not None
+    assert [len(own) for own in held.shares or ()] == [32, 80, 48]
+    kept = {tuple(row) for row in held.train.samples.tolist()}
+    assert not kept & {tuple(row) for row in held.test.samples.tolist()}
+    whose = list(run["test_domains"])
+    assert whose == (["a", "b", "c"] if named else ["0", "1", "2"])
+    right = run.predict(held.test.samples).argmax(1) == held.test.labels
+    for number, name in enumerate(whose):
+        own = right[held.test.domain_of == number]
+        assert run["test_domains"][name]["accuracy"] == pytest.approx(own.mean(), abs=1e-6)
+        assert len(own) == (8, 20, 12)[number]
+    assert len({values["accuracy"] for values in run["test_domains"].values()}) > 1
+    page = run.report().read_text()
+    assert "By client" in page
+    assert f"<td>{whose[0]}</td>" in page
+    more = baffle.resume(run.path, {"rounds": 41}, model=small(), clients=clients, test=0.2)
+    assert more["rounds"] == 41
+    with pytest.raises(baffle.BaffleError, match="these are not the run's data"):
+        baffle.resume(run.path, {"rounds": 42}, model=small(), clients=clients, test=0.3)
+    by_name = fit(tmp_path / "b", small(), parts, {"near": vectors(30, 1), "far": vectors(20, 2)}, rounds=2)
+    assert list(by_name["test_domains"]) == ["near", "far"]
+
+
+def test_a_share_to_test_on_needs_clients_with_enough_samples() -> None:
+    x, y = vectors(60)
+    for clients, share, words in (
+        ((x, y), 0.2, "a share of each client's own samples is a number between 0 and 1, where clients are a list"),
+        ([(x, y)], 1.5, "a share of each client's own samples is a number between 0 and 1, .* got 1.5"),
+        ([(x, y), (x[:1], y[:1])], 0.2, r"clients\[1\] has 1 samples, too few to hold out 0.2 of them"),
+    ):
+        with pytest.raises(baffle.BaffleError, match=words):
+            given_data(clients, share)

@@ -1,6 +1,7 @@
 """Every target, found by its name and run at smoke scale: offline, in seconds, and resumed where it stopped."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any, get_args
@@ -82,6 +83,15 @@ def test_every_target_is_listed_and_an_unknown_name_gets_the_list(capsys: pytest
     assert listed == list(TARGETS) == [target.name for target in BUILT_IN]  # no two have the same name
     with pytest.raises(PlanError, match=", ".join(TARGETS)):
         target("table9")
+
+
+@pytest.mark.slow
+def test_a_target_says_how_long_each_of_its_runs_takes_here(capsys: pytest.CaptureFixture[str]) -> None:
+    commands.main(["paper", "fig-k", "--list", "--scale", "smoke"], standalone_mode=False)
+    listed = capsys.readouterr().out
+    runs = re.findall(r"^  (.+): about .*(?: s| min)$", listed, re.MULTILINE)
+    assert runs == list(target("fig-k").plans("smoke"))
+    assert re.search(r"^  in all about .* here at scale smoke$", listed, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -49,6 +49,7 @@ CAN_DO = {
     "probe.distribution": ("rademacher", "gaussian", "sphere", "outer"),
     "probe.supports": ("dense", "layers"),
     "update.optimizer": ("sgd", "momentum", "adam"),
+    "update.schedule": ("constant", "warm-up", "cosine", "steps"),
     "secure.mode": ("on", "malicious-server"),
     "privacy.noise": (0.0,),
     "privacy.epsilon": (0.0,),

@@ -249,8 +249,27 @@ def divisor(state: State) -> F32:
     return frozen
 
 
-def step(plan: Plan, state: State, g: F32, frozen: F32 | None = None) -> State:
-    """The state after a gradient: float32 throughout. `frozen` is adam's divisor, if it is that of the round."""
+def share_of_rate(plan: Plan, number: int) -> float:
+    """The share of the rate that a round has: float64 in this order, then float32."""
+    rounds, factor, share = plan["update.schedule_rounds"], plan["update.schedule_factor"], 1.0
+    match plan["update.schedule"]:
+        case "warm-up":
+            share = min(1.0, (number + 1) / rounds)
+        case "cosine":
+            x, cosine = min(number, rounds) / rounds * math.pi, 1.0
+            for j in range(24, 0, -1):
+                cosine = 1.0 - x * x / ((2 * j - 1) * (2 * j)) * cosine
+            share = factor + (1.0 - factor) * (0.5 + 0.5 * cosine)
+        case "steps":
+            power, times = factor, number // rounds
+            while times:
+                share, power, times = share * power if times % 2 else share, power * power, times // 2
+    return float(np.float32(share))
+
+
+def step(plan: Plan, state: State, g: F32, frozen: F32 | None = None, share: float = 1.0) -> State:
+    """The state after a gradient: float32 throughout. `frozen` is adam's divisor, if it is that of the round, and
+    `share` the share of the rate that the round has."""
     f, one, weights = np.float32, np.float32(1), state[0]
     rate = f(-plan["update.rate"])
     if bound := plan["update.clip"]:
@@ -278,7 +297,7 @@ def step(plan: Plan, state: State, g: F32, frozen: F32 | None = None) -> State:
                     root[layer] = number
             change = ((mean / (one - p1)) / root) * rate
             optimizer = [mean, square, p1, p2]
-    after = weights + change
+    after = weights + change * f(share)
     average: State = []
     if ema := plan["update.ema"]:
         smooth, steps = state[-2:]
@@ -339,9 +358,10 @@ class Replica:
         """The state after so many steps of the round with these totals."""
         state, many = self.state, steps_in(self.plan, self.round) > 1
         frozen = divisor(state) if many and self.plan["update.optimizer"] == "adam" else None
+        share = share_of_rate(self.plan, self.round)
         for number in range(steps):
             found = gradient(self.plan, groups, partial(self.directions, step=number), number)
-            state = step(self.plan, state, found, frozen)
+            state = step(self.plan, state, found, frozen, share)
         return state
 
     def after(self, data: bytes) -> "Replica":

@@ -126,7 +126,7 @@ def test_it_takes_part_in_secure_sums_with_a_dropout_and_catches_up(
 ) -> None:
     """Two clients are the package's and two are not. One of the latter drops out of round 2, after it has shared its
     secrets: all others release shares of its key, and it needs two outcomes in round 3."""
-    local = [f"federation.local_steps={steps}", "federation.warm_up=2"] if steps > 1 else []
+    local = [f"federation.local_steps={steps}", "federation.warm_up=2", "update.schedule=cosine"] if steps > 1 else []
     plan = change(parse(PLAN.format(rounds=6, k=8, mode=mode, distribution=distribution)), local)
     keys, run = new_keys(tmp_path / "keys", 4), tmp_path / "run"
     vectors: list[dict[int, list[int]]] = [{}, {}]

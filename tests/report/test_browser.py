@@ -92,6 +92,40 @@ def test_it_fits_its_window(page: Page, reports: dict[str, str], name: str, widt
     assert page.eval("[...document.querySelectorAll('.plot')].every((plot) => plot.clientWidth > 250)")
 
 
+def test_the_map_of_a_partition_has_a_scale(page: Page, reports: dict[str, str]) -> None:
+    page.open(reports["one"])
+    page.open_details()
+    scales = page.eval("[...document.querySelectorAll('.colorbar')].map((bar) => bar.textContent)")
+    assert scales
+    assert all(scale.endswith("samples") for scale in scales), scales
+
+
+BROKEN = """(() => {
+    const walker = document.createTreeWalker(document.querySelector('main') || document.body, NodeFilter.SHOW_TEXT);
+    const found = [];
+    for (let node = walker.nextNode(); node; node = walker.nextNode())
+        for (const word of node.data.matchAll(/[A-Za-z]{3,20}/g)) {
+            const range = document.createRange();
+            range.setStart(node, word.index);
+            range.setEnd(node, word.index + word[0].length);
+            const tops = [...range.getClientRects()].map((box) => Math.round(box.top));
+            if (new Set(tops).size > 1) found.push(word[0] + ' in ' + node.data.trim().slice(0, 60));
+        }
+    return found;
+})()"""
+"""The words of letters alone that stand on two lines."""
+
+
+@pytest.mark.parametrize("name", ["one", "both"])
+@pytest.mark.parametrize("width", [360, 768, 1200])
+def test_no_word_is_broken_in_the_middle(page: Page, reports: dict[str, str], name: str, width: int) -> None:
+    page.open(reports[name], width=width, height=740)
+    page.open_details()
+    assert page.eval(BROKEN) == []
+    page.eval("document.body.appendChild(document.createElement('style')).textContent = '* {word-break: break-all}'")
+    assert page.eval(BROKEN), "the look at words would notice"
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("name", ["one", "other", "both"])
 def test_contrast_suffices(page: Page, reports: dict[str, str], name: str, dark: bool) -> None:

@@ -42,7 +42,10 @@ LAYERS = ("ring.n_max=9", "update.moments=layers")
         (["probe.shapes=[[3, 4]]"], "only outer directions have them"),
         ([OUTER, "probe.shapes=[[3, 0]]"], "shapes"),
         ([OUTER, "probe.shapes=[3]"], "shapes"),
-        (["probe.distribution=inner"], "'gaussian', 'rademacher', 'sphere', 'outer', got 'inner'"),
+        (
+            ["probe.distribution=inner"],
+            "'gaussian', 'rademacher', 'sphere', 'outer' or \"package.module:function\", got 'inner'",
+        ),
         ([STACKED, "federation.level=epoch"], "probe.stacked needs clients at the same weights"),
         ([STACKED, "federation.seeds=own"], "probe.stacked needs clients at the same weights"),
         ([STACKED, "estimator=backprop"], "probe.stacked needs clients at the same weights"),

@@ -51,6 +51,16 @@ def test_the_advice_does_not_depend_on_sigma_rate_and_workers(wrong: tuple[str, 
     assert other.plan.update == right.plan.update
 
 
+@pytest.mark.parametrize("level", [(), ("federation.level=epoch", "federation.steps=2")])
+def test_trials_are_too_short_for_a_schedule_of_the_rate(tiny: MakePlan, level: tuple[str, ...]) -> None:
+    rising = ("update.schedule=warm-up", "update.schedule_rounds=1000", ROUNDS, *level)
+    trials = [Ground(tiny(*settings), from_folder(), Spent()) for settings in ((ROUNDS, *level), rising)]
+    begun = [ground.begin(1e-3, 0.1) for ground in trials]
+    assert [trial.trajectory.plan for trial in begun] == [begun[0].trajectory.plan] * 2
+    ends = [ground.advance(trial, 2).present.state.weights for ground, trial in zip(trials, begun, strict=True)]
+    np.testing.assert_array_equal(ends[0], ends[1])
+
+
 def test_another_seed_is_another_trial() -> None:
     assert tuned("seed=5").reasons != tuned().reasons
 

@@ -71,6 +71,9 @@ prints (or name it in the policy)."""
 )
 @click.option("--plan", "pinned", help="Take part in this plan only.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a setting of --plan.")
+@click.option(
+    "--own-code", is_flag=True, help="Call the optimizer, schedule and distribution that --plan names as functions."
+)
 @click.option("--insecure", is_flag=True, help="Connect without TLS, to a server that was started with --insecure.")
 @click.option("--stay", is_flag=True, help="After a run, wait for the next one.")
 @engine_option
@@ -89,6 +92,7 @@ def join(
     policy_file: Path | None,
     pinned: str | None,
     settings: tuple[str, ...],
+    own_code: bool,
     insecure: bool,
     stay: bool,
     log_style: Style,
@@ -98,6 +102,8 @@ def join(
         raise click.UsageError("--model runs on ONNX Runtime; give no --runtime with it")
     if derivatives == "gradient" and (model or runtime == "onnx"):
         raise click.UsageError("--derivatives gradient needs PyTorch; give neither --model nor --runtime onnx with it")
+    if own_code and not pinned:
+        raise click.UsageError("--own-code belongs to --plan, which names the functions")
     if hashes and not model:
         raise click.UsageError("--model-hash belongs to --model")
     if model and not SMALL.keys() <= os.environ.keys():
@@ -109,6 +115,7 @@ def join(
     from baffle.network.member.policy import load_policy
     from baffle.network.settling import require_clients_of_their_own
     from baffle.plan import load
+    from baffle.plan.arithmetic import vouch_for
 
     if not model:  # a device has little memory to keep
         keep_freed_memory()
@@ -122,6 +129,8 @@ def join(
     expected = load(pinned, settings) if pinned else None
     if expected:
         require_clients_of_their_own(expected)
+        if own_code:
+            vouch_for(expected)
     with ExitStack() as stack:
         stack.enter_context(stopped_by_sigterm(log, "the same command joins again"))
         stack.enter_context(_alone(state, keys_folder))  # before the marks are read: another process may change them

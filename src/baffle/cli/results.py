@@ -49,9 +49,10 @@ def report(
 
 @click.command()
 @click.argument("folder", type=path)
+@own_code_option
 @json_option
 @quiet_option
-def verify(folder: Path, as_json: bool, quiet: bool) -> None:
+def verify(folder: Path, own_code: bool, as_json: bool, quiet: bool) -> None:
     """Replay a run's journal and check every hash. It needs no machine-learning library."""
     from baffle.cli import show
     from baffle.core.freed_memory import keep_freed_memory
@@ -61,7 +62,7 @@ def verify(folder: Path, as_json: bool, quiet: bool) -> None:
     console.quiet = quiet or as_json
     keep_freed_memory()
     with show.counting(console, "replaying") as progress:
-        found = replay(folder, progress)
+        found = replay(folder, progress, own_code=own_code)
     if as_json:
         click.echo(json.dumps(asdict(found)))
     weights = f"{found.n_weights:,} weights, sha256 {found.weights_sha256}"

@@ -68,7 +68,7 @@ def run(
     from baffle.plan.functions import named_by
 
     chosen = None if resumed or original else load(plan or DEFAULT, settings)
-    own_code = own_code or bool(chosen and named_by(chosen.task))  # a plan that the user names is the user's own word
+    own_code = own_code or bool(chosen and named_by(chosen))  # a plan that the user names is the user's own word
     named = new_folder(chosen.name if chosen else "run")
     folder = resumed or out or click.get_current_context().with_resource(named)
     from baffle.cli import show

@@ -21,7 +21,7 @@ import numpy as np
 from baffle.core.arrays import F32, F64, I64
 from baffle.core.directions import Directions, Support
 from baffle.core.head import Head, HeadPass
-from baffle.core.local_steps import Walk
+from baffle.core.local_steps import Walk, scaled
 from baffle.core.ports import Batch, GradientRuntime, HeadRuntime, Runtime, SampleRuntime, joined
 from baffle.core.probe import SCHEMES, StructuredLoss, counted, scalars_of
 from baffle.core.rebuild import gradient_from_scalars
@@ -33,9 +33,10 @@ from baffle.core.update import State
 from baffle.data.sources import Dataset
 from baffle.errors import RefusalError
 from baffle.plan import Derivatives, Plan
+from baffle.plan.arithmetic import distribution, share_of
 from baffle.privacy.skellam import Randomness
 from baffle.schedule import choose_groups, key_number_of
-from baffle.trajectory import Trajectory, distribution, head_of, optimizer
+from baffle.trajectory import Trajectory, head_of, optimizer
 
 BorrowRuntime = Callable[[], AbstractContextManager[Runtime]]
 """Lends a runtime while a vector is computed, so that a process needs one per thread instead of one per client."""
@@ -130,7 +131,8 @@ class Worker:
         steps, key = trajectory.steps_in(number), key_number_of(trajectory, number, self.number)
         if steps > 1 and len(optimizer) != len(trajectory.rule.optimizer.init(weights[:0])):
             raise RefusalError("a round of several steps needs the optimizer's state, which this client does not hold")
-        walk, vectors, finite = Walk(trajectory.rule.optimizer, optimizer, weights, steps), list[RingVector](), True
+        walk = Walk(trajectory.rule.optimizer, optimizer, weights, steps, trajectory.rule.share(number))
+        vectors, finite = list[RingVector](), True
         for step in range(steps):
             batch, directions = self.batch_of_round(number, step), trajectory.directions(key, step)
             work = self._probed(runtime, batch, walk.weights, directions, trajectory.supports[: self.k])
@@ -188,7 +190,7 @@ class Worker:
     def _train_locally(self, round_number: int, weights: F32, runtime: Runtime) -> Work:
         """Epoch level: several steps with this client's own keys, and an optimizer that starts fresh every round."""
         plan, seeds = self.trajectory.plan, self.trajectory.seeds(round_number)
-        step = optimizer(plan.update)
+        step, share = optimizer(plan.update), share_of(plan.update)(round_number)
         here, state, losses, clipped = weights, step.init(weights), list[float](), 0
         steps = local_steps(plan, len(self.indices))
         for number, indices in enumerate(islice(self._local_batches(round_number), steps)):
@@ -196,7 +198,7 @@ class Worker:
             batch = self._augmented(indices, round_number, number)
             work, gradient = self._estimate(here, batch, key, runtime)
             state, change = step.update(state, gradient, here)
-            here = here + change
+            here = here + scaled(change, share)
             losses.append(work.loss)
             clipped += work.clipped
         return Work(weights.astype(np.float64) - here, float(np.mean(losses)), clipped)

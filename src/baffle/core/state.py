@@ -54,12 +54,13 @@ class Gradient(Protocol):
 
 @dataclass(frozen=True)
 class Rule:
-    """How an outcome changes a state. `steps` tells how many steps a round has."""
+    """How an outcome changes a state. `steps` tells how many steps a round has, `share` by what they are multiplied."""
 
     gradient: Gradient
     optimizer: Transform
     average: Transform
     steps: Callable[[int], int] = lambda _round: 1
+    share: Callable[[int], np.float32] = lambda _round: np.float32(1)
 
     def start(self, weights: F32) -> ServerState:
         return ServerState(weights, self.optimizer.init(weights), self.average.init(weights))
@@ -76,7 +77,7 @@ def apply(rule: Rule, state: ServerState, outcome: Outcome) -> ServerState:
     require_denormals()
     steps, average = rule.steps(outcome.round), state.average
     with np.errstate(over="ignore", invalid="ignore"):  # weights beyond float32 show as a loss that is not finite
-        walk = Walk(rule.optimizer, state.optimizer, state.weights, steps)
+        walk = Walk(rule.optimizer, state.optimizer, state.weights, steps, rule.share(outcome.round))
         for step in range(steps):
             gradient = rule.gradient(outcome, step)
             walk.step(gradient)

@@ -47,13 +47,12 @@ class Transform(NamedTuple):
 def compose(*transforms: Transform) -> Transform:
     """Transforms applied one after the other. The state is all their states in a row."""
 
-    lengths = [len(transform.init(np.empty(0, np.float32))) for transform in transforms]
-
     def init(weights: F32) -> State:
         return tuple(part for transform in transforms for part in transform.init(weights))
 
     def divided(state: State) -> list[State]:
         remaining = iter(state)
+        lengths = [len(transform.init(np.empty(0, np.float32))) for transform in transforms]
         return [tuple(islice(remaining, length)) for length in lengths]
 
     def one_after_the_other(updates: Sequence[Update]) -> Update:

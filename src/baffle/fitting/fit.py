@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,15 +26,15 @@ from baffle.errors import NoHeadError, PlanError, RunFolderError, UnusableDataEr
 from baffle.fitting.choice import LAST, choose_weights
 from baffle.fitting.given_data import GivenData, given_data
 from baffle.fitting.given_model import Function, GivenModel, GivenModule, given_metrics, what_trains, with_names
+from baffle.fitting.progress import shown_progress
 from baffle.fitting.run import Run
 from baffle.journal.folder import PLAN, RunFolder, new_folder
 from baffle.journal.replay import initial_weights
 from baffle.plan import Custom, Plan, Settings, build, check, lay_over, load
 from baffle.plan.functions import GIVEN, require_own_code
 from baffle.plan.tasks import LOSSES, is_of_numbers
-from baffle.report.words import duration, is_share
 from baffle.runtime.model import FLOAT32
-from baffle.server.recorder import Progress, Watch
+from baffle.server.recorder import Watch
 from baffle.server.round import Played
 from baffle.simulation import Stop, begin, resume as resume_simulation
 from baffle.task.load import Task, load_task
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 T = TypeVar("T")
-
-LATEST = 10.0  # the most seconds between two lines of progress
 
 DEFAULTS: Mapping[str, Any] = {
     "name": "fit",
@@ -93,14 +90,16 @@ def fit(
     `model` is any `nn.Module`, or the path of an ONNX file. `clients` is a list with the data of each client, a dict of
     them by name, or one data set that is shared out as the plan says (among ten clients, at random). Data are pairs (x,
     y) of arrays or tensors, map-style data sets of such pairs, or DataLoaders; x may be a tuple or a dict, which the
-    model takes as its arguments. `loss` is "cross_entropy", "mse", "mae", "bce" or any function of outputs and targets,
-    with or without a derivative; `metrics` are names such as "accuracy" and "r2", or functions of outputs and targets
-    as NumPy arrays. `train` chooses what is trained: "all", the "last" layer, names of parameters by pattern, or of an
-    ONNX file also its "head", perhaps of integers, and the "scales" of integers. `plan` holds settings (docs/plans.md):
-    a dict such as {"rounds": 300, "probe.k": 50}, a preset, a file or a `baffle.Plan`. The run is kept in the folder
-    `out`, by default a new one under runs/. With `overwrite` a run that is already there is removed once the new one
-    has begun. The model that was given is not changed. Unlike elsewhere, sums are plain unless the plan sets
-    "secure.mode" to "on", since this process has all data.
+    model takes as its arguments. `test` is a pair, too; a dict of pairs by name of client; or the share of its own
+    samples that each client is tested on instead of trained on, such as 0.2. Then `run["test_domains"]` has each
+    client's metrics. `loss` is "cross_entropy", "mse", "mae", "bce" or any function of outputs and targets, with or
+    without a derivative; `metrics` are names such as "accuracy" and "r2", or functions of outputs and targets as NumPy
+    arrays. `train` chooses what is trained: "all", the "last" layer, names of parameters by pattern, or of an ONNX file
+    also its "head", perhaps of integers, and the "scales" of integers. `plan` holds settings (docs/plans.md): a dict
+    such as {"rounds": 300, "probe.k": 50}, a preset, a file or a `baffle.Plan`. The run is kept in the folder `out`, by
+    default a new one under runs/. With `overwrite` a run that is already there is removed once the new one has begun.
+    The model that was given is not changed. Unlike elsewhere, sums are plain unless the plan sets "secure.mode" to
+    "on", since this process has all data.
 
     The run hands back averaged weights, or the last ones if these are clearly better: on the pair `validation`, or
     without it on training samples. `run["returned"]` says which, and `test_…` are their metrics. In a private run
@@ -144,7 +143,7 @@ def fit(
         if progress:
             print(what_trains(objects.model))  # noqa: T201
         try:
-            begin(folder, task, progress_lines() if progress else lambda _now: None, warn, stop)
+            begin(folder, task, shown_progress() if progress else lambda _now: None, warn, stop)
         except BaseException:
             if not folder.plan.exists():  # the run has not begun, so leave no trace of this attempt
                 objects.model.forget()
@@ -214,7 +213,7 @@ def resume(
     """
     report, stop = watch or (lambda _now: None), _stop(callbacks)
     plan = load(str(RunFolder.existing(Path(path)).plan))
-    require_own_code(plan.task, Path(path), own_code=own_code)
+    require_own_code(plan, Path(path), own_code=own_code)
     if not plan.task.data.startswith(f"{GIVEN}:"):
         if model is not None or clients is not None:
             raise PlanError(f"{path} was not begun by baffle.fit, so its plan names model and data; give none")
@@ -343,7 +342,7 @@ class Objects:
                 raise UnusableDataError(f"{whose}: {fault}")
 
     def _source(self, plan: Plan) -> Source:
-        return Source(self.data.train, self.data.test, self._classes(plan))
+        return Source(self.data.train, self.data.test, self._classes(plan), self.data.testers)
 
     def _share(self, plan: Plan, source: Source) -> list[I64]:
         return share_out(plan, source) if self.data.shares is None else self.data.shares
@@ -492,26 +491,3 @@ def _stop(given: Callback | Sequence[Callback]) -> Stop:
         return any(answer is True for answer in answers)
 
     return stop
-
-
-def progress_lines(clock: Callable[[], float] = time.monotonic) -> Watch:
-    """Writes a line whenever the model has been evaluated to another value, and at least every few seconds."""
-    last, said = "", clock()
-
-    def watch(now: Progress) -> None:
-        nonlocal last, said
-        whole = now.rounds_done == int(now.rounds_done)
-        value = "" if now.value is None else f"{now.value:.1%}" if is_share(now.metric) else f"{now.value:.4g}"
-        is_news = whole and value and (value != last or now.rounds_done == now.rounds)
-        if not is_news and clock() - said < LATEST:
-            return
-        last, said = value, clock()
-        loss = "loss –" if now.loss is None else f"loss {now.loss:.4g}"
-        course = loss if now.epsilon is None else f"ε {now.epsilon:.3g}"
-        done = f"{now.rounds_done:4.0f}" if whole else f"{now.rounds_done:4.1f}"
-        measured = f"  test {now.metric} {value}" if value else ""
-        left = f"  {duration(now.seconds_left)} left" if now.seconds_left else ""
-        sys.stdout.write(f"round {done}/{now.rounds}  {course}{measured}{left}\n")
-        sys.stdout.flush()
-
-    return watch

@@ -4,7 +4,7 @@ inputs.
 All of them become arrays in memory. A client's data are a pair of samples and targets, a map-style data set (anything
 with a length and items by number) whose items are such pairs, or a DataLoader of one. Items may also be dicts with a
 `label` or `labels`, as data sets of Hugging Face have them. A list, or a dict by name, holds the data of several
-clients.
+clients. Test data may be those of each client, too: a dict by name, or a share of its own samples, held out.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,12 @@ import numpy as np
 
 from baffle.core.arrays import I64
 from baffle.core.ports import Batch
-from baffle.core.samples import Array, Labels, Samples, arrays, count, describe, joined
+from baffle.core.samples import Array, Labels, Samples, arrays, count, describe, joined, take
+from baffle.core.seeds import permutation
 from baffle.data.sources import Dataset
 from baffle.errors import UnusableDataError
 
+Pair = tuple[Samples, Labels]
 FEW = 2  # samples that a model is tried on
 
 
@@ -32,6 +34,7 @@ class GivenData:
     test: Dataset | None
     shares: list[I64] | None
     validation: Dataset | None = None
+    testers: tuple[str, ...] = ()  # whose the test samples are, as the test set's `domain_of` counts them
 
     def few(self) -> Batch:
         """The first samples, on which a model is tried and by which it is identified."""
@@ -49,35 +52,71 @@ class GivenData:
 
 def given_data(clients: Any, test: Any = None, validation: Any = None) -> GivenData:
     """Convert data that were given to `baffle.fit`: a list with the data of each client, or one set for all of them."""
-    given = {"test": test, "validation": validation}
-    held_out = {whose: Dataset(*_pair(data, whose)) for whose, data in given.items() if data is not None}
     several = isinstance(clients, (list, Mapping))
     if several:
         if not clients:
             raise UnusableDataError("clients: expected the data of at least one client, got none")
-        named = clients.items() if isinstance(clients, Mapping) else enumerate(clients)
-        pairs = {f"clients[{name!r}]": _pair(data, f"clients[{name!r}]") for name, data in named}
+        named = dict(clients.items() if isinstance(clients, Mapping) else enumerate(clients))
+        pairs = {f"clients[{name!r}]": _pair(data, f"clients[{name!r}]") for name, data in named.items()}
     else:
-        pairs = {"clients": _pair(clients, "clients")}
+        named, pairs = {}, {"clients": _pair(clients, "clients")}
+    tests = dict[str, Pair]()
+    if isinstance(test, (int, float)):
+        if not several or not 0 < test < 1:
+            raise UnusableDataError(
+                "test: a share of each client's own samples is a number between 0 and 1, where clients are a list or a "
+                f"dict, got {test!r}; or give a pair (x, y)"
+            )
+        tests = _held_out(pairs, test)
+    elif isinstance(test, Mapping):
+        named, tests = dict(test), {f"test[{name!r}]": _pair(data, f"test[{name!r}]") for name, data in test.items()}
+    given = {"test": None if tests else test, "validation": validation}
+    others = {whose: _pair(data, whose) for whose, data in given.items() if data is not None}
+    _require_alike(pairs | tests | others)
+    (train, shares), testers = _joined(pairs), tuple[str, ...]()
+    held_out = {whose: Dataset(*pair) for whose, pair in others.items()}
+    if tests:
+        testers, (pair, parts) = tuple(map(str, named)), _joined(tests)
+        held_out["test"] = Dataset(*pair, domain_of=np.repeat(np.arange(len(parts)), list(map(len, parts))))
+    if not len(train[1]):
+        raise UnusableDataError("clients: expected samples, got none")
+    return GivenData(
+        Dataset(*train), held_out.get("test"), shares if several else None, held_out.get("validation"), testers
+    )
+
+
+def _require_alike(pairs: Mapping[str, Pair]) -> None:
     (first, (x, _)), *_ = pairs.items()
-    tested = {whose: data.samples for whose, data in held_out.items()}
-    for whose, other in ({whose: samples for whose, (samples, _) in pairs.items()} | tested).items():
+    for whose, (other, y) in pairs.items():
         if type(other) is not type(x) or describe(other) != describe(x):
             raise UnusableDataError(
                 f"{whose} has samples of {describe(other)}, but {first} of {describe(x)}; make them alike"
             )
-    for whose, (x, y) in pairs.items():
-        if count(x) != len(y):
+        if count(other) != len(y):
             raise UnusableDataError(
-                f"{whose} has {count(x):,} samples, but {len(y):,} labels; expected a label for each sample"
+                f"{whose} has {count(other):,} samples, but {len(y):,} labels; expected a label for each sample"
             )
-    labels = np.concatenate([y for _, y in pairs.values()])
-    if not len(labels):
-        raise UnusableDataError("clients: expected samples, got none")
-    ends = np.cumsum([len(y) for _, y in pairs.values()])
-    shares = [np.arange(end - len(y), end) for end, (_, y) in zip(ends, pairs.values(), strict=True)]
-    data = Dataset(joined([x for x, _ in pairs.values()]), labels)
-    return GivenData(data, held_out.get("test"), shares if several else None, held_out.get("validation"))
+
+
+def _held_out(pairs: dict[str, Pair], share: float) -> dict[str, Pair]:
+    """Take this share of each client's samples from what it trains on. The same samples are taken in every call."""
+    _require_alike(pairs)
+    out = dict[str, Pair]()
+    for name, (x, y) in pairs.items():
+        if (held := max(1, round(share * len(y)))) >= len(y):
+            raise UnusableDataError(f"{name} has {len(y)} samples, too few to hold out {share:g} of them; give more")
+        order = permutation(sha256(b"baffle/held out").digest(), len(y))
+        rows, kept = np.sort(order[:held]), np.sort(order[held:])
+        out[f"held out of {name}"], pairs[name] = (take(x, rows), y[rows]), (take(x, kept), y[kept])
+    return out
+
+
+def _joined(pairs: Mapping[str, Pair]) -> tuple[Pair, list[I64]]:
+    """All samples one after the other, and which are whose."""
+    labels = [y for _, y in pairs.values()]
+    ends = np.cumsum(list(map(len, labels)))
+    shares = [np.arange(end - len(y), end) for end, y in zip(ends, labels, strict=True)]
+    return (joined([x for x, _ in pairs.values()]), np.concatenate(labels)), shares
 
 
 def given_samples(x: Any, whose: str = "x") -> Samples:

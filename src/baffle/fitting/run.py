@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, overload
@@ -18,6 +19,7 @@ from baffle.journal.folder import RunFolder
 from baffle.journal.replay import catch_up, lineage_of
 from baffle.journal.store import Journal
 from baffle.plan import Custom, Onnx, Plan, load
+from baffle.plan.arithmetic import vouch_for
 from baffle.report.words import is_share, metric_name
 
 if TYPE_CHECKING:
@@ -159,14 +161,26 @@ class Run(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.summary)
 
+    def _repr_html_(self) -> str:
+        """The summary as a table, for notebooks."""
+        shown = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in self.summary.items()}
+        plain = {name: value for name, value in shown.items() if isinstance(value, (str, int)) and "sha256" not in name}
+        rows = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>" for name, value in plain.items()
+        )
+        return f"<p>A BAFFLE run in <code>{escape(str(self.path))}</code></p><table>{rows}</table>"
+
     def __repr__(self) -> str:
         return f"<baffle run of {self.summary['rounds']} rounds in {self.path}>"
 
 
-def open_run(path: str | Path) -> Run:
-    """The run in a folder, to look at.
+def open_run(path: str | Path, *, own_code: bool = False) -> Run:
+    """The run in a folder, to look at. Functions that its weights follow from are called only with `own_code`.
 
     >>> run = baffle.open("runs/mine")
     >>> run.metrics["loss"]
     """
-    return Run(path)
+    run = Run(path)
+    if own_code:
+        vouch_for(run.plan)
+    return run

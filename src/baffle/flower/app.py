@@ -35,6 +35,7 @@ from baffle.network.member.equipment import with_onnx, with_plan
 from baffle.network.member.member import NEEDS_WORK, Member
 from baffle.network.member.policy import load_policy
 from baffle.plan import Plan, load
+from baffle.plan.arithmetic import vouch_for
 
 if TYPE_CHECKING:
     from baffle.server.recorder import Progress
@@ -134,6 +135,8 @@ def _member(delivery: Delivery, own: ClientKeys, state: Path | None) -> Member:
     data, part = folder(configs, "data"), setting(configs, "part", False)
     model, policy = folder(alone, "model"), folder(alone, "policy")
     affords, pinned = setting(alone, "affords", 0), plan_of(alone, "")
+    if pinned and setting(alone, "own-code", False):
+        vouch_for(pinned)
     log, limits = (lambda words: tell(f"client {number}: {words}")), load_policy(policy) if policy else None
     if model:
         equip = with_onnx(number, data, model, part=part, approved=limits.models if limits else ())

@@ -101,6 +101,6 @@ class Player:
             simulate(plan, job.folder, data=self.data, watch=watch, backbones=self.backbones)
             return
         begun = load(str(job.folder / "plan.toml"))
-        if named_by(begun.task) != named_by(job.plan.task):  # its functions would be called
+        if named_by(begun) != named_by(job.plan):  # its functions would be called
             raise RunFolderError(f"{job.folder} holds another plan's run; move it away")
         resume(job.folder, data=self.data, watch=watch, own_code=True)

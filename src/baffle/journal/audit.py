@@ -1,7 +1,7 @@
 """An audit: replay a run from its initial weights, and check every hash, snapshot, statement and file on the way.
 
-An auditor may be handed a forged folder. Nothing in one is imported or called, and no size that it names is believed
-before the data of that size has been seen; what is wrong is reported as a `BaffleError`.
+An auditor may be handed a forged folder. Nothing that one names is imported or called without `--own-code`, and no size
+that it names is believed before the data of that size has been seen; what is wrong is reported as a `BaffleError`.
 
 The journal of a networked run also holds the clients' signatures. They prove that the run is the one of its statements
 and that its states are those of its journal, against a server that shows different clients different histories.
@@ -22,6 +22,7 @@ from baffle.journal.replay import follow, lineage_of
 from baffle.journal.store import Journal
 from baffle.lineage import Lineage
 from baffle.plan import load, parse
+from baffle.plan.arithmetic import require_vouched, vouch_for
 from baffle.statement import (
     least_signers,
     read_roster_text,
@@ -47,14 +48,22 @@ class Verified:
     chain: str
 
 
-def verify(path: str | Path, progress: Callable[[int, int], None] = lambda _done, _of: None) -> Verified:
-    """Replay a run from its initial weights and check every hash, snapshot and file on the way."""
+def verify(
+    path: str | Path,
+    progress: Callable[[int, int], None] = lambda _done, _of: None,
+    *,
+    own_code: bool = False,
+) -> Verified:
+    """Replay a run from its initial weights and check every hash, snapshot and file on the way. Functions that the
+    run's weights follow from are called only with `own_code`, since the folder may be untrusted."""
     folder = RunFolder.existing(Path(path))
     # The summary is read before the journal. A run may end between the two, and it writes its journal first.
     claim = _claim(folder)
     try:
         with Journal.open(folder.journal) as journal, journal.one_view():
             journal.require_sound()
+            if own_code:
+                vouch_for(journal.plan())
             verified = _replay_all(folder, journal, progress)
     except MemoryError:
         raise JournalError(f"{folder.journal} needs more memory to replay than this machine has") from None
@@ -67,6 +76,7 @@ def _replay_all(folder: RunFolder, journal: Journal, progress: Callable[[int, in
     plan = journal.plan()
     if load(str(folder.plan)).trajectory_digest() != plan.trajectory_digest():
         raise JournalError(f"{folder.plan} describes another run than the journal beside it")
+    require_vouched(plan)
     lineage = lineage_of(journal, plan)
     trajectory = lineage.trajectory
     total, skipped, snapshots = journal.length(), 0, set(journal.snapshot_numbers())

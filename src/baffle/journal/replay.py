@@ -8,6 +8,7 @@ from baffle.errors import BaffleError, ChainError, JournalError, MessageError
 from baffle.journal.store import Entry, Journal
 from baffle.lineage import Lineage
 from baffle.plan import Plan, parse
+from baffle.plan.arithmetic import require_vouched
 from baffle.statement import NOTHING, epoch_of, read_statement
 from baffle.trajectory import Epoch, trajectory_of
 
@@ -56,6 +57,7 @@ def follow(lineage: Lineage, present: Present, entry: Entry) -> Present:
 
 def catch_up(journal: Journal, lineage: Lineage) -> Present:
     """Where a run stands: replayed from its newest sound snapshot."""
+    require_vouched(lineage.trajectory.plan)
     for number in reversed(journal.snapshot_numbers()):
         try:
             present = at_snapshot(journal, lineage, number)

@@ -14,9 +14,10 @@ from baffle.core.arrays import F32, F64, rms
 from baffle.core.directions import Directions, Support, dense
 from baffle.core.probe import SCHEMES, Loss, Scheme
 from baffle.errors import PlanError
+from baffle.plan.arithmetic import distribution
 from baffle.runtime.model import FLOAT64
 from baffle.task.load import Task
-from baffle.trajectory import Trajectory, distribution, trajectory_of
+from baffle.trajectory import Trajectory, trajectory_of
 
 DIRECTIONS = 8  # how many directions are tried, and how many along each layer
 NOISE_REFUSED, NOISE_WARNED, NOISE_WANTED = 0.5, 0.05, 0.01  # rounding noise as a share of a typical scalar

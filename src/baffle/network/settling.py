@@ -11,7 +11,7 @@ import numpy as np
 from baffle.aggregation.client_policy import liars_among
 from baffle.core.directions import grouped
 from baffle.errors import PlanError, one_line
-from baffle.plan import Plan
+from baffle.plan import Plan, UpdateSettings
 from baffle.schedule import tiers_of
 from baffle.trajectory import Trajectory
 
@@ -205,11 +205,18 @@ def _settled_like(given: Plan, settled: Plan) -> Plan:
             shapes=probe.shapes or settled.probe.shapes,
             head_at=probe.head_at if any(probe.head_at) else settled.probe.head_at,
             together=probe.together or settled.probe.together,
+            distribution_source=probe.distribution_source or settled.probe.distribution_source,
         ),
         privacy=privacy,
-        update=msgspec.structs.replace(given.update, layers=given.update.layers or settled.update.layers),
+        update=_left_open(
+            given.update, settled.update, "layers", "schedule_rounds", "optimizer_source", "schedule_source"
+        ),
         federation=msgspec.structs.replace(federation, tiers=federation.tiers or settled.federation.tiers),
     )
+
+
+def _left_open(given: UpdateSettings, settled: UpdateSettings, *names: str) -> UpdateSettings:
+    return msgspec.structs.replace(given, **{name: getattr(given, name) or getattr(settled, name) for name in names})
 
 
 def _settings(plan: Plan) -> dict[str, str]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from baffle.aggregation.client_policy import ClientPolicy, liars_among
 from baffle.core.directions import OUTER, distribution_names
+from baffle.core.rates import SCHEDULES
 from baffle.core.update import OPTIMIZERS
 from baffle.errors import PlanError
 from baffle.plan.law import check_law
@@ -16,10 +17,17 @@ from baffle.plan.tasks import LOSSES, METRICS, is_own, metrics_of, short
 
 def check(plan: Plan) -> None:
     """Raise a PlanError for the first settings that do not fit together."""
-    distribution = ("probe.distribution", plan.probe.distribution, distribution_names())
-    for key, name, known in (distribution, ("update.optimizer", plan.update.optimizer, OPTIMIZERS)):
-        if name not in known:
-            raise PlanError(f"{key}: expected one of {', '.join(map(repr, known))}, got {name!r}")
+    update, probe = plan.update, plan.probe
+    for key, name, source, known in (
+        ("probe.distribution", probe.distribution, probe.distribution_source, distribution_names()),
+        ("update.optimizer", update.optimizer, update.optimizer_source, OPTIMIZERS),
+        ("update.schedule", update.schedule, update.schedule_source, SCHEDULES),
+    ):
+        if name not in known and not is_own(name):
+            own = 'or "package.module:function"'
+            raise PlanError(f"{key}: expected one of {', '.join(map(repr, known))} {own}, got {name!r}")
+        if source and not is_own(name):
+            raise PlanError(f"{key}_source: only a function of your own has one, got {key} = {name!r}; leave it out")
     _check_task(plan.task)
     _check_onnx(plan)
     _check_runtime(plan)
@@ -253,6 +261,8 @@ def _check_probe(plan: Plan) -> None:
 
 
 def _check_update(update: UpdateSettings) -> None:
+    if update.schedule_rounds and update.schedule == "constant":
+        raise PlanError("update.schedule_rounds: a constant rate needs none; leave it out, or set update.schedule")
     if update.moments == "layers" and update.optimizer != "adam":
         raise PlanError(
             f'update.moments: only "adam" has second moments, got update.optimizer = {update.optimizer!r}; leave '

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from baffle.errors import BaffleError, OwnFunctionError, PlanError, one_line
-from baffle.plan.sections import Custom, TaskSettings
+from baffle.plan.plan import Plan
+from baffle.plan.sections import Custom
 from baffle.plan.tasks import is_own
 
 _searching = threading.RLock()
@@ -34,17 +35,19 @@ def own_function(setting: str, name: str) -> Callable[..., Any]:
         return _imported(setting, name)
 
 
-def named_by(task: TaskSettings) -> list[str]:
-    """The functions that a task names, without the objects that were given to `baffle.fit`."""
+def named_by(plan: Plan) -> list[str]:
+    """The functions that a plan names, without the objects that were given to `baffle.fit`."""
+    task = plan.task
     factory = [task.model.factory] if isinstance(task.model, Custom) else []
-    names = dict.fromkeys([task.data, *factory, task.loss, *task.metrics])
+    arithmetic = (plan.update.optimizer, plan.update.schedule, plan.probe.distribution)
+    names = dict.fromkeys([task.data, *factory, task.loss, *task.metrics, *arithmetic])
     return [name for name in names if is_own(name) and not name.startswith(f"{GIVEN}:")]
 
 
-def require_own_code(task: TaskSettings, folder: Path, *, own_code: bool) -> None:
+def require_own_code(plan: Plan, folder: Path, *, own_code: bool) -> None:
     """Refuse the plan in a run's folder if it names functions, unless the user vouches for them: the folder may come
     from a stranger, and a function may do anything."""
-    if not own_code and (names := named_by(task)):
+    if not own_code and (names := named_by(plan)):
         raise PlanError(
             f"the plan in {folder} names functions, which this would call: {one_line(', '.join(names))}; if you trust "
             "them, give --own-code (in Python own_code=True)"

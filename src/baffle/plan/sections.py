@@ -26,6 +26,7 @@ Positive = Annotated[float, Meta(gt=0, le=LARGEST_FLOAT)]
 NonNegative = Annotated[float, Meta(ge=0, le=LARGEST_FLOAT)]
 Proportion = Annotated[float, Meta(gt=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
+Hash = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
 TensorShape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 
 
@@ -132,7 +133,7 @@ class Custom(ModelSettings, frozen=True, tag_field="name", tag="custom"):
     train: tuple[str, ...] = ()
     """patterns of the names of the parameters that are trained (`["head.*"]`), or `["last"]` for the last layer; empty:
     all that are not frozen"""
-    weights: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    weights: Hash = ""
     """the SHA-256 of the initial weights of a module that was given to `baffle.fit` as an object; filled in by it"""
     says: tuple[float, ...] = ()
     """the module's outputs on a few samples, which identify it when the run is resumed; filled in by `baffle.fit`"""
@@ -144,7 +145,7 @@ class Onnx(ModelSettings, frozen=True, tag_field="name", tag="onnx"):
     runtime: ClassVar[str] = "onnx"
     filled_in: ClassVar[tuple[str, ...]] = ("graph",)
 
-    graph: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    graph: Hash = ""
     """the SHA-256 of the graph; filled in when a run starts"""
 
 
@@ -241,7 +242,9 @@ class ProbeSettings(Section, frozen=True):
     """`"rademacher"` draws faster, at the same quality; `"sphere"`: Gaussian directions stretched to the length √n, as
     FedZO and DLZO have them (their step μ is σ·√n); `"outer"`: [products a bᵀ of
     ±1](how-it-works.md#outer-directions) for each weight matrix, which a server rebuilds many times quicker; not with
-    `supports = "units"`"""
+    `supports = "units"`; or `"module:function"`, [one of your own](architecture.md#arithmetic-of-your-own)"""
+    distribution_source: Hash = ""
+    """the SHA-256 of the file of a distribution of your own; filled in when a run starts"""
     micro_batch: OptionalCount = 0
     """samples in a forward pass; `0`: chosen when a run starts, up to 64 by rule, for larger batches by a short
     measurement"""
@@ -291,7 +294,9 @@ class UpdateSettings(Section, frozen=True):
     """The optimizer's settings. A row of `layers`: start, stop, start and stop of the tail of a layer."""
 
     optimizer: str = "adam"
-    """`"momentum"`, `"sgd"`"""
+    """`"momentum"`, `"sgd"`, or `"module:function"`, [one of your own](architecture.md#arithmetic-of-your-own)"""
+    optimizer_source: Hash = ""
+    """the SHA-256 of the file of an optimizer of your own; filled in when a run starts"""
     moments: Literal["weights", "layers"] = "weights"
     """`"layers"`: adam has [one second moment for each layer](performance.md#one-layer-at-a-time) instead of one for
     each weight"""
@@ -299,6 +304,16 @@ class UpdateSettings(Section, frozen=True):
     """the layers of these moments; filled in when a run starts"""
     rate: Positive = 0.01
     """the length of a step; [`baffle tune`](tuning.md) finds one"""
+    schedule: str = "constant"
+    """how much of the rate a round has: `"warm-up"` rises evenly, `"cosine"` falls along half a cosine, `"steps"` falls
+    again and again; or `"module:function"`, [one of your own](architecture.md#arithmetic-of-your-own)"""
+    schedule_rounds: OptionalCount = 0
+    """how many rounds a warm-up or a cosine takes, or lie between two steps; `0`: filled in when a run starts, with a
+    tenth, all or a third of its rounds"""
+    schedule_factor: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    """the share of the rate that a cosine ends with, or that each step leaves of it"""
+    schedule_source: Hash = ""
+    """the SHA-256 of the file of a schedule of your own; filled in when a run starts"""
     betas: tuple[Decay, Decay] = (0.9, 0.99)
     """for adam: how much of the first and of the second moment is kept from round to round"""
     momentum: Decay = 0.9

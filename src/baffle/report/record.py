@@ -30,7 +30,7 @@ from baffle.measuring.costs import expected_alignment
 from baffle.network.status import ranges
 from baffle.plan import Plan, load
 from baffle.plan.functions import GIVEN
-from baffle.plan.tasks import metrics_of, short
+from baffle.plan.tasks import is_own, metrics_of, short
 from baffle.server.recorder import RoundMetrics, require_sound
 from baffle.trajectory import Trajectory, checked_groups
 
@@ -114,6 +114,8 @@ def _unmeasurable(trajectory: Trajectory) -> str:
         return "the gradient of the last layer is exact, and that of the rest alone is estimated"
     if plan.federation.local_steps > 1:
         return "a round has several steps, each with a gradient of its own"
+    if is_own(plan.probe.distribution):
+        return "directions follow from a function of your own"
     if plan.secure.groups > 1:
         return "the round's groups have sums of their own"
     if plan.federation.tiers:

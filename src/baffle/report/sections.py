@@ -262,7 +262,7 @@ def partition_words(partition: Partition) -> Html:
 
 
 def domains(runs: Sequence[RunRecord], names: Sequence[str]) -> Html:
-    """The headline metrics of each domain, if the test set has domains."""
+    """The headline metrics of each domain, if the test set has domains. Those of a fit are its clients."""
     rows: list[Cells] = []
     for place, (run, name) in enumerate(zip(runs, names, strict=True)):
         measured_domains = next((r["test_domains"] for r in reversed(run.metrics) if "test_domains" in r), None)
@@ -272,7 +272,8 @@ def domains(runs: Sequence[RunRecord], names: Sequence[str]) -> Html:
             rows.append([named(place, name), one_line(str(domain), 80), shown])
     if not rows:
         return Html("")
-    return joined([element("h4", "By domain"), table(["run", "domain", "measured"], rows, "Metrics of each domain")])
+    one = "client" if all(run.given for run in runs) else "domain"
+    return joined([element("h4", f"By {one}"), table(["run", one, "measured"], rows, f"Metrics of each {one}")])
 
 
 def settings(runs: Sequence[RunRecord], names: Sequence[str]) -> Html:
@@ -377,7 +378,7 @@ def _commands(run: RunRecord) -> dict[str, str]:
     """The commands to check, continue and repeat a run."""
     folder = shlex.quote(str(run.folder))
     plan = shlex.quote(str(run.folder / "plan.toml"))
-    own_code = " --own-code" if named_by(run.plan.task) else ""
+    own_code = " --own-code" if named_by(run.plan) else ""
     told = {"check every hash": f"baffle verify {folder}"}
     if run.given:  # only the program that has the objects can continue or repeat it
         return told

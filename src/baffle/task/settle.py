@@ -11,9 +11,11 @@ from pathlib import Path
 
 from baffle.core.directions import DISTRIBUTIONS, OUTER, row_of, rows_of
 from baffle.core.ports import Runtime
+from baffle.core.rates import PARTS
 from baffle.core.samples import describe
 from baffle.errors import PlanError
 from baffle.plan import Plan
+from baffle.plan.arithmetic import own_of, source_of, try_own, vouch_for
 from baffle.plan.law import DRAWN
 from baffle.runtime.model import FLOAT32, require_own_head, require_own_layers, require_own_shapes
 from baffle.stopwatch import Stopwatch
@@ -110,6 +112,26 @@ def _prices(task: ServerTask, candidates: dict[str, ServerTask], by: Circumstanc
 def set_model(task: ServerTask, _by: Circumstances) -> ServerTask:
     """Fill in settings of [task.model] that become known when the model is loaded."""
     return task.with_section("task", model=task.model.settings)
+
+
+def set_schedule(task: ServerTask, _by: Circumstances) -> ServerTask:
+    """Fill in over how many rounds the rate changes."""
+    update, rounds = task.plan.update, task.plan.rounds
+    if update.schedule == "constant" or update.schedule_rounds:
+        return task
+    return task.with_section("update", schedule_rounds=max(1, rounds // PARTS.get(update.schedule, 1)))
+
+
+def set_own(task: ServerTask, _by: Circumstances) -> ServerTask:
+    """Fill in the hashes of the functions that weights follow from, and try these functions. Whoever has a stranger's
+    plan settled has asked before."""
+    vouch_for(task.plan)
+    for own in own_of(task.plan):
+        if not own.source:
+            section, _, name = own.setting.partition(".")
+            task = task.with_section(section, **{f"{name}_source": source_of(own)})
+    try_own(task.plan)
+    return task
 
 
 def set_sizes(task: ServerTask, by: Circumstances) -> ServerTask:
@@ -268,6 +290,8 @@ def share_passes(task: ServerTask, by: Circumstances) -> ServerTask:
 
 # What every task goes through, and what follows from a kind of directions, each in this order
 STEPS: tuple[Step, ...] = (
+    set_schedule,
+    set_own,
     set_model,
     set_sizes,
     require_fit,

@@ -218,7 +218,9 @@ def _warmed_up_soon(plan: Plan) -> Plan:
 
 
 def _with_step(plan: Plan, sigma: float, rate: float) -> Plan:
-    return with_settings(plan, probe={"sigma": sigma}, update={"rate": rate})
+    """The plan of a trial, which is too short for a schedule of the rate."""
+    constant = {"schedule": "constant", "schedule_rounds": 0, "schedule_source": ""}
+    return with_settings(plan, probe={"sigma": sigma}, update={"rate": rate, **constant})
 
 
 def split_off(shares: list[I64], seed: int) -> tuple[list[I64], I64]:

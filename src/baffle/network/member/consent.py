@@ -25,6 +25,7 @@ from baffle.network.settling import (
     with_places,
 )
 from baffle.plan import Plan, check, read_toml, settings_of
+from baffle.plan.arithmetic import require_vouched
 from baffle.plan.plan import LYING
 from baffle.plan.privacy import with_noise
 from baffle.privacy.accounting import Budget, Charge, Release, spent
@@ -283,6 +284,7 @@ class Consent:
         if differing := differences(with_places(self.pinned, plan.federation.clients), plan):
             raise RefusalError(f"the server's plan is another than this client's --plan: {differing}")
         self._rules.require(plan, named=True)
+        require_vouched(plan)
 
 
 def checked_epoch(begin: Begin, plan: Plan, keys: ClientKeys, places: int | None = None) -> AcceptedEpoch:

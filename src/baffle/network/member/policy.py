@@ -17,6 +17,7 @@ from baffle.data.sources import SOURCES, least_weights
 from baffle.errors import PlanError, RefusalError, one_line
 from baffle.files import read_file
 from baffle.plan import Custom, FederationSettings, Plan, Section, read_toml, settings_of
+from baffle.plan.arithmetic import own_of
 from baffle.plan.plan import LYING
 from baffle.plan.privacy import USUAL_DELTA, USUAL_EPSILON
 from baffle.plan.sections import LARGEST, Count, NonNegative, OptionalCount, Positive, Proportion
@@ -143,6 +144,7 @@ class Policy(Section, frozen=True):
             ("task.model", isinstance(task.model, Custom)),
             ("task.loss", is_own(task.loss)),
             ("task.metrics", any(map(is_own, task.metrics))),
+            *((own.setting, True) for own in own_of(plan)),
         ):
             if own:
                 yield (
