@@ -145,7 +145,7 @@ HARMLESS: dict[str, object] = {
     "inputs": [{"name": "x", "shape": [64]}],
     **{"input_shape": [64], "input_dtype": "int64", "classes": 5, "label_shape": [2], "loss": "mse", "opset": 13},
     **{"rounds": 7, "weights_sha256": NOUGHT, "trajectory": NOUGHT, "outer": {"sha256": NOUGHT}},
-    "head": {"weight": "1.bias"},
+    **{"head": {"weight": "1.bias"}, "instead_of": NOUGHT},
 }
 REFUSED: dict[str, object] = {
     **{
