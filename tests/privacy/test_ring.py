@@ -29,16 +29,31 @@ def rings(draw: st.DrawFn) -> PrivateRing:
 
 @given(rings(), st.data())
 def test_no_values_become_a_vector_longer_than_the_bound(ring: PrivateRing, data: st.DataObject) -> None:
+    """Nor do they with the numbers of an exact head, which are clipped together with them."""
     anything = st.floats(allow_nan=True, allow_infinity=True)
-    values = np.array(data.draw(st.lists(anything, min_size=1, max_size=ring.length)))
+    head = data.draw(st.integers(0, ring.length))
+    ring, most = replace(ring, head=head, head_factor=data.draw(st.floats(0.01, 100))), ring.length - head
+    values = np.array(data.draw(st.lists(anything, min_size=min(1, most), max_size=most)), float)
+    numbers = np.array(data.draw(st.lists(anything, min_size=head, max_size=head)), float)
     loss = data.draw(anything)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        vector = ring.encode(values, ring.length, 1, loss)
+        vector = ring.encode(values, ring.length, 1, loss, head=numbers)
     assert squared_norm(integers(vector)) <= ring.delta_2**2
     assert vector[ring.length :].tolist() == [1, 1, 0, 0]
-    assert not integers(vector)[len(values) :].any()
-    if not (math.isfinite(loss) and np.isfinite(values).all()):
+    assert not integers(vector)[len(values) : most].any()
+    if not all(np.isfinite(array).all() for array in (loss, values, numbers)):
         assert not integers(vector).any()
+
+
+def test_a_head_counts_as_often_as_its_factor_says_and_is_read_at_its_scale() -> None:
+    ring = replace(RING, head=10, head_factor=4.0)
+    sent = integers(ring.encode(np.full(20, 0.05), 30, 1, 0.5, head=np.full(10, 0.05)))
+    assert (sent[20:] == 4 * sent[0]).all()
+    assert np.allclose(sent[:20] / ring.scale, 0.05, atol=1 / ring.scale)
+    assert np.allclose(sent[20:] / ring.head_scale, 0.05, atol=1 / ring.head_scale)
+    long = integers(ring.encode(np.full(20, 5.0), 30, 1, 0.5, head=np.full(10, 5.0)))
+    assert np.allclose(long[20:] / long[0], 4, rtol=1e-5)  # both parts are shrunk alike
+    assert math.isqrt(squared_norm(long)) == pytest.approx(ring.delta_2, rel=1e-5)
 
 
 @given(rings(), st.integers(2, 5), st.data())
