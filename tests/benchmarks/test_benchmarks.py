@@ -152,9 +152,9 @@ def test_ideas_are_tried_at_the_same_rates(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_rounds_are_counted_with_both_kinds_of_heads(data_folder: Path, tmp_path: Path) -> None:
     assert (data_folder / "mnist").is_dir()
-    found, _ = written("head_rounds", tmp_path, "--rounds=25")
+    found, _ = written("head_rounds", tmp_path, "--rounds=50")
     assert {name: [rounds for rounds, _ in curve] for name, curve in found.items()} == {
-        f"{head}/{seed}": [25] for head in ("exact", "probed") for seed in (0, 1)
+        f"{head}/{seed}": [50] for head in ("exact", "probed") for seed in (0, 1)
     }
 
 
