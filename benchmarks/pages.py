@@ -625,6 +625,49 @@ def pages_of_paper() -> dict[Path, str]:
     return found
 
 
+FORMS = {
+    "float32": "floats",
+    "dynamic": "dynamic int8",
+    "QDQ": "static int8, QDQ",
+    "QOperator": "static int8, QOperator",
+}
+
+
+def int8_windows() -> str:
+    """The share of the attainable cosine at each σ, the lesser of both states."""
+    found, lines = read("int8")["windows"], []
+    names = {"QDQ, float biases, unrounded": "no activation", "QDQ, unrounded": "no activation"}
+    names |= {"QDQ, float biases": "activations, static (QDQ)", "dynamic": "activations, dynamic"}
+    names |= {"QDQ": "activations, static (QDQ)", "QOperator": "activations, static (QOperator)"}
+    kinds = list(dict.fromkeys(name.split("/", 1)[1] for name in found))
+    for scheme in ("forward", "central"):
+        for part, form in (kind.split("/") for kind in kinds):
+            curves = [found[f"{state}/{part}/{form}"][scheme] for state in ("MNIST", "digits")]
+            least = [max(0.0, min(curve[sigma] for curve in curves)) for sigma in curves[0]]
+            cells = " | ".join(f"{cosine:.2f}" for cosine in least)
+            lines.append(f"| {scheme} | {part} | {names[form]} | {cells} |")
+    sigmas = " | ".join(f"σ = {float(sigma):g}" for sigma in curves[0])
+    return rows(f"| differences | moved | rounded to 8 bits | {sigmas} |", lines)
+
+
+def int8_accuracy() -> str:
+    found, lines = read("int8"), []
+    for way in dict.fromkeys(name.rpartition("/")[0] for name in found["runs"]):
+        by, form, parts = way.split("/")
+        runs = [found["runs"][name] for name in found["runs"] if name.startswith(f"{way}/")]
+        accuracies = [run["accuracy"] for run in runs]
+        int8 = [run["int8_head"] for run in runs if "int8_head" in run]
+        lines.append(
+            f"| {FORMS[form]} | {found['before'][form]['accuracy']:.1%} | {parts} | {runs[0]['n']:,} | {by} | "
+            f"{runs[0]['rate']:g} | {fmean(accuracies):.1%} ({min(accuracies):.1%} to {max(accuracies):.1%}) | "
+            f"{f'{fmean(int8):.1%}' if int8 else '–'} | {fmean(run['cpu_seconds'] for run in runs):.0f} s |"
+        )
+    head = (
+        "| the file | before | what trains | numbers | by | rate | accuracy of three seeds | head as int8 again | CPU |"
+    )
+    return rows(head, lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **{f"paper {page.stem}": partial(of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
     **{f"figure {page.stem}": partial(figure_of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
@@ -637,6 +680,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "fit head": fit_head,
     "trials": trials,
     "head rounds": head_rounds,
+    "int8 windows": int8_windows,
+    "int8 accuracy": int8_accuracy,
     "class counts": class_counts,
     "default plan": default_plan,
     "local steps": local_steps,
