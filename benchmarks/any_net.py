@@ -22,7 +22,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,6 @@ FIT_NETS: dict[str, tuple[str, Callable[[int], nn.Module], int]] = {
 FIT_WAYS: dict[str, dict[str, Any]] = {
     "backpropagation": {"estimator": "backprop"},
     "fit": {},
-    "fit, 4 steps of K = 20": {"federation.local_steps": 4, "probe.k": 20},
 }
 
 
@@ -143,15 +142,16 @@ def samples_of(data: str, part: str) -> tuple[Any, Any]:
     return {names[0]: x, names[1]: x != 0}, y
 
 
-def fitted(net: str, way: str, seed: int) -> list[float]:
+def fitted(net: str, way: str, seed: int, settings: Sequence[str] = ()) -> list[float]:
     """The accuracy after every so many rounds of `baffle.fit`."""
     data, make, classes = FIT_NETS[net]
     torch.manual_seed(seed)
     plan = {"rounds": FIT_ROUNDS, "seed": seed, "federation.clients": FIT_CLIENTS, "run.workers": 1}
     plan |= {"run.evaluate_every": FIT_EVERY, **FIT_WAYS[way]}
+    wanted = [*(f"{name}={value}" for name, value in plan.items()), *settings]
     with tempfile.TemporaryDirectory() as folder:
         given = (make(classes), samples_of(data, "train"), samples_of(data, "test"))
-        measured = baffle.fit(*given, plan=plan, out=f"{folder}/run", progress=False).metrics["test_accuracy"]
+        measured = baffle.fit(*given, plan=wanted, out=f"{folder}/run", progress=False).metrics["test_accuracy"]
         return [round(float(accuracy), 4) for accuracy in measured[~np.isnan(measured)]]
 
 
@@ -188,9 +188,10 @@ def main() -> None:
 
     if args.fit:
         chosen = [net for net in FIT_NETS if net in args.fit or "" in args.fit]
-        for way, net, seed in product(FIT_WAYS, chosen, SEEDS):
+        for seed, net, way in product(SEEDS, chosen, FIT_WAYS):
             if (key := f"{net} | {way} | {seed}") not in found["fit"]:
-                note("fit", key, fitted(net, way, seed))
+                note("fit", key, fitted(net, way, seed, args.settings))
+        print(json.dumps(found["fit"], indent=1))
         return
     for net in args.net or NETS:
         for way in args.way or WAYS:

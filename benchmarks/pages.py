@@ -400,6 +400,22 @@ def any_net() -> str:
     return rows("| net | directions | rate | after 75 | 150 | 225 | 300 rounds | each seed, after 300 |", lines)
 
 
+def fitted() -> str:
+    """The accuracy of `baffle.fit` after 150 rounds against backpropagation, each seed."""
+    ends = dict[str, dict[str, list[float]]]()
+    for key, curve in read("any_net")["fit"].items():
+        net, way, _ = key.split(" | ")
+        ends.setdefault(net, {}).setdefault(way, []).append(curve[-1])
+    lines = [
+        f"| {net} | " + " | ".join(", ".join(f"{100 * end:.1f}" for end in ways[way]) for way in WAYS_OF_FIT) + " |"
+        for net, ways in ends.items()
+    ]
+    return rows("| net | `baffle.fit` | backpropagation |", lines)
+
+
+WAYS_OF_FIT = ("fit", "backpropagation")
+
+
 def layer_shares() -> str:
     """The mean accuracy on held-out samples, at the better rate of each net and way."""
     ends = dict[tuple[str, str, str], list[float]]()
@@ -710,6 +726,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy, USPS": accuracy_page.accuracy("usps"),
     "accuracy, trials": accuracy_page.trials,
     "any net": any_net,
+    "fitted": fitted,
     "contrast": contrast,
     "duration": duration,
     "layer shares": layer_shares,

@@ -130,6 +130,18 @@ def test_nets_are_trained_in_different_ways() -> None:
 
 
 @pytest.mark.slow
+def test_nets_as_people_bring_them_are_fitted() -> None:
+    """With fewer rounds and directions; BERT needs a package that the tests do not install."""
+    short = [part for setting in ("rounds=2", "run.evaluate_every=1", "probe.k=4") for part in ("--set", setting)]
+    nets = ("tied MLP", "LSTM", "SqueezeNet-like")
+    found = run("any_net", *(f"--fit={net}" for net in nets), *short)
+    assert {(net, way) for net, way, _ in (key.split(" | ") for key in found)} == {
+        (net, way) for net in nets for way in ("fit", "backpropagation")
+    }
+    assert all(len(curve) == 2 for curve in found.values())
+
+
+@pytest.mark.slow
 def test_durations_are_compared_with_runs_and_directions_shared_out_in_every_way(tmp_path: Path) -> None:
     found, _ = written("duration", tmp_path, "digits, the default", "--set", "rounds=4")
     row = found["rows"]["digits, the default"]

@@ -19,7 +19,7 @@ from baffle.network.joining import Begin, Introduction, Ready, Salted, Unready
 from baffle.network.keys.authority import make_keys
 from baffle.network.keys.folders import ClientKeys
 from baffle.network.member.member import Member
-from baffle.plan import Plan
+from baffle.plan import Plan, arithmetic
 from baffle.simulation import repeat
 from baffle.statement import require_signed_commitments
 from tests.support.server_by_hand import ServerByHand
@@ -220,6 +220,18 @@ def test_a_run_does_not_choose_which_folder_a_node_with_its_own_key_reads(
         delivery = Delivery(b"", b"", node, {**config, "data": "/secret", "part": True})
         app._member(delivery, *app._identify(delivery))
     assert chosen == [(None, False), (Path("/mine"), True), (Path("/secret"), True)]
+
+
+def test_a_node_alone_says_that_functions_of_its_plan_are_called(
+    config: Config, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"keys": str(keys / "client-0"), "state": str(tmp_path / "s"), "plan": "digits"}
+    own["settings"] = "update.optimizer=mine:lion"
+    for node, run, called in ((own, {"own-code": True}, set()), (own | {"own-code": True}, {}, {"mine:lion"})):
+        monkeypatch.setattr("baffle.plan.arithmetic._vouched", set())
+        delivery = Delivery(b"", b"", node, {**config, **run})
+        app._member(delivery, *app._identify(delivery))
+        assert arithmetic._vouched == called
 
 
 def test_whatever_becomes_of_a_nodes_memory_no_vector_is_sent_under_two_noises(

@@ -103,7 +103,7 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in another process: nothing is loaded, and nobody has vouched."""
     sys.modules.pop("mine", None)
     monkeypatch.setattr(arithmetic, "_vouched", set())
-    for kept in (arithmetic._function, arithmetic._optimizer, arithmetic._table):
+    for kept in (arithmetic._hash_of_file, arithmetic._function, arithmetic._optimizer, arithmetic._table):
         kept.cache_clear()
 
 
@@ -158,6 +158,16 @@ def test_another_file_is_another_function(
     strangers(monkeypatch)
     with pytest.raises(PlanError, match=r"mine:lion is not the function of this plan: the SHA-256 .* get the file"):
         verify(tmp_path / "run", own_code=True)
+
+
+def test_a_file_that_is_edited_counts_once_it_is_imported_again(
+    tiny: MakePlan, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = load_task(tiny(OPTIMIZER)).plan.update.optimizer_source
+    mine.write_text(MINE + "\n# changed\n")
+    assert load_task(tiny(OPTIMIZER)).plan.update.optimizer_source == before
+    strangers(monkeypatch)
+    assert load_task(tiny(OPTIMIZER)).plan.update.optimizer_source != before
 
 
 def test_a_run_learns_with_all_of_them_and_its_steps_follow_the_schedule(tiny: MakePlan, tmp_path: Path) -> None:

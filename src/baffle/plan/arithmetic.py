@@ -77,11 +77,16 @@ def source_of(own: Own) -> str:
     """The SHA-256 of the file that holds a function's module."""
     _require_vouched(own)
     own_function(own.setting, own.name)
-    file = getattr(modules[own.name.partition(":")[0]], "__file__", None)
     try:
-        return sha256(Path(file or "").read_bytes()).hexdigest()
+        return _hash_of_file(own.name.partition(":")[0])
     except OSError as fault:
         raise PlanError(f"{own.setting}: {own.name} must be in a file of its own, whose hash a plan names") from fault
+
+
+@cache
+def _hash_of_file(module: str) -> str:
+    """Taken once, because a process goes on with what it has imported when the file is edited."""
+    return sha256(Path(getattr(modules[module], "__file__", None) or "").read_bytes()).hexdigest()
 
 
 @cache
