@@ -76,6 +76,13 @@ def test_values_clipped_on_the_way_are_counted_too_up_to_the_length() -> None:
     assert RING.decode(RING.encode(np.array([9.0, 0.0, 0.0]), 3, 1, 0.0, clipped_before=40), 1).clipped == 3
 
 
+def test_the_numbers_of_an_exact_head_have_a_clip_of_their_own() -> None:
+    ring = Ring(10, 100, 4.0, head=2, head_clip=0.5)
+    read = ring.decode(ring.encode(np.array([3.0]), 3, 2, 0.5, head=np.array([9.0, -0.25])), 1)
+    assert (read.totals[1:] / (2 * ring.head_scale)).tolist() == [0.5, -0.25]
+    assert (read.totals[0] / (2 * ring.scale), read.clipped) == (3.0, 1)
+
+
 @pytest.mark.parametrize(("loss", "reported"), [(1e9, LOSS_MAX), (-1e9, -LOSS_MAX), (-0.25, -0.25)])
 def test_the_reported_loss_is_bounded(loss: float, reported: float) -> None:
     assert RING.decode(RING.encode(np.zeros(2), 2, 100, loss), 1).loss == reported

@@ -137,6 +137,9 @@ def test_a_sum_that_honest_clients_cannot_cause_is_refused(place: int, value: in
     total[place] = value
     with pytest.raises(MessageError, match=words):
         RING.decode(total, 10)
+    for vectors, contributors in ((total[1:], 10), (total, 0)):
+        with pytest.raises(MessageError, match="are not a sum"):
+            RING.decode(vectors, contributors)
 
 
 @pytest.mark.parametrize(("count", "length", "weight"), [(0, 30, 1), (31, 30, 1), (30, 29, 1), (30, 30, 2)])
