@@ -78,9 +78,13 @@ def test_values_clipped_on_the_way_are_counted_too_up_to_the_length() -> None:
 
 def test_the_numbers_of_an_exact_head_have_a_clip_of_their_own() -> None:
     ring = Ring(10, 100, 4.0, head=2, head_clip=0.5)
-    read = ring.decode(ring.encode(np.array([3.0]), 3, 2, 0.5, head=np.array([9.0, -0.25])), 1)
+    vector = ring.encode(np.array([3.0]), 3, 2, 0.5, head=np.array([9.0, -0.25]))
+    read = ring.decode(vector, 1)
     assert (read.totals[1:] / (2 * ring.head_scale)).tolist() == [0.5, -0.25]
     assert (read.totals[0] / (2 * ring.scale), read.clipped) == (3.0, 1)
+    for place in (1, 2):
+        with pytest.raises(MessageError, match="can send within their bounds"):
+            ring.decode(changed(vector, place, int(ring.head_scale) + 2), 1)
 
 
 @pytest.mark.parametrize(("loss", "reported"), [(1e9, LOSS_MAX), (-1e9, -LOSS_MAX), (-0.25, -0.25)])
