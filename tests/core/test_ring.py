@@ -141,6 +141,8 @@ def test_more_or_fewer_values_than_a_tier_holds_are_refused(values: int, length:
     ring = Ring(3, 10, 1.0, Fraction(4))
     with pytest.raises(MessageError, match=f"expected 2 to 8 values, got {values}"):
         ring.encode(np.zeros(values), length, 1, 0.0)
+    with pytest.raises(MessageError, match="expected 0 numbers of an exact head, got 1"):
+        ring.encode(np.zeros(8), 8, 1, 0.0, head=np.zeros(1))
 
 
 # Groups

@@ -146,6 +146,8 @@ def test_a_sum_that_honest_clients_cannot_cause_is_refused(place: int, value: in
 def test_values_that_do_not_fit_are_refused(count: int, length: int, weight: int) -> None:
     with pytest.raises(MessageError, match="expected 1 to 30 values of weight 1"):
         RING.encode(np.zeros(count), length, weight, 0.0)
+    with pytest.raises(MessageError, match="expected 0 numbers of an exact head, got 1"):
+        RING.encode(np.zeros(30), 30, 1, 0.0, head=np.zeros(1))
 
 
 @pytest.mark.parametrize("liars", [0, 2])
