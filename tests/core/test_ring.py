@@ -1,5 +1,6 @@
 """A contribution's layout, what encoding and decoding refuse, and how the sums of groups are combined."""
 
+from dataclasses import replace
 from fractions import Fraction
 from random import Random
 
@@ -51,6 +52,8 @@ def test_what_is_not_finite_becomes_zeros_of_full_weight_that_count_as_clipped(b
     assert signed(RING.nothing(2, 7)) == nothing
     assert signed(RING.encode(np.array([1.0, bad]), 2, 7, 0.5)) == nothing
     assert signed(RING.encode(np.array([1.0, 1.0]), 2, 7, bad, clipped_before=1)) == nothing
+    with_head = replace(RING, head=1)
+    assert signed(with_head.encode(np.array([1.0]), 2, 7, 0.5, head=np.array([bad]))) == nothing
 
 
 def test_a_sum_of_nothing_is_no_sum() -> None:
