@@ -90,6 +90,20 @@ def test_the_numbers_of_an_exact_head_have_a_clip_of_their_own() -> None:
             ring.decode(changed(vector, place, int(ring.head_scale) + 2), 1)
 
 
+def test_the_steps_of_a_round_are_read_in_a_row() -> None:
+    """Each has its scalars and its head; what was clipped adds up, and the loss is the mean."""
+    ring = Ring(1, 1, 1.01, head=1, head_clip=1.9, steps=2)
+    steps = [ring.encode(np.array([value]), 2, 1, loss, head=np.array([9.0])) for value, loss in ((9, 1.0), (0.5, 3.0))]
+    whole = ring.joined(steps, 4)
+    read = ring.decode(whole, 1)
+    scale, head_scale = ring.scale, ring.head_scale
+    assert np.allclose(read.totals.reshape(2, 2) / [scale, head_scale], [[1.01, 1.9], [0.5, 1.9]])
+    assert (read.clipped, read.loss) == (3, 2.0)
+    for place, most in enumerate([1.01 * scale, 1.9 * head_scale] * 2):
+        with pytest.raises(MessageError, match="can send within their bounds"):
+            ring.decode(changed(whole, place, int(most) + 2), 1)
+
+
 @pytest.mark.parametrize(("loss", "reported"), [(1e9, LOSS_MAX), (-1e9, -LOSS_MAX), (-0.25, -0.25)])
 def test_the_reported_loss_is_bounded(loss: float, reported: float) -> None:
     assert RING.decode(RING.encode(np.zeros(2), 2, 100, loss), 1).loss == reported

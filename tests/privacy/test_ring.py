@@ -69,6 +69,15 @@ def test_no_steps_of_a_round_become_a_vector_longer_than_the_bound(
     assert joined[whole.length :].tolist() == [1, 1, 0, 0]
 
 
+def test_every_value_of_every_step_has_its_noise_and_all_are_one_release() -> None:
+    whole, one = replace(RING, length=3 * RING.length, steps=3), replace(RING, length=3 * RING.length)
+    assert whole.nothing(90, 1).tolist() == [0] * 90 + [1, 1, 0, 0]
+    noise = integers(whole.noised(whole.nothing(90, 1), np.random.default_rng(3).bytes)).reshape(3, -1)
+    assert np.allclose((noise.astype(float) ** 2).mean(axis=1), float(whole.share), rtol=0.6)
+    assert whole.release == one.release
+    assert whole.release.delta_1 == bound_l1(whole.delta_2, 90)
+
+
 @given(rings())
 def test_everybody_at_the_bound_and_the_noise_of_all_stay_below_the_guard(ring: PrivateRing) -> None:
     assert ring.most(ring.clients) <= GUARD
