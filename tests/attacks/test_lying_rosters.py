@@ -99,6 +99,13 @@ def test_a_client_never_goes_back_to_an_earlier_roster(attack: Attack) -> None:
         server.introductions([VICTIM])
 
 
+def test_another_roster_of_the_same_number_is_refused(attack: Attack) -> None:
+    server = attack()
+    asked = Introduce(server.plan.to_toml(), 1, signed(server, 1, clients=without(server, THIEF)).hash(), 0)
+    with refused(server, VICTIM, "roster 1 of the server is not this client's roster 1"):
+        server.victims.ask(VICTIM, asked)
+
+
 def test_a_handed_roster_does_not_replace_a_later_one_in_the_folder(attack: Attack) -> None:
     """Roster 3 was put there while the client runs. The server sends roster 2."""
     server = attack()
