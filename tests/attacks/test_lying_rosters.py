@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from baffle.aggregation.context import state_text
-from baffle.core.messages import encode, tag_of
+from baffle.core.messages import CatchUp, Outcome, RoundRequest, decode, encode, tag_of
 from baffle.core.ring import EXTRAS, RingVector, add
+from baffle.core.state import chain_epoch, chain_next, pack
 from baffle.errors import KeysError
-from baffle.network.joining import Begin, Introduce, NewRoster
+from baffle.network.joining import Begin, Halt, Introduce, NewRoster, Ready
 from baffle.network.keys.authority import NewClient, add_clients, make_keys, revoke_clients, sign_roster
 from baffle.network.keys.folders import ClientKeys, load_identity
 from baffle.network.keys.rosters import Roster, load_roster
@@ -22,7 +23,7 @@ from baffle.network.settling import with_places
 from baffle.plan import Plan
 from baffle.plan.sections import LARGEST
 from baffle.privacy.skellam import Randomness
-from baffle.statement import Certificate, Commitment, PastEpoch, Statement, shared_plan
+from baffle.statement import Certificate, Commitment, PastEpoch, Statement, run_of, shared_plan
 from tests.attacks.hostile_server import PLANS_OWN, HostileServer, RefusedError, refused
 
 Attack = Callable[..., HostileServer]
@@ -98,6 +99,13 @@ def test_a_client_never_goes_back_to_an_earlier_roster(attack: Attack) -> None:
         server.introductions([VICTIM])
 
 
+def test_another_roster_of_the_same_number_is_refused(attack: Attack) -> None:
+    server = attack()
+    asked = Introduce(server.plan.to_toml(), 1, signed(server, 1, clients=without(server, THIEF)).hash(), 0)
+    with refused(server, VICTIM, "roster 1 of the server is not this client's roster 1"):
+        server.victims.ask(VICTIM, asked)
+
+
 def test_a_handed_roster_does_not_replace_a_later_one_in_the_folder(attack: Attack) -> None:
     """Roster 3 was put there while the client runs. The server sends roster 2."""
     server = attack()
@@ -142,10 +150,10 @@ def test_a_revoked_key_salts_no_statement(attack: Attack) -> None:
 
 
 def second_epoch(
-    server: HostileServer, clients: Sequence[int]
+    server: HostileServer, clients: Sequence[int], chain: bytes = b""
 ) -> tuple[bytes, bytes, Statement, tuple[PastEpoch, ...]]:
     """The first epoch's run and chain, which nobody has played, a statement that goes on from there, and the past."""
-    run, chain = secrets.token_bytes(32), secrets.token_bytes(32)
+    run, chain = secrets.token_bytes(32), chain or secrets.token_bytes(32)
     first = server.statement(server.introductions(clients, epoch=1))
     statement = msgspec.structs.replace(first, epoch=1, previous=run, first=1, chain=chain)
     return run, chain, statement, (PastEpoch(0, run, secrets.token_bytes(32)),)
@@ -186,6 +194,27 @@ def test_a_certificate_about_anything_else_convinces_nobody(attack: Attack, abou
     signatures = b"".join(server.victims.keys[client].identity.sign(text) for client in everybody)
     with refused(server, VICTIM, "certificate"):
         server.victims.ask(VICTIM, Begin(encode(statement), past, Certificate(*signed_about, everybody, signatures)))
+
+
+@pytest.mark.parametrize("is_certified", [False, True])
+def test_no_state_is_taken_without_a_certificate(attack: Attack, *, is_certified: bool) -> None:
+    """A newcomer would begin at weights of the server's choice, which lead to the statement's chain as they should."""
+    server, everybody = attack(STRICT), range(5)
+    trap = server.bare.rule.start(server.state.weights + np.float32(1))
+    before, skipped = secrets.token_bytes(32), encode(Outcome(0, "skipped", ()))
+    run, chain, statement, past = second_epoch(server, everybody, chain_next(before, skipped, trap))
+    signatures = b"".join(server.victims.keys[client].identity.sign(state_text(run, 1, chain)) for client in everybody)
+    certificate = Certificate(run, 1, chain, tuple(everybody), signatures) if is_certified else None
+    begin = Begin(encode(statement), past, certificate)
+    nonces = b"".join(decode(server.victims.ask(client, begin), Ready).nonce for client in everybody)
+    server.enter(VICTIM, statement, nonces)
+    now, state = chain_epoch(chain, run_of(encode(statement))), CatchUp("snapshot", 1, (pack(trap), before, skipped))
+    halt = Halt(RoundRequest(1, server.bare.digest, now, trap.weights_hash(), state))
+    if is_certified:
+        assert tag_of(server.victims.ask(VICTIM, halt)) == "done"
+        return
+    with refused(server, VICTIM, "this client takes no further part in this run"):
+        server.victims.ask(VICTIM, halt)
 
 
 def surrounded(server: HostileServer) -> tuple[RingVector, RingVector]:

@@ -1,5 +1,6 @@
 """A contribution's layout, what encoding and decoding refuse, and how the sums of groups are combined."""
 
+from dataclasses import replace
 from fractions import Fraction
 from random import Random
 
@@ -51,6 +52,8 @@ def test_what_is_not_finite_becomes_zeros_of_full_weight_that_count_as_clipped(b
     assert signed(RING.nothing(2, 7)) == nothing
     assert signed(RING.encode(np.array([1.0, bad]), 2, 7, 0.5)) == nothing
     assert signed(RING.encode(np.array([1.0, 1.0]), 2, 7, bad, clipped_before=1)) == nothing
+    with_head = replace(RING, head=1)
+    assert signed(with_head.encode(np.array([1.0]), 2, 7, 0.5, head=np.array([bad]))) == nothing
 
 
 def test_a_sum_of_nothing_is_no_sum() -> None:
@@ -74,6 +77,31 @@ def test_in_a_silent_ring_nothing_but_the_totals_depends_on_the_values() -> None
 def test_values_clipped_on_the_way_are_counted_too_up_to_the_length() -> None:
     assert RING.decode(RING.encode(np.array([9.0, 0.0, 0.0]), 3, 1, 0.0, clipped_before=1), 1).clipped == 2
     assert RING.decode(RING.encode(np.array([9.0, 0.0, 0.0]), 3, 1, 0.0, clipped_before=40), 1).clipped == 3
+
+
+def test_the_numbers_of_an_exact_head_have_a_clip_of_their_own() -> None:
+    ring = Ring(10, 100, 4.0, head=2, head_clip=0.5)
+    vector = ring.encode(np.array([3.0]), 3, 2, 0.5, head=np.array([9.0, -0.25]))
+    read = ring.decode(vector, 1)
+    assert (read.totals[1:] / (2 * ring.head_scale)).tolist() == [0.5, -0.25]
+    assert (read.totals[0] / (2 * ring.scale), read.clipped) == (3.0, 1)
+    for place in (1, 2):
+        with pytest.raises(MessageError, match="can send within their bounds"):
+            ring.decode(changed(vector, place, int(ring.head_scale) + 2), 1)
+
+
+def test_the_steps_of_a_round_are_read_in_a_row() -> None:
+    """Each has its scalars and its head; what was clipped adds up, and the loss is the mean."""
+    ring = Ring(1, 1, 1.01, head=1, head_clip=1.9, steps=2)
+    steps = [ring.encode(np.array([value]), 2, 1, loss, head=np.array([9.0])) for value, loss in ((9, 1.0), (0.5, 3.0))]
+    whole = ring.joined(steps, 4)
+    read = ring.decode(whole, 1)
+    scale, head_scale = ring.scale, ring.head_scale
+    assert np.allclose(read.totals.reshape(2, 2) / [scale, head_scale], [[1.01, 1.9], [0.5, 1.9]])
+    assert (read.clipped, read.loss) == (3, 2.0)
+    for place, most in enumerate([1.01 * scale, 1.9 * head_scale] * 2):
+        with pytest.raises(MessageError, match="can send within their bounds"):
+            ring.decode(changed(whole, place, int(most) + 2), 1)
 
 
 @pytest.mark.parametrize(("loss", "reported"), [(1e9, LOSS_MAX), (-1e9, -LOSS_MAX), (-0.25, -0.25)])
@@ -130,6 +158,8 @@ def test_more_or_fewer_values_than_a_tier_holds_are_refused(values: int, length:
     ring = Ring(3, 10, 1.0, Fraction(4))
     with pytest.raises(MessageError, match=f"expected 2 to 8 values, got {values}"):
         ring.encode(np.zeros(values), length, 1, 0.0)
+    with pytest.raises(MessageError, match="expected 0 numbers of an exact head, got 1"):
+        ring.encode(np.zeros(8), 8, 1, 0.0, head=np.zeros(1))
 
 
 # Groups

@@ -177,8 +177,8 @@ def test_a_budget_is_never_exceeded_and_stays_spent(epsilon: float, mu: float) -
         except RefusalError:
             break
         ledger.add(charge.release)
-    else:
-        return
     assert ledger.epsilon(1e-5) <= epsilon
+    if sum(release.count for release in ledger.releases()) == 300:
+        return
     with pytest.raises(RefusalError, match="this client's budget is spent"):
         ledger.require(charge)

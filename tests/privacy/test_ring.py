@@ -69,6 +69,15 @@ def test_no_steps_of_a_round_become_a_vector_longer_than_the_bound(
     assert joined[whole.length :].tolist() == [1, 1, 0, 0]
 
 
+def test_every_value_of_every_step_has_its_noise_and_all_are_one_release() -> None:
+    whole, one = replace(RING, length=3 * RING.length, steps=3), replace(RING, length=3 * RING.length)
+    assert whole.nothing(90, 1).tolist() == [0] * 90 + [1, 1, 0, 0]
+    noise = integers(whole.noised(whole.nothing(90, 1), np.random.default_rng(3).bytes)).reshape(3, -1)
+    assert np.allclose((noise.astype(float) ** 2).mean(axis=1), float(whole.share), rtol=0.6)
+    assert whole.release == one.release
+    assert whole.release.delta_1 == bound_l1(whole.delta_2, 90)
+
+
 @given(rings())
 def test_everybody_at_the_bound_and_the_noise_of_all_stay_below_the_guard(ring: PrivateRing) -> None:
     assert ring.most(ring.clients) <= GUARD
@@ -137,12 +146,17 @@ def test_a_sum_that_honest_clients_cannot_cause_is_refused(place: int, value: in
     total[place] = value
     with pytest.raises(MessageError, match=words):
         RING.decode(total, 10)
+    for vectors, contributors in ((total[1:], 10), (total, 0)):
+        with pytest.raises(MessageError, match="are not a sum"):
+            RING.decode(vectors, contributors)
 
 
 @pytest.mark.parametrize(("count", "length", "weight"), [(0, 30, 1), (31, 30, 1), (30, 29, 1), (30, 30, 2)])
 def test_values_that_do_not_fit_are_refused(count: int, length: int, weight: int) -> None:
     with pytest.raises(MessageError, match="expected 1 to 30 values of weight 1"):
         RING.encode(np.zeros(count), length, weight, 0.0)
+    with pytest.raises(MessageError, match="expected 0 numbers of an exact head, got 1"):
+        RING.encode(np.zeros(30), 30, 1, 0.0, head=np.zeros(1))
 
 
 @pytest.mark.parametrize("liars", [0, 2])

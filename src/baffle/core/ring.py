@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -93,25 +94,25 @@ class Ring:
     head_clip: float = 1.0
     steps: int = 1
 
-    @property
+    @cached_property
     def _bound(self) -> Fraction:
         """The largest value of a client of weight 1."""
         return Fraction(self.clip) * self.tier_factor
 
-    @property
+    @cached_property
     def exponent(self) -> int:
         """log₂ of the scale S; may be negative."""
         return _exponent(self.clients, self.n_max, self._bound)
 
-    @property
+    @cached_property
     def scale(self) -> float:
         return 2.0**self.exponent
 
-    @property
+    @cached_property
     def head_scale(self) -> float:
         return 2.0 ** _exponent(self.clients, self.n_max, Fraction(self.head_clip))
 
-    @property
+    @cached_property
     def _loss_scale(self) -> float:
         return 2.0 ** _exponent(self.clients, self.n_max, Fraction(LOSS_MAX))
 
