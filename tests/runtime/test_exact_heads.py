@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import NodeProto, TensorProto, helper, numpy_helper
@@ -25,7 +26,7 @@ from baffle.runtime.onnx.foreign import graph_from_file
 from baffle.runtime.onnx.from_module import graph_of
 from baffle.runtime.onnx.graph import OnnxGraph
 from baffle.runtime.onnx.loss import OnnxLoss
-from baffle.runtime.onnx.model_folder import graph_loss
+from baffle.runtime.onnx.model_folder import HEAD_INPUTS, HEAD_OUTPUTS, X, Y, graph_loss
 from baffle.runtime.torch.head import find_head
 from baffle.runtime.torch.loss import TorchLoss, criterion_named, weights_of
 from tests.support.modules import Made
@@ -259,6 +260,25 @@ def test_onnx_runtime_shows_the_head_of_a_built_in_model(micro_batch: int) -> No
     assert seen.loss == OnnxLoss(plain.manifest(weights), plain.model, micro_batch).on(batch)(weights)
     expected = _of_the_same_pass(runtime.head, "cross_entropy", seen, weights, batch.y)
     np.testing.assert_allclose(runtime.head.gradient(seen), expected, atol=1e-6)  # outputs of the pass are float32
+
+
+def test_onnx_runtime_has_the_gradient_of_its_own_inputs_and_outputs_of_the_head() -> None:
+    graph = built_in(
+        LeNet(channels=(2, 4), head="flatten"), Inputs((1, 8, 8), CLASSES), 0, graph_loss("cross_entropy"), head=True
+    )
+    batch = Batch(RANDOM.normal(size=(SAMPLES, 1, 8, 8)).astype(np.float32), _labels("cross_entropy"))
+    runtime = OnnxLoss(graph.manifest(graph.flat()), graph.model, loss="cross_entropy")
+    seen = runtime.head_on(batch, runtime.on(batch))(graph.flat())
+    given = {f"weight/{name}": values for name, values in graph.weights.items()}
+    session = onnxruntime.InferenceSession(graph.model, providers=["CPUExecutionProvider"])
+    h, o = session.run([HEAD_INPUTS, HEAD_OUTPUTS], {X: batch.x, Y: batch.y, **given})
+    np.testing.assert_array_equal(seen.inputs.reshape(h.shape), h)
+    outputs = torch.from_numpy(o.astype(np.float64)).requires_grad_()
+    criterion_named("cross_entropy")(outputs, torch.from_numpy(batch.y)).mean().backward()  # type: ignore[no-untyped-call]
+    assert outputs.grad is not None
+    slopes = outputs.grad.numpy()
+    expected = np.concatenate([(slopes.T @ h.astype(np.float64)).reshape(-1), slopes.sum(0)])
+    np.testing.assert_allclose(runtime.head.gradient(seen), expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
