@@ -248,17 +248,20 @@ def not_run() -> str:
         there = Table(f"{target}{FULL}").rows
         names = {each: each.removeprefix(f"{name}: ") for each in row["rows"] if "units" not in each}
         probed = [each for each in names if each not in there]
-        drawn = [each for each in probed if f"{each}, drawn" not in there]
-        if "missing" in row:
-            lines.append(f"| {group} | all {len(names)} rows | – | all {len(names)} rows | – |")
-            continue
-        seconds, passes = row["cpu_seconds"], row["passes"]
-        of_pass = seconds["probed"] / passes[row["first"]]
-        hours = (
-            sum(seconds["drawn"] for _ in drawn) / 3600,
-            sum(of_pass * passes[each] or seconds["drawn"] for each in probed) / 3600,
-        )
-        words = ["; ".join(names[each] for each in rows) or "–" for rows in (drawn, probed)]
-        lines.append(f"| {group} | {words[0]} | {hours[0]:.1f} | {words[1]} | {hours[1]:.0f} |")
-    head = "| table | not drawn | CPU hours | not probed | CPU hours |"
+        neither = [each for each in probed if f"{each}, drawn" not in there]
+        words = [
+            f"all {len(names)} rows" if len(rows) == len(names) else "; ".join(names[each] for each in rows) or "–"
+            for rows in (neither, probed)
+        ]
+        hours = ["no data here"] * 2
+        if "missing" not in row:
+            seconds, passes = row["cpu_seconds"], row["passes"]
+            each_pass = seconds["probed"] / passes[row["first"]]
+            drawn = sum(seconds["drawn"] for _ in neither)
+            hours = [
+                f"{of_all / 3600:.1f}"
+                for of_all in (drawn, sum(each_pass * passes[each] or seconds["drawn"] for each in probed))
+            ]
+        lines.append(f"| {group} | {words[0]} | {hours[0]} | {words[1]} | {hours[1]} |")
+    head = "| table | neither probed nor drawn | CPU hours, if drawn | not probed | CPU hours |"
     return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *lines])

@@ -18,6 +18,7 @@ import accuracy_page
 import claims_page
 import matplotlib as mpl
 import privacy_page
+import trade_page
 from matplotlib import pyplot as plt
 from tuning import PLANS as TUNED_PLANS, summary as tuning_summary
 
@@ -689,6 +690,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"figure {page.stem}": partial(figure_of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
     "table 3, scaled once and twice": scaled_once_and_twice,
     "claims": claims_page.claims,
+    "baseline": trade_page.baseline,
     "not run": claims_page.not_run,
     "digits": digits,
     "law of runs": law_of_runs,
