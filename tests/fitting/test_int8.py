@@ -184,7 +184,7 @@ def test_steps_below_the_rounding_of_activations_are_neither_taken_nor_advised(
     (x, y), _ = digits
     theirs = int8(tmp_path / "theirs.onnx", "dynamic, by channel", x)
     run = fit(tmp_path, theirs, shared(x, y), None, 1, train=["bias1", "bias2"])
-    assert run.plan.probe.sigma == SIGMA_ROUNDED
+    assert run.plan.probe.sigma == SIGMA_ROUNDED["layers"]
     assert not [warning for warning in recwarn if "use at most 0.0" in str(warning.message)]
     for sigma in (1e-3, 1e-5):
         with pytest.raises(baffle.BaffleError, match=r"would be rounding; .* use at least 0\.\d"):
