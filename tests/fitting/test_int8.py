@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import load, numpy_helper, save
+from onnx import helper, load, numpy_helper, save
 from onnx.checker import check_model
 
 import baffle
@@ -16,7 +16,7 @@ from baffle.runtime.onnx.foreign import graph_from_file
 from baffle.runtime.onnx.quantised import with_float_head
 from tests.fitting.test_fit import fit, shared
 from tests.support.command_line import Cli, refused
-from tests.support.int8_nets import BIASES, FORMS, NUMBERS, SIZES, answers, floats, int8, integers
+from tests.support.int8_nets import BIASES, FORMS, NUMBERS, SIZES, answers, floats, head_of_two, int8, integers
 from tests.support.onnx_nets import Net
 
 Digits = tuple[tuple[Array, Array], tuple[Array, Array]]
@@ -192,3 +192,26 @@ def test_steps_below_the_rounding_of_activations_are_neither_taken_nor_advised(
     whole = fit(tmp_path / "c", tmp_path / "floats.onnx", shared(x, y), None, 1)
     assert whole.plan.probe.sigma == Plan().probe.sigma
     assert baffle.costs(theirs, shared(x, y), train="bias2")["precision"]["noise"] < 0.5
+
+
+@pytest.mark.parametrize("form", ["QOperator", "joined"])
+def test_a_head_of_other_operators_trains(tmp_path: Path, digits: Digits, form: str) -> None:
+    (x, y), test = digits
+    theirs = head_of_two(tmp_path / "theirs.onnx", x, form)
+    model = load(theirs)
+    kinds = {node.op_type for node in model.graph.node}
+    assert kinds >= {"QLinearMatMul", "QLinearAdd"} or "MatMulIntegerToFloat" in kinds
+    logits = answers(with_float_head(model, model.graph.output[0].name), x)
+    assert np.abs(logits - answers(model, x)).mean() < 0.02 * logits.std()
+    run = fit(tmp_path, theirs, shared(x, y), test, 6, train="head", plan=QUICK)
+    assert run["n_weights"] == 640 + 10 * (form == "QOperator")
+    assert right(answers(run.model, test[0]), test[1]) == pytest.approx(run["test_accuracy"], abs=1e-6)
+    assert "last_quantized" in integers(model).keys() - integers(run.model).keys()
+
+
+def test_a_graph_that_goes_in_circles_is_refused(tmp_path: Path) -> None:
+    model = load(floats(tmp_path / "floats.onnx"))
+    model.graph.node.append(helper.make_node("Identity", ["round"], ["about"]))
+    model.graph.node.append(helper.make_node("Identity", ["about"], ["round"]))
+    with pytest.raises(baffle.BaffleError, match="no linear layer nearby"):
+        with_float_head(model, "round")
