@@ -1,5 +1,7 @@
 """Models with weights of integers through `baffle.fit`: what trains, what stays, and what comes back."""
 
+import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from baffle.data.sources import load as load_data
 from baffle.fitting.fit import SIGMA_ROUNDED
 from baffle.plan import Plan
 from baffle.runtime.onnx.foreign import graph_from_file
+from baffle.runtime.onnx.model_folder import read_manifest
 from baffle.runtime.onnx.quantised import with_float_head
 from tests.fitting.test_fit import fit, shared
 from tests.support.command_line import Cli, refused
@@ -215,3 +218,25 @@ def test_a_graph_that_goes_in_circles_is_refused(tmp_path: Path) -> None:
     model.graph.node.append(helper.make_node("Identity", ["about"], ["round"]))
     with pytest.raises(baffle.BaffleError, match="no linear layer nearby"):
         with_float_head(model, "round")
+
+
+def test_short_trials_choose_a_step_above_the_rounding(tmp_path: Path, digits: Digits) -> None:
+    (x, y), _ = digits
+    theirs = int8(tmp_path / "theirs.onnx", "QOperator", x)
+    plan = {"rounds": 6, "probe.k": 8, "federation.batch": 8, "probe.sigma": 1e-3}
+    tuned = baffle.tuned(theirs, shared(x, y), train="scales", plan=plan, progress=False)
+    assert 0.003 < tuned.plan.probe.sigma < 0.5
+
+
+def test_the_command_line_exports_integers_beside_floats(tmp_path: Path, digits: Digits, cli: Cli) -> None:
+    (x, _), _ = digits
+    theirs, model, integer = int8(tmp_path / "theirs.onnx", "QDQ", x), tmp_path / "model", tmp_path / "integer"
+    export = partial(cli, "export", "--json", "--onnx")
+    assert export(tmp_path / "floats.onnx", "--train", "head", "--head", "--out", model).returncode == 0
+    refused(export(theirs, "--beside", model, "--head", "--out", integer), "leave out the rest but --output")
+    made = export(theirs, "--beside", model, "--out", integer)
+    assert made.returncode == 0, made.stderr
+    floats, integers = read_manifest(model), json.loads(made.stdout)
+    assert integers["instead_of"] == floats.model_sha256 != integers["model_sha256"]
+    assert (integers["weights_sha256"], integers["n_weights"]) == (floats.weights_sha256, 170)
+    assert "instead_of" not in json.loads((model / "manifest.json").read_text())
