@@ -10,11 +10,15 @@ clients fit parts of it to the digits. Rates are chosen on a fifth of the traini
 import argparse
 import json
 import logging
+import os
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,6 +26,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
+from edge import QUIET
 from kept import Kept
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -29,20 +34,32 @@ from torch import nn
 
 import baffle
 from baffle.core.arrays import F32, F64, I64
-from baffle.core.directions import GAUSSIAN, Directions, dense
+from baffle.core.directions import GAUSSIAN, Directions, dense, lay_out, supports as supports_of
 from baffle.core.ports import Batch
 from baffle.core.probe import SCHEMES, Loss
 from baffle.core.samples import Array
-from baffle.data.sources import load
+from baffle.data.sources import data_folder, load
+from baffle.export import export_onnx
+from baffle.network.member.edge import MICRO_BATCH as AT_ONCE
 from baffle.paper.gradients import alignment
+from baffle.plan import load as load_plan
 from baffle.runtime.onnx.foreign import graph_from_file
 from baffle.runtime.onnx.loss import OnnxLoss
+from baffle.runtime.onnx.model_folder import MODEL, initial_weights
+from baffle.runtime.torch.model import initial_module
+from baffle.task.load import inputs_of
 
 RESULTS = Path(__file__).parents[1] / "results" / "int8.json"
 SIGMAS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 KEYS, K, SAMPLES = 8, 40, 16
-SEEDS, RATES = (0, 1, 2), (0.003, 0.01)
-SIGMA = 0.03  # of the fits, by the windows
+SEEDS, RATES = (0, 1, 2), (0.01, 0.03)
+PLAN: Mapping[str, Any] = {"rounds": 100, "probe.k": 20}
+SIGMA = 0.1  # by the windows, for directions of one layer each
+
+FORMS = ("float32", "dynamic", "QDQ", "QOperator")
+PIXELS, TRAINED, TESTED = 128, 2000, 1000  # of PACS
+HEAD_RATES = (0.001, 0.003, 0.01)
+ONE = {"run.workers": 1, "run.evaluate_every": 1000}
 
 Set = tuple[Array, I64]
 
@@ -177,7 +194,7 @@ WINDOWS = {
 }
 
 
-def window(state: str, part: str, form: str) -> dict[str, Any]:
+def window(state: str, part: str, form: str, kind: str) -> dict[str, Any]:
     """Cosines of estimates with the gradient without rounding, as shares of what exact scalars reach."""
     folder, _ = models(state)
     forms, train = WINDOWS[part]
@@ -189,9 +206,14 @@ def window(state: str, part: str, form: str) -> dict[str, Any]:
     for key in range(KEYS):
         batch = Batch(x[key * SAMPLES : (key + 1) * SAMPLES], y[key * SAMPLES : (key + 1) * SAMPLES])
         gradient = by_coordinates(exact.on(batch), weights)[order]
-        directions, supports = Directions(bytes([key] * 32), GAUSSIAN), dense(len(own), K)
-        z = directions.draw(range(K), 0, len(own)).astype(np.float64) * GAUSSIAN.unit
-        best = alignment(z @ gradient, directions, supports, gradient)
+        directions, layers = Directions(bytes([key] * 32), GAUSSIAN), runtime.manifest.layers()
+        supports = dense(len(own), K) if kind == "dense" else supports_of(lay_out(layers, K))
+
+        def linear(weights: F32, gradient: F64 = gradient) -> float:
+            return float(gradient @ weights)
+
+        exactly = SCHEMES["central"](linear, np.zeros_like(own), directions, supports, 1.0).scalars
+        best = alignment(exactly, directions, supports, gradient)
         for scheme, by_sigma in cosines.items():
             for sigma in SIGMAS:
                 scalars = SCHEMES[scheme](runtime.on(batch), own, directions, supports, sigma).scalars
@@ -211,15 +233,13 @@ def order_of(exact: OnnxLoss, other: OnnxLoss) -> I64:
 
 WAYS = {
     "head": ["head"],
-    "head and biases": ["head", "*bias*"],
-    "head and scales": ["head", "scales"],
+    "biases": ["*bias*"],
+    "scales": ["scales"],
 }
 ROWS = [
-    *(("backpropagation", "float32", way) for way in ("head", "head and biases")),
-    *(("forward passes", "float32", way) for way in ("head", "head and biases")),
-    *(("forward passes", "dynamic", way) for way in WAYS),
-    *(("forward passes", "QDQ", way) for way in ("head", "head and scales")),
-    *(("forward passes", "QOperator", way) for way in ("head", "head and scales")),
+    *(("backpropagation", "float32", way) for way in ("head", "biases")),
+    *(("forward passes", form, way) for form in ("float32", "dynamic") for way in ("head", "biases")),
+    *(("forward passes", form, way) for form in ("QDQ", "QOperator") for way in ("head", "scales")),
 ]
 
 
@@ -230,12 +250,12 @@ def fitted(row: tuple[str, str, str], rate: float, seed: int, *, validation: boo
     if validation:
         held = np.arange(len(train[1])) % 5 == 4
         train, test = (train[0][~held], train[1][~held]), (train[0][held], train[1][held])
-    plan: dict[str, Any] = {"update.rate": rate, "seed": seed, "run.workers": 1, "run.evaluate_every": 1000}
+    plan: dict[str, Any] = {"update.rate": rate, "seed": seed, **PLAN, **ONE}
     backwards = by == "backpropagation"
     plan |= {"estimator": "backprop"} if backwards else {"probe.sigma": SIGMA}
     file = folder / f"{form}.onnx"
     names = [name for name, _ in module.named_parameters()]
-    parts = [n for n in names if n.startswith(names[-1].split(".")[0]) or (way != "head" and n.endswith("bias"))]
+    parts = names[-2:] if way == "head" else [name for name in names if name.endswith("bias")]
     began = time.process_time()
     with tempfile.TemporaryDirectory() as scratch:
         run = baffle.fit(
@@ -247,7 +267,7 @@ def fitted(row: tuple[str, str, str], rate: float, seed: int, *, validation: boo
         )
         found = {"accuracy": round(run["test_accuracy"], 4), "n": run["n_weights"]}
         found["cpu_seconds"] = round(time.process_time() - began, 1)
-        if not backwards and form != "float32":
+        if not backwards and form != "float32" and way == "head":
             found["int8_head"] = round(accuracy(run.restore(file, int8=True), test), 4)
     return found
 
@@ -266,6 +286,72 @@ def untouched(form: str) -> dict[str, float]:
     return {"accuracy": round(accuracy(onnx.load(folder / f"{form}.onnx"), digits()[1]), 4)}
 
 
+@cache
+def photographs() -> tuple[Path, Set, Set]:
+    """MobileNetV2 with a new head in each form, and images of PACS to train and test on."""
+    plan = load_plan("digits", ["task.data=pacs", 'task.model={name="mobilenet"}', f"task.pixels={PIXELS}"])
+    data = data_folder(None)
+    source = load("pacs", data, PIXELS)
+    torch.manual_seed(0)
+    module = initial_module(plan, inputs_of(plan, source, data)).eval()
+    random = np.random.default_rng(0)
+    train, test = (
+        part.batch(np.sort(random.permutation(len(part))[:count]))
+        for part, count in ((source.train, TRAINED), (source.test, TESTED))
+    )
+    folder = Path(tempfile.mkdtemp())
+    write_forms(folder, module, train.x[:: len(train.x) // 64][:64])
+    return folder, (train.x, train.y), (test.x, test.y)
+
+
+def features(form: str) -> tuple[Set, Set]:
+    """What the last layer takes of each image: a frozen backbone gives the same in every round."""
+    folder, *sets = photographs()
+    with tempfile.TemporaryDirectory() as scratch:
+        export_onnx(folder / f"{form}.onnx", Path(scratch) / "model", train=["head"], head=True)
+        runtime = OnnxLoss.in_folder(Path(scratch) / "model", micro_batch=AT_ONCE)
+        runtime.loss = "cross_entropy"
+        weights = initial_weights(Path(scratch) / "model", runtime.manifest)
+    found = []
+    for x, y in sets:
+        batch = Batch(x, y)
+        found.append((runtime.head_on(batch, runtime.on(batch))(weights).inputs[:, 0].astype(np.float32), y))
+    return found[0], found[1]
+
+
+def on_photographs(form: str) -> dict[str, Any]:
+    """Heads behind the backbone of a form, by forward passes and by backpropagation; the rate is chosen on a fifth of
+    the training images."""
+    (x, y), test = features(form)
+    held = np.arange(len(y)) % 5 == 4
+    known: dict[str, Any] = {}
+    for estimator in ("probe", "backprop"):
+
+        def accuracy_at(train: Set, test: Set, rate: float, seed: int, estimator: str = estimator) -> float:
+            torch.manual_seed(seed)
+            plan = {"rounds": 200, "update.rate": rate, "seed": seed, "estimator": estimator, **ONE}
+            with tempfile.TemporaryDirectory() as scratch:
+                head = nn.Linear(train[0].shape[1], 7)
+                run = baffle.fit(head, train, test, plan=plan, out=f"{scratch}/run", progress=False)
+                return round(float(run["test_accuracy"]), 4)
+
+        trials = {rate: accuracy_at((x[~held], y[~held]), (x[held], y[held]), rate, 0) for rate in HEAD_RATES}
+        rate = max(trials, key=lambda rate: trials[rate])
+        known[estimator] = {"rate": rate, "accuracies": [accuracy_at((x, y), test, rate, seed) for seed in SEEDS]}
+    return known
+
+
+def cost(form: str) -> dict[str, float]:
+    """Memory and time of a process without PyTorch that runs MobileNetV2 in a form, its head trained."""
+    folder, _, _ = photographs()
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch) / "model"
+        export_onnx(folder / f"{form}.onnx", model, train=["head"], head=True)
+        command = [sys.executable, str(Path(__file__).with_name("passes.py")), str(model)]
+        said = subprocess.run(command, env=os.environ | QUIET, capture_output=True, text=True, check=True).stdout
+        return {"megabytes": round((model / MODEL).stat().st_size / 1e6, 1), **json.loads(said)}
+
+
 def chosen_rate(kept: Kept, name: str) -> float:
     trials = kept.trials(name)
     return max(trials, key=lambda rate: trials[rate])
@@ -273,11 +359,15 @@ def chosen_rate(kept: Kept, name: str) -> float:
 
 def jobs(kept: Kept) -> Iterator[tuple[str, str, Any]]:
     for state in ("MNIST", "digits"):
-        for part, (forms, _) in WINDOWS.items():
+        for (part, (forms, _)), kind in product(WINDOWS.items(), ("dense", "layers")):
             for form in forms:
-                yield "windows", f"{state}/{part}/{form}", lambda s=state, p=part, f=form: window(s, p, f)
-    for form in ("float32", "dynamic", "QDQ", "QOperator"):
+                what = (state, part, form, kind)
+                yield "windows", "/".join(what), lambda what=what: window(*what)
+    for form in FORMS:
         yield "before", form, lambda form=form: untouched(form)
+    for form in FORMS:
+        yield "costs", form, lambda form=form: cost(form)
+        yield "photographs", form, lambda form=form: on_photographs(form)
     for row in ROWS:
         way = "/".join(row)
         for rate in RATES:
@@ -305,7 +395,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help=f"keep results in {RESULTS.name}")
     parser.add_argument("--only", action="append", metavar="PATTERN", help="kinds and names, as windows/*")
     arguments = parser.parse_args()
-    kept = Kept(RESULTS if arguments.json else None, ["*"], ("windows", "before", "trials", "runs"))
+    kept = Kept(
+        RESULTS if arguments.json else None, ["*"], ("windows", "before", "trials", "runs", "costs", "photographs")
+    )
     for kind, name, measure in jobs(kept):
         if any(fnmatch(f"{kind}/{name}", pattern) for pattern in arguments.only or ["*"]):
             kept.note(kind, name, measure)

@@ -658,13 +658,13 @@ def int8_windows() -> str:
     names |= {"QDQ": "activations, static (QDQ)", "QOperator": "activations, static (QOperator)"}
     kinds = list(dict.fromkeys(name.split("/", 1)[1] for name in found))
     for scheme in ("forward", "central"):
-        for part, form in (kind.split("/") for kind in kinds):
-            curves = [found[f"{state}/{part}/{form}"][scheme] for state in ("MNIST", "digits")]
+        for part, form, directions in (kind.split("/") for kind in kinds):
+            curves = [found[f"{state}/{part}/{form}/{directions}"][scheme] for state in ("MNIST", "digits")]
             least = [max(0.0, min(curve[sigma] for curve in curves)) for sigma in curves[0]]
             cells = " | ".join(f"{cosine:.2f}" for cosine in least)
-            lines.append(f"| {scheme} | {part} | {names[form]} | {cells} |")
+            lines.append(f"| {scheme} | {directions} | {part} | {names[form]} | {cells} |")
     sigmas = " | ".join(f"σ = {float(sigma):g}" for sigma in curves[0])
-    return rows(f"| differences | moved | rounded to 8 bits | {sigmas} |", lines)
+    return rows(f"| differences | directions | moved | rounded to 8 bits | {sigmas} |", lines)
 
 
 def int8_accuracy() -> str:
@@ -685,6 +685,19 @@ def int8_accuracy() -> str:
     return rows(head, lines)
 
 
+def int8_photographs() -> str:
+    found, lines = read("int8"), []
+    for form, estimators in found["photographs"].items():
+        by = [
+            f"{fmean(each['accuracies']):.1%} ({min(each['accuracies']):.1%} to {max(each['accuracies']):.1%})"
+            for each in (estimators["probe"], estimators["backprop"])
+        ]
+        cost = found["costs"][form]
+        megabytes = f"{cost['megabytes']} MB | {cost['peak_mb'] - cost['imports_mb']:.0f} MB"
+        lines.append(f"| {FORMS[form]} | {' | '.join(by)} | {megabytes} | {cost['ms']} ms |")
+    return rows("| backbone | forward passes | backpropagation | graph | memory | CPU of four images |", lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **{f"paper {page.stem}": partial(of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
     **{f"figure {page.stem}": partial(figure_of_paper, page.stem) for page in sorted(PAPER.glob("*.json"))},
@@ -700,6 +713,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "head rounds": head_rounds,
     "int8 windows": int8_windows,
     "int8 accuracy": int8_accuracy,
+    "int8 photographs": int8_photographs,
     "class counts": class_counts,
     "default plan": default_plan,
     "local steps": local_steps,

@@ -1,10 +1,12 @@
 """Models with weights of integers through `baffle.fit`: what trains, what stays, and what comes back."""
 
+import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import load, numpy_helper, save
+from onnx import helper, load, numpy_helper, save
 from onnx.checker import check_model
 
 import baffle
@@ -13,10 +15,11 @@ from baffle.data.sources import load as load_data
 from baffle.fitting.fit import SIGMA_ROUNDED
 from baffle.plan import Plan
 from baffle.runtime.onnx.foreign import graph_from_file
+from baffle.runtime.onnx.model_folder import read_manifest
 from baffle.runtime.onnx.quantised import with_float_head
 from tests.fitting.test_fit import fit, shared
 from tests.support.command_line import Cli, refused
-from tests.support.int8_nets import BIASES, FORMS, NUMBERS, SIZES, answers, floats, int8, integers
+from tests.support.int8_nets import BIASES, FORMS, NUMBERS, SIZES, answers, floats, head_of_two, int8, integers
 from tests.support.onnx_nets import Net
 
 Digits = tuple[tuple[Array, Array], tuple[Array, Array]]
@@ -184,7 +187,7 @@ def test_steps_below_the_rounding_of_activations_are_neither_taken_nor_advised(
     (x, y), _ = digits
     theirs = int8(tmp_path / "theirs.onnx", "dynamic, by channel", x)
     run = fit(tmp_path, theirs, shared(x, y), None, 1, train=["bias1", "bias2"])
-    assert run.plan.probe.sigma == SIGMA_ROUNDED
+    assert run.plan.probe.sigma == SIGMA_ROUNDED["layers"]
     assert not [warning for warning in recwarn if "use at most 0.0" in str(warning.message)]
     for sigma in (1e-3, 1e-5):
         with pytest.raises(baffle.BaffleError, match=r"would be rounding; .* use at least 0\.\d"):
@@ -192,3 +195,48 @@ def test_steps_below_the_rounding_of_activations_are_neither_taken_nor_advised(
     whole = fit(tmp_path / "c", tmp_path / "floats.onnx", shared(x, y), None, 1)
     assert whole.plan.probe.sigma == Plan().probe.sigma
     assert baffle.costs(theirs, shared(x, y), train="bias2")["precision"]["noise"] < 0.5
+
+
+@pytest.mark.parametrize("form", ["QOperator", "joined"])
+def test_a_head_of_other_operators_trains(tmp_path: Path, digits: Digits, form: str) -> None:
+    (x, y), test = digits
+    theirs = head_of_two(tmp_path / "theirs.onnx", x, form)
+    model = load(theirs)
+    kinds = {node.op_type for node in model.graph.node}
+    assert kinds >= {"QLinearMatMul", "QLinearAdd"} or "MatMulIntegerToFloat" in kinds
+    logits = answers(with_float_head(model, model.graph.output[0].name), x)
+    assert np.abs(logits - answers(model, x)).mean() < 0.02 * logits.std()
+    run = fit(tmp_path, theirs, shared(x, y), test, 6, train="head", plan=QUICK)
+    assert run["n_weights"] == 640 + 10 * (form == "QOperator")
+    assert right(answers(run.model, test[0]), test[1]) == pytest.approx(run["test_accuracy"], abs=1e-6)
+    assert "last_quantized" in integers(model).keys() - integers(run.model).keys()
+
+
+def test_a_graph_that_goes_in_circles_is_refused(tmp_path: Path) -> None:
+    model = load(floats(tmp_path / "floats.onnx"))
+    model.graph.node.append(helper.make_node("Identity", ["round"], ["about"]))
+    model.graph.node.append(helper.make_node("Identity", ["about"], ["round"]))
+    with pytest.raises(baffle.BaffleError, match="no linear layer nearby"):
+        with_float_head(model, "round")
+
+
+def test_short_trials_choose_a_step_above_the_rounding(tmp_path: Path, digits: Digits) -> None:
+    (x, y), _ = digits
+    theirs = int8(tmp_path / "theirs.onnx", "QOperator", x)
+    plan = {"rounds": 6, "probe.k": 8, "federation.batch": 8, "probe.sigma": 1e-3}
+    tuned = baffle.tuned(theirs, shared(x, y), train="scales", plan=plan, progress=False)
+    assert 0.003 < tuned.plan.probe.sigma < 0.5
+
+
+def test_the_command_line_exports_integers_beside_floats(tmp_path: Path, digits: Digits, cli: Cli) -> None:
+    (x, _), _ = digits
+    theirs, model, integer = int8(tmp_path / "theirs.onnx", "QDQ", x), tmp_path / "model", tmp_path / "integer"
+    export = partial(cli, "export", "--json", "--onnx")
+    assert export(tmp_path / "floats.onnx", "--train", "head", "--head", "--out", model).returncode == 0
+    refused(export(theirs, "--beside", model, "--head", "--out", integer), "leave out the rest but --output")
+    made = export(theirs, "--beside", model, "--out", integer)
+    assert made.returncode == 0, made.stderr
+    floats, integers = read_manifest(model), json.loads(made.stdout)
+    assert integers["instead_of"] == floats.model_sha256 != integers["model_sha256"]
+    assert (integers["weights_sha256"], integers["n_weights"]) == (floats.weights_sha256, 170)
+    assert "instead_of" not in json.loads((model / "manifest.json").read_text())

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, TensorProto, load, numpy_helper, save
+from onnx import ModelProto, TensorProto, helper, load, numpy_helper, save
 from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 
@@ -81,6 +81,29 @@ def int8(path: Path, form: str, x: Array, *, softmax: bool = False) -> Path:
     logging.getLogger().setLevel(logging.ERROR)  # the tool advises to prepare models
     source = floats(path.with_name("floats.onnx"), softmax=softmax)
     FORMS[form](source, path, x)
+    return path
+
+
+def head_of_two(path: Path, x: Array, form: str) -> Path:
+    """A linear layer of a product and a sum, in QOperator form or as ONNX Runtime's joined operator."""
+    net = Net(1, 8, 8, opset=17)
+    flat = net.add("Flatten", "samples")
+    if form == "QOperator":
+        x8 = net.add("MatMul", flat, net.weight(64, 10, name="last"))
+        source = net.saved(path.with_name("floats.onnx"), net.add("Add", x8, net.weight(10, name="bias3")))
+        _static(source, path, x, QuantFormat.QOperator)
+        return path
+    matrix = np.random.default_rng(0).integers(-127, 128, (64, 10)).astype(np.int8)
+    names = [net.constant(matrix, "last_quantized"), net.constant(np.array(0.01, np.float32), "last_scale")]
+    zero = net.constant(np.array(3, np.int8), "last_zero_point")
+    model = load(net.saved(path, flat))
+    nodes, quantised = model.graph.node, ["x8", "x8_scale", "x8_zero"]
+    nodes.append(helper.make_node("DynamicQuantizeLinear", [flat], quantised))
+    given = ["x8", names[0], "x8_scale", names[1], "x8_zero", zero]
+    nodes.append(helper.make_node("MatMulIntegerToFloat", given, ["out"], domain="com.microsoft"))
+    model.graph.output[0].name = "out"
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    save(model, path)
     return path
 
 

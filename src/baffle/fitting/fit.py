@@ -58,8 +58,8 @@ DEFAULTS: Mapping[str, Any] = {
 without one is probed in all layers. The sums are plain, because in one process there is no one to hide values from;
 secure sums give the same bits."""
 
-SIGMA_ROUNDED = 0.03
-"""σ where activations are rounded to integers (docs/performance.md, "Integers in the backbone")."""
+SIGMA_ROUNDED = {"dense": 0.03, "layers": 0.1}
+"""σ by `probe.supports` where activations are rounded to integers (docs/performance.md, "Integers in the backbone")."""
 
 GivenPlan = str | Plan | Settings | None
 """A preset's name or a TOML file, a plan, or settings such as {"rounds": 300, "probe.k": 50}."""
@@ -168,7 +168,7 @@ def _with_step(plan: Plan, model: GivenModel, given: GivenPlan) -> Plan:
     """The plan with a σ for activations that are rounded to integers, unless the given plan has one itself."""
     if not model.rounds or isinstance(given, (str, Plan)) or "sigma" in _settings_in(given).get("probe", {}):
         return plan
-    return changed(plan, probe=changed(plan.probe, sigma=SIGMA_ROUNDED))
+    return changed(plan, probe=changed(plan.probe, sigma=SIGMA_ROUNDED.get(plan.probe.supports, plan.probe.sigma)))
 
 
 def _with_head(plan: Plan, head: Literal["probed", "exact"]) -> Plan:

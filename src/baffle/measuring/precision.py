@@ -76,13 +76,19 @@ def find_window(
     supports: Sequence[Support],
     steps: Sequence[float] = STEPS,
     exact: Loss | None = None,
+    *,
+    rounded: bool = False,
 ) -> Window:
     """Probe a loss at steps of many sizes, along the same directions. Where two neighbouring sizes agree best, the
     scalars are as near to derivatives as this loss allows, whatever its runtime and precision. If the same loss is
-    known in float64 (`exact`), tiny steps of that give the derivatives."""
+    known in float64 (`exact`), tiny steps of that give the derivatives. Of a loss through `rounded` activations, whose
+    steps must be large, central differences do, which curve less."""
     with np.errstate(all="ignore"):  # far from the weights a loss may not be finite
         scalars = [scheme(loss, weights, directions, supports, sigma).scalars for sigma in steps]
-        if exact is None:
+        if rounded:
+            central = [SCHEMES["central"](loss, weights, directions, supports, sigma).scalars for sigma in steps]
+            best, derivatives = _derivatives(central)
+        elif exact is None:
             best, derivatives = _derivatives(scalars)
         else:
             precise = cast(F32, weights.astype(np.float64))
@@ -94,7 +100,7 @@ def find_window(
             return Window(steps[0], steps[-1], sizes[steps[-1]], smooth=False, sizes=sizes)
         typical = rms(derivatives)
         errors = np.nan_to_num([rms(found - derivatives) / typical for found in scalars], nan=math.inf).tolist()
-    low, high = (best, best + 1) if exact is None else (int(np.argmin(errors)),) * 2
+    low, high = (best, best + 1) if exact is None and not rounded else (int(np.argmin(errors)),) * 2
     while low > 0 and errors[low - 1] <= TOLERANCE:
         low -= 1
     while high < len(steps) - 1 and errors[high + 1] <= TOLERANCE:
@@ -150,7 +156,8 @@ def measure(task: Task) -> Precision:
     exact = task.runtime(FLOAT64).on(batch) if FLOAT64 in task.model.precisions else None
     scheme, few = SCHEMES[plan.probe.scheme], few_directions(trajectory, DIRECTIONS)
     with task.model.one_thread_each():
-        window = find_window(task.runtime().on(batch), weights, scheme, *few, sorted({sigma, *tried}), exact)
+        steps, rounded = sorted({sigma, *tried}), task.model.rounds
+        window = find_window(task.runtime().on(batch), weights, scheme, *few, steps, exact, rounded=rounded)
     found = _precision(window, sigma) if window.smooth else Precision(window.sizes[sigma], 0.0, sigma, 0.0, 0.0)
     found = replace(found, typical=max(found.typical, NOTHING))
     if plan.outcome_kind != "scalars":

@@ -177,7 +177,7 @@ class Ground:
         self.spent.forwards += len(steps) * scheme.forwards(DIRECTIONS)
         with self._runtimes.borrow() as runtime:
             loss = runtime.on(self.task.first_batch())
-            return find_window(loss, trial.present.state.weights, scheme, *few, steps)
+            return find_window(loss, trial.present.state.weights, scheme, *few, steps, rounded=self.task.model.rounds)
 
     def signal(self, trial: Trial) -> float | None:
         """The share of the variance of a round's scalars that is the gradient of all samples, not the choice of the

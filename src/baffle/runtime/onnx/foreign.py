@@ -50,10 +50,8 @@ SETTINGS = {
 }
 """Positions of operator inputs that are floats but not weights: running statistics, limits, scales of a size."""
 
-HEAD, SCALES, KEPT = "head", "scales", "nonzero"  # what may be trained, beside names; and that zeros stay zero
-
-
-ALL = ("all",)
+ALL, HEAD, SCALES, KEPT = "all", "head", "scales", "nonzero"
+"""What may be trained, beside names of weights; and that zeros stay zero."""
 
 
 def graph_from_file(
@@ -64,7 +62,7 @@ def graph_from_file(
     *,
     head: bool = False,
     output: str = "",
-    train: Sequence[str] = ALL,
+    train: Sequence[str] = (ALL,),
 ) -> OnnxGraph:
     """The graph of a model in an ONNX file. It trains what `train` says: "all" weights that are floats, those of the
     "last" layer, those of the "head", a last linear layer, which may be of integers, a factor for each of the "scales"
@@ -153,17 +151,13 @@ def _names(model: ModelProto) -> set[str]:
 
 def _settings(model: ModelProto) -> set[str]:
     """The values that set an operator, scale its integers or mask its weights."""
-    masks = {name for name in _names(model) if name.endswith(MASK)}
-    return (
-        masks
-        | scales_of(model).keys()
-        | {
-            name
-            for node in nodes_of(model.graph)
-            for position, name in enumerate(node.input)
-            if position in SETTINGS.get(node.op_type, settings_of(node))
-        }
-    )
+    found = {
+        name
+        for node in nodes_of(model.graph)
+        for position, name in enumerate(node.input)
+        if position in SETTINGS.get(node.op_type, settings_of(node))
+    }
+    return found | scales_of(model).keys() | {name for name in _names(model) if name.endswith(MASK)}
 
 
 def _floats(model: ModelProto) -> list[str]:
@@ -177,8 +171,8 @@ def _chosen(model: ModelProto, train: Sequence[str], loss: GraphLoss) -> set[str
     factors = {name for name in _names(model) if name.endswith(FACTOR)}
     floats = [name for name in _floats(model) if name not in factors]
     chosen = set[str]()
-    for wanted in ALL if list(train) == [KEPT] else train:
-        if wanted == "all":
+    for wanted in (ALL,) if list(train) == [KEPT] else train:
+        if wanted == ALL:
             chosen.update(floats)
         elif wanted == KEPT:
             continue

@@ -16,11 +16,11 @@ from baffle.runtime.onnx.session import open_session
 
 INTEGERS = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
 
-_THREE = (1, 2, 4, 5, 6, 7)
+_BINARY = (1, 2, 4, 5, 6, 7)  # of an operator on two tensors
 
 SETTINGS: Mapping[str, tuple[int, ...]] = {
     **{"QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "MatMulInteger": (2, 3), "ConvInteger": (2, 3)},
-    **{"QLinearConv": _THREE, "QLinearMatMul": _THREE, "QLinearAdd": _THREE, "QLinearMul": _THREE},
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QLinearAdd", "QLinearMul"), _BINARY),
     **{"QGemm": (1, 2, 4, 5, 7, 8), "MatMulIntegerToFloat": (2, 3, 4, 5), "DynamicQuantizeMatMul": (2, 3)},
     **{"DynamicQuantizeLSTM": (8, 9, 10, 11), "QAttention": (3, 4, 6, 7)},
 }
@@ -33,6 +33,8 @@ SCALED: Mapping[str, tuple[int, int]] = {
 """Positions of integer weights and of their scale."""
 
 FACTOR = "/factor"  # ends the name of what a scale is multiplied by
+
+MOST_STEPS = 100  # back from the outputs to the last linear layer; a damaged graph may go in circles
 
 Makers = Mapping[str, NodeProto]
 
@@ -116,7 +118,7 @@ def with_float_head(model: ModelProto, output: str) -> ModelProto:
     behind it. Other models than those of a linear layer are refused, with what was found."""
     model = copy_of(model)
     value, added = output, ""
-    while True:
+    for _ in range(MOST_STEPS):
         makers, constant = _makers(model), _Constants(model)
         node = makers.get(value)
         if node is None:
@@ -135,6 +137,8 @@ def with_float_head(model: ModelProto, output: str) -> ModelProto:
             replace_all(model.graph.node, [*model.graph.node[:at], *in_floats, *model.graph.node[at + 1 :]])
         else:
             raise NoHeadError(f"the outputs come from {(behind or node).op_type}")
+    else:
+        raise NoHeadError("the outputs come from no linear layer nearby")
     for name in filter(None, (*node.input[1:], added)):
         if name in makers and constant(name):
             _fold(model, name)
