@@ -150,6 +150,14 @@ def test_the_command_line_calls_them_with_own_code_alone(
     refused(cli("join", "localhost:1", "--keys", "k", "--state", "s", "--own-code"), "--own-code belongs to --plan")
 
 
+def test_a_strangers_name_reaches_a_terminal_as_one_short_line(tiny: MakePlan) -> None:
+    plan = change(tiny(), {"update.optimizer": f"evil:\x1b[2J\n{'x' * 1000}"})
+    with pytest.raises(PlanError) as refused:
+        arithmetic.require_vouched(plan)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 250
+
+
 def test_another_file_is_another_function(
     tiny: MakePlan, tmp_path: Path, mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

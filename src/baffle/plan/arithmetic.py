@@ -21,7 +21,7 @@ from baffle.core.directions import Distribution, distribution_of
 from baffle.core.rates import SCHEDULES
 from baffle.core.seeds import Scratch, look_up
 from baffle.core.update import OPTIMIZERS, State, Transform, Update
-from baffle.errors import OwnFunctionError, PlanError
+from baffle.errors import OwnFunctionError, PlanError, one_line
 from baffle.plan.functions import call_own, calling, own_function
 from baffle.plan.plan import Plan
 from baffle.plan.sections import ProbeSettings, UpdateSettings
@@ -30,6 +30,7 @@ from baffle.plan.tasks import is_own
 UNIT_BITS, LARGEST = 12, 2**15 - 1  # of the integers of a distribution of your own: then all sums of them are exact
 CODES = np.arange(1 << 16, dtype=np.uint16)
 NEAR = 1e-3  # how far the mean of a distribution may be from 0, and its mean square from 1
+MOST_NAME = 80  # longer names of functions are cut
 TRIED = 6  # weights that an optimizer is tried on
 
 
@@ -68,8 +69,8 @@ def require_vouched(plan: Plan) -> None:
 def _require_vouched(own: Own) -> None:
     if own.name not in _vouched:
         raise PlanError(
-            f"{own.setting}: the plan names {own.name}, which this would call; if you trust it, give --own-code (in "
-            "Python own_code=True)"
+            f"{own.setting}: the plan names {one_line(own.name, MOST_NAME)}, which this would call; if you trust it, "
+            "give --own-code (in Python own_code=True)"
         )
 
 
