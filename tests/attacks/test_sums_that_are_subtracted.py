@@ -42,7 +42,6 @@ SETTINGS = (
     *("task.init=numpy", "rounds=6"),
 )
 PRIVATE = ("privacy.epsilon=8", "privacy.clip=20.0")
-HIDDEN = 0.8  # less than this is a cosine under noise, which varies by 0.13 for 64 numbers; without noise it is 1
 RATHER_BRIGHT = 4.0  # the pixels of a quarter of all digits add up to more, so every batch has some
 
 
@@ -222,7 +221,7 @@ def test_an_owner_who_allows_it_is_protected_from_exact_measurements_all_the_sam
 
 def test_noise_hides_a_client_in_the_difference_of_two_sums(attack: Attack) -> None:
     """However many directions: with noise nothing forbids them."""
-    assert abs(subtracted(attack(f"probe.k={ENOUGH}", *PRIVATE, policy=Policy()))) < HIDDEN
+    assert abs(subtracted(attack(f"probe.k={ENOUGH}", *PRIVATE, policy=Policy()))) < 0.5
 
 
 # A budget where the server may lie
@@ -269,7 +268,7 @@ def test_noise_hides_the_pixels_that_an_approved_graph_asks_for(
     batches = [worker.batch_of_round(0).x.reshape(-1, PIXELS) for worker in workers(server, view)]
     shown = np.sum([(x * (x.sum(axis=1, keepdims=True) > RATHER_BRIGHT)).mean(axis=0) for x in batches], axis=0)
     likeness = cosine(measured(server, view, list(server.everybody), PIXELS), shown.astype(np.float64))
-    assert abs(likeness) < HIDDEN if noise else likeness > 0.999
+    assert abs(likeness) < 0.8 if noise else likeness > 0.999
 
 
 @pytest.mark.parametrize("noise", [("secure.mode=on",), PRIVATE])
@@ -289,7 +288,7 @@ def test_noise_hides_what_trap_weights_ask_for(attack: Attack, noise: tuple[str,
     nines = np.sum([batch.x[batch.y == 9].reshape(-1, PIXELS).sum(axis=0) for batch in batches], axis=0)
     found = -measured(server, view, list(server.everybody))[9 * PIXELS : 10 * PIXELS]
     likeness = cosine(found, nines.astype(np.float64))
-    assert abs(likeness) < HIDDEN if noise == PRIVATE else likeness > 0.999
+    assert abs(likeness) < 0.8 if noise == PRIVATE else likeness > 0.999
 
 
 # Small supports
