@@ -28,8 +28,6 @@ import onnx
 import torch
 from edge import QUIET
 from kept import Kept
-from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
-from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch import nn
 
 import baffle
@@ -132,6 +130,9 @@ class Calibration:
 
 def write_forms(folder: Path, module: nn.Module, x: Array) -> None:
     """The module as ONNX: in floats, and quantised by channel in each form."""
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process  # after BAFFLE, which turns telemetry off
+
     logging.getLogger().setLevel(logging.ERROR)
     names: dict[str, Any] = {"input_names": ["x"], "output_names": ["out"]}
     axes = {name: {0: "batch"} for name in ("x", "out")}

@@ -16,7 +16,7 @@ from baffle.fitting.fit import SIGMA_ROUNDED
 from baffle.plan import Plan
 from baffle.runtime.onnx.foreign import graph_from_file
 from baffle.runtime.onnx.model_folder import read_manifest
-from baffle.runtime.onnx.quantised import with_float_head
+from baffle.runtime.onnx.quantised import with_factors, with_float_head, without_factors
 from tests.fitting.test_fit import fit, shared
 from tests.support.command_line import Cli, refused
 from tests.support.int8_nets import BIASES, FORMS, NUMBERS, SIZES, answers, floats, head_of_two, int8, integers
@@ -222,9 +222,9 @@ def test_a_graph_that_goes_in_circles_is_refused(tmp_path: Path) -> None:
 
 def test_short_trials_choose_a_step_above_the_rounding(tmp_path: Path, digits: Digits) -> None:
     (x, y), _ = digits
-    theirs = int8(tmp_path / "theirs.onnx", "QOperator", x)
-    plan = {"rounds": 6, "probe.k": 8, "federation.batch": 8, "probe.sigma": 1e-3}
-    tuned = baffle.tuned(theirs, shared(x, y), train="scales", plan=plan, progress=False)
+    theirs = int8(tmp_path / "theirs.onnx", "dynamic, by channel", x)
+    plan = {"rounds": 6, "probe.k": 8, "federation.batch": 8, "probe.sigma": 0.1}
+    tuned = baffle.tuned(theirs, shared(x, y), train=["bias1", "bias2"], plan=plan, progress=False)
     assert 0.003 < tuned.plan.probe.sigma < 0.5
 
 
@@ -240,3 +240,25 @@ def test_the_command_line_exports_integers_beside_floats(tmp_path: Path, digits:
     assert integers["instead_of"] == floats.model_sha256 != integers["model_sha256"]
     assert (integers["weights_sha256"], integers["n_weights"]) == (floats.weights_sha256, 170)
     assert "instead_of" not in json.loads((model / "manifest.json").read_text())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_factors_do_the_same_inside_the_scales(tmp_path: Path, digits: Digits, form: str) -> None:
+    """Also to a bias in int32, which stays in units of the scales of what it is added to."""
+    (x, _), _ = digits
+    theirs, random = int8(tmp_path / "theirs.onnx", form, x), np.random.default_rng(0)
+    model = with_factors(load(theirs))
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith("/factor"):
+            drawn = random.uniform(0.5, 1.5, tuple(tensor.dims)).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(drawn, tensor.name))
+    folded = without_factors(model)
+    beside, inside = answers(model, x), answers(folded, x)
+    assert np.abs(beside - inside).mean() < 0.01 * beside.std()
+    assert np.abs(beside - answers(load(theirs), x)).mean() > 0.1 * beside.std()
+    was, now = ({t.name: numpy_helper.to_array(t) for t in m.graph.initializer} for m in (load(theirs), folded))
+    for bias, weight in (("bias1", "first"), ("bias2", "second")):
+        if form in ("QDQ", "float head"):
+            name, other = f"{bias}_quantized_scale", f"{weight}_scale"
+            np.testing.assert_allclose(now[name] / was[name], now[other] / was[other], rtol=1e-5)
+            assert np.ptp(now[name] / was[name]) > 0.1

@@ -255,15 +255,15 @@ def test_the_command_exports_and_refuses_in_one_line(
         ([tiny_toml, "--onnx", "file", "--out", tmp_path / "new"], "expected one thing to export"),
         (
             [tiny_toml, "--freeze", "a", "--out", tmp_path / "new"],
-            "--head, --train, --beside and --output belong to --onnx",
+            "--freeze, --loss, --shape, --head, --train, --beside and --output belong",
         ),
         (
             [tiny_toml, "--shape", "3", "--out", tmp_path / "new"],
-            "--head, --train, --beside and --output belong to --onnx",
+            "--freeze, --loss, --shape, --head, --train, --beside and --output belong",
         ),
         (
             [tiny_toml, "--loss", "mse", "--out", tmp_path / "new"],
-            "--head, --train, --beside and --output belong to --onnx",
+            "--freeze, --loss, --shape, --head, --train, --beside and --output belong",
         ),
         (["--onnx", "file", "--shape", "a", "--out", tmp_path / "new"], "--shape: expected the sizes of one sample"),
         (["--onnx", tmp_path / "none.onnx", "--out", tmp_path / "new"], "cannot be read as an ONNX model"),
