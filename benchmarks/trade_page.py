@@ -107,7 +107,7 @@ def draw_decomfl() -> Any:
             axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
         axes.set(xscale="log", xlabel=f"{what} of a client", ylim=(60, 100))
     panels[0].set_ylabel("test accuracy, %")
-    panels[0].legend(frameon=False, fontsize=7)
+    panels[1].legend(frameon=False, fontsize=7, loc="lower right")
     return figure
 
 
