@@ -704,6 +704,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "table 3, scaled once and twice": scaled_once_and_twice,
     "claims": claims_page.claims,
     "baseline": trade_page.baseline,
+    "decomfl": trade_page.decomfl,
+    "decomfl, checks": trade_page.decomfl_checks,
+    "tradeoffs": trade_page.tradeoffs,
     "not run": claims_page.not_run,
     "digits": digits,
     "law of runs": law_of_runs,
@@ -806,6 +809,9 @@ def main() -> None:
     mpl.rcParams |= {"svg.hashsalt": "baffle", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
     save(accuracy_page.draw_accuracy(), "time-to-accuracy")
     draw_scale()
+    for name, draw in trade_page.FIGURES.items():
+        if (trade_page.RESULTS / f"{name}.json").exists():
+            save(draw(), name)
     save(privacy_page.draw_accuracy(), "privacy")
 
 

@@ -2,7 +2,7 @@
 accuracy costs a client."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -23,6 +23,12 @@ def rows(head: str, lines: Sequence[str]) -> str:
     return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *lines])
 
 
+def span(accuracies: Sequence[float]) -> str:
+    """The mean, and of several seeds the least and the most."""
+    few = f"{100 * fmean(accuracies):.1f} %"
+    return f"{few} ({100 * min(accuracies):.1f}–{100 * max(accuracies):.1f})" if len(accuracies) > 1 else few
+
+
 class Point(NamedTuple):
     """The accuracies of all seeds at a place of a curve."""
 
@@ -32,8 +38,7 @@ class Point(NamedTuple):
 
     @property
     def words(self) -> str:
-        low, high = (f"{100 * f(self.accuracies):.1f}" for f in (min, max))
-        return f"{100 * fmean(self.accuracies):.1f} % ({low}–{high})"
+        return span(self.accuracies)
 
 
 def curve_of(curves: Sequence[Sequence[Sequence[float]]]) -> list[Point]:
@@ -61,8 +66,8 @@ def ours() -> dict[str, list[Point]]:
 
 
 def _at(points: Iterable[Point], what: str, mark: int) -> str:
-    """The last point within a tenth of a mark."""
-    near = [point for point in points if abs(getattr(point, what) - mark) <= mark / 10]
+    """The last point that spends no more than this, but for a part of a round, and at least half of it."""
+    near = [point for point in points if mark / 2 <= getattr(point, what) <= 1.02 * mark]
     return near[-1].words if near else "–"
 
 
@@ -102,7 +107,7 @@ def draw_decomfl() -> Any:
             axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
         axes.set(xscale="log", xlabel=f"{what} of a client", ylim=(60, 100))
     panels[0].set_ylabel("test accuracy, %")
-    panels[0].legend(frameon=False, fontsize=7)
+    panels[1].legend(frameon=False, fontsize=7, loc="lower right")
     return figure
 
 
@@ -130,10 +135,6 @@ def trades() -> dict[str, Trade]:
     return all_of
 
 
-def _span(accuracies: Sequence[float]) -> str:
-    return f"{100 * fmean(accuracies):.1f} % ({100 * min(accuracies):.1f}–{100 * max(accuracies):.1f})"
-
-
 def tradeoffs() -> str:
     """What a round costs, and the accuracy at the end and within the allowance of bytes."""
     lines = []
@@ -143,8 +144,8 @@ def tradeoffs() -> str:
         rounds, last = trade.curve[-1]
         lines.append(
             f"| {way} | {trade.rate:g} | {costs['bytes']:,.0f} | {costs['passes']:,.0f} | "
-            f"{1000 * costs['cpu_seconds']:.0f} ms | {costs['memory'] / 1e6:.1f} MB | {rounds} | {_span(last)} | "
-            f"{_span(within[-1]) if within else '–'} | {len(last)} |"
+            f"{1000 * costs['cpu_seconds']:.0f} ms | {costs['memory'] / 1e6:.1f} MB | {rounds} | {span(last)} | "
+            f"{span(within[-1]) if within else '–'} | {len(last)} |"
         )
     head = (
         "| | rate | a round: bytes up | passes | CPU | memory | rounds | accuracy at the end | "
@@ -184,3 +185,7 @@ def baseline() -> str:
     ]
     table = rows(f"| one client a round | {' | '.join(f'{number} rounds' for number in places)} |", lines)
     return f"Ours passes the paper's {figures['paper, %']} % in round {passed} of {figures['rounds']}.\n\n{table}"
+
+
+FIGURES: dict[str, Callable[[], Any]] = {"decomfl": draw_decomfl, "tradeoffs": draw_tradeoffs}
+"""Figures of the docs, by the results that they show."""

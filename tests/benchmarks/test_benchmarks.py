@@ -176,9 +176,9 @@ def test_passes_scalars_bytes_and_hours_are_counted_on_real_runs(data_folder: Pa
     found = decomfl.played(decomfl.plan_of("units, exact head", 0.002, 0), [80, 160])
     assert [point[:2] for point in found["curve"]] == [(80, 79 + 15_690), (160, 2 * (79 + 15_690))]
     assert found["weights"] == 28_938
-    every = baseline.VARIANTS["pixels, weight decay, GroupNorm, rate 0.1"]
-    few = ("federation.steps=1",)
-    assert baseline.played((*every, *few), (1,))["curve"] != baseline.played(few, (1,))["curve"]
+    pixels = np.asarray(baseline.plain_pixels(data_folder).train.batch(np.arange(64)).x)
+    assert (pixels.min(), pixels.max()) == (pytest.approx(0, abs=1e-6), pytest.approx(1, abs=1e-6))
+    assert len(baseline.played(("federation.steps=1", *baseline.PIXELS), (1, 2))["curve"]) == 2
     costs, _ = written("tradeoffs", tmp_path, "--only", "FedSGD, 8 bits")
     assert costs["costs"]["FedSGD, 8 bits"]["bytes"] == 26_730 + 4 * 6
     hours, _ = written("hours", tmp_path, "--only", "table1: LeNet, MNIST")
