@@ -86,7 +86,7 @@ def fit_head() -> str:
         f"| {row['net']} | {row['way']} | {', '.join(f'{accuracy:.1%}' for accuracy in row['accuracies'])} |"
         for row in read("fit_head")
     ]
-    return rows("| net | last layer | held-out accuracy, each seed |", lines)
+    return rows("| net | last layer, steps in a round | held-out accuracy, each seed |", lines)
 
 
 def trials() -> str:
