@@ -95,14 +95,20 @@ def test_where_nothing_is_learnt_no_rate_is_called_the_best(monkeypatch: pytest.
     ]
 
 
-def test_what_learns_is_found_where_the_plan_does_not() -> None:
-    """One dense direction among six thousand weights says nothing."""
+def test_what_learns_is_found_where_the_plan_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if only an exact head had learnt: whether a few directions have, is chance."""
+    clearly_less = tuning.is_clearly_less
+
+    def is_exact_and_less(one: Runner, other: Runner) -> bool:
+        return one.trial.trajectory.plan.probe.head == "exact" and clearly_less(one, other)
+
+    monkeypatch.setattr(tuning, "is_clearly_less", is_exact_and_less)
     lenet = 'task.model={name="lenet", channels=[8, 16], head="flatten"}'
     found = tune(parse(TINY, [lenet, "rounds=12", "probe.k=1", "federation.batch=0"]))
     assert found.learnt
     (reason,) = (reason for reason in found.reasons if reason.key in ("probe.head", "probe.supports"))
-    assert str(reason) == 'probe.supports = "layers" (was "dense"): with dense nothing was learnt'
-    assert found.plan.probe.supports == "layers"
+    assert str(reason) == 'probe.head = "exact" (was "probed"): with probed nothing was learnt'
+    assert (found.plan.probe.head, found.plan.probe.supports) == ("exact", "dense")
 
 
 def test_the_plan_is_written_with_its_reasons_as_comments() -> None:
