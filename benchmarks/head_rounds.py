@@ -26,7 +26,7 @@ from baffle.runtime.torch.loss import one_thread_each
 from baffle.task.load import load_task
 
 FILE = Path(__file__).parents[1] / "results" / "head_rounds.json"
-K, GOAL, MOST, EVERY, SEEDS = 100, 0.85, 500, 50, (0, 1)
+K, GOAL, MOST, EVERY, SEEDS = 100, 0.85, 1500, 50, (0, 1)
 TESTED = 1000
 COMMON = (
     *("federation.level=batch", "federation.clients=1", "federation.batch=64", "secure.mode=off", "rounds=1000000"),
