@@ -45,8 +45,8 @@ def measured(rows: dict[str, Plan]) -> dict[str, Any]:
             how: round(measure_duration(load_task(plan, data_folder(None)), time.process_time).total, 1)
             for how, plan in both.items()
         }
-    except DataError as missing:
-        return {"rows": [*rows], "missing": str(missing)}
+    except DataError:  # its words name a folder of this machine
+        return {"rows": [*rows], "missing": rows[first].task.data}
     passes = {
         row: SCHEMES[plan.probe.scheme].forwards(plan.probe.k) if plan.scalars else 0 for row, plan in rows.items()
     }
